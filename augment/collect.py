@@ -57,23 +57,27 @@ class Collect:
         tables: tables that samples are drawn from.
         hardware: hardware to measure on.
         compute, comm, local: how samples of kernel calls, exchanges and mirrored training steps are drawn.
-        num_compute_samples: number of kernel calls to measure, each over a combination of tables.
-        num_comm_samples: number of exchanges to measure.
-        num_local_samples: number of mirrored training steps (one process runs one rank of a larger job) to measure, for
-            the framework overhead of TorchRec, which must be installed.
-        num_second_pass: number of samples of each kind that are measured a second time at the end, spread over all
-            samples, to estimate the noise.
-        batch_sizes: global batch sizes (samples in a step over all devices), such as [1024,4096]; every sample has one
-            of these sizes.
-        seed: seed of the random samples and of their lookups.
-        out: directory that the data are written to; a run that was stopped resumes there.
-        max_noise: maximum relative difference between two passes that 9 in 10 samples must stay below, or the run
-            fails; None sets no limit. If a sample differs by more, its slower pass was disturbed: the sample is
-            measured again, together with the samples that were measured in the same batch.
-        max_remeasure_passes: maximum number of further passes over samples that differ by more than max_noise, and over
-            samples that were measured with them.
-        references: fraction of the calls in every batch of kernel calls that are the same in all batches, to show how
-            fast the machine was at that time; 0 means no such calls. `pretrain` corrects measured times by them.
+        num_compute_samples: number of kernel calls to measure; each call looks up a random combination of tables;
+            larger values take longer and give better models.
+        num_comm_samples: number of exchanges between devices to measure; larger values take longer and give better
+            models; 0 measures none.
+        num_local_samples: number of mirrored training steps (one process runs one rank of a larger job) to measure,
+            from which `neuroshard pretrain` learns TorchRec's framework overhead; needs TorchRec, and 0 measures none.
+        num_second_pass: number of samples of each kind (kernel calls, exchanges, training steps) that are measured a
+            second time at the end, to estimate the noise.
+        batch_sizes: list of global batch sizes (samples per step over all devices), such as [1024,4096], at which
+            kernel calls and exchanges are measured.
+        seed: seed of the random kernel calls, exchanges and training steps, and of their lookups.
+        out: directory that the measurements are written to; after an interruption, the same command continues there.
+        max_noise: maximum relative difference between two measurements of a sample (0.5 is 50%); the run fails if more
+            than 1 in 10 of the repeated samples differ by more; None sets no limit. If a sample differs by more, its
+            slower pass was disturbed: the sample is measured again, together with the samples that were measured in the
+            same batch.
+        max_remeasure_passes: maximum number of times that noisy samples (which differ by more than max_noise) are
+            measured again, with the other samples of their batch, while more than 1 in 10 samples are noisy.
+        references: fraction of the kernel calls of each batch (calls measured together), from 0 to 1, that are the same
+            in all batches, to show changes of the machine's speed; 0 repeats no calls. `pretrain` corrects measured
+            times by them.
     """
 
     tables: tuple[Table, ...]
@@ -94,13 +98,15 @@ class Collect:
 
     def __post_init__(self) -> None:
         check_unique_names(self.tables)
-        if min(self.batch_sizes) < max(self.comm.num_devices):
+        if (least := min(self.batch_sizes)) < max(self.comm.num_devices):
+            fewer = any(2 <= count <= least for count in self.comm.num_devices)
             raise UserError(
                 "collect-batch-size-too-small",
-                f"batch_sizes has {min(self.batch_sizes)}",
-                limit=f"the largest of comm.num_devices={list(self.comm.num_devices)} is {max(self.comm.num_devices)}, "
-                "and each device needs a sample",
-                remedy=f"Set batch_sizes to {max(self.comm.num_devices)} or more, or remove that number of devices",
+                f"batch_sizes contains {least}, and comm.num_devices={list(self.comm.num_devices)} "
+                f"includes exchanges of {max(self.comm.num_devices)} devices",
+                limit="each device needs at least one sample of a batch",
+                remedy=f"Set every batch size to {max(self.comm.num_devices)} or more"
+                + (f", or remove the numbers above {least} from comm.num_devices" if fewer else ""),
             )
         split = split_tables(self.tables, self.seed)
         self.compute.check(split)

@@ -32,22 +32,26 @@ class CommAugmentation:
     a random delay, up to a limit that is drawn for every sample, too.
 
     Attributes:
-        num_devices: numbers of devices (one process each) that take part in an exchange, such as [2,4]; each number
-            gets an equal share of the exchanges.
-        max_dim: maximum number of columns of the tables whose outputs are exchanged.
-        min_tables: minimum number of tables in an exchange.
-        max_tables: maximum number of tables in an exchange.
-        max_start_ms: maximum random delay, in ms, with which a device starts an exchange. CPU kernels take longer than
-            GPU kernels, and delays must cover their imbalance.
-        collectives: collectives to draw from, such as [all_to_all,input]: all_to_all, reduce_scatter,
-            host_reduce_scatter, host_all_to_all, all_reduce, input. A collective that is listed twice comes twice as
-            often.
-        max_row_tables: maximum number of row-wise tables in a reduce-scatter, or in each host's part of a host
-            collective; the minimum is 1.
-        max_gradient_bytes: maximum bytes of the gradients of data-parallel tables in an all-reduce; at least 4 KiB.
-        skewed_fraction: fraction of exchanges in which some devices get more of the tables than others, up to all
-            tables. Plans with a hot table have such exchanges, and the search rejects plans whose exchanges are
-            more unbalanced than any measured exchange.
+        num_devices: list of numbers of devices that take part in an exchange, such as [2,4], with one process per
+            device; every number gets the same share of the exchanges.
+        max_dim: maximum number of columns of the tables whose embeddings are exchanged, a power of two and at least 4.
+        min_tables: minimum number of tables in one measured exchange; applies to the collectives all_to_all (exchange
+            of embeddings) and input (exchange of the indices before the lookup).
+        max_tables: maximum number of tables in one measured exchange; applies to the collectives all_to_all (exchange
+            of embeddings) and input (exchange of the indices before the lookup).
+        max_start_ms: maximum random delay, in ms, before a device starts an exchange; the delays stand for devices that
+            finish their kernels at different times. CPU kernels take longer than GPU kernels, and delays must cover
+            their imbalance.
+        collectives: list of exchanges to measure: all_to_all (column-wise outputs), reduce_scatter (row-wise outputs),
+            all_reduce (data-parallel gradients), input (indices), on several hosts also host_reduce_scatter and
+            host_all_to_all (row-wise within hosts); a repeated name is drawn more often.
+        max_row_tables: maximum number of row-wise tables in a reduce_scatter exchange; in a host_reduce_scatter or
+            host_all_to_all exchange, the maximum number per host.
+        max_gradient_bytes: maximum bytes of all gradients in one all_reduce exchange, which sums the gradients of
+            data-parallel tables; at least 4096.
+        skewed_fraction: fraction of all_to_all and input exchanges, from 0 to 1, in which some devices get many more
+            tables than others; one device may get all tables. Plans with a hot table have such exchanges, and the
+            search rejects plans whose exchanges are more unbalanced than any measured exchange.
     """
 
     num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (4,)
@@ -66,8 +70,8 @@ class CommAugmentation:
             raise UserError(
                 "comm-min-tables-above-max",
                 f"comm.min_tables is {self.min_tables}",
-                limit=f"comm.max_tables is {self.max_tables}",
-                remedy="Set comm.min_tables to comm.max_tables or less",
+                limit=f"comm.min_tables must not be above comm.max_tables, which is {self.max_tables}",
+                remedy=f"Set comm.min_tables to {self.max_tables} or less, or raise comm.max_tables",
             )
         if self.max_gradient_bytes < _LEAST_GRADIENT_BYTES:
             raise UserError(
@@ -85,8 +89,8 @@ class CommAugmentation:
             if devices_per_host is None and collective_named(name) in BETWEEN_HOSTS:
                 raise UserError(
                     "comm-collective-needs-hosts",
-                    f"comm.collectives has {name}",
-                    limit="this collective needs several hosts, and all devices are on one host",
+                    f"comm.collectives has {name!r}",
+                    limit="this collective needs several hosts, but all devices are on one host",
                     remedy=f"Start the command with torchrun on several hosts, or remove {name} from comm.collectives",
                 )
 

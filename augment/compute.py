@@ -46,33 +46,36 @@ class ComputeAugmentation:
     """How combinations of tables are drawn.
 
     Attributes:
-        max_dim: maximum number of columns of a table, which must be 4 times a power of two, at most 2,048. Widths are
-            max_dim halved any number of times, down to 4.
-        min_tables: minimum number of tables in a combination, which one kernel call looks up.
-        max_tables: maximum number of tables in a combination, which one kernel call looks up.
-        max_bytes: maximum bytes of weights per combination; of row-wise tables only the rows on the device count.
-        arbitrary_dim_fraction: fraction of tables whose width is any multiple of 4 columns, not a halving of max_dim.
-            Narrow widths come more often. Plans have such widths, for example half of a table of 100 columns.
-        sharding_types: sharding types to draw from, such as [column_wise,row_wise]: column_wise, row_wise (a block of
-            rows of each table) or data_parallel. A type that is listed twice comes twice as often.
-        sharers: numbers of devices that share row-wise or data-parallel tables, such as [2,4,8]; each combination has
-            one of these numbers.
-        hot_rows_first_fraction: fraction of the row-wise combinations in which hot rows, some or all of them, are in
-            the first blocks of rows.
-        max_copy_bytes: maximum bytes of weights in a data-parallel combination.
-        features: numbers of features that read a table, each with a pooled output of its own, such as [1,2]; each table
-            has one of these numbers.
-        pooled: kinds of tables to draw from: [true] for pooled tables, [false] for sequence tables, which have an
-            output for every lookup, [true,false] for both. Each column-wise or row-wise combination has tables of one
-            kind. The sequence tables of a combination have one width.
-        max_output_bytes: maximum bytes of the outputs of a batch in a combination of sequence tables. A table alone may
-            have more.
-        tiers: tiers to draw from, such as [device,uvm_caching]: device, uvm_caching (host memory with a cache on the
-            device) or uvm (host memory); host memory needs a GPU. Each column-wise or row-wise combination is in one of
-            these tiers; a tier that is listed twice comes twice as often. In host memory hot rows are anywhere.
-        cache_load_factor: fractions of a table's rows that the cache has room for, such as [0.1,0.2]; each combination
-            in tier uvm_caching has one of these fractions. The cache takes at most max_bytes, with rows as wide as the
-            widest table.
+        max_dim: maximum number of columns of a table, a power of two from 4 to 2048; tables get max_dim halved a random
+            number of times, down to 4, except for the tables of arbitrary_dim_fraction.
+        min_tables: minimum number of tables that one measured kernel call looks up.
+        max_tables: maximum number of tables that one measured kernel call looks up.
+        max_bytes: maximum bytes of the weights of all tables in a kernel call; row-wise tables count with the rows of
+            one device only.
+        arbitrary_dim_fraction: fraction of tables, from 0 to 1, whose number of columns is a random multiple of 4 up to
+            max_dim; all other tables get max_dim halved a random number of times. Narrow widths come more often. Plans
+            have such widths, for example half of a table of 100 columns.
+        sharding_types: list of sharding types of the measured tables: column_wise, row_wise (each call sees the rows of
+            one device) or data_parallel; a type listed twice is drawn twice as often.
+        sharers: list of job sizes in devices, such as [2,4,8], for row-wise and data-parallel kernel calls; each call
+            does the work of one device of a job whose size is drawn from this list.
+        hot_rows_first_fraction: fraction of row-wise kernel calls, from 0 to 1, in which frequently used rows have the
+            lowest row numbers, so that the first devices look up more; in the other calls, these rows have random
+            numbers.
+        max_copy_bytes: maximum bytes of the weights of all tables in a data-parallel kernel call.
+        features: list of numbers of features that read the same table, such as [1,2]; the number of each table is drawn
+            from this list, and a number listed twice is drawn twice as often.
+        pooled: list with true (kernel calls on pooled tables), false (kernel calls on sequence tables, with one output
+            row per lookup), or both; [true,false] draws both equally often. Each column-wise or row-wise combination
+            has tables of one kind. The sequence tables of a combination have one width.
+        max_output_bytes: maximum bytes of the outputs of one kernel call on sequence tables. A table alone may have
+            more.
+        tiers: list of memory tiers that kernel calls are drawn for: device, uvm_caching (host memory with a cache on
+            the device) or uvm (host memory); the last two need a GPU. A tier that is listed twice comes twice as often.
+            In host memory hot rows are anywhere.
+        cache_load_factor: list of cache sizes, as fractions of a table's rows, such as [0.1,0.2]; the cache size of
+            each kernel call in tier uvm_caching is drawn from this list. The cache takes at most max_bytes, with rows
+            as wide as the widest table.
     """
 
     max_dim: ShardDim = 128
@@ -98,8 +101,8 @@ class ComputeAugmentation:
             raise UserError(
                 "compute-min-tables-above-max",
                 f"compute.min_tables is {self.min_tables}",
-                limit=f"compute.max_tables is {self.max_tables}",
-                remedy="Set compute.min_tables to compute.max_tables or less",
+                limit=f"compute.min_tables must not be above compute.max_tables, which is {self.max_tables}",
+                remedy=f"Set compute.min_tables to {self.max_tables} or less, or raise compute.max_tables",
             )
 
     def check(self, split: Split) -> None:
@@ -109,7 +112,7 @@ class ComputeAugmentation:
             if size > self.max_bytes:
                 raise UserError(
                     "compute-table-too-large",
-                    f"table {table.name!r} takes {size} bytes with {self._narrowest(table).dim} columns",
+                    f"table {table.name!r} takes {size} bytes even with only {self._narrowest(table).dim} columns",
                     limit=f"compute.max_bytes is {self.max_bytes}",
                     remedy=f"Set compute.max_bytes to {size} or more, or remove the table",
                 )
@@ -118,14 +121,15 @@ class ComputeAugmentation:
                 raise UserError(
                     "compute-copies-too-large",
                     f"all tables of the {name} split are too large to be data_parallel",
-                    limit=f"compute.max_copy_bytes is {self.max_copy_bytes}",
-                    remedy="Set compute.max_copy_bytes to more, or remove data_parallel from compute.sharding_types",
+                    limit=f"data-parallel tables may take at most compute.max_copy_bytes={self.max_copy_bytes} bytes",
+                    remedy="Raise compute.max_copy_bytes, or remove data_parallel from compute.sharding_types",
                 )
             for sharers in self.sharers if layout.blocks else ():
                 if not self._shared(layout, group, sharers):
                     raise UserError(
                         "compute-tables-few-rows",
-                        f"no table of the {name} split has rows for each of {sharers} blocks",
+                        f"all tables of the {name} split have too few rows for row_wise sharding over {sharers} "
+                        "devices",
                         limit=f"compute.sharers has {sharers}",
                         remedy=f"Remove {sharers} from compute.sharers, or row_wise from compute.sharding_types",
                     )

@@ -32,22 +32,26 @@ class PlanAugmentation:
     """How plans are drawn; one rank of each plan is measured.
 
     Attributes:
-        num_devices: numbers of devices, such as [2,4,8]; each plan has one of these numbers. A number that is listed
-            twice comes twice as often.
-        batch_sizes: numbers of samples per device, such as [512,1024]; each plan has one of these numbers, or fewer
-            samples if the global batch would be larger than `max_batch_size`.
-        max_batch_size: maximum global batch size, which is the number of samples over all devices.
-        max_dim: maximum number of columns of a table, which must be 4 times a power of two, at most 2,048. Widths are
-            max_dim halved any number of times, down to 4.
-        max_tables: maximum number of tables in a plan.
-        max_bytes: maximum bytes of a table; larger tables are narrowed, or left out if they are still too large.
-        max_copy_bytes: maximum bytes of a data-parallel table.
-        max_output_bytes: maximum bytes of the outputs of a device's own samples; further tables are left out.
-        features: numbers of features that read a table, such as [1,2]; each table has one of these numbers.
-        sequences: fraction of the plans in which about a third of the tables are sequence tables.
-        precisions: data types of outputs and gradients in exchanges, such as [fp32,fp16] (fp32, fp16 or bf16); each
-            plan has one of these data types; null means fp32. The difference between fp32 and another data type is the
-            time of conversion.
+        num_devices: list of job sizes in devices, such as [2,4,8]; the job size of each measured training step is drawn
+            from this list, and a number listed twice is drawn twice as often.
+        batch_sizes: list of numbers of samples per device, such as [512,1024]; the number for each measured training
+            step is drawn from this list, and reduced if the global batch size exceeds max_batch_size.
+        max_batch_size: maximum global batch size (samples per step over all devices) of a measured training step.
+        max_dim: maximum number of columns of a table, a power of two from 4 to 2048; tables get max_dim halved a random
+            number of times, down to 4. Widths are max_dim halved any number of times, down to 4.
+        max_tables: maximum number of tables in a measured training step.
+        max_bytes: maximum bytes of the weights of one table; a larger table gets fewer columns, or is left out if the
+            table is still too large.
+        max_copy_bytes: maximum bytes of the weights of one data-parallel table.
+        max_output_bytes: maximum bytes of the outputs of all tables for the samples of one device (its share of the
+            global batch); tables beyond this limit are left out.
+        features: list of numbers of features that read the same table, such as [1,2]; the number of each table is drawn
+            from this list, and a number listed twice is drawn twice as often.
+        sequences: fraction of the measured training steps, from 0 to 1, in which about a third of the tables are
+            sequence tables (one output row per lookup).
+        precisions: list of data types of embeddings and gradients in exchanges (fp32, fp16 or bf16), such as
+            [fp32,fp16]; the data type of each measured training step is drawn from this list, and None means fp32 only.
+            The difference between fp32 and another data type is the time of conversion.
     """
 
     num_devices: Annotated[tuple[Devices, ...], Meta(min_length=1)] = (2, 2, 2, 4, 4, 8, 16, 32, 64, 128)
@@ -68,9 +72,9 @@ class PlanAugmentation:
             if Precision(one).element_bytes < 2:
                 raise UserError(
                     "local-precision-too-narrow",
-                    f"local.precisions has {one}",
+                    f"local.precisions has {one!r}",
                     limit=f"TorchRec cannot exchange the outputs of row-wise tables in {one}",
-                    remedy="Replace this data type by fp16 or bf16",
+                    remedy=f"Replace {one} by fp16 or bf16 in local.precisions",
                 )
 
     def check(self, split: Split) -> None:
@@ -82,7 +86,7 @@ class PlanAugmentation:
                     "local-tables-too-large",
                     f"local.max_bytes is {self.max_bytes}",
                     limit=f"the smallest table of the {name} split, {least.name!r}, takes {least.size_bytes} bytes "
-                    f"with {least.dim} columns",
+                    f"even with only {least.dim} columns",
                     remedy=f"Set local.max_bytes to {least.size_bytes} or more",
                 )
 

@@ -85,16 +85,17 @@ class Summary:
         if noisy := self._beyond(max_noise):
             raise UserError(
                 "measurements-too-noisy",
-                f"two passes over the same samples differ too much ({noisy})",
-                limit=f"max_noise is {max_noise:g}, and all measurements are kept in {self.directory}",
-                remedy="Run the same command again when this machine is less busy, to measure the disturbed samples "
-                "again. Or set max_noise=null to keep the data as they are",
+                f"two measurements of the same samples differ too much ({noisy})",
+                limit=f"the limit is {max_noise:.0%} (max_noise={max_noise:g}); all measurements are kept in the "
+                f"directory '{self.directory}'",
+                remedy="Do one of these: run the same command again when this machine is less busy, to measure the "
+                "disturbed samples again; or set max_noise=null to keep the data as they are",
             )
 
     def _beyond(self, max_noise: float) -> str:
         """Describe the series whose noise is above `max_noise`; empty if there is none."""
-        return ", ".join(
-            f"{series.name}: noise p90 {series.noise:.1%} (drift {series.drift:+.1%})"
+        return "; ".join(
+            f"{series.name}: 90th percentile of the differences {series.noise:.1%}, drift {series.drift:+.1%}"
             for series in self.series
             if series.noise > max_noise
         )

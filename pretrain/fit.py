@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from rich.progress import Progress
 
+from neuroshard.bundles import ROOFLINE
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CommModel, CostModels
@@ -27,6 +28,7 @@ from neuroshard.stages.pretrain.result import Predicted, tested
 from neuroshard.words.form import IN_COLUMNS, Call
 from neuroshard.words.placement import Tier
 
+_FINE_TUNED = {"compute": "ensemble", "comm": "set"}  # settings that can fine-tune
 _LEAST_TRAIN = 8  # samples of a part that more than its factor is learned from, where there is a model to start from
 _LEAST_VALID = 8  # samples of a part that decide alone whether that is better, and set a margin where the start has one
 _LEAST_MS = 1e-6  # of a call of tables in host memory: what takes no time at all would outweigh everything else
@@ -64,13 +66,26 @@ class Fit:
         for name, fitter, setting in makers:
             kind = fitter.goes_on_from
             if name in pieces and (kind is None or not isinstance(pieces[name], kind)):
-                why = "trains models only from scratch" if kind is None else "fine-tunes only models of another kind"
+                if kind is None:
+                    limit = f"this {setting}_model trains models only from scratch"
+                    remedy = f"Set {setting}_model to {_FINE_TUNED[setting]!r}, which can fine-tune, or remove init"
+                elif (start.name or "").startswith(ROOFLINE):
+                    limit = f"it is analytic, and {setting}_model can fine-tune only trained models"
+                    remedy = (
+                        f"Set init to cost models that {setting}_model can fine-tune, such as init=cpu for "
+                        f"{setting}_model={_FINE_TUNED[setting]}"
+                    )
+                else:
+                    limit = f"this {setting}_model can fine-tune only the kind of model that it trains"
+                    remedy = (
+                        "Set compute_model and comm_model to the kinds that trained the models of init, or set init to "
+                        "other cost models, such as init=cpu"
+                    )
                 raise UserError(
                     "init-model-kind",
-                    f"the {name} model of {start.name or 'init'} can't be fine-tuned",
-                    limit=f"this {setting}_model {why}",
-                    remedy="Set compute_model and comm_model to the kinds that trained these models (models of a "
-                    "datasheet have none), or start from other models, such as init=cpu",
+                    f"the {name} cost model of {start.name or 'init'} can't be fine-tuned",
+                    limit=limit,
+                    remedy=remedy,
                 )
 
     def __call__(self, measured: Measured, start: CostModels | None = None, bars: Progress | None = None) -> CostModels:

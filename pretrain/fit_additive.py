@@ -109,8 +109,9 @@ class AdditiveNetwork(nn.Module):
         if (model.weight * self._signs.numpy() < 0).any():
             raise UserError(
                 "init-correction-signs",
-                "the compute model of init has corrections whose signs differ from those of this compute_model",
-                limit="such a model can't be fine-tuned",
+                "the corrections in the compute model of init have other signs than the corrections in this "
+                "compute_model",
+                limit="fine-tuning needs the same signs",
                 remedy="Remove init, or start from other models, such as init=cpu",
             )
         moved = model.moved[self._moved] * self._typical[:, None]
@@ -140,12 +141,15 @@ class Additive(HiddenLayers, ComputeFitter):
     """An own cost for every table, and a correction of the sum.
 
     Attributes:
-        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: set of table features that the
-            model sees.
-        corrections: number of corrections to the sum of table costs, which show how tables in one kernel call affect
-            each other. The width of the head's hidden layer.
-        kernel_widths: table widths, in columns, up to which a kernel call is faster if no table is wider, such as
-            [32,64,128] on GPUs; [] assumes that there are none.
+        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: table features: paper (as
+            published), paper_batch (also batch size), log (logarithms of paper), physical (lookups and bytes per
+            batch), physical_reuse (also row reuse), physical_bags (also number of outputs); keep the default unless you
+            compare feature sets.
+        corrections: number of learned terms added to the sum of single-table costs, because tables in one kernel call
+            affect each other; larger values can fit finer effects, and predictions take longer. The width of the head's
+            hidden layer.
+        kernel_widths: list of table widths in columns, in increasing order, such as [32,64,128]; for each width the
+            model learns how much cheaper a kernel call is if no table is wider, as on GPUs; [] learns no such effect.
         training_further: settings for fine-tuning a model of another machine.
     """
 
@@ -160,13 +164,19 @@ class Additive(HiddenLayers, ComputeFitter):
 
     def __post_init__(self) -> None:
         known = FeatureSet(self.features).columns
-        if self.kernel_widths and (DIM not in known or sorted({*self.kernel_widths}) != [*self.kernel_widths]):
+        widths = [*self.kernel_widths]
+        if widths and (DIM not in known or sorted({*widths}) != widths):
+            if DIM in known:
+                limit = "the widths must increase"
+                remedy = f"Set kernel_widths=[{','.join(map(str, sorted({*widths})))}]"
+            else:
+                limit = f"kernel_widths needs features that include {DIM}"
+                remedy = "Set features=physical_reuse, or set kernel_widths=[]"
             raise UserError(
                 "kernel-widths-invalid",
-                f"kernel_widths={list(self.kernel_widths)} is not allowed with features={self.features}",
-                limit=f"the widths must increase, and the features must contain {DIM}",
-                remedy="List each width once in increasing order, such as kernel_widths=[32,64,128], and set "
-                "features=physical_reuse; or set kernel_widths=[]",
+                f"kernel_widths={widths} is not allowed with features={self.features}",
+                limit=limit,
+                remedy=remedy,
             )
 
     @property
@@ -207,8 +217,8 @@ class Ensemble(ComputeFitter):
 
     Attributes:
         member: settings of each model.
-        members: number of models in the ensemble, trained from different initial weights; the spread of the predictions
-            shows how certain they are.
+        members: number of networks in the ensemble, from 2 to 64, trained from different random weights; the spread of
+            the predictions is the uncertainty of a cost, and training time grows in proportion.
     """
 
     goes_on_from: ClassVar[Any] = ComputeEnsemble
@@ -243,8 +253,10 @@ class Regression(ComputeFitter):
     """A weight for every feature, none negative, of the least squared relative error.
 
     Attributes:
-        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: set of table features that the
-            model sees.
+        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: table features: paper (as
+            published), paper_batch (also batch size), log (logarithms of paper), physical (lookups and bytes per
+            batch), physical_reuse (also row reuse), physical_bags (also number of outputs); keep the default unless you
+            compare feature sets.
     """
 
     features: str = "physical"

@@ -133,8 +133,8 @@ def fit_framework(
     if start is None and not len(every["kernels"].took_ms):
         raise UserError(
             "framework-steps-host-bound",
-            f"devices waited for their hosts in all of {number_of(len(some), 'measured step')}",
-            limit="such steps do not show how long devices work",
+            f"devices waited for their hosts in each of {number_of(len(some), 'measured step')}",
+            limit="the time that devices work cannot be fitted to such steps",
             remedy="Collect steps with more work: `neuroshard collect experiment=collect_gpu num_local_samples=400`",
         )
     named = dict[str, dict[str, float]]()

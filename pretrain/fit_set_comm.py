@@ -81,8 +81,8 @@ class _Devices:
         if not exchanges:
             raise UserError(
                 "exchanges-between-devices-missing",
-                "the training or validation samples have no exchange between devices",
-                limit="the model is fitted to exchanges between 2 or more devices",
+                "the training samples or the validation samples have no exchange between devices",
+                limit="the communication model is fitted to exchanges between 2 or more devices",
                 remedy="Collect exchanges with comm.num_devices=[2,4], or use the exchanges of a datasheet: set "
                 "exchanges=roofline:h100",
             )
@@ -100,8 +100,8 @@ class SetCommunication(HiddenLayers, CommFitter):
     """One network for every device, which sees the others as a set.
 
     Attributes:
-        parts: number of parts of a transfer that may overlap with waiting for slower devices, in addition to the part
-            after the last device has started.
+        parts: number of learned terms that model how much of an exchange a device completes while it waits for the
+            slowest device; larger values can fit this overlap more closely, and predictions take longer.
         training_further: settings for fine-tuning a model of another machine.
     """
 

@@ -59,7 +59,7 @@ class HiddenLayers(Fitter):
     """What fitters of one network have in common.
 
     Attributes:
-        hidden: widths of the network's hidden layers, such as [64,32].
+        hidden: list of widths of the hidden layers of each fitted network, such as [64,32].
         training: settings of the training.
     """
 
@@ -82,8 +82,9 @@ def compute_tables(measured: SplitMeasurements, features: FeatureSet) -> tuple[C
         only_value(
             [m.sample.batch_size for m in measured.everything],
             "batch sizes",
-            f"features={features.name} do not contain the batch size",
-            "Set features of the compute_model to physical or physical_reuse",
+            f"features={features.name} (in compute_model) does not include the batch size, so all samples must have "
+            "the same batch size",
+            "Set features (in compute_model) to physical or physical_reuse",
         )
     return ComputeTable.of(measured.train, features), ComputeTable.of(measured.valid, features)
 

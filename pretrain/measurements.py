@@ -58,7 +58,8 @@ class SplitMeasurements:
                 "split-empty",
                 f"the {self.empty[0]} split has no {what}",
                 where=where,
-                limit=f"{number_of(len(self.everything), 'sample')} found, and each split needs 1 or more",
+                limit=f"{number_of(len(self.everything), 'sample')} found in all splits together, and each split needs "
+                "1 or more",
                 remedy="Collect more samples",
             )
 
@@ -79,7 +80,7 @@ class SplitMeasurements:
             raise UserError(
                 "max-tables-excludes-all",
                 f"max_tables={most_tables} excludes all training samples",
-                limit=f"the smallest training sample has {number_of(fewest, 'table')}",
+                limit=f"the training sample with the fewest tables has {number_of(fewest, 'table')}",
                 remedy=f"Set max_tables={fewest} or more",
             )
         return replace(self, train=train[:most])
@@ -222,7 +223,7 @@ class Measured:
         if twice := [same[-1] for same in by_place(its.path for its in directories) if len(same) > 1]:
             raise UserError(
                 "data-directory-twice",
-                f"data names {twice[0]} twice",
+                f"data names the directory '{twice[0]}' twice",
                 limit="the samples of this directory would count twice",
                 remedy="Name each directory once",
             )
@@ -358,7 +359,8 @@ def _check_splits(drawn: Sequence[tuple[Table, str]], where: str) -> None:
                 f"table {table.name!r} is in the {split} split and in the {drawn_for} split",
                 where=where,
                 limit="models must not be tested on tables that they were trained on",
-                remedy="Collect all directories with the same tables and seed, or each with tables of its own",
+                remedy="Collect the data of all directories with the same tables and the same seed, or use other "
+                "tables for each directory",
             )
 
 

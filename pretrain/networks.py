@@ -91,8 +91,9 @@ class MonotoneNetwork(nn.Module):
             if (_kept(weight, sign) != weight).any():
                 raise UserError(
                     "init-weight-signs",
-                    "a model of init predicts costs that fall where they must rise",
-                    limit="such a model can't be fine-tuned",
+                    "a cost model of init has weights of the wrong sign",
+                    limit="with these weights predicted costs fall where costs must rise, and such a model can't be "
+                    "fine-tuned",
                     remedy="Remove init, or start from other models, such as init=cpu",
                 )
             with torch.no_grad():

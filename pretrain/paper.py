@@ -32,11 +32,14 @@ class PaperCompute(ComputeFitter):
     """A table network, a sum, a head with one hidden layer.
 
     Attributes:
-        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: set of table features that the
-            model sees.
-        table: widths of the table network's layers, such as [128,32]; the last width is the network's output.
-        head: width of the hidden layer of the head, which computes costs from sums over tables. The head has one hidden
-            layer, so that the search can compile it into its inner loop.
+        features: paper | paper_batch | log | physical | physical_reuse | physical_bags: table features: paper (as
+            published), paper_batch (also batch size), log (logarithms of paper), physical (lookups and bytes per
+            batch), physical_reuse (also row reuse), physical_bags (also number of outputs); keep the default unless you
+            compare feature sets.
+        table: list of widths of the layers of the network that encodes one table, such as [128,32]; the last width is
+            the size of the encoding.
+        head: width of the hidden layer of the network that predicts a kernel time from the sum of the table encodings.
+            The head has one hidden layer, so that the search can compile it into its inner loop.
         training: settings of the training.
     """
 
@@ -80,7 +83,8 @@ class PaperComm(HiddenLayers, CommFitter):
         Raises:
             UserError: the exchanges are of several batch sizes or numbers of devices.
         """
-        limit, remedy = "comm_model=paper serves one batch size and number of devices", "Set comm_model=set"
+        limit = "comm_model=paper needs samples of one batch size and one number of devices"
+        remedy = "Set comm_model=set"
         only_value([m.sample.batch_size for m in measured.everything], "batch sizes", limit, remedy)
         counts = [m.sample.num_devices for split in (measured.train, measured.valid, measured.test) for m in split]
         num_devices = only_value(counts, "numbers of devices", limit, remedy)

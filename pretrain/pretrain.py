@@ -39,25 +39,29 @@ class Pretrain:
     Attributes:
         data: a directory that neuroshard collect wrote, or in which evaluate or a verified search measured plans;
             or several directories, such as [data/cpu,data/more].
-        out: directory that the bundle of fitted models is written to.
+        out: directory that the fitted models are written to; later commands load this directory with model=.
         compute_model, comm_model: the kinds of the models, and how they are fitted.
-        init: bundle whose models are fine-tuned: an installed name such as cpu, a directory, or several bundles, such
-            as [cpu,models/other], of which the one of the most similar machine is used; None trains new models.
-        min_finetune_samples: minimum number of training samples of a kernel call for fine-tuning init's model of that
-            call; with fewer samples the model is only multiplied by a factor. Fine-tuned to a few hundred random
-            combinations, models chose plans whose steps took longer.
-        max_samples: maximum number of training samples of each kernel call, of each exchange and of steps; None uses
-            all samples.
-        max_tables: maximum number of tables in a training sample of a kernel call, such as 1 for single tables only;
-            None uses all samples.
-        calls: kernel calls that models are fitted to in addition to column_wise, such as
-            [row_wise,data_parallel,sequence_column_wise,sequence_row_wise]; None fits models to all measured calls.
-        exchanges: datasheet whose exchange models are used, such as roofline:h100, if the data has no measured
-            exchanges, as on a machine with one device; None fits models to the measured exchanges.
-        host_tiers: datasheet whose link between host and device predicts tables in host memory, such as roofline:h100;
-            None predicts such tables only by measured kernel calls.
-        seed: seed of the initial weights and of the order of samples.
-        allow_regression: true writes the models even if they are worse than those of init on the same test samples.
+        init: cost models to fine-tune: an installed name such as cpu, or a directory that `neuroshard pretrain` wrote;
+            from a list, such as [cpu,models/other], the models of the most similar machine are used; None trains new
+            models.
+        min_finetune_samples: minimum number of training samples at which a kernel-time model given by init= is
+            fine-tuned; with fewer samples, `pretrain` only fits one factor that multiplies the predictions of this
+            model. Fine-tuned to a few hundred random combinations, models chose plans whose steps took longer.
+        max_samples: maximum number of training samples for each model (of a kind of kernel call, a collective, or
+            training steps); None uses all samples.
+        max_tables: maximum number of tables in the kernel calls that are used for training; calls with more tables are
+            left out, 1 uses single tables only, and None uses all calls.
+        calls: list of kinds of kernel calls to fit models to, in addition to column_wise: sharding types, with the
+            prefix sequence_ for sequence tables, such as [row_wise,sequence_column_wise]; None fits all kinds in the
+            data.
+        exchanges: name of analytic models of a GPU, such as roofline:h100 (`neuroshard models` lists them), that
+            predict exchanges if the data has none, as from a machine with one device; None fits models to measured
+            exchanges.
+        host_tiers: name of analytic models of a GPU, such as roofline:h100 (`neuroshard models` lists them), that
+            predict lookups in host memory if the data has none; None predicts such lookups only if they were measured.
+        seed: seed of the initial weights and of the order of the training samples.
+        allow_regression: true writes the models even if they have larger errors on the test samples than the models
+            given by init=; false stops with an error instead.
     """
 
     data: PathName | Annotated[tuple[PathName, ...], Meta(min_length=1)]
@@ -99,8 +103,8 @@ class Pretrain:
                 raise UserError(
                     "exchanges-already-measured",
                     f"exchanges={self.exchanges} is set, but data contains measured exchanges",
-                    limit="a datasheet's exchanges are for data without measured exchanges",
-                    remedy="Remove exchanges",
+                    limit="the setting 'exchanges' is only for data without measured exchanges",
+                    remedy=f"Leave out exchanges={self.exchanges}",
                 )
             calls = None if self.calls is None else [call_named(name) for name in self.calls]
             needed = () if given else (Collective.ALL_TO_ALL,)
@@ -136,17 +140,18 @@ class Pretrain:
         """Raise UserError if a part's error is larger than it was, by more than a few test samples may be off."""
         worse = [
             f"{part} {metrics[part].test.mape:.1%} instead of {its.relative_error():.1%} "
-            f"(noise {metrics[part].noise_mean:.1%})"
+            f"(noise of the measurements {metrics[part].noise_mean:.1%})"
             for part, its in before.items()
             if after[part].is_beaten_by(its)
         ]
         if worse:
             raise UserError(
                 "pretrain-models-worse",
-                f"the fitted models are worse than init={start} on the same test samples: {', '.join(worse)}",
-                limit=f"nothing was written to {self.out}",
-                remedy=f"Collect more samples on a quieter machine, or use {start} unchanged. To write the fitted "
-                "models anyway, set allow_regression=true",
+                f"the fitted cost models have larger errors than init={start} on the same test samples: "
+                f"{', '.join(worse)}",
+                limit=f"nothing was written to the directory '{self.out}'",
+                remedy=f"Do one of these: collect more samples on a quieter machine; use the cost models '{start}' "
+                "unchanged; or set allow_regression=true to write the fitted cost models anyway",
             )
 
     def _card(
@@ -189,8 +194,9 @@ def _common(directories: Sequence[DataDirectory]) -> Manifest:
         if not here.same_hardware(other.hardware):
             raise UserError(
                 "data-hardware-differs",
-                f"{directory.path} was measured on other hardware than {directories[0].path}",
-                limit="models are fitted to one type of machine",
+                f"the data in '{directory.path}' were measured on other hardware than the data in "
+                f"'{directories[0].path}'",
+                limit="cost models are fitted to data from one type of machine",
                 remedy="Set data to directories that were measured on the same hardware",
             )
     return first
@@ -211,8 +217,8 @@ def save_or_keep(path: Path, models: CostModels, card: Card) -> None:
         save_bundle(path, models, card)
         return
     except OSError as error:
-        what = f"the bundle can't be written to {path} ({error.strerror or error})"
-    unchanged, kept = f"the earlier content of {path} is unchanged", None
+        what = f"the model bundle can't be written to the directory '{path}' ({error.strerror or error})"
+    unchanged, kept = "the earlier content of this directory is unchanged", None
     try:
         kept = Path(tempfile.mkdtemp(prefix="neuroshard-"))
         save_bundle(kept, models, card)
@@ -222,12 +228,14 @@ def save_or_keep(path: Path, models: CostModels, card: Card) -> None:
         raise UserError(
             "bundle-lost",
             what,
-            limit=f"{unchanged}, but the fitted models are lost: there is no room in {tempfile.gettempdir()} either",
-            remedy="Make room, or set out to another directory, and run `neuroshard pretrain` again",
+            limit=f"{unchanged}, but the fitted cost models are lost, because writing to the directory "
+            f"'{tempfile.gettempdir()}' failed, too",
+            remedy="Make room on the disk, or choose another directory with out=DIRECTORY; then run "
+            "`neuroshard pretrain` again",
         ) from None
     raise UserError(
         "bundle-kept-elsewhere",
         what,
-        limit=f"{unchanged}, and the fitted models are in {kept}",
-        remedy=f"Make room and move the files of {kept} to {path}",
+        limit=f"{unchanged}, and the fitted cost models are in the directory '{kept}'",
+        remedy=f"Make room on the disk, and move the files from '{kept}' to '{path}'",
     )

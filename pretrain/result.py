@@ -147,9 +147,9 @@ def _left_out(part: str, sizes: dict[str, int]) -> Message:
     counts = ", ".join(f"{split} {count}" for split, count in sizes.items())
     return Message(
         "part-without-model",
-        f"no model was fitted to {part}",
+        f"no cost model was fitted to {part!r}",
         limit=f"each split needs 1 sample or more (samples: {counts})",
-        remedy=f"Collect more samples of {part}",
+        remedy=f"Collect more samples of {part!r}",
     )
 
 

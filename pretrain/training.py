@@ -35,14 +35,15 @@ class TrainingSettings:
     """How networks are fitted.
 
     Attributes:
-        epochs: maximum number of passes over the training samples. The best epoch on the validation set is kept.
-        batch_size: number of samples per training step.
-        learning_rate: learning rate of the Adam optimizer.
-        schedule: constant | cosine: schedule of the learning rate; cosine decreases the rate to zero.
-        loss: mse | relative | absolute_relative: loss per sample: the squared error (as in the papers), the squared
-            error divided by the squared target, or the absolute error divided by the target. With "relative" cheap
-            samples count as much as expensive samples; "absolute_relative" is the loss of MAPE.
-        patience: number of epochs without a lower validation loss after which training stops.
+        epochs: maximum number of passes over the training samples; larger values can take longer. The best epoch on the
+            validation set is kept.
+        batch_size: number of training samples per optimizer step.
+        learning_rate: initial learning rate of the Adam optimizer, above 0 and at most 1.
+        schedule: constant | cosine: schedule of the learning rate; cosine lowers the rate to zero over the epochs.
+        loss: mse | relative | absolute_relative: training loss: mean squared error (as in the papers), mean squared
+            relative error, or mean absolute relative error (MAPE). With "relative" cheap samples count as much as
+            expensive samples.
+        patience: number of epochs without a lower validation loss after which training stops early.
     """
 
     epochs: PositiveCount = 1000

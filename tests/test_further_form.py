@@ -87,8 +87,12 @@ def test_people_read_of_it(found):
 def test_systems_that_do_not_have_it_refuse_it_and_get_plans_without(found):
     refusing = {name for name, why in found["refused"].items() if why is not None}
     assert refusing == {"torchrec", "sok", "hugectr"}
-    assert all(f"is {FORM}" in found["refused"][name] for name in refusing)
-    assert f"is {FORM}, and TorchRec has no such sharding type" in found["not trained"]
+    for code, text in (found["refused"][name] for name in refusing):
+        assert code == "export-table-unsupported"
+        assert FORM in text
+    code, text = found["not trained"]
+    assert code == "plan-sharding-type-unsupported"
+    assert FORM in text
     assert {name for name, forms in found["planned"].items() if FORM in forms} == {"json"}
     assert set(found["torchrec"]) <= {"column_wise", "row_wise", "data_parallel"}
 

@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 
-from tests.golden.gather_messages import FILE, calls, code_of
+from tests.golden.gather_messages import FILE, calls, code_of, template_of
 
 CODES = {place: code for place, call in calls() if (code := code_of(call)) is not None}
 
@@ -18,3 +18,11 @@ def test_every_message_has_a_code_of_its_own():
 def test_the_file_of_messages_is_complete():
     """If this fails, run `make messages` and review the difference."""
     assert set(json.loads(FILE.read_text(encoding="utf-8"))) == set(CODES.values())
+
+
+def test_messages_that_no_test_causes_are_as_the_source_has_them():
+    """If this fails, run `make messages` and review the difference."""
+    known = json.loads(FILE.read_text(encoding="utf-8"))
+    templates = {code: template_of(call) for _, call in calls() if (code := code_of(call)) is not None}
+    unseen = {code: entry["messages"] for code, entry in known.items() if entry["test"] is None}
+    assert unseen == {code: [templates[code]] for code in unseen}

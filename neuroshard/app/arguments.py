@@ -101,14 +101,21 @@ def with_reader(text: str) -> Iterator[str]:
         yield text
         return
     if len(read_by) > 1:
+        sweeps = [_sweep(group, reader, files) for reader in sorted(read_by, key=str)]
         raise UserError(
             "files-of-several-types",
             f"{text} lists files of several types",
             limit="a sweep takes files of one type",
-            remedy=f"Sweep the files of each type separately: {group}.path={','.join(files)}",
+            remedy=f"Run one sweep for each type: {' and, separately, '.join(sweeps)}",
         )
     yield f"{group}={read_by.pop()}"
     yield f"{group}.path={','.join(map(quoted, files))}"
+
+
+def _sweep(group: str, reader: str | None, files: list[str]) -> str:
+    """Write the arguments that sweep those of some files that a choice reads; None is for names of choices."""
+    swept = [file for file in files if _READERS[group].get(Path(file).suffix.lower()) == reader]
+    return f"{group}={','.join(swept)}" if reader is None else f"{group}={reader} {group}.path={','.join(swept)}"
 
 
 def _readable(text: str, words: Sequence[str]) -> str:

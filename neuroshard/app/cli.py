@@ -22,7 +22,7 @@ from neuroshard.app.failures import (
     end_without_reader,
     exit_code,
     failure_of,
-    one_line,
+    report_of,
 )
 from neuroshard.plumbing.configs import FOLDER, quoted
 from neuroshard.plumbing.errors import raised_by, unknown_name
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         end_without_reader(error)  # `neuroshard ... | head` has seen enough
         if _shows_traces():
             raise
-        complain(one_line(error))
+        complain(report_of(error))
         sys.exit(exit_code(error))
 
 
@@ -181,9 +181,11 @@ def _run(config: Any) -> None:
         if _shows_traces():
             raise
         if job is None:
-            complain(one_line(error))
+            complain(report_of(error))
             raise Ended(exit_code(error)) from None
-        complain(f"job {job.number} ({','.join(job.settings)}): {one_line(error)}")
+        message = report_of(error)
+        place = f"job {job.number} ({','.join(job.settings)})"
+        complain(replace(message, where=f"{place}: {message.where}" if message.where else place))
         job = replace(job, failure=failure_of(error))
     else:
         job = job and replace(job, outcome=getattr(result, "outcome", None))

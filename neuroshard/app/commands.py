@@ -26,7 +26,7 @@ Completion in bash: eval "$(neuroshard -sc install=bash)"
 
 
 def purpose_of(command: str) -> str:
-    """Return what a command does, in one line: the first line of the config of the command."""
+    """Return the purpose of a command: the first line of the command's config."""
     return headline(f"{command}.yaml").partition(": ")[2]
 
 

@@ -20,20 +20,19 @@ class Ended(SystemExit):
     """The end of a command whose failure is reported already. Any other SystemExit is a defect of the part it ends."""
 
 
-def one_line(error: BaseException) -> str:
-    """Return the one line that reports an error; the traceback of a defect is written to a file that the line names."""
+def report_of(error: BaseException) -> Message:
+    """Return the message that reports an error; the traceback of a defect is written to a file that it names."""
     if (mistake := user_error_in(error)) is not None:
-        return str(mistake)
-    text = " ".join(str(error).split())
+        return mistake.message
     if _is_of_the_system(error):
         # a full disk, or a directory that can't be written, is the user's to mend too
-        remedy = "Correct this, then run the command again: finished work is kept"
-        return str(Message("system-refused", text, remedy=remedy))
+        what, remedy = "the operating system reports an error", "Remove the cause and run the command again"
+        return Message("system-refused", what, limit=str(error), remedy=f"{remedy}; finished work is kept")
     if isinstance(error, MemoryError):
-        remedy = "Give fewer or smaller tables, or use a larger machine; finished work is kept"
-        return str(Message("memory-exhausted", "this machine is out of memory", remedy=remedy))
-    what = f"{type(error).__name__}: {text[:200]}"
-    return str(Message("neuroshard-defect", what, limit="this is a defect of neuroshard", remedy=_kept(error)))
+        remedy = "Give fewer or smaller tables, or use a machine with more memory; finished work is kept"
+        return Message("memory-exhausted", "this machine is out of memory", remedy=remedy)
+    what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return Message("neuroshard-defect", what, limit="this is a defect of neuroshard", remedy=_kept(error))
 
 
 def exit_code(error: BaseException) -> int:
@@ -67,9 +66,9 @@ def _reader_has_gone() -> bool:
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in outputs.poll(0))
 
 
-def complain(text: object) -> None:
-    """Print a line, or a message, on standard error."""
-    print(f"neuroshard: error: {text}", file=sys.stderr, flush=True)
+def complain(message: Message) -> None:
+    """Print a message on standard error."""
+    print(f"neuroshard: error: {message}", file=sys.stderr, flush=True)
 
 
 def _is_of_the_system(error: BaseException) -> bool:
@@ -85,5 +84,5 @@ def _kept(error: BaseException) -> str:
         ) as file:
             file.write("".join(traceback.format_exception(error)))
     except OSError:
-        return "Report the defect; the traceback could not be written"
-    return f"Report the defect with the traceback in {Path(file.name)}"
+        return "Report the defect; the traceback could not be written to a file"
+    return f"Report the defect, and attach the traceback, which is in the file {Path(file.name)}"

@@ -28,7 +28,7 @@ def show_models(arguments: list[str], console: Console) -> None:
     if len(arguments) > 1:
         raise UserError(
             "models-names-count",
-            f"neuroshard models has {len(arguments)} names",
+            f"`neuroshard models` is followed by {len(arguments)} names",
             limit="the maximum is 1",
             remedy="Give one name: `neuroshard models NAME`",
         )

@@ -39,8 +39,8 @@ def search(
         raise UserError(
             "search-without-simulator",
             f"simulator is {shown(simulator)}",
-            limit="a Simulator is expected",
-            remedy="Give ns.Simulator(ns.CostModels.load(NAME))",
+            limit="the type must be Simulator",
+            remedy="Pass a Simulator, such as ns.Simulator(ns.CostModels.load('h100'))",
         )
     its = target_named(target)
     simulator = Simulator(its.costed(simulator.models), simulator.count_input)

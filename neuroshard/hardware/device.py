@@ -59,8 +59,8 @@ class Device(ABC):
             raise UserError(
                 "flush-bytes-too-large",
                 f"flush_bytes={flush_bytes} does not fit in memory",
-                limit=f"{readable_bytes(free_bytes)} are free",
-                remedy="Set flush_bytes to a few times the size of the device's cache",
+                limit=f"the free memory is {readable_bytes(free_bytes)}",
+                remedy="Set flush_bytes to a smaller number, such as a few times the size of the device's cache",
             )
         self._flush = torch.zeros(flush_bytes // 4, device=self.torch_device)
 

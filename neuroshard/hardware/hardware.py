@@ -17,7 +17,7 @@ from neuroshard.hardware.workers import Bench, Joining, Meter, Sample, WorkerGro
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.messages import number_of
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import Seconds
 from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records.samples import CommSample, ComputeSample, LocalSample
@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # imports torch
 
 _POD_SIZE = "TORCHREC_RESOLVED_POD_SIZE"
 _CHATTY = ("torchrec", "torch.fx")  # loggers that warn of every table of every model
-Warn = Callable[[str], None]
+Warn = Callable[[Message], None]
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Hardware:
         device: the device that runs the kernels.
         embedding: settings of the fused kernel.
         compute_timing, comm_timing: how kernel calls and exchanges are timed.
-        timeout_s: maximum seconds for one run of a sample; a worker process that takes longer is stopped, and the
-            sample is recorded as failed.
+        timeout_s: maximum time without a result from a worker process, in seconds; after this time the process is
+            stopped, and the current sample (a kernel call or an exchange) is recorded as failed.
     """
 
     device: DeviceSpec
@@ -64,7 +64,7 @@ class Hardware:
             raise UserError(
                 "hardware-fbgemm-missing",
                 "FBGEMM is not installed",
-                limit="measuring needs FBGEMM",
+                limit="measurements need FBGEMM",
                 remedy=f"Run `pip install -e '.[{extra}]'` in a checkout of neuroshard",
             )
         if self.fingerprint.count == 0:
@@ -94,12 +94,13 @@ class Hardware:
         devices, wanted = topology.num_devices, topology.domain_size
         measured = self.devices_per_host(devices) or devices
         if wanted != measured:
+            setting = "devices_per_host" if topology.devices_per_domain is None else "devices_per_domain"
             raise UserError(
                 "hardware-hosts-differ",
                 f"the task has {wanted} of its {devices} devices on each host",
-                limit=f"exchanges are measured here with {number_of(measured, 'device')} on each host",
-                remedy="Set topology.devices_per_host to the devices of a host here, or measure on hosts like the "
-                "task's",
+                limit=f"here exchanges are measured with {number_of(measured, 'device')} on each host, and both "
+                "numbers must be the same",
+                remedy=f"Set topology.{setting}={measured}, or measure on hosts with {number_of(wanted, 'device')}",
             )
 
     def comm_meter(self, num_devices: int, warn: Warn) -> Meter[CommSample]:
@@ -146,7 +147,7 @@ class Hardware:
             raise UserError(
                 "torchrun-processes-differ",
                 f"torchrun started {number_of(started, 'process', 'processes')}",
-                limit=f"num_devices is {num_devices}, and each device needs one process",
+                limit=f"num_devices is {num_devices}, and each device needs exactly one process",
                 remedy=f"Start {num_devices} processes with torchrun, or set num_devices to {started}",
             )
         from neuroshard.hardware.group import Torchrun  # imports torch: only where it is used

@@ -98,7 +98,7 @@ def common_precision(sample: ComputeSample) -> int:
         raise UserError(
             "kernel-call-mixed-precisions",
             f"the tables of one fused kernel call have bytes_per_element {sorted(widths)}",
-            limit="FBGEMM's fused kernels take tables of one precision",
+            limit="all tables of a fused kernel call must have the same precision",
             remedy="Give these tables the same bytes_per_element",
         )
     return widths.pop()

@@ -17,9 +17,10 @@ class DeviceSpec:
     """A type of device that kernels are measured on.
 
     Attributes:
-        kind: cpu | cuda: type of the device that kernels and exchanges are measured on.
-        pin: true keeps each measuring process on a CPU core of its own, unless there are more processes than cores; it
-            has no effect with kind=cuda.
+        kind: cpu | cuda: type of the device that kernels and exchanges are measured on: the CPU or NVIDIA GPUs of this
+            machine.
+        pin: true binds each measuring process to one CPU core, to reduce noise (processes share cores if there are more
+            processes than cores); false lets the operating system choose cores; kind=cuda ignores this setting.
     """
 
     kind: str
@@ -35,8 +36,8 @@ class EmbeddingSettings:
     """Settings of the fused kernel.
 
     Attributes:
-        optimizer: sgd | rowwise_adagrad: optimizer that updates the tables in the measured kernels; sgd is FBGEMM's
-            exact SGD.
+        optimizer: sgd | rowwise_adagrad: optimizer with which the measured kernels update the tables: FBGEMM's exact
+            SGD, or row-wise Adagrad, which also updates a state per row.
     """
 
     optimizer: str = "sgd"

@@ -85,9 +85,10 @@ def check_held(plans: Sequence[Plan], where: str, needed_bytes: int, hardware: H
     if hardware.device.kind == "cpu" and needed_bytes > (there := hardware.fingerprint.memory_bytes):
         raise UserError(
             "steps-memory-too-small",
-            f"the shards of {number_of(len(plans), 'plan')} {where} need {readable_bytes(needed_bytes)}",
+            f"the shards of {number_of(len(plans), 'plan')} {where} need {readable_bytes(needed_bytes)} of memory at "
+            "once",
             limit=f"this machine has {readable_bytes(there)}",
-            remedy="Measure fewer plans at a time, or plans of smaller tables",
+            remedy="Measure fewer plans in one run, or plans of smaller tables",
         )
 
 
@@ -102,8 +103,8 @@ def check_comparable(plans: Sequence[Plan]) -> None:
         raise UserError(
             "steps-plans-differ",
             "the plans have different tables or devices",
-            limit="training steps of such plans cannot be compared",
-            remedy="Give plans of one task",
+            limit="training steps can be compared only if the plans have the same tables and the same devices",
+            remedy="Give plans of the same task",
         )
 
 
@@ -235,7 +236,7 @@ def check_mirrored(plans: Sequence[Plan], hardware: Hardware) -> None:
         raise UserError(
             "mirrored-under-torchrun",
             "torchrun started this process",
-            limit="mirrored steps are measured on one device, rank after rank",
+            limit="mirrored steps of all ranks are measured on one device, one rank after another",
             remedy="Start the command without torchrun",
         )
     check_comparable(plans)

@@ -42,16 +42,18 @@ class StepProtocol:
     steps that are timed together; all ranks start at once.
 
     Attributes:
-        builds: number of times that every plan is built, each time in fresh processes and in another order of plans.
-        turns: number of turns of every plan in a build.
-        steps: number of steps that are timed together in a turn, after one untimed step.
-        dense: widths of the hidden layers of the stand-in for the dense network, such as [64]; [] is a stand-in that
-            only sums up the outputs of the tables.
-        pipeline: none | sparse_dist: how batches follow each other; sparse_dist is TorchRec's TrainPipelineSparseDist,
-            which sends a batch's indices while the batch before it trains.
-        ballast: rows of a square matrix that the device multiplies by itself in the dense phase, to keep the device
-            busy; 0 means no matrix. A matrix of 8192 rows keeps an H100 busy for about 23 ms, so that its host launches
-            the next step meanwhile.
+        builds: number of times that the models of all plans are set up, in fresh processes and a new order; larger
+            values reduce noise and take longer; search ignores this setting and uses passes.
+        turns: number of times that each plan is timed after each set-up of the models; the plans alternate in random
+            order; larger values reduce noise and take longer.
+        steps: number of training steps that are timed together, after one untimed step, each time that a plan is timed;
+            larger values take longer.
+        dense: list of widths of the hidden layers of the dense network that stands in for yours, such as [64]; [] only
+            adds up the outputs of the tables, without a dense network.
+        pipeline: none | sparse_dist: training pipeline; none finishes one batch before the next, and sparse_dist
+            (TorchRec's TrainPipelineSparseDist) sends the indices of a batch during the previous step.
+        ballast: number of rows of a square matrix that the device multiplies by itself in every step, to imitate a
+            larger dense network (8192 rows take about 23 ms on an H100); 0 multiplies no matrix.
     """
 
     builds: PositiveCount = 6
@@ -71,8 +73,8 @@ class StepProtocol:
             Message(
                 "steps-pipeline-differs",
                 f"steps are measured with pipeline={self.pipeline}",
-                limit=f"memory.pipeline is {other}"
-                + ("" if other in PIPELINES else ", and steps with that pipeline cannot be measured"),
+                limit=f"the task counts memory for memory.pipeline={other}"
+                + ("" if other in PIPELINES else ", but steps with this pipeline cannot be measured"),
                 remedy=f"Set protocol.pipeline={other}" if other in PIPELINES else "",
             )
             for other in counted

@@ -108,7 +108,7 @@ class WorkerGroup(Meter[Sample]):
         make_bench: Callable[[int, int, int], Bench[Sample]],
         count: int,
         timeout_s: float,
-        warn: Callable[[str], None] = print,
+        warn: Callable[[Message], None] = print,
         context: ForkServerContext | SpawnContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -143,12 +143,11 @@ class WorkerGroup(Meter[Sample]):
             except _Stopped as stopped:
                 self.close()
                 self._warn(
-                    str(
-                        Message(
-                            "worker-stopped",
-                            stopped.reason,
-                            limit="the sample that was being measured is recorded as failed, and new workers go on",
-                        )
+                    Message(
+                        "worker-stopped",
+                        stopped.reason,
+                        limit="the sample that was being measured is recorded as failed, and new workers measure the "
+                        "other samples",
                     )
                 )
                 outcomes[missing[stopped.blamed]] = Outcome(None, stopped.reason, 0.0)
@@ -165,12 +164,10 @@ class WorkerGroup(Meter[Sample]):
                 if failed == _STARTS:
                     raise _impossible(stopped) from None
                 self._warn(
-                    str(
-                        Message(
-                            "worker-not-started",
-                            f"the worker processes did not start ({stopped.reason})",
-                            limit="all workers are started again",
-                        )
+                    Message(
+                        "worker-not-started",
+                        f"the worker processes did not start ({stopped.reason})",
+                        limit="all workers are started again",
                     )
                 )
             except UserError as error:
@@ -268,7 +265,7 @@ def _impossible(stopped: _Stopped) -> Exception:
             "workers-not-started",
             "the worker processes cannot be started",
             limit=stopped.reason,
-            remedy="Free memory, or correct what the system refuses, and start the command again",
+            remedy="Remove this cause (often too little free memory), and start the command again",
         )
     defect = RuntimeError(f"the worker processes cannot be started: {stopped.reason}")
     defect.add_note(f"In the worker:\n{stopped.trace}")

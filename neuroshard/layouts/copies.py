@@ -45,22 +45,23 @@ class Copies(Layout):
             raise UserError(
                 "plan-copies-tier",
                 f"table {table.name!r} is data_parallel in tier {home}",
-                limit="data_parallel tables are in device memory only",
-                remedy="Set the table's tier to device",
+                limit="a data_parallel table must be in device memory",
+                remedy="Set the tier of the table to device",
             )
         for placement in placements:
             if placement.shard.dim < table.dim:
                 raise UserError(
                     "plan-copies-and-shard",
-                    f"{place_of(table, placement.shard.column, 0)} is covered twice",
-                    limit=f"other devices have the whole table, and device {placement.device} has a shard of the table",
-                    remedy="Remove that shard, or the whole tables",
+                    f"device {placement.device} has a shard from {place_of(table, placement.shard.column, 0)}, "
+                    "but other devices have the whole table",
+                    limit="a table must be in shards that do not overlap, or whole on every device (data_parallel)",
+                    remedy="Place the whole table on every device, or place only shards of the table",
                 )
         if missing := set(range(topology.num_devices)).difference(placement.device for placement in placements):
             raise UserError(
                 "plan-copies-missing",
-                f"table {table.name!r} is covered twice",
-                limit=f"{len(placements)} devices have the whole table, and device {min(missing)} does not",
+                f"{len(placements)} devices have the whole table {table.name!r}, but device {min(missing)} does not",
+                limit="a whole table must be on exactly one device, or on every device (data_parallel)",
                 remedy=f"Place the table on one device, or on each of the {topology.num_devices} devices",
             )
 

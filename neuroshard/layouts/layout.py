@@ -162,7 +162,7 @@ def table_of(whole: Whole, index: int) -> Table:
         raise UserError(
             "plan-table-outside",
             f"the plan places table number {index}",
-            limit=f"the task has the tables 0 to {len(whole.tables) - 1}",
+            limit=f"the task has the tables 0 to {len(whole.tables) - 1} (numbers begin at 0)",
             remedy="Correct the number of the table",
         )
     return whole.tables[index]
@@ -188,7 +188,7 @@ def check_cover(table: Table, shards: Sequence[Shard]) -> None:
             if covered[edge] > shard.row:
                 raise UserError(
                     "plan-shards-overlap",
-                    f"{place_of(table, edge, shard.row)} is covered twice",
+                    f"{place_of(table, edge, shard.row)} is in more than one shard",
                     limit="the shards of a table must not overlap",
                     remedy="Correct the shards of the table, or search for the plan again",
                 )
@@ -204,8 +204,8 @@ def _gap(table: Table, column: int, row: int) -> UserError:
     """Make the error that an element of a table is in no shard."""
     return UserError(
         "plan-shards-gap",
-        f"{place_of(table, column, row)} is covered by no shard",
-        limit="the shards of a table must cover the whole table",
+        f"{place_of(table, column, row)} is not in any shard",
+        limit="the shards of a table must together cover the whole table",
         remedy="Correct the shards of the table, or search for the plan again",
     )
 

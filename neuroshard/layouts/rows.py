@@ -149,7 +149,7 @@ def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
         raise UserError(
             "table-rows-too-few",
             f"table {table.name!r} has {number_of(table.rows, 'row')}, too few to be row-wise over {count} devices",
-            limit=f"in blocks of {number_of(size, 'row')} the last block would be empty",
+            limit=f"each block has ceil(rows / devices) = {number_of(size, 'row')}, so the last block would be empty",
             remedy="Make the table column_wise or data_parallel",
         )
     return tuple((first, min(size, table.rows - first)) for first in range(0, table.rows, size))
@@ -166,14 +166,14 @@ def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placem
         raise UserError(
             "plan-blocks-devices",
             f"{where} are row-wise over {number_of(len(devices), 'device')} ({named})",
-            limit="TorchRec needs a block of rows on every device of the job or of a host",
+            limit="TorchRec needs a block of rows on every device of the job, or on every device of one host",
             remedy=f"Place a block of rows on each of the {topology.num_devices} devices{hosts}",
         )
     if len(devices) == topology.num_devices and columns != (0, table.dim):
         raise UserError(
             "plan-blocks-columns",
             f"{where} are row-wise over all devices",
-            limit=f"blocks of rows on all devices need all {table.dim} columns",
+            limit=f"if a table is row-wise over all devices, each block of rows must have all {table.dim} columns",
             remedy="Give these blocks of rows all columns, or place them on the devices of one host",
         )
     for placement, (row, rows) in zip(blocks, row_blocks(table, len(devices)), strict=True):
@@ -183,6 +183,6 @@ def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placem
                 "plan-block-rows",
                 f"device {placement.device} has rows {shard.row} to {shard.row_end - 1}, not {row} to {row + rows - 1}",
                 where=where,
-                limit="blocks have ceil(rows / devices) rows, in the order of the devices",
+                limit="TorchRec expects blocks of ceil(rows / devices) rows, in the order of the devices",
                 remedy="Correct the rows, or search for the plan again",
             )

@@ -42,7 +42,7 @@ _LEFT_BEHIND = re.compile(
 )
 _AGAIN = "Make the bundle again with `neuroshard pretrain`"
 _RESTORE = "Restore the file, or make the bundle again with `neuroshard pretrain`"
-_OTHER_MODELS = "choose models that know these costs, such as model=roofline:h100"
+_OTHER_MODELS = "choose cost models that know these costs, such as model=roofline:h100"
 _COMPUTE_KINDS = COMPUTE_KINDS | {ComputeByForm.kind: ComputeByForm}
 _COMM_KINDS = COMM_KINDS | {CommByCollective.kind: CommByCollective, RooflineComm.kind: RooflineComm}
 _KINDS: dict[str, dict[str, Any]] = {
@@ -144,8 +144,9 @@ class ModelSet:
             raise UserError(
                 "models-lack-framework",
                 "these cost models do not know the framework overhead of TorchRec",
-                remedy="Leave out framework=torchrec, choose the installed models cpu or h100, or collect data with "
-                "this overhead (`neuroshard collect num_local_samples=400`) and pretrain models on them",
+                remedy="Do one of these: leave out framework=torchrec; choose the installed cost models cpu or h100; "
+                "or collect data with this overhead (`neuroshard collect num_local_samples=400`) and pretrain cost "
+                "models on the data",
             )
         compute = WithParts(self.compute, factor=self.framework.factor)
         return self.wrapped(compute=compute, framework=None, more=(*self.more, *self.framework.parts))
@@ -167,7 +168,8 @@ class ModelSet:
         plan.check_layouts(
             lambda layout: layout.form in self.forms,
             f"these cost models know only the costs of {', '.join(sorted(self.forms))} tables",
-            "Give the table another sharding type, or choose models that know more, such as model=roofline:h100",
+            "Give the table another sharding type, or choose cost models that know this sharding type, such as "
+            "model=roofline:h100",
         )
         self._check_exchanges(plan)
 
@@ -178,10 +180,11 @@ class ModelSet:
             if which not in known and plan.traffic.given(which).any():
                 raise UserError(
                     "models-lack-collective",
-                    f"these cost models do not know the collective {name_of(which)}",
+                    f"these cost models do not know the costs of the collective {name_of(which)!r}",
                     limit="the plan's table_row_wise tables need this collective",
-                    remedy=f"Add {name_of(which)} to comm.collectives, then collect and pretrain again. Or make the "
-                    "tables row_wise, or choose models that know more, such as model=roofline:h100",
+                    remedy=f"Do one of these: add {name_of(which)} to comm.collectives, then collect and pretrain "
+                    "again; make the tables row_wise; or choose cost models that know this collective, such as "
+                    "model=roofline:h100",
                 )
 
     def _check_call(self, call: Call, what: str) -> None:
@@ -191,14 +194,15 @@ class ModelSet:
         if call.tier is not Tier.DEVICE:
             raise UserError(
                 "models-lack-tier",
-                f"these cost models do not know the costs of tables in tier {call.tier.value}",
+                f"these cost models do not know the costs of tables in tier {call.tier.value!r}",
                 remedy=f"Keep the tables in device memory, or {_OTHER_MODELS}",
             )
         if not call.pooled:
             raise UserError(
                 "models-lack-sequence-tables",
                 f"these cost models do not know the costs of {what}",
-                remedy=f"Collect data with compute.pooled=[true,false] and pretrain models on them, or {_OTHER_MODELS}",
+                remedy="Collect data with compute.pooled=[true,false] and pretrain cost models on the data, or "
+                f"{_OTHER_MODELS}",
             )
 
     def check(self, task: Task) -> None:
@@ -208,7 +212,8 @@ class ModelSet:
                 "models-devices-differ",
                 f"the cost models are for {number_of(self.num_devices or 0, 'device')}",
                 limit=f"the task has {number_of(task.topology.num_devices, 'device')}",
-                remedy=f"Collect data with comm.num_devices=[{task.topology.num_devices}] and pretrain models on them",
+                remedy=f"Collect data with comm.num_devices=[{task.topology.num_devices}] and pretrain cost models on "
+                "the data",
             )
         first_tables: dict[tuple[bool, Tier], str] = {}  # of each call: tasks are checked with every plan
         for table, home in zip(task.tables, task.tier_assignments, strict=True):
@@ -221,7 +226,7 @@ class ModelSet:
                 f"the cost models are for batch size {self.batch_size}",
                 limit=f"the task has batch size {task.batch_size}",
                 remedy=f"Set batch_size={self.batch_size}, or collect data with batch_size={task.batch_size} and "
-                "pretrain models on them",
+                "pretrain cost models on the data",
             )
 
 
@@ -252,8 +257,8 @@ def check_place(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise UserError(
             "bundle-place-is-file",
-            f"{path} is a file",
-            limit="a bundle of models is written to a directory",
+            f"'{path}' is a file",
+            limit="out must be a directory, to which the model bundle is written",
             remedy="Set out=DIRECTORY to another directory",
         )
     check_directory(path)
@@ -263,7 +268,8 @@ def check_place(path: Path) -> None:
         _check_format(read_json(path / _NAME, "model bundle"), path)
     except UserError as error:
         raise error.changed(
-            remedy=f"Set out=DIRECTORY to another directory, or remove {path / _NAME}; nothing was overwritten"
+            remedy=f"Set out=DIRECTORY to another directory, or remove the file '{path / _NAME}'. Nothing was "
+            "overwritten"
         ) from None
 
 
@@ -277,11 +283,11 @@ def save_bundle(path: Path, models: ModelSet, card: Card) -> None:
         UserError: the models have parts that bundles don't hold.
     """
     if models.more:
-        names = ", ".join(part.name for part in models.more)
+        names = ", ".join(repr(part.name) for part in models.more)
         raise UserError(
             "bundle-models-have-more",
-            f"the models have parts of a step in `more` ({names})",
-            limit="a bundle cannot store such parts",
+            f"the field `more` of the cost models has parts of a step ({names})",
+            limit="a model bundle cannot store the parts in `more`",
             remedy="Save the models without these parts: `dataclasses.replace(models, more=())`",
         )
     held: dict[str, Any] = {name: getattr(models, name) for name in _KINDS}
@@ -322,7 +328,8 @@ def load_with_digest(path: Path) -> tuple[ModelSet, Card, str]:
         forward, backward = (one.num_devices or "any number of" for one in (models.forward, models.backward))
         raise UserError(
             "bundle-directions-differ",
-            f"the forward model is for {forward} devices, and the backward model for {backward}",
+            f"the model of forward exchanges is for {forward} devices, but the model of backward exchanges is for "
+            f"{backward} devices",
             where=f"model bundle {path}",
             limit="both must be for the same number of devices",
             remedy=_AGAIN,
@@ -346,16 +353,16 @@ def _read(path: Path) -> tuple[_Content, bytes, str]:
         except OSError as error:
             raise UserError(
                 "bundle-weights-unreadable",
-                f"{file} cannot be read",
+                f"the file '{file}' cannot be read",
                 limit=str(error),
-                remedy="Make the file readable, or choose other models",
+                remedy="Make the file readable, or choose other cost models",
             ) from None
         if read_bytes(path / _NAME, "model bundle") == described and not file.is_file():
             raise UserError(
                 "bundle-weights-missing",
-                f"{file.name} is missing",
+                f"there is no file '{file.name}'",
                 where=f"model bundle {path}",
-                limit=f"{_NAME} names this file of weights",
+                limit=f"{_NAME} says that the weights are in this file",
                 remedy=_RESTORE,
             )
 
@@ -371,14 +378,16 @@ def _check_format(content: object, path: Path) -> None:
     if isinstance(its_format, str) and its_format.startswith(_FAMILY):
         raise UserError(
             "bundle-format-of-other-version",
-            f"{path} is a model bundle of format {its_format:.40}, which another version of neuroshard wrote",
-            limit=f"this version reads format {_FORMAT}",
+            f"the directory '{path}' has a model bundle of format {its_format:.40}, which another version of "
+            "neuroshard wrote",
+            limit=f"this version reads only format {_FORMAT}",
             remedy=_AGAIN,
         )
     raise UserError(
         "bundle-format-unknown",
-        f"{path} is not a model bundle of format {_FORMAT!r}",
-        remedy="Give the directory of a bundle, or make a bundle with `neuroshard pretrain`",
+        f"the directory '{path}' is not a model bundle",
+        limit=f"the {_NAME} of a model bundle has the format {_FORMAT!r}",
+        remedy="Give the directory of a model bundle, or make a model bundle with `neuroshard pretrain`",
     )
 
 
@@ -386,8 +395,8 @@ def _tensors(path: Path, weights: bytes, digest: str) -> Tensors:
     if hashlib.sha256(weights).hexdigest() != digest:
         raise UserError(
             "bundle-weights-damaged",
-            f"{_weights_file(path, digest)} was changed or damaged",
-            limit="the SHA-256 of its content differs from its name",
+            f"the file '{_weights_file(path, digest)}' was changed or damaged",
+            limit="the SHA-256 of the file's content differs from the SHA-256 in the file's name",
             remedy=_RESTORE,
         )
     try:
@@ -395,7 +404,7 @@ def _tensors(path: Path, weights: bytes, digest: str) -> Tensors:
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             "bundle-weights-malformed",
-            f"{_weights_file(path, digest)} is malformed",
+            f"the file '{_weights_file(path, digest)}' is malformed",
             limit=str(error),
             remedy=_AGAIN,
         ) from None

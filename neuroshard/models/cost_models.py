@@ -94,13 +94,23 @@ class CostModels(ModelSet):
             raise ValueError(f"dense_ms is {dense_ms}; the time of a dense network is finite, and 0 ms or more")
         if not self.dense_is_unknown:
             given = told({"dense_ms": float(dense_ms)})
+            if any(isinstance(part, HostWait) for part in self.more):
+                limit = "these cost models already have a dense_ms"
+                remedy = "Leave out dense_ms, or load the cost models again with the new dense_ms"
+            else:
+                limit = (
+                    "dense_ms shortens only the time in which devices wait for their hosts, and these cost models do "
+                    "not count this time"
+                )
+                remedy = (
+                    "Leave out dense_ms, or choose cost models of a GPU (such as h100 or roofline:h200) with "
+                    "framework=torchrec"
+                )
             raise UserError(
                 "models-ignore-dense-ms",
-                f"the models {self.label!r} cannot take {given}",
-                limit="the models do not count the time in which a host launches a step (a dense network hides that "
-                "time), or already count a dense network",
-                remedy="Add framework=torchrec, which models of GPUs know (such as h100 and roofline:h200), or leave "
-                "out dense_ms",
+                f"the cost models {self.label!r} cannot take {given}",
+                limit=limit,
+                remedy=remedy,
             )
         more = tuple(replace(part, dense_ms=dense_ms) if isinstance(part, HostWait) else part for part in self.more)
         return self.wrapped(more=more)._chosen(dense_ms=float(dense_ms))
@@ -109,12 +119,12 @@ class CostModels(ModelSet):
         """Return a warning that costs leave out the overhead of a framework; empty if they are of whole steps."""
         if self.of_whole_steps:
             return ()
-        knowing = "Load models that know this overhead (h100 or roofline:NAME, with framework=torchrec), or use"
+        knowing = "Load cost models that know this overhead (h100 or roofline:NAME, with framework=torchrec), or use"
         return (
             Message(
                 "costs-lack-framework",
                 "predicted costs count only kernels and exchanges",
-                limit=f"the overhead of {framework} is not known, so a step takes longer",
+                limit=f"the overhead of {framework} is left out, so a real step takes longer",
                 remedy=f"{knowing if framework == _TORCHREC else 'Use'} predicted costs only to compare plans",
             ),
         )
@@ -191,17 +201,19 @@ class CostModels(ModelSet):
         if shipped is None and not os.path.lexists(name) and Path(name).name == name:
             if f"{ROOFLINE}{name}" in known_names():
                 raise UserError(
-                    "model-name-lacks-roofline", f"unknown model {name!r}", remedy=f"Did you mean '{ROOFLINE}{name}'?"
+                    "model-name-lacks-roofline",
+                    f"unknown cost models {name!r}",
+                    remedy=f"Did you mean '{ROOFLINE}{name}'?",
                 )
-            raise unknown_name("model or directory", name, known_names())
+            raise unknown_name("cost models or directory", name, known_names())
         bundle = shipped or Path(name)
         loaded, card, digest = load_with_digest(bundle)
         if optimizer is not None:
             raise UserError(
                 "models-ignore-optimizer",
-                f"the models {name!r} cannot take optimizer={optimizer}",
-                limit="the kernels of these models were measured with one optimizer",
-                remedy=f"Leave out optimizer, or choose analytic models ({ROOFLINE}NAME)",
+                f"the cost models {name!r} cannot take optimizer={optimizer}",
+                limit="these cost models are fitted to kernels that were measured with one optimizer",
+                remedy=f"Leave out optimizer, or choose analytic cost models ({ROOFLINE}NAME)",
             )
         choice = ModelChoice(name if shipped is not None else str(bundle.absolute()))
         return cls(**vars(loaded), choice=choice, hardware=card.hardware, versions=card.versions, digest=digest)

@@ -76,15 +76,15 @@ def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
     if not isinstance(figures, RooflineCompute) or figures.host is None:
         raise UserError(
             "host-tiers-not-datasheet",
-            f"host_tiers is {sheet}, which is not an analytic model of a GPU",
-            remedy="Set host_tiers to an analytic model, such as roofline:h100",
+            f"host_tiers is {sheet!r}, which is not an analytic cost model of a GPU",
+            remedy="Set host_tiers to an analytic cost model of a GPU, such as roofline:h100",
         )
     known = models.compute
     if not isinstance(known, SumModel):
         raise UserError(
             "host-tiers-not-sum",
             "the compute model is not a sum over tables",
-            limit="host_tiers adds tables in host memory only to compute models that are sums over tables",
+            limit="host_tiers needs a compute model that is a sum over tables",
             remedy="Leave out host_tiers, or choose another compute model",
         )
     by_call = known.by_call if isinstance(known, ComputeByForm) else {call: known.of_call(call) for call in known.calls}
@@ -108,8 +108,8 @@ def exchanges_of(sheet: str) -> tuple[dict[str, RooflineComm], Margin]:
     if len(exchanges) < len(known):
         raise UserError(
             "exchanges-not-datasheet",
-            f"exchanges is {sheet}, which is not an analytic model of a GPU",
-            remedy="Set exchanges to an analytic model, such as roofline:h100",
+            f"exchanges is {sheet!r}, which is not an analytic cost model of a GPU",
+            remedy="Set exchanges to an analytic cost model of a GPU, such as roofline:h100",
         )
     curves = exchanges[FORWARD].curves
     published, left_out = np.hstack([(one.published, one.left_out) for one in _of_curves(curves)])

@@ -108,8 +108,9 @@ class FeatureSet:
         if tuple(columns) != features.columns:
             raise UserError(
                 "features-of-other-version",
-                f"the model is for other features ({', '.join(columns)})",
-                limit=f"the features {name!r} of this version are {', '.join(features.columns)}",
+                f"the feature set {name!r} of the model has other features ({', '.join(columns)}) than in this "
+                "version of neuroshard",
+                limit=f"in this version the features of {name!r} are {', '.join(features.columns)}",
                 remedy="Make the model again with `neuroshard pretrain`",
             )
         return features

@@ -57,7 +57,7 @@ class PredictedFor:
     def told(self, here: Fingerprint) -> str:
         """Name both hardware in words: the models' and the measured one."""
         its = _named(self.measured) if self.measured is not None else f"{_KINDS[self.kind]}: {self.sheet} (datasheet)"
-        return f"predicted for {its} (models '{self.models}'), and measured on {_named(here)}"
+        return f"predicted for {its} (cost models '{self.models}'), but measured on {_named(here)}"
 
 
 def _named(machine: Fingerprint) -> str:

@@ -62,10 +62,10 @@ class Simulator:
         if count_input and models.input is None:
             raise UserError(
                 "models-lack-input-dist",
-                "these cost models do not know the input dist",
-                limit="count_input=true counts the input dist",
+                "these cost models do not know the costs of the input dist",
+                limit="count_input=true needs these costs",
                 remedy="Leave out count_input, or collect data with the input dist "
-                "(`neuroshard collect experiment=collect_sharding_types`) and pretrain models on them",
+                "(`neuroshard collect experiment=collect_sharding_types`) and pretrain cost models on the data",
             )
         self.models = models
         self.count_input = count_input
@@ -293,14 +293,15 @@ class Simulator:
         pipeline = plan.task.memory.pipeline
         if pipeline is None or self.models.input is None or self.count_input is (pipeline == "none"):
             return ()
-        counted, hidden, remedy = (
-            ("count", "hides", "false") if self.count_input else ("leave out", "does not hide", "true")
-        )
+        if self.count_input:
+            counted, hidden, remedy = "count", "hides the input dist behind other work, so steps are shorter", "false"
+        else:
+            counted, hidden, remedy = "leave out", "does not hide the input dist, so steps are longer", "true"
         return (
             Message(
                 "costs-differ-from-pipeline",
                 f"predicted costs {counted} the input dist",
-                limit=f"memory.pipeline={pipeline} {hidden} the input dist behind other work",
+                limit=f"memory.pipeline={pipeline} {hidden}",
                 remedy=f"Set count_input={remedy}",
             ),
         )
@@ -314,10 +315,10 @@ class Simulator:
         return (
             Message(
                 "costs-lack-margin",
-                f"predicted costs have no margin for {' and '.join(unknown)}",
-                limit="another model replaced the model of the bundle, without a margin of its own",
-                remedy=f"If you know the margin, give it: CostModels.with_{unknown[0]}(model, "
-                "margins=Margin(relative, factor))",
+                f"predicted costs have no error margin for {' and '.join(map(repr, unknown))}",
+                limit="the cost model of the bundle was replaced by a cost model without an error margin",
+                remedy=f"If you know the margin, set it with `CostModels.with_{unknown[0]}(model, "
+                "margins=Margin(relative, factor))`",
             ),
         )
 
@@ -354,7 +355,7 @@ def _difference(first: Task, second: Task) -> str:
     """Name the first field of a plan's task that differs from another task's."""
     names = {"tables": "tables", "topology": "topology", "batch_size": "batch size", "memory": "memory settings"}
     differing = (name for field, name in names.items() if getattr(first, field) != getattr(second, field))
-    return f"the two tasks differ in {next(differing, 'settings')}"
+    return f"the task of the plan and this task differ in their {next(differing, 'settings')}"
 
 
 def _exchanges(

@@ -44,8 +44,8 @@ def checked_tensor(tensors: Tensors, name: str, dtype: type, dimensions: int) ->
     tensor = tensors[name]
     if tensor.dtype != dtype or tensor.ndim != dimensions or not tensor.size:
         raise ValueError(
-            f"tensor {name!r} is {tensor.dtype} of shape {tensor.shape}; "
-            f"expected: {np.dtype(dtype).name} with {number_of(dimensions, 'dimension')}"
+            f"tensor {name!r} is {tensor.dtype} of shape {tensor.shape}, but must be {np.dtype(dtype).name} with "
+            f"{number_of(dimensions, 'dimension')}"
         )
     if not np.isfinite(tensor).all():
         raise ValueError(f"tensor {name!r} has values that are not finite")

@@ -28,8 +28,8 @@ LEVEL = 0.9  # share of the measurements that an interval is meant to hold
 DATASHEET = "analytic"  # of costs in caveats; docs/datasheets.md says how large errors are
 ELSEWHERE = "from measurements on other hardware, and may be wrong by 30% or more"
 ADAPT = (  # a remedy
-    "Trust the order of plans more than the milliseconds. For exact milliseconds adapt the models to this machine: run "
-    "`neuroshard collect experiment=collect_adapt`, then `neuroshard pretrain experiment=pretrain_adapt`"
+    "Trust the order of plans more than the milliseconds. For exact milliseconds adapt the cost models to this "
+    "machine: run `neuroshard collect experiment=collect_adapt`, then `neuroshard pretrain experiment=pretrain_adapt`"
 )
 
 
@@ -142,7 +142,8 @@ def hardware_warning(models: str | None, measured: Fingerprint | None) -> Messag
         return None
     return Message(
         "models-of-other-hardware",
-        f"the models {'without a name' if models is None else repr(models)} were measured on {measured}",
+        f"the cost models {'without a name' if models is None else repr(models)} were fitted to measurements on "
+        f"{measured}",
         limit=f"this machine is {here}, so predicted costs may be wrong by 30% or more",
         remedy=ADAPT,
     )
@@ -157,7 +158,7 @@ def versions_caveat(made_with: Mapping[str, str], measured: Fingerprint | None) 
     if other is None or (measured is not None and fingerprint(measured.kind).count == 0):
         return None
     there, here = other
-    return f"from measurements with {there}, but {here} is installed here: errors may be larger than the margins"
+    return f"from measurements with {there}, but {here} is installed here; errors may be larger than the margins"
 
 
 @dataclass(frozen=True)
@@ -172,10 +173,10 @@ class Range:
         if self.least > self.most:
             raise UserError(
                 "range-least-above-most",
-                f"least is {self.least:g}",
+                f"'least' is {self.least:g}",
                 where=f"training range of {self.name}",
-                limit=f"most is {self.most:g}",
-                remedy="Set least to most or less",
+                limit=f"'least' must not be above 'most', which is {self.most:g}",
+                remedy="Make the file again with the command that wrote it",
             )
 
     @classmethod
@@ -195,18 +196,19 @@ class Range:
             return None
         worst = outside[np.argmax(np.maximum(outside / max(self.most, 1e-9), self.least / np.maximum(outside, 1e-9)))]
         least, most, farthest = map(readable_number, (self.least, self.most, float(worst)))
-        fitted = f"the training range of the models, {least} to {most}"
+        fitted = f"{least} to {most}, the training range of the cost models"
         if amounts.size == 1:
             what = f"{farthest} is outside {fitted}"
         else:
             verb = "is" if outside.size == 1 else "are"
-            what = f"{outside.size:,} of {amounts.size:,} values {verb} outside {fitted} (the farthest is {farthest})"
+            some = f"{outside.size:,} of {amounts.size:,} values"
+            what = f"{some} {verb} outside {fitted} (the farthest value is {farthest})"
         return Message(
             "values-outside-training-range",
             what,
             where=self.name,
             limit="predicted costs may be wrong",
-            remedy="Collect such samples and pretrain models on them, or measure the plan",
+            remedy="Collect samples with such values and pretrain cost models on the samples, or measure the plan",
         )
 
 

@@ -163,6 +163,7 @@ def restated(before: Plan, task: Task) -> Plan | None:
         raise UserError(
             "plan-tables-renamed",
             "the plan's tables have other names than the task's tables",
+            limit="the names of the tables must be the same",
             remedy="Use a plan and a task whose tables have the same names",
         )
     placements: list[Placement] = []

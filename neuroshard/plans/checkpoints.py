@@ -1,9 +1,9 @@
 """Tables whose optimizer state does not load from checkpoints of an earlier plan, and rules that prevent this.
 
-Tried with TorchRec 1.8 and 1.9, and torch.distributed.checkpoint: weights load under any plan. Optimizer state does not load in
-two cases. A state per row is saved once for every column shard, so the number of column shards must not change. And the
-optimizer of a data-parallel table, unless it is `data_parallel_optimizer`, names its states differently from fused
-kernels.
+Tried with TorchRec 1.8 and 1.9, and torch.distributed.checkpoint: weights load under any plan. Optimizer state does not
+load in two cases. A state per row is saved once for every column shard, so the number of column shards must not change.
+And the optimizer of a data-parallel table, unless it is `data_parallel_optimizer`, names its states differently from
+fused kernels.
 """
 
 from collections.abc import Mapping
@@ -45,21 +45,20 @@ def checkpoint_remark(before: Plan, after: Plan) -> Message | None:
     if dense:
         tables = number_of(len(dense), "table")
         conditions.append(
-            f"loads for {tables} only if data_parallel_optimizer trains the data-parallel tables ({_listed(dense)})"
+            f"for {tables} ({_listed(dense)}) loads only if data_parallel_optimizer trains the data-parallel tables"
         )
     if split:
         tables = number_of(len(split), "table")
-        conditions.append(f"does not load for {tables} with another number of column shards ({_listed(split)})")
+        conditions.append(f"for {tables} ({_listed(split)}) does not load, because the number of column shards changes")
     if not conditions:
         return None
     return Message(
         "checkpoint-state-lost",
-        f"the new plan changes the sharding type or the number of column shards of "
-        f"{number_of(len(dense) + len(split), 'table')}",
+        "the new plan changes the sharding type or the number of column shards of tables",
         where="checkpoints",
-        limit=f"optimizer state that was saved under the previous plan {', and '.join(conditions)}",
-        remedy="Set keep_types=true to keep the sharding types and the numbers of column shards, unless constraints "
-        "forbid them",
+        limit=f"the optimizer state that was saved under the previous plan {', and '.join(conditions)}",
+        remedy="Search again with keep_types=true, which keeps the sharding types and the numbers of column shards "
+        "that constraints allow",
     )
 
 

@@ -40,6 +40,7 @@ _SHOWN_DEVICES = 8
 _SHOWN_SHARDS = 6
 _SHOWN_TABLES = 5  # that a warning names
 _IN_HOST_MEMORY = {Tier.UVM_CACHING: "behind a cache", Tier.UVM: "in host memory"}
+_WITH_CACHE = {Tier.UVM_CACHING: "in host memory behind a device cache", Tier.UVM: "in host memory without a cache"}
 
 
 @dataclass(frozen=True)
@@ -231,16 +232,16 @@ class Plan:
         if not fallen:
             return ()
         tiers = list(fallen.values())
-        where = ", ".join(f"{tiers.count(tier)} {word}" for tier, word in _IN_HOST_MEMORY.items() if tier in tiers)
+        where = ", ".join(f"{tiers.count(tier)} {word}" for tier, word in _WITH_CACHE.items() if tier in tiers)
         return (
             Message(
                 "plan-tables-in-host-memory",
-                f"{len(fallen)} of {len(self.task.tables)} tables are not in device memory ({where}; such as "
-                f"{next(iter(fallen))!r})",
+                f"{len(fallen)} of {len(self.task.tables)} tables, such as {next(iter(fallen))!r}, are not in device "
+                f"memory ({where})",
                 where="host memory",
-                limit="a step waits for the rows of these tables",
-                remedy="Use more devices or more device memory, or set tiers in rules for the tables that may be in "
-                "host memory",
+                limit="a step takes longer, because rows of these tables come from host memory",
+                remedy="Use more devices or more device memory. If this is meant, set tiers=[uvm_caching] or "
+                "tiers=[uvm] in rules for these tables",
             ),
         )
 
@@ -311,9 +312,9 @@ class Plan:
             plans = sorted(Path(path).glob("plans/*.json"))
             raise UserError(
                 "plan-file-directory",
-                f"{path} is a directory",
-                limit="a plan file is expected",
-                remedy=f"Pass a plan file{f', such as {plans[0]}' if plans else ''}",
+                f"the path {str(path)!r} is a directory",
+                limit="the path of a plan file is expected",
+                remedy=f"Pass the path of a plan file{f', such as {plans[0]}' if plans else ''}",
             )
         content = read_json(Path(path), "plan")
         if is_kept(content):
@@ -362,9 +363,9 @@ def _check_tiling(table: Table, placements: Sequence[Placement], layout: Layout,
         first, second = sorted(map(str, (placements[0].tier_assignment, other)))
         raise UserError(
             "plan-table-tiers-differ",
-            f"shards of table {table.name!r} are in {first} and in {second}",
-            limit="all shards of a table are in one tier, with one cache_load_factor",
-            remedy="Set the same tier for all shards of the table",
+            f"table {table.name!r} has shards in tier {first} and shards in tier {second}",
+            limit="all shards of a table must have the same tier and the same cache_load_factor",
+            remedy="Set the same tier and the same cache_load_factor for all shards of the table",
         )
     layout.check(table, placements, topology)
 
@@ -404,9 +405,9 @@ def _crowded(table: Table, device: int) -> UserError:
     return UserError(
         "plan-shards-on-one-device",
         f"two shards of table {table.name!r} are on device {device}",
-        limit="a device has one shard of a table, or column shards that together have more than "
-        f"{MAX_SHARD_DIM} columns",
-        remedy="Merge the two shards",
+        limit="shards of one table on the same device must be one shard, unless they are column shards with more than "
+        f"{MAX_SHARD_DIM} columns together",
+        remedy="Merge the two shards into one shard, or move one of the two to another device",
     )
 
 
@@ -545,7 +546,7 @@ def copies_remarks(plan: Plan) -> tuple[Message, ...]:
             f"{number_of(len(copied), 'table')} {'is' if len(copied) == 1 else 'are'} data_parallel in TorchRec "
             f"({', '.join(copied[:_SHOWN_TABLES])}{more})",
             limit="the fused optimizer does not update data_parallel tables",
-            remedy="Train these tables by neuroshard.torchrec.data_parallel_optimizer(model), or search without "
-            "data_parallel tables: searcher.sharding_types=[column_wise,row_wise]",
+            remedy="Train these tables with neuroshard.torchrec.data_parallel_optimizer(model), or set "
+            "searcher.sharding_types=[column_wise,row_wise] and search again",
         ),
     )

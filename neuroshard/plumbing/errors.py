@@ -18,9 +18,9 @@ _PROJECT = __name__.partition(".")[0]
 
 
 class UserError(ValueError):
-    """A user's mistake: its parts say what is wrong and where, the limit, and what to do; `str(error)` is one line.
+    """A user's mistake, as a message in parts; `str(error)` renders the parts in one line.
 
-    The arguments are those of `Message`.
+    The arguments are the fields of `Message`.
     """
 
     def __init__(self, code: str, what: object, *, where: str = "", limit: str = "", remedy: str = "") -> None:
@@ -103,6 +103,11 @@ def raised_by(error: BaseException, *packages: str) -> bool:
     modules = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__))
     callers = [name for module in modules if (name := module.partition(".")[0]) in (_PROJECT, *packages)]
     return bool(callers) and callers[-1] in packages
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or the name of its class if it has no text."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def unknown_name(what: str, name: str, valid: Iterable[str], first: Sequence[str] = ()) -> UserError:

@@ -62,6 +62,11 @@ def write_json(path: Path, content: object) -> None:
     write_atomically(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
+def ending_of(path: Path) -> str:
+    """Return how the name of a file ends, as a clause for errors."""
+    return f"the file name ends in {path.suffix!r}" if path.suffix else "the file name has no suffix"
+
+
 def regular_file(path: Path, what: str) -> Path:
     """Check that `path` is a regular file, and return it; `what` names it ("plan", "manifest", ...).
 
@@ -73,7 +78,7 @@ def regular_file(path: Path, what: str) -> Path:
         status = path.stat()
     except FileNotFoundError:
         remedy = "Correct the path, or make the file first"
-        raise UserError("file-missing", f"there is no {what} at {path}", remedy=remedy) from None
+        raise UserError("file-missing", f"{what} {path} does not exist", remedy=remedy) from None
     except (OSError, ValueError) as error:
         raise _unreadable(path, what, error) from None
     if not stat.S_ISREG(status.st_mode):
@@ -146,15 +151,16 @@ def check_file(path: Path) -> None:
 def _check_place(out: Path, places: Sequence[Path], kind: str) -> None:
     """Raise UserError unless the first of some places that exists is a directory that can be written to."""
     nearest = next(place for place in places if os.path.lexists(place))
+    remedy = f"Choose another {kind.lower()} with out={kind}"
     if not nearest.is_dir():
-        remedy = f"Set out to another place: out={kind}"
-        raise UserError("out-under-file", f"{nearest} is not a directory", where=f"out={out}", remedy=remedy)
+        what = f"{nearest} exists, but is not a directory"
+        raise UserError("out-under-file", what, where=f"out={out}", remedy=remedy)
     try:
         with TemporaryFile(dir=nearest):  # which tells: root may write to /proc, and can't
             pass
     except OSError as error:
-        what = f"{nearest} {'has no space left' if error.errno == errno.ENOSPC else 'cannot be written to'}"
-        remedy = f"Set out to another place: out={kind}"
+        reason = "has no space left" if error.errno == errno.ENOSPC else "cannot be written to"
+        what = f"the directory {nearest} {reason}"
         raise UserError("out-unwritable", what, where=f"out={out}", remedy=remedy) from None
 
 
@@ -193,16 +199,17 @@ def _locked(lock: Path, directory: Path) -> int:
             file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
         except OSError as error:
             reason = "the file is a symbolic link" if lock.is_symlink() else str(error.strerror)
-            remedy = f"Delete {lock}, or set out to another place: out=DIRECTORY"
-            raise UserError("out-lock-refused", f"{lock} cannot be locked", limit=reason, remedy=remedy) from None
+            what = f"the lock file {lock} cannot be opened"
+            remedy = f"Delete {lock}, or choose another directory with out=DIRECTORY"
+            raise UserError("out-lock-refused", what, limit=reason, remedy=remedy) from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(file), lock.lstat()):
                 return file
         except BlockingIOError:
             os.close(file)
-            what = f"another run is writing to {directory}"
-            remedy = "Wait for the other run to end, or set out to another place: out=DIRECTORY"
+            what = f"another run is writing to the directory '{directory}'"
+            remedy = "Wait for the other run to end, or choose another directory with out=DIRECTORY"
             raise UserError("out-in-use", what, remedy=remedy) from None
         except FileNotFoundError:
             pass

@@ -1,6 +1,6 @@
 """Errors and warnings as messages in parts, which are rendered here and nowhere else."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,10 @@ class Message:
     remedy: str = ""
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # whatever values it names, a message is one line
-            object.__setattr__(self, field.name, " ".join(getattr(self, field.name).split()))
+        for field in fields(self):  # a message is one line, whatever values it names, and other libraries end sentences
+            text = " ".join(getattr(self, field.name).split())
+            ends = text.endswith(".") and not text.endswith("..")
+            object.__setattr__(self, field.name, text[:-1] if ends else text)
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
@@ -36,3 +38,10 @@ class Message:
 def number_of(count: int, noun: str, plural: str | None = None) -> str:
     """Return a number with its noun, such as "1 table" or "3 tables"."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def both_in_one(first: Message | None, second: Message | None) -> Message | None:
+    """Return one message that renders both, with the code of the first; None if there is neither."""
+    if first is None or second is None:
+        return first or second
+    return replace(first, remedy=". ".join(filter(None, (first.remedy, str(second)))))

@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.errors import UserError, first_line
 from neuroshard.plumbing.files import MAX_FILE_BYTES, read_bytes, write_atomically
 from neuroshard.plumbing.messages import number_of
 
@@ -54,11 +54,11 @@ def _read(path: Path, what: str, taken: Callable[[pa.Table], _Read]) -> _Read:
         size = sum(file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups))
         if size > MAX_FILE_BYTES or file.metadata.num_rows > _MAX_ROWS:
             there = f"{number_of(file.metadata.num_rows, 'row')} that unpack to {number_of(size, 'byte')}"
-            limit = f"the maximum is {number_of(_MAX_ROWS, 'row')} and {number_of(MAX_FILE_BYTES, 'byte')}"
+            limit = f"the maximum is {number_of(_MAX_ROWS, 'row')}, and {number_of(MAX_FILE_BYTES, 'byte')} unpacked"
             remedy = "Give a smaller file"
             raise UserError("parquet-large", f"{what} {path} has {there}", limit=limit, remedy=remedy)
         if twice := {name for name in names if names.count(name) > 1}:
-            remedy = "Rename or delete one of the columns"
+            remedy = "Rename or delete one of these two columns"
             raise UserError(
                 "parquet-column-twice", f"{what} {path} has two columns named {min(twice)!r}", remedy=remedy
             )
@@ -66,6 +66,6 @@ def _read(path: Path, what: str, taken: Callable[[pa.Table], _Read]) -> _Read:
     except UserError:
         raise
     except (OSError, ValueError, KeyError, IndexError, OverflowError, MemoryError, pa.ArrowException) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
-        remedy = "Restore the file, or write the file again"
+        reason = first_line(error)
+        remedy = "Restore the file from a copy, or write the file again"
         raise UserError("parquet-damaged", f"{what} {path} is damaged", limit=reason, remedy=remedy) from None

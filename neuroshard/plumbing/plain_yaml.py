@@ -40,7 +40,7 @@ def read_yaml(path: Path, what: str) -> Any:
         where = ", ".join(filter(None, (f"{what} {path}", error.message.where)))
         raise error.changed(where=where) from None
     except (yaml.YAMLError, ValueError, OverflowError, TypeError) as error:
-        unreadable, remedy = f"{what} {path} is not valid YAML", "Correct the file"
+        unreadable, remedy = f"{what} {path} is not valid YAML", "Correct the YAML text"
         raise UserError("yaml-unreadable", unreadable, limit=str(error), remedy=remedy) from None
     except RecursionError:
         raise nested_too_deeply(MAX_DEPTH).at(f"{what} {path}") from None
@@ -59,7 +59,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is untyped
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             where = f"line {self.peek_event().start_mark.line + 1}"
-            what, limit = "there is an alias (*name)", "aliases are not read"
+            what, limit = "the file has a YAML alias (*name)", "NeuroShard does not read aliases"
             remedy = "Write the value out in place of the alias"
             raise UserError("yaml-alias", what, where=where, limit=limit, remedy=remedy)
         return super().compose_node(parent, index)
@@ -74,7 +74,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is untyped
                 what, remedy = f"the name of a field is {shown(key)}, which is not text", "Put the name in quotes"
                 raise UserError("yaml-name-not-text", what, where=where, remedy=remedy)
             if key in seen:
-                what, remedy = f"field {key!r} occurs twice in one mapping", "Delete all but one of them"
+                what, remedy = f"field {key!r} occurs twice in one mapping", "Delete one of these two fields"
                 raise UserError("yaml-field-twice", what, where=where, remedy=remedy)
             seen.add(key)
         fields: dict[Hashable, Any] = super().construct_mapping(node, deep)

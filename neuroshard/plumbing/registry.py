@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from neuroshard.plumbing.configs import FOLDER, choices, is_group, quoted
-from neuroshard.plumbing.errors import UserError, check_name, raised_by, unknown_name, user_error_in
+from neuroshard.plumbing.errors import UserError, check_name, first_line, raised_by, unknown_name, user_error_in
 from neuroshard.plumbing.schema import shown
 
 _BUILDING = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")  # Hydra's words for what is built
@@ -287,7 +287,7 @@ def _unwrapped(make: Callable[[], Any]) -> Any:
 
 def _of_config(error: OmegaConfBaseException) -> UserError:
     """Make the UserError of an error about a config: OmegaConf's first line, with the setting that it is about."""
-    text = next(iter(str(error).splitlines()), type(error).__name__)
+    text = first_line(error)
     named = _FULL_KEY.search(str(error))
     key = "" if named is None else named[1].removeprefix("run.")
     what = f"{key} cannot be read" if key else "a setting cannot be read"

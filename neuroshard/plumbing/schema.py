@@ -67,8 +67,8 @@ _LONGEST_INT = 160  # bits of a number that is written out
 _BOUNDS = {  # of msgspec: the limit, and a value within it
     ">=": ("the minimum{} is {}", "{} or more"),
     "<=": ("the maximum{} is {}", "{} or less"),
-    ">": ("the value{} is above {}", "more than {}"),
-    "<": ("the value{} is below {}", "less than {}"),
+    ">": ("the value{} must be above {}", "more than {}"),
+    "<": ("the value{} must be below {}", "less than {}"),
 }
 _WORDS = {
     "int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list",
@@ -137,10 +137,10 @@ def _check_fields(pairs: list[tuple[str, object]]) -> None:
     seen: set[str] = set()
     for key, value in pairs:
         if key in seen:
-            remedy = "Delete all but one of them"
+            remedy = "Delete one of these two fields"
             raise UserError("json-field-twice", f"field {shown(key)} occurs twice in one object", remedy=remedy)
         if isinstance(value, float) and not isfinite(value):
-            limit, remedy = "numbers are finite, below 1.8e308", "Correct the number"
+            limit, remedy = "numbers must be finite, and below 1.8e308", "Correct the number"
             raise UserError("json-number-infinite", f"field {shown(key)} is {value}", limit=limit, remedy=remedy)
         seen.add(key)
 
@@ -252,12 +252,13 @@ def _path_in(message: str) -> str:
 def _wanted(text: str) -> tuple[str, str]:
     """Return the limit that the beginning of a message of msgspec's names, as a clause; and a right value, if any."""
     if match := re.fullmatch(r"Expected `([^`]*)`(?:, got `.*`)?", text):
-        right = " or ".join(_WORDS.get(name, name) for name in match[1].split(" | "))
+        types = match[1].split(" | ")
+        right = " or ".join(_WORDS.get(name, name) for name in types if name != "int" or "float" not in types)
         return f"{right} is expected", right
     if match := re.fullmatch(r"Expected `([^`]*)` that's a multiple of (.*)", text):
         return f"a multiple of {match[2]} is expected", f"a multiple of {match[2]}"
     if match := re.fullmatch(r"Expected `([^`]*)` of length (\d+)(?:, got (\d+))?", text):
-        number, there = match[2], f", not {match[3]}" if match[3] else ""
+        number, there = match[2], f", not of length {match[3]}" if match[3] else ""
         return f"{_WORDS.get(match[1], match[1])} of length {number} is expected{there}", f"a value of length {number}"
     if match := re.fullmatch(r"Expected `([^`]*)` (of length )?([<>]=?) (.*)", text):
         limit, right = _BOUNDS[match[3]]

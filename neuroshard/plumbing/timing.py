@@ -29,12 +29,15 @@ class TimingProtocol:
     back.
 
     Attributes:
-        warmup: number of untimed runs of each sample, before the timed runs.
-        rounds: number of rounds over all samples in memory; each round runs the samples in a random order.
-        repeats_per_round: number of timed runs of each sample in a row, per round.
-        live: maximum number of samples in memory at once.
-        flush_bytes: number of bytes, or text such as 32MiB, that are written on the measured device before every run,
-            so that no run finds its rows in a hardware cache; 0: none.
+        warmup: number of untimed runs of each sample (a kernel call or an exchange) before its timed runs.
+        rounds: number of times that all samples (kernel calls or exchanges) in memory are timed, each time in a new
+            random order; larger values average out slow phases of the machine, and take longer.
+        repeats_per_round: number of timed runs of each sample (a kernel call or an exchange) directly after one
+            another, in each pass over the samples (rounds= sets the number of passes); larger values take longer.
+        live: maximum number of samples (kernel calls or exchanges) in memory at once; after these samples are measured,
+            the next samples are loaded; larger values need more memory.
+        flush_bytes: bytes to write on the device before every run, so that hardware caches contain no table rows; 0
+            writes none on a CPU, and a GPU always writes at least twice its L2 cache.
     """
 
     warmup: Count = 1

@@ -94,10 +94,11 @@ class _Row:
         """Times as arrays; None where there are none."""
         if self.times_ms is None or self.at_s is None:
             if self.times_ms is not None or self.at_s is not None:
+                there, missing = ("at_s", "times_ms") if self.times_ms is None else ("times_ms", "at_s")
                 raise UserError(
                     "sample-times-incomplete",
-                    "the sample has only one of times_ms and at_s",
-                    limit="a sample has both or neither",
+                    f"the sample has {there} but not {missing}",
+                    limit="a sample must have both fields or neither field",
                     remedy=_DAMAGED,
                 )
             return None
@@ -106,7 +107,7 @@ class _Row:
             raise UserError(
                 "sample-times-count",
                 f"times_ms has {number_of(len(times), 'time')} for {number_of(len(at_s), 'repeat')}",
-                limit=f"a sample has at least one repeat, and a repeat has {number_of(math.prod(self.shape), 'time')}",
+                limit=f"a sample needs at least one repeat, with {number_of(math.prod(self.shape), 'time')} per repeat",
                 remedy=_DAMAGED,
             )
         return Repeats(times.reshape(-1, *self.shape), at_s)
@@ -134,6 +135,7 @@ class _ComputeRow(_Row):
                 raise UserError(
                     "sample-field-count",
                     f"the sample has {number_of(len(self.tables), 'table')} but {len(values)} {name}",
+                    limit=f"{name} must have one value for each table",
                     remedy=_DAMAGED,
                 )
         tables = tuple(map(sized, self.tables, self.dims, self.features, repeat(self.pooled)))

@@ -32,7 +32,10 @@ def check_nothing_else(path: Path, own: Collection[str]) -> None:
     for name, what in _MARKS.items():
         if name not in own and (path / name).exists():
             raise UserError(
-                "out-other-contents", f"{path} contains {what} ({name})", remedy="Set another out=DIRECTORY"
+                "out-other-contents",
+                f"the directory '{path}' contains {what} ({name})",
+                limit="the files of this command must not be mixed with other files",
+                remedy="Choose another directory with out=DIRECTORY",
             )
 
 
@@ -98,8 +101,9 @@ class RunDirectory:
         if any((self.path / name).exists() for name in (_RUN, _SETTINGS)):
             raise UserError(
                 "out-has-run",
-                f"{self.path} contains a run",
-                remedy="Set another out=DIRECTORY, or delete this directory",
+                f"the directory '{self.path}' contains a run",
+                limit="each run needs a directory of its own",
+                remedy="Choose another directory with out=DIRECTORY, or delete this directory",
             )
 
     def finish(self, kind: RunKind, facts: Mapping[str, Any]) -> None:
@@ -135,9 +139,9 @@ class RunDirectory:
         if run is None or run.kind != kind:
             raise UserError(
                 "run-other-kind",
-                f"{self.path} does not contain a {kind} run",
-                limit="" if run is None else f"the run in this directory is of the kind {run.kind!r}",
-                remedy=f"Give the out= directory of a finished `neuroshard {kind}` run",
+                f"the directory '{self.path}' does not contain a run of `neuroshard {kind}`",
+                limit="" if run is None else f"the run in this directory is of kind {run.kind!r}",
+                remedy=f"Give the directory that was set as out= of a finished run of `neuroshard {kind}`",
             )
         return run.facts
 
@@ -168,8 +172,8 @@ def write_own(path: Path, write: Callable[[], None], is_same: Callable[[], bool]
     if not same:
         raise UserError(
             "out-file-differs",
-            f"{path} exists, and differs from the file that this run would write",
-            remedy="Move the file to another directory, or set another out=DIRECTORY",
+            f"the file '{path}' exists, and differs from the file that this run would write",
+            remedy="Move the file to another directory, or choose another directory with out=DIRECTORY",
         )
 
 
@@ -182,7 +186,7 @@ def check_same(directory: Path, begun: Mapping[str, Any], now: Mapping[str, Any]
     for key in sorted(before.keys() | after.keys()):
         if before.get(key) != after.get(key):
             was, now_is = shown(before.get(key)), shown(after.get(key))
-            of_files = "other contents of files that it reads: models, plans or policies"
+            of_files = "other models, plans or policies: the content of a file that the run reads has changed"
             raise begun_otherwise(directory, of_files if key == READS else f"{key}={was}, not {now_is}")
 
 
@@ -190,8 +194,9 @@ def begun_otherwise(directory: Path, what: str) -> UserError:
     """Make the error for a directory whose run was begun with something else."""
     return UserError(
         "out-begun-otherwise",
-        f"{directory} contains a run that was begun with {what}",
-        remedy="Use the same settings and files to resume the run, or set another out=DIRECTORY",
+        f"the directory '{directory}' contains a run that was begun with {what}",
+        remedy="Do one of these: use the settings and files of that run, to resume the run; or choose another "
+        "directory (out=DIRECTORY)",
     )
 
 

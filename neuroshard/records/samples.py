@@ -88,7 +88,7 @@ class ComputeSample:
                 "sample-block-count",
                 f"blocks has {number_of(len(self.blocks), 'row block')} "
                 f"for {number_of(len(self.tables), f'{self.form} table')}",
-                limit="each row_wise table has one row block, and other tables have none",
+                limit="each row_wise table must have one row block, and other tables must have none",
                 remedy="Give one row block for each row_wise table, and none for other tables",
             )
         self._check_kernel()
@@ -104,7 +104,7 @@ class ComputeSample:
                 raise UserError(
                     "sample-rows-outside",
                     f"a block of table {table.name!r} has rows {block.row} to {block.row_end - 1}",
-                    limit=f"a block has at least one row, and the table has rows 0 to {table.rows - 1}",
+                    limit=f"a block must have at least one row, and the table has rows 0 to {table.rows - 1}",
                     remedy="Give a block of rows that the table has",
                 )
 
@@ -114,7 +114,7 @@ class ComputeSample:
             raise UserError(
                 "kernel-pooling-mixed",
                 "one kernel call has both pooled tables and sequence tables",
-                limit="a kernel call has tables of one of these types",
+                limit="FBGEMM has no kernel for both types of tables together",
                 remedy="Make two samples: one of the pooled tables, and one of the sequence tables",
             )
         if (call := self.call) not in CALLS:
@@ -132,8 +132,8 @@ class ComputeSample:
             raise UserError(
                 "kernel-widths-mixed",
                 f"one kernel call has sequence tables of {' and '.join(map(str, sorted(widths)))} columns",
-                limit="the sequence tables of a kernel call have one width",
-                remedy="Make one sample for each width",
+                limit="all sequence tables of a kernel call must have the same number of columns",
+                remedy="Make one sample for each number of columns",
             )
 
     @property
@@ -188,32 +188,34 @@ class CommSample:
                 f"size_bytes has {number_of(len(self.size_bytes), 'size')}, "
                 f"but start_ms has {number_of(len(self.start_ms), 'delay')}",
                 where="exchange",
-                limit="each device has one size and one start delay, and there is at least one device",
+                limit="each device has one size and one start delay, so both must have the same length, at least 1",
                 remedy="Give one size and one start delay for each device",
             )
         if len(self.size_bytes) % self.host_size:
             raise UserError(
                 "exchange-hosts-uneven",
-                f"devices_per_host is {self.host_size}, but there are {number_of(len(self.size_bytes), 'device')}",
+                f"devices_per_host is {self.host_size} in an exchange of {number_of(len(self.size_bytes), 'device')}",
                 where="exchange",
-                limit="every host has the same number of devices",
+                limit="devices_per_host must divide the number of devices",
                 remedy=f"Set devices_per_host to a divisor of {len(self.size_bytes)}",
             )
         if self.devices_per_host is None and self.collective in BETWEEN_HOSTS:
             raise UserError(
                 "exchange-hosts-missing",
-                f"{name_of(self.collective)} needs devices_per_host",
+                "devices_per_host is not set",
                 where="exchange",
+                limit=f"the collective {name_of(self.collective)} needs the number of devices on each host",
                 remedy="Set devices_per_host to the number of devices on each host",
             )
         for host in self._alike:
             if len(set(host)) > 1:
+                devices = "all devices of a host" if self.collective in BETWEEN_HOSTS else "all devices"
                 raise UserError(
                     "exchange-sizes-unequal",
-                    f"the sizes of {name_of(self.collective)} are {shown(host)}",
+                    f"the sizes in bytes of {name_of(self.collective)} are {shown(host)}",
                     where="exchange",
-                    limit="the devices that take part in this collective must have equal sizes",
-                    remedy="Give equal sizes",
+                    limit=f"in this collective, {devices} must have the same size",
+                    remedy=f"Set size_bytes to the same size for {devices}",
                 )
 
     @property

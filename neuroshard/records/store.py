@@ -81,9 +81,9 @@ class Manifest:
             there = f"{_text(self.hardware.get('kind'))} ({_text(self.hardware.get('device'))})"
             raise UserError(
                 "data-other-hardware",
-                f"{directory} was measured on {there}",
-                limit=f"this machine is {here.kind} ({here.device})",
-                remedy="Set another out=DIRECTORY",
+                f"the data in the directory '{directory}' was measured on {there}",
+                limit=f"this machine is {here.kind} ({here.device}), and a directory has data of one type of machine",
+                remedy="Choose another directory with out=DIRECTORY",
             )
 
     @property
@@ -220,7 +220,7 @@ def _read_parquet(path: Path, read: Callable[[Path, str], _Read], remedy: str) -
     if not path.exists():
         raise UserError(
             "data-file-missing",
-            f"{path} is missing",
+            f"the data file {path} does not exist",
             remedy=f"Check that {path.parent} is a data directory, such as `neuroshard collect` makes",
         )
     try:

@@ -9,7 +9,7 @@ from neuroshard.models.parts import UNKNOWN_DENSE_MS
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.plumbing.messages import Message
+from neuroshard.plumbing.messages import Message, both_in_one
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.tasks.task import Task
 
@@ -37,14 +37,7 @@ def find_plan(searcher: Searcher, task: Task, simulator: Simulator) -> Found:
     found = [searcher.find(task, simulator.beside_dense(dense_ms)) for dense_ms in _SEARCHED_MS]
     costs_ms = _costs_ms(task, [one.plan for one in found], simulator)
     chosen = int(np.argmin((costs_ms - costs_ms.min(axis=0)).max(axis=1)))
-    return replace(found[chosen], warning=_both(_described(costs_ms, chosen), found[chosen].warning))
-
-
-def _both(first: Message | None, second: Message | None) -> Message | None:
-    """Return one message that renders both, with the code of the first; None if there is neither."""
-    if first is None or second is None:
-        return first or second
-    return replace(first, remedy=f"{first.remedy}. {second}")
+    return replace(found[chosen], warning=both_in_one(_described(costs_ms, chosen), found[chosen].warning))
 
 
 def _costs_ms(task: Task, plans: Sequence[Plan], simulator: Simulator) -> FloatArray:
@@ -70,8 +63,8 @@ def _described(costs_ms: FloatArray, chosen: int) -> Message | None:
     times += [f"{_JUDGED_MS[long[0]]:.0f} ms or more"] if len(long) else []
     return Message(
         "dense-time-unknown",
-        "the time of the dense network per step is unknown",
-        limit=f"the plan suits all times from 0 to {_LONGEST_MS:.0f} ms, but if the time is {' or '.join(times)}, "
-        f"another plan costs up to {saved_ms.max():.2f} ms less",
-        remedy="Give the time in ms, such as dense_ms=8",
+        "the time of the dense network per step is unknown, so the chosen plan is a compromise for times from 0 to "
+        f"{_LONGEST_MS:.0f} ms",
+        limit=f"if the time is {' or '.join(times)}, another plan costs up to {saved_ms.max():.2f} ms less",
+        remedy="Set dense_ms to the time in ms, such as dense_ms=8",
     )

@@ -58,7 +58,8 @@ class Found:
                 "plan-breaks-limits",
                 "none of the plans found keeps all limits",
                 limit=f"in the best plan, {self.plan.violations[0]}",
-                remedy="Give more memory, loosen the constraints, or try another searcher",
+                remedy="Do one of these: give devices and hosts more memory; loosen the constraints; or set another "
+                "searcher",
             )
         if isinstance(self.warning, str):
             object.__setattr__(self, "warning", Message("search-warning", self.warning))
@@ -130,8 +131,8 @@ def _as_found(searcher: Searcher, found: object) -> Found:
     raise UserError(
         "searcher-returned-other",
         f"{type(searcher).__name__}.find returned {what}",
-        limit="a search method returns a Found",
-        remedy="Return ns.Found(plan)",
+        limit="find must return a Found",
+        remedy="Return ns.Found(plan) from find",
     )
 
 
@@ -192,9 +193,9 @@ def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:
         (name, value), method = next(iter(settings.items())), type(searcher).__name__
         raise UserError(
             "searcher-setting-twice",
-            f"{name}={shown(value)} is given with a {method}",
-            limit="settings are allowed only with the name of a search method",
-            remedy=f"Give the setting to the object itself: {method}({name}=...)",
+            f"{name}={shown(value)} is set, but searcher is an object ({method})",
+            limit="search settings can be passed only with the name of a search method",
+            remedy=f"Pass the setting to the object: {method}({name}=...)",
         )
     return searcher
 

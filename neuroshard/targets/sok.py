@@ -110,7 +110,7 @@ def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
             f"table {table.name!r} has {table.bytes_per_element} bytes per element in host memory",
             where="plan",
             limit=f"SOK stores {_FLOAT_BYTES} bytes per element in host memory",
-            remedy=f"Plan the table with bytes_per_element={_FLOAT_BYTES}, or in device memory",
+            remedy=f"Plan the table with bytes_per_element={_FLOAT_BYTES}, or keep the table in device memory",
         )
     rows = max(placement.shard.rows for placement in placed)
     in_gpu = 0 if home.cache_load_factor is None else int(rows * home.cache_load_factor * table.dim * _FLOAT_BYTES)

@@ -62,15 +62,18 @@ class Exported:
         if path.suffix != self.suffix:
             raise UserError(
                 "export-out-suffix",
-                f"out is {out}",
-                limit=f"this export is a *{self.suffix} file",
+                f"out is {str(out)!r}",
+                limit=f"this export writes a *{self.suffix} file",
                 remedy=f"Set out=FILE{self.suffix}",
             )
         paths = (path,) if self.snippet is None else (path, path.with_suffix(".json"))
         for one in paths:
             if one.is_dir():
                 raise UserError(
-                    "export-out-directory", f"{one} is a directory", remedy=f"Set another out=FILE{self.suffix}"
+                    "export-out-directory",
+                    f"the path {str(one)!r} is a directory",
+                    limit="the export writes a file of this name",
+                    remedy=f"Set another out=FILE{self.suffix}",
                 )
         return paths
 
@@ -132,7 +135,7 @@ class Target:
         if plan.violations:
             raise UserError(
                 "export-plan-breaks-task",
-                "the plan does not fit its task",
+                "the plan breaks a limit of its task",
                 where=name,
                 limit=plan.violations[0],
                 remedy="Search again, or correct the task",
@@ -161,7 +164,7 @@ class Target:
                 "export-host-memory",
                 broken[0],
                 where="plan",
-                limit=f"this is the memory that {self.title} takes for tables in host memory",
+                limit=f"{self.title} needs more memory for tables in host memory than the plan assumes",
                 remedy=f"Search for another plan with target={self.name}",
             )
 
@@ -214,7 +217,7 @@ class Target:
         if self.steps == "other" and models.of_whole_steps:
             raise UserError(
                 "target-other-framework",
-                f"costs by {models.label} count the overhead of TorchRec",
+                f"the cost models {models.label!r} count the overhead of TorchRec",
                 limit=f"{self.title} trains without TorchRec",
                 remedy="Remove framework=torchrec, or search with target=torchrec",
             )
@@ -232,9 +235,9 @@ class Target:
         return (
             Message(
                 "memory-weights-only",
-                f"plans for {self.title} count only the weights",
+                f"plans for {self.title} count only the memory of the weights",
                 where="memory",
-                limit="training may run out of memory",
+                limit="optimizer state and batches need memory too, so training may run out of memory",
                 remedy="Pass memory=ns.MemoryUse('rowwise_adagrad', batches_in_flight=1) to the task, or "
                 "memory=training on the command line",
             ),
@@ -282,7 +285,10 @@ class Target:
             has = " and ".join(name for name in SHARDING_TYPES if name in types)
             return f"is {layout.sharding_type(placed, task.topology)}", f"{self.title} has only {has} {which}"
         if (tier := placed[0].tier_assignment.tier) not in self.tiers:
-            return f"is in tier {tier.value}", f"{self.title} has only {' and '.join(sorted(self.tiers))}"
+            return (
+                f"is in tier {tier.value}",
+                f"{self.title} has tables only in tier {' and '.join(sorted(self.tiers))}",
+            )
         return self._refused_widths(placed) if self.equal_widths else None
 
     def _refused_widths(self, placed: Sequence[Placement]) -> tuple[str, str] | None:
@@ -290,9 +296,9 @@ class Target:
         widths = {placement.shard.dim for placement in placed}
         if len(widths) > 1:
             wide = " and ".join(map(str, sorted(widths)))
-            return f"is in shards of {wide} columns", f"{self.title} needs equal widths"
+            return f"is in shards of {wide} columns", f"{self.title} needs column shards of equal width"
         if len({placement.device for placement in placed}) < len(placed):
-            return "has several shards on one device", f"{self.title} has one shard of a table on a device"
+            return "has several shards on one device", f"{self.title} allows only one shard of a table on each device"
         return None
 
 
@@ -332,9 +338,9 @@ def target_named(name: str | None, module: str = "") -> Target:
     if name != _TORCHREC:
         raise UserError(
             "target-without-modules",
-            f"module is {module!r}",
-            limit=f"{target.title} has no modules",
-            remedy="Remove module, or export to torchrec",
+            f"module is set to {module!r}",
+            limit=f"module applies to exports to TorchRec only, not to {target.title}",
+            remedy="Remove module, or export with to=torchrec",
         )
     return replace(target, write=partial(held.write, module=module))
 
@@ -381,16 +387,18 @@ def memory_for(
     only the weights, as in the papers.
 
     Args:
-        target: sok | hugectr | torchrec | json: the system that plans are made for, which decides the defaults of
-            optimizer and batches_in_flight; null: no system.
-        optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: the optimizer whose state counts in
-            device memory; null: rowwise_adagrad if the target trains (sok, hugectr, torchrec), else no state.
-        batches_in_flight: number of batches whose inputs and outputs are in device memory at once; null: 1 if the
-            target trains, else 0.
-        pipeline: none | sparse_dist | prefetch | semi_sync: TorchRec's training pipeline, whose buffers count instead
-            of those of batches_in_flight; null: batches_in_flight counts.
-        dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: the optimizer that updates
-            data-parallel tables, whose state counts in device memory; null: the same optimizer as for other tables.
+        target: sok | hugectr | torchrec | json: system that trains with the plans (NVIDIA's SOK or HugeCTR, TorchRec,
+            or a reader of JSON), which sets the defaults of memory.optimizer and memory.batches_in_flight; None means
+            no system.
+        optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer of the tables, whose state
+            counts as memory; None: rowwise_adagrad for target sok, hugectr or torchrec, else sgd (no state).
+        batches_in_flight: number of batches whose inputs and outputs are in device memory at once, from 0 (no buffers)
+            to 1000; None: 1 for target sok, hugectr or torchrec, else 0.
+        pipeline: none | sparse_dist | prefetch | semi_sync: TorchRec's training pipeline, whose buffers count as memory
+            in place of batches_in_flight: none (no overlap of batches), TrainPipelineSparseDist,
+            PrefetchTrainPipelineSparseDist or TrainPipelineSemiSync; None counts batches_in_flight.
+        dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer of data-parallel
+            tables, whose state counts as memory; None means the same optimizer as for other tables.
     """
     trains = target_named(target).trains
     usual = MemoryUse("rowwise_adagrad", batches_in_flight=1) if trains else MemoryUse()
@@ -404,13 +412,13 @@ class Export:
     """Everything `neuroshard export` needs.
 
     Attributes:
-        plan: path of the plan file, written without plan=: export PLAN.json.
-        to: sok | hugectr | torchrec | json: the system to export for: sok is NVIDIA's SparseOperationKit, hugectr is
-            the embedding collection of NVIDIA's HugeCTR, json is a plain list of placements for other tools.
-        out: path of the file to write: *.py for sok and hugectr, with the same content as *.json next to it; *.json
-            for torchrec and json.
-        module: path inside the model of the collection that has the tables, such as sparse_arch.ebc, only with
-            to=torchrec; empty: the file names no collection.
+        plan: path of the plan file; required; give it as a plain argument, without 'plan=', as in: export PLAN.json.
+        to: sok | hugectr | torchrec | json: system to export for: sok (NVIDIA's SparseOperationKit), hugectr (the
+            embedding collection of NVIDIA's HugeCTR), torchrec, or json (a plain list of placements for other tools).
+        out: path of the file to write; the name ends in .json for torchrec and json, and in .py for sok and hugectr,
+            which also write the content as .json.
+        module: path of the embedding collection inside your model, such as sparse_arch.ebc, allowed only with
+            to=torchrec; if empty, the file names no collection.
     """
 
     plan: PathName
@@ -434,14 +442,15 @@ class Export:
             if path.samefile(self.plan):
                 raise UserError(
                     "export-out-is-plan",
-                    f"{path} is the plan that is exported",
+                    f"the export would overwrite {str(path)!r}, which is the plan that is exported",
                     remedy=f"Set another out=FILE{exported.suffix}",
                 )
         for path in there:
             if not _is_like(path, exported):
                 raise UserError(
                     "export-out-other-file",
-                    f"{path} exists, and is not an earlier export to {target.name}",
+                    f"the file {str(path)!r} exists and is not an earlier export to {target.name}",
+                    limit="an export overwrites only an earlier export to the same target",
                     remedy=f"Set another out=FILE{exported.suffix}, or delete the file",
                 )
         check_file(paths[0])

@@ -37,8 +37,9 @@ def _dotted_remarks(plan: Plan) -> tuple[Message, ...]:
         Message(
             "export-dotted-names",
             f"the plan has {number_of(len(dotted), 'table')} with a dot in the name",
-            limit=f"TorchRec has no such names, and {dotted[0]!r} is read as table {name!r} of module {path!r}",
-            remedy="Rename such a table if the part before the dot is not the path of a module",
+            limit=f"TorchRec allows no dot in names, so {dotted[0]!r} is read as table {name!r} of module {path!r}",
+            remedy="If the part before the last dot is the path of a module, change nothing; otherwise rename each of "
+            "these tables",
         ),
     )
 
@@ -57,10 +58,10 @@ def _pod_remarks(plan: Plan) -> tuple[Message, ...]:
     return (
         Message(
             "export-pod-size",
-            f"the plan has {number_of(len(tables), 'table')} (such as {tables[0]!r}) row-wise on "
-            f"{topology.domain_size} devices of {hosts} hosts",
-            limit="without the pod size TorchRec trains other rows, without an error",
-            remedy=f"Set TORCHREC_RESOLVED_POD_SIZE={hosts} in every process of the job",
+            f"the plan has {number_of(len(tables), 'row-wise table')} (such as {tables[0]!r}) on "
+            f"{hosts} hosts with {number_of(topology.host_size, 'device')} each",
+            limit="TorchRec does not read the pod size from the plan, and would train wrong rows without an error",
+            remedy=f"Set TORCHREC_RESOLVED_POD_SIZE={hosts} (the number of hosts in a pod) in every process of the job",
         ),
     )
 

@@ -87,7 +87,7 @@ class TableRule:
                     "rule-limit-too-small",
                     f"{name} of the rule for {self.tables!r} is {value!r}",
                     where="constraints",
-                    limit="the minimum is 1",
+                    limit=f"{name} must be a whole number, 1 or more",
                     remedy=f"Set {name} to a whole number, 1 or more",
                 )
 
@@ -131,8 +131,8 @@ class PinnedShard:
                 "pin-dim-too-wide",
                 f"dim of a pinned shard of table {self.table!r} is {self.dim}",
                 where="constraints",
-                limit=f"a shard has at most {MAX_SHARD_DIM} columns",
-                remedy="Pin several narrower shards, each to other devices",
+                limit=f"a shard can have at most {MAX_SHARD_DIM} columns",
+                remedy="Pin several narrower shards, each to a different device",
             )
 
 
@@ -333,7 +333,7 @@ def _cached_share(table: Table, rules: Sequence[TableRule]) -> float | None:
             "rules-cache-load-factors",
             f"the rules for table {table.name!r} set cache_load_factor to {min(shares)} and to {max(shares)}",
             where="constraints",
-            limit="a table has one cache_load_factor",
+            limit="a table can have only one cache_load_factor",
             remedy="Set the same cache_load_factor in all rules for the table",
         )
     return shares.pop() if shares else None
@@ -357,7 +357,7 @@ def _sharding_types(rules: Sequence[TableRule]) -> frozenset[str]:
 def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> None:
     """Raise UserError if rules forbid to split a table by columns that is wider than a shard may be."""
     parts, what = fewest_parts(table.dim), f"table {table.name!r} has {table.dim} columns"
-    widest = f"a shard has at most {MAX_SHARD_DIM} columns"
+    widest = f"a shard can have at most {MAX_SHARD_DIM} columns"
     for rule in rules:
         if rule.max_shards is not None and rule.max_shards < parts:
             raise UserError(
@@ -365,24 +365,26 @@ def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> Non
                 f"{what}, and a rule for {rule.tables!r} allows {number_of(rule.max_shards, 'shard')}",
                 where="constraints",
                 limit=f"{widest}, so the table needs {number_of(parts, 'shard')}",
-                remedy=f"Set max_shards to {parts} or more (TorchRec: allow column_wise), or make the table narrower",
+                remedy=f"Set max_shards to {parts} or more (in ParameterConstraints: allow column_wise), or make the "
+                "table narrower",
             )
         if rule.min_dim is not None and rule.min_dim > min(MAX_SHARD_DIM, table.dim // parts):
             least = table.dim // parts // DIM_MULTIPLE * DIM_MULTIPLE
             raise UserError(
                 "wide-table-min-dim",
-                f"{what}, and a rule for {rule.tables!r} sets min_dim to {rule.min_dim}",
+                f"{what}, and a rule for {rule.tables!r} sets min_dim (the minimum number of columns of a shard) to "
+                f"{rule.min_dim}",
                 where="constraints",
-                limit=f"{widest}, so the table has {parts} or more shards, which are narrower",
-                remedy=f"Set min_dim (TorchRec: min_partition) to {least} or less, or make the table narrower",
+                limit=f"{widest}, so the table needs {parts} or more shards, and min_dim can be at most {least}",
+                remedy=f"Set min_dim (in ParameterConstraints: min_partition) to {least} or less, or make the table "
+                "narrower",
             )
         if rule.sharding_types is not None and not may_split(rule.sharding_types, num_hosts):
             raise UserError(
                 "wide-table-sharding-types",
-                f"{what}, and a rule for {rule.tables!r} allows only {' and '.join(rule.sharding_types)}, "
-                "which keep all columns together",
+                f"{what}, and a rule for {rule.tables!r} allows only {' and '.join(rule.sharding_types)}",
                 where="constraints",
-                limit=widest,
+                limit=f"{widest}, so the table needs a sharding type that splits columns",
                 remedy="Allow column_wise in this rule, or make the table narrower",
             )
 
@@ -413,52 +415,56 @@ def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices
     if not limits.devices:
         raise UserError(
             "table-no-device",
-            f"the rules for table {table.name!r} allow no device",
+            f"no device is allowed by all rules and pins for table {table.name!r}",
             where="constraints",
             limit=f"the topology has devices 0 to {num_devices - 1}",
-            remedy="Name at least one device of the topology in all rules and pins for the table",
+            remedy="Allow the same device in all rules and pins for the table",
         )
     if not limits.forms:
+        not_copied = "sequence tables" if not table.pooled else "tables in host memory"
+        restricted = not table.pooled or Tier.DEVICE not in limits.tiers
         raise UserError(
             "table-no-sharding-type",
-            f"the rules for table {table.name!r} leave no sharding type that the table may have",
+            f"the rules for table {table.name!r} together allow no sharding type that the table can have"
+            if restricted
+            else f"no sharding type is allowed by all rules for table {table.name!r}",
             where="constraints",
-            limit="all rules must allow the sharding type, and sequence tables and tables in host memory cannot be "
-            "data_parallel",
-            remedy="Allow a common sharding type, such as column_wise, in all rules for the table",
+            limit=f"{not_copied} cannot be data_parallel" if restricted else "",
+            remedy="Allow the same sharding type, such as column_wise, in all rules for the table",
         )
     if not limits.tiers:
         raise UserError(
             "table-no-tier",
-            f"the rules for table {table.name!r} leave no tier that the table may be in",
+            f"no tier is allowed by all rules for table {table.name!r}",
             where="constraints",
-            remedy="Allow a common tier, such as device, in all rules for the table",
+            remedy="Allow the same tier, such as device, in all rules for the table",
         )
     if all(LAYOUTS[form].everywhere for form in limits.forms) and len(limits.devices) < num_devices:
         raise UserError(
             "table-needs-all-devices",
-            f"the rules allow table {table.name!r} on {len(limits.devices)} of {number_of(num_devices, 'device')}",
+            f"the rules allow table {table.name!r} on only {len(limits.devices)} of {number_of(num_devices, 'device')}",
             where="constraints",
-            limit=f"the table may only be {' or '.join(sorted(limits.forms))}, which puts the table on every device",
-            remedy="Allow column_wise or all devices for the table",
+            limit=f"the only sharding type that the rules allow is {' or '.join(sorted(limits.forms))}, which puts the "
+            "table on every device",
+            remedy="Allow column_wise for the table, or allow the table on all devices",
         )
     counts = [(limits.min_shards, min(limits.max_shards, len(limits.devices)))]
     if not limits.free:  # the number of column shards says nothing about blocks of rows
         counts = [limits.counts_of(LAYOUTS[form]) for form in sorted(limits.forms)]
     if all(least > most for least, most in counts):
-        limit = "tables that are kept together are not split" if together else ""
+        limit = "tables in a group of `together` cannot be split" if together else ""
         if table.dim > MAX_SHARD_DIM:
-            limit += f"{', and ' if limit else ''}a shard has at most {MAX_SHARD_DIM} columns"
+            limit += f"{', and ' if limit else ''}a shard can have at most {MAX_SHARD_DIM} columns"
         least, most = counts[0]
         allowed = number_of(len(limits.devices), "device")
         raise UserError(
             "table-shard-counts",
-            f"table {table.name!r} ({table.dim} columns, {allowed} allowed) needs {number_of(least, 'shard')}, "
-            f"but can have {most}",
+            f"table {table.name!r} ({table.dim} columns, at least {limits.min_dim} in a shard, {allowed} allowed) "
+            f"needs {number_of(least, 'shard')}, but can have at most {most}",
             where="constraints",
             limit=limit,
-            remedy="Lower min_shards, min_blocks or min_dim, raise max_shards, or allow more devices"
-            + (", or do not keep the table together with others" if together else ""),
+            remedy="Do one of these: lower min_shards, min_blocks or min_dim; raise max_shards; "
+            + ("allow more devices; or remove the table from `together`" if together else "or allow more devices"),
         )
 
 
@@ -471,14 +477,14 @@ def constraints(
     """Parse constraints from plain lists, as a config has them.
 
     Args:
-        rules: list of limits for the tables whose names match a pattern, such as [{tables: user_*, devices: [0, 1],
-            min_shards: 2, max_shards: 4, min_dim: 16}].
-        pinned: list of shards with a fixed number of columns that must be on one of the devices that you name, such as
-            [{table: user_id, dim: 32, devices: [0]}].
-        together: list of groups of tables; the tables of a group are not split and are on one device, such as
+        rules: list of limits for tables whose names match a pattern, such as [{tables: user_*, devices: [0, 1],
+            max_shards: 4}]; docs/constraints.md lists all limits.
+        pinned: list of shards that every plan must contain: the table, the shard's number of columns (dim; all columns
+            keep the table whole), and the devices of which one must have the shard, such as [{table: user_id, dim: 32,
+            devices: [0]}].
+        together: list of groups of tables; all tables of a group are placed on one device and are not split, such as
             [[user_id, user_country]].
-        apart: list of groups of tables; two tables of a group are never on the same device, such as [[user_id,
-            item_id]].
+        apart: list of groups of tables; no device gets two tables of the same group, such as [[user_id, item_id]].
 
     Raises:
         UserError: a field is unknown, missing or of the wrong type.
@@ -491,7 +497,7 @@ def load_constraints(path: str) -> Constraints:
     """Load the constraints in a YAML or JSON file with the fields of `Constraints`.
 
     Args:
-        path: path of a YAML or JSON file with any of the fields rules, pinned, together and apart;
+        path: path of a YAML or JSON file with the fields rules, pinned, together and apart, or some of them;
             constraints=FILE.yaml is short for constraints.path=FILE.yaml.
 
     Raises:
@@ -505,7 +511,7 @@ def load_constraints(path: str) -> Constraints:
             "constraints-file-no-fields",
             f"the file contains {shown(content)}",
             where=path,
-            limit="a file of constraints has any of the fields rules, pinned, together and apart",
+            limit="constraints must be a mapping with at least one of the fields rules, pinned, together and apart",
             remedy="Write at least one of these fields",
         )
     return parse(content, Constraints, path)

@@ -30,7 +30,7 @@ def whole(
     Args:
         tables: tables of the task.
         topology: number of devices, and memory of each.
-        batch_size: global batch size: number of samples per step over all devices.
+        batch_size: global batch size (samples per step over all devices).
         memory: what counts against the memory of a device.
         constraints: rules for tables.
     """
@@ -43,11 +43,11 @@ class TaskDraw:
     """How tasks are drawn (NeuroShard, section 4.1).
 
     Attributes:
-        count: number of tasks to draw.
+        count: number of random tasks to draw; each task is a set of tables to shard.
         min_tables: minimum number of tables in a task. The number is uniform, and tables are drawn without repeats.
         max_tables: maximum number of tables in a task.
-        max_dim: maximum number of columns of a table, 4 times a power of two; each table gets a random number of
-            columns among max_dim, max_dim / 2, max_dim / 4 and so on down to 4. All of them are equally likely.
+        max_dim: maximum number of columns of a table, a power of two and at least 4; each table gets max_dim halved a
+            random number of times, down to 4. All of them are equally likely.
         seed: seed of the random tasks; another seed gives other tasks.
     """
 
@@ -82,7 +82,7 @@ def drawn(
     Args:
         tables: tables to draw from.
         topology: number of devices, and memory of each.
-        batch_size: global batch size: number of samples per step over all devices.
+        batch_size: global batch size (samples per step over all devices).
         draw: how tasks are drawn.
         memory: what counts against the memory of a device; None counts the weights alone.
         constraints: rules for tables; None sets no rules.
@@ -116,7 +116,7 @@ def from_file(path: str) -> tuple[Task, ...]:
     """Read the tasks in a file that `save_tasks` wrote.
 
     Args:
-        path: path of the tasks.json of an earlier run; tasks=FILE.json is short for tasks.path=FILE.json.
+        path: path of the tasks.json that an earlier run wrote; tasks=FILE.json is short for tasks.path=FILE.json.
 
     Raises:
         UserError: the file is missing or malformed, or holds no task.

@@ -73,19 +73,20 @@ class MemoryUse:
     """What counts against a device's memory in addition to the weights. Bytes are exact, or refused beyond 2^60.
 
     Attributes:
-        optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer whose state counts as memory
-            of the tables. sgd has no state, rowwise_adagrad a float for every row, adagrad a float for every element,
-            partial_rowwise_adam both, adam two floats for every element.
+        optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer of the tables, whose state
+            counts as memory: sgd has none, rowwise_adagrad 1 float per row, adagrad 1 per weight, partial_rowwise_adam
+            1 per weight plus 1 per row, adam 2 per weight.
         batches_in_flight: number of batches whose inputs and outputs are in device memory at once, from 0 to 1000; 0
-            counts no buffers, 1 is training without prefetching, and pipelines that prefetch need more. The papers
-            count no buffers.
-        pipeline: none | sparse_dist | prefetch | semi_sync: TorchRec's training pipeline whose buffers count as memory;
-            null counts the buffers of batches_in_flight instead. With prefetch, each width of cached tables has a cache
-            of its own, as in TorchRec.
-        dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer that updates
-            data-parallel tables, because the fused kernels do not update them; null counts the state of `optimizer`.
+            counts no buffers, 1 is training without prefetching, and prefetching needs more. The papers count no
+            buffers.
+        pipeline: none | sparse_dist | prefetch | semi_sync: TorchRec's training pipeline, whose buffers count as memory
+            in place of batches_in_flight: none (no overlap of batches), TrainPipelineSparseDist,
+            PrefetchTrainPipelineSparseDist or TrainPipelineSemiSync; None counts batches_in_flight. With prefetch, each
+            width of cached tables has a cache of its own, as in TorchRec.
+        dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer of data-parallel
+            tables, whose state counts as memory; None means the same optimizer as for other tables.
         host_tables: fbgemm | hkv: system that keeps tables in host memory: FBGEMM with its caches, or the hash tables
-            (HKV) of NVIDIA's SOK, whose keys and scores are in device memory. `neuroshard search target=sok` sets hkv.
+            (HKV) of NVIDIA's SOK, which keep keys and scores in device memory; `search target=sok` sets hkv.
     """
 
     optimizer: str = "sgd"
@@ -157,9 +158,9 @@ class MemoryUse:
         if (sets.totals(size.astype(np.float64)) > MAX_BYTES).any():
             raise UserError(
                 "memory-caches-too-large",
-                "the caches of a device take more than 2^60 bytes",
+                "the tables on one device, with the caches of tables in host memory, take more than 2^60 bytes",
                 where="memory",
-                remedy="Cache fewer tables on a device",
+                remedy="Cache fewer tables, or set a smaller cache_load_factor",
             )
         return size
 
@@ -211,12 +212,17 @@ class MemoryUse:
         size = size + _times(indices, held.permuted + held.prefetched * cached) + _times(outputs, held.outputs)
         size = size + gradient * min(held.outputs, 1)
         if (size > MAX_BYTES).any():
+            batches = (
+                "lower memory.batches_in_flight"
+                if self.pipeline is None
+                else "set memory.pipeline to a pipeline with fewer batches in flight"
+            )
             raise UserError(
                 "memory-table-too-large",
                 f"a table takes more than 2^60 bytes with optimizer state ({self.optimizer}) and the buffers of "
                 f"{number_of(max(held), 'batch', 'batches')} of {number_of(int(loads.samples.max()), 'sample')}",
                 where="memory",
-                remedy="Lower batch_size or memory.batches_in_flight, or set a memory.optimizer with less state",
+                remedy=f"Do one of these: lower batch_size; {batches}; or set a memory.optimizer with less state",
             )
         return size
 

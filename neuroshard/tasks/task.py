@@ -47,8 +47,8 @@ class Task:
             raise UserError(
                 "task-table-count",
                 f"the task has {number_of(len(self.tables), 'table')}",
-                limit=f"a task has 1 to {MAX_TABLES:,} tables",
-                remedy="Give at least one table" if not self.tables else "Leave out tables",
+                limit=f"a task must have 1 to {MAX_TABLES:,} tables",
+                remedy="Give at least one table" if not self.tables else "Give fewer tables",
             )
         if self.batch_size < self.topology.num_devices:
             raise UserError(
@@ -63,7 +63,7 @@ class Task:
                 "task-tables-too-large",
                 f"the tables take {readable_bytes(total)} with optimizer state and buffers",
                 where="task",
-                limit="the maximum is 2^60 bytes",
+                limit=f"the maximum is 2^60 bytes ({readable_bytes(MAX_BYTES)})",
                 remedy="Give fewer or smaller tables, or lower batch_size or memory.batches_in_flight",
             )
         check_unique_names(self.tables)
@@ -76,7 +76,7 @@ class Task:
                         "task-no-host-memory",
                         f"the constraints allow table {table.name!r} in host memory only",
                         where="task",
-                        limit="the hosts have no memory for tables",
+                        limit="topology.host_memory_bytes is 0, so the hosts have no memory for tables",
                         remedy="Set topology.host_memory_bytes to the memory of each host for tables, such as 256GiB",
                     )
 
@@ -137,8 +137,8 @@ class Task:
                 "reuse-other-batch-size",
                 f"the reuse histograms of {len(others)} of {number_of(len(self.tables), 'table')}, such as "
                 f"{others[0].name!r}, were made for batch size {others[0].reuse_batch_size}, not {self.batch_size}",
-                limit="estimates of the rows that a batch touches are wrong for these tables",
-                remedy=f"Make the tables with batch_size={self.batch_size}",
+                limit="so the estimated number of rows that a batch looks up is wrong for these tables",
+                remedy=f"Load or profile the tables again for batch_size={self.batch_size}",
             ),
         )
 
@@ -152,9 +152,10 @@ class Task:
         return (
             Message(
                 "tables-padded",
-                f"{number_of(len(padded), 'table')} {are} padded ({readable_list(padded, _SHOWN_TABLES)})",
-                limit="the tables of the model must have the same widths as the tables of the plan",
-                remedy="Set the padded width as embedding_dim of these tables in your model",
+                f"{number_of(len(padded), 'table')} {are} padded to a multiple of 4 columns "
+                f"({readable_list(padded, _SHOWN_TABLES)})",
+                limit="the tables of your model must have as many columns as the tables of the plan",
+                remedy="In your model, set embedding_dim of each of these tables to the padded number of columns",
             ),
         )
 
@@ -246,38 +247,40 @@ class _Checks:
                     "together-twice",
                     f"table {min(twice)!r} is in `together` twice",
                     where="constraints",
-                    remedy="Join the groups that have this table, and name the table once",
+                    limit="a table can be in only one group of `together`",
+                    remedy="Join the groups that have this table, and name the table only once",
                 )
             seen.update(group)
             shared = frozenset.intersection(*(self.limits[name].forms for name in group))
             if not any(LAYOUTS[form].joins for form in shared):
                 raise UserError(
                     "together-sharding-types",
-                    f"{', '.join(group)} are kept together, but the rules allow no common sharding type for these "
-                    "tables except row_wise",
+                    f"tables {', '.join(group)} must be kept together, but the rules do not allow a suitable sharding "
+                    "type for all of these tables",
                     where="constraints",
-                    remedy="Allow table_wise or data_parallel for all of these tables",
+                    limit="a group of `together` needs a sharding type that all rules allow, and cannot be row_wise",
+                    remedy="Allow table_wise for all of these tables, or data_parallel for all of these tables",
                 )
             if not set.intersection(*(set(self.limits[name].devices) for name in group)):
                 raise UserError(
                     "together-no-device",
-                    f"{', '.join(group)} are kept together, but the rules allow no common device for these tables",
+                    f"tables {', '.join(group)} must be kept together, but no device is allowed for all of them",
                     where="constraints",
-                    remedy="Allow a common device for all of these tables",
+                    remedy="Allow the same device for all of these tables",
                 )
         for group in self.constraints.apart:
             for together in self.constraints.together:
                 if len(both := set(group).intersection(together)) > 1:
                     raise UserError(
                         "together-and-apart",
-                        f"{', '.join(sorted(both))} are kept both together and apart",
+                        f"tables {', '.join(sorted(both))} are in a group of `together` and also in a group of `apart`",
                         where="constraints",
-                        remedy="Remove these tables from `together` or from `apart`",
+                        remedy="Remove these tables from the group of `together` or from the group of `apart`",
                     )
             if (needed := sum(self.limits[name].min_shards for name in set(group))) > self.num_devices:
                 raise UserError(
                     "apart-too-few-devices",
-                    f"{', '.join(group)} are kept apart and need {number_of(needed, 'device')}",
+                    f"tables {', '.join(group)} must be kept apart, and together need {number_of(needed, 'device')}",
                     where="constraints",
                     limit=f"the topology has {number_of(self.num_devices, 'device')}",
                     remedy="Name fewer tables in this group of `apart`, or lower their min_shards",
@@ -289,7 +292,7 @@ class _Checks:
         if columns > table.dim:
             raise UserError(
                 "pins-too-many-columns",
-                f"the pinned shards of table {name!r} have {columns} columns",
+                f"the pinned shards of table {name!r} together have {columns} columns",
                 where="constraints",
                 limit=f"the table has {table.dim} columns",
                 remedy=f"Pin {table.dim} columns or fewer",
@@ -304,9 +307,9 @@ class _Checks:
         if name in self.constraints.group_of and not self.constraints.pinned_whole(table):
             raise UserError(
                 "pin-splits-group",
-                f"a part of table {name!r} is pinned, but the table is kept together with other tables",
+                f"only a part of table {name!r} is pinned, and the table is in a group of `together`",
                 where="constraints",
-                limit="tables that are kept together are not split",
+                limit="tables in a group of `together` cannot be split",
                 remedy=f"Pin all {table.dim} columns as one shard, or remove the table from `together`",
             )
         if len(shards) + (columns < table.dim) > limits.max_shards:
@@ -314,25 +317,25 @@ class _Checks:
                 "pins-too-many-shards",
                 f"the pinned shards split table {name!r} into {len(shards) + (columns < table.dim)} or more shards",
                 where="constraints",
-                limit=f"the table may have {number_of(limits.max_shards, 'shard')}",
+                limit=f"the table can have at most {number_of(limits.max_shards, 'shard')}",
                 remedy="Pin fewer shards, or raise max_shards in the rules for the table",
             )
         widths = [*(shard.dim for shard in shards), *([table.dim - columns] if columns < table.dim else [])]
         if min(widths) < limits.min_dim:
             raise UserError(
                 "pins-too-narrow",
-                f"the pinned shards of table {name!r} make a shard of {min(widths)} columns",
+                f"with the pinned shards, table {name!r} has a shard of {min(widths)} columns",
                 where="constraints",
-                limit=f"shards of the table have at least {limits.min_dim} columns",
-                remedy="Pin other widths, or lower min_dim in the rules for the table",
+                limit=f"each shard of the table must have at least {limits.min_dim} columns",
+                remedy="Pin shards with other numbers of columns, or lower min_dim in the rules for the table",
             )
         more = (table.dim - columns) // limits.min_dim
         if limits.min_shards > len(shards) + more:
             raise UserError(
                 "pins-too-few-shards",
-                f"the pinned shards of table {name!r} leave columns for {number_of(len(shards) + more, 'shard')}",
+                f"with the pinned shards, table {name!r} can have at most {number_of(len(shards) + more, 'shard')}",
                 where="constraints",
-                limit=f"the table needs {number_of(limits.min_shards, 'shard')}",
+                limit=f"the table needs at least {number_of(limits.min_shards, 'shard')}",
                 remedy="Pin fewer columns, or lower min_shards in the rules for the table",
             )
         for shard in shards:
@@ -341,7 +344,7 @@ class _Checks:
                     "pin-devices-forbidden",
                     f"a shard of table {name!r} is pinned to {_listed(shard.devices)}",
                     where="constraints",
-                    limit=f"the rules allow the table on {_listed(limits.devices)}",
+                    limit=f"the rules allow the table only on {_listed(limits.devices)}",
                     remedy="Pin the shard to an allowed device, or change `devices` in the rules for the table",
                 )
 
@@ -351,19 +354,19 @@ class _Checks:
             if not _have_places(self._wanted(self.tables[name]), self.num_devices):
                 raise UserError(
                     "pins-share-devices",
-                    f"the shards of table {name!r} need a different device each, but too few devices are allowed",
+                    f"the rules and pins for table {name!r} allow too few devices for the shards of the table",
                     where="constraints",
-                    limit="rules and pins of the table say which devices are allowed",
-                    remedy="Pin each shard to a different device",
+                    limit="each shard of a table needs a different device",
+                    remedy="Pin each shard to a different device, or allow the table on more devices",
                 )
         for group in self.constraints.apart:
             wanted = [devices for name in set(group) for devices in self._wanted(self.tables[name])]
             if not _have_places(wanted, self.num_devices):
                 raise UserError(
                     "apart-no-room",
-                    f"{', '.join(group)} are kept apart and need different devices, but too few devices are allowed",
+                    f"tables {', '.join(group)} must be kept apart, but their rules and pins allow too few devices",
                     where="constraints",
-                    limit="rules and pins of these tables say which devices are allowed",
+                    limit="each shard of tables in a group of `apart` needs a different device",
                     remedy="Allow more devices for these tables, or name fewer tables in this group of `apart`",
                 )
 
@@ -393,8 +396,8 @@ def _check_devices(name: str, devices: Sequence[int], num_devices: int) -> None:
         if not isinstance(device, int) or not 0 <= device < num_devices:
             raise UserError(
                 "constraints-device-outside",
-                f"device {device!r} is named for table {name!r}",
+                f"a rule or pin for {name!r} names device {device!r}",
                 where="constraints",
                 limit=f"the topology has devices 0 to {num_devices - 1}",
-                remedy="Name devices of the topology",
+                remedy="Name only devices of the topology",
             )

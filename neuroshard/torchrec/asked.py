@@ -116,7 +116,7 @@ class Asked:
                     "reservation-leaves-nothing",
                     f"{type(self.reservation).__name__} reserves {readable_bytes(has - free)} of device {device}",
                     where="storage_reservation",
-                    limit=f"the device has {readable_bytes(has)}",
+                    limit=f"the device has {readable_bytes(has)}, so no memory is left for tables",
                     remedy="Reserve less memory, or pass a topology with more memory per device",
                 )
         return left
@@ -179,7 +179,7 @@ def no_table_planned() -> UserError:
     return UserError(
         "model-no-table-planned",
         "NeuroShard plans no table of the model",
-        remedy="Use plan(), which returns the plan of TorchRec's planner",
+        remedy="Call plan() instead, which returns the plan of TorchRec's planner",
     )
 
 

@@ -79,8 +79,8 @@ def _warn(name: str, value: float, models: CostModels) -> None:
             "topology-bandwidth-unused",
             f"{name}={value:.4g} bytes per ms has no effect",
             where="topology",
-            limit=f"the exchanges of {models.label} have bandwidths of their own",
-            remedy="Pass models that were measured on such links, or analytic models of the GPU, such as "
-            "models='roofline:h100'",
+            limit=f"the cost models {models.label!r} have bandwidths of their own for exchanges",
+            remedy="Pass cost models that were measured on links of this bandwidth, or analytic cost models of your "
+            "GPU, such as models='roofline:h100'",
         )
     )

@@ -54,9 +54,9 @@ def data_parallel_optimizer(
     if unknown := sorted(given.keys() - names):
         raise UserError(
             "data-parallel-table-unknown",
-            f"settings= names {listed(unknown)}",
-            limit="the sharded model has no such table",
-            remedy="Use the names of the model's tables",
+            f"settings= has entries for {listed([repr(name) for name in unknown])}",
+            limit="the sharded model has no tables of these names",
+            remedy="Use the names of tables of the model",
         )
     tables = _dense_tables(model, collections)
     for table, its in given.items():
@@ -64,7 +64,7 @@ def data_parallel_optimizer(
             known = ", ".join(sorted(KNOWN_SETTINGS))
             raise UserError(
                 "data-parallel-setting-unknown",
-                f"settings= of table {table!r} has {listed(other)}",
+                f"settings= of table {table!r} has unknown settings: {listed([repr(name) for name in other])}",
                 limit=f"the known settings are {known}",
                 remedy="Correct the name, or remove the setting",
             )
@@ -179,8 +179,9 @@ def _collections(model: nn.Module) -> list[Any]:
     if not found:
         raise UserError(
             "model-not-sharded",
-            f"{type(model).__name__} has no sharded collection of tables",
-            remedy="Call this after DistributedModelParallel(model, ...), with its result",
+            f"the model, which is {type(model).__name__}, has no sharded collection of tables",
+            limit="the model must be sharded first",
+            remedy="Pass the result of DistributedModelParallel(model, ...)",
         )
     return found
 

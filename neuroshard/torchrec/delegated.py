@@ -18,9 +18,9 @@ from torchrec.distributed.planner.types import ParameterConstraints, PlannerErro
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharder, ShardingPlan, ShardingType
 
-from neuroshard.plumbing.errors import InfeasibleError, UserError, raised_by
+from neuroshard.plumbing.errors import InfeasibleError, UserError, first_line, raised_by
 from neuroshard.plumbing.messages import number_of
-from neuroshard.plumbing.schema import MAX_SHARD_DIM, padded
+from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_SHARD_DIM, padded
 from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.kernels import COPIED, DENSE, PREFETCH, PREFETCHED, SPLIT, WHOLE, widest_shard
 from neuroshard.torchrec.modules import listed
@@ -103,7 +103,7 @@ def _planned(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
         raise InfeasibleError(
             "delegated-no-plan",
             f"TorchRec's planner finds no plan for {_described(parameters)}",
-            limit=str(error).splitlines()[0],
+            limit=first_line(error),
             remedy="Give the devices more memory, or allow more sharding types and compute kernels in constraints",
         ) from error
     except (RuntimeError, ValueError, AssertionError) as error:
@@ -139,8 +139,8 @@ def _check_width(parameter: Parameter, plan: ShardingPlan) -> None:
         )
     raise UserError(
         "delegated-shard-too-wide",
-        f"TorchRec's planner makes table {parameter.qualified_name!r} of {dim} columns {sharding.sharding_type} with "
-        f"{widest} columns in a shard",
+        f"table {parameter.qualified_name!r} has {dim} columns, and TorchRec's planner makes the table "
+        f"{sharding.sharding_type} with shards of up to {widest} columns",
         limit=f"FBGEMM's kernels take at most {MAX_SHARD_DIM} columns",
         remedy=remedy,
     )
@@ -170,11 +170,14 @@ def _as_served(parameter: Parameter, left: TorchRecTopology, data_parallel: bool
         dim, types = parameter.config.embedding_dim, [ShardingType.DATA_PARALLEL.value]
         if failing >= COPIED:
             raise parameter.failing_error(types, num_devices)
-        why = f"TorchRec trains a table of {dim} columns only as data_parallel"
+        why = (
+            f"TorchRec trains a table of {dim} columns (not a multiple of {DIM_MULTIPLE}) only as data_parallel, "
+            f"with the compute kernel {DENSE!r}"
+        )
         remedy = f", or give the table {padded(dim)} columns"
         return _limited_to(parameter, why, remedy, sharding_types=types, compute_kernels=[DENSE])
     if parameter.is_virtual and device != "cpu":  # on CPUs it is an ordinary table
-        why = "TorchRec shards a virtual table in whole buckets of rows on all devices"
+        why = "TorchRec shards a virtual table only row_wise, in whole buckets of rows on all devices"
         return _limited_to(parameter, why, sharding_types=[ShardingType.ROW_WISE.value])
     withheld = frozenset[str]() if parameter.said.sharding_types else parameter.withheld_types
     if not (data_parallel or parameter.names_data_parallel):
@@ -228,28 +231,33 @@ def _check_offered(parameter: Parameter, device: str) -> None:
     table, sharder_name = f"table {parameter.qualified_name!r}", type(sharder).__name__
     if not has:
         elsewhere = list(dict.fromkeys(sharder.sharding_types(ANY_DEVICE)))
-        remedy = f"Remove {sharder_name} from sharders=, which leaves the module unsharded"
+        remedy = f"Remove {sharder_name} from sharders= to leave the module unsharded"
         if elsewhere:
-            remedy += f", or pass a topology of {ANY_DEVICE} devices, where {sharder_name} has {', '.join(elsewhere)}"
+            remedy += (
+                f", or pass a topology of {ANY_DEVICE} devices, on which {sharder_name} "
+                f"has the sharding types {', '.join(elsewhere)}"
+            )
         raise UserError(
             "delegated-sharder-without-types",
-            f"{sharder_name} of {table} has no sharding type on {device}",
+            f"{sharder_name} cannot shard {table} on {device}",
+            limit="the sharder has no sharding type on this type of device",
             remedy=remedy,
         )
     if not types:
-        also = f". With {WHOLE!r} in addition, NeuroShard plans the table" if parameter.forms else ""
+        also = f", or add {WHOLE!r} to have NeuroShard plan the table" if parameter.forms else ""
         raise UserError(
             "delegated-types-unavailable",
-            f"sharding_types={said.sharding_types} leaves {table} to TorchRec's planner",
-            limit=f"{sharder_name} has only {', '.join(has)} on {device}",
-            remedy=f"Add one of these to sharding_types{also}",
+            f"TorchRec's planner must plan {table}, but cannot use sharding_types={said.sharding_types}",
+            limit=f"on {device} {sharder_name} has only the sharding types {', '.join(has)}",
+            remedy=f"Add one of these sharding types to sharding_types{also}",
         )
     known = dict.fromkeys(kernel for its in types for kernel in sharder.compute_kernels(its, device))
     raise UserError(
         "delegated-kernels-unavailable",
-        f"compute_kernels={said.compute_kernels} leaves {table} to TorchRec's planner",
-        limit=f"{sharder_name} has only {', '.join(known)} on {device} for {', '.join(types)}",
-        remedy="Add one of these to compute_kernels",
+        f"TorchRec's planner must plan {table}, but cannot use compute_kernels={said.compute_kernels}",
+        limit=f"on {device} {sharder_name} has only the compute kernels {', '.join(known)} for the sharding types "
+        f"{', '.join(types)}",
+        remedy="Add one of these compute kernels to compute_kernels",
     )
 
 

@@ -86,7 +86,7 @@ class NeuroShardProvider(DefaultPlannerProvider):
                     "dry-run-settings-unused",
                     f"planner_config sets {', '.join(unread)}",
                     limit="these fields set up TorchRec's own search and have no effect on NeuroShardPlanner",
-                    remedy="Remove these fields, or set arguments of NeuroShardPlanner in NeuroShardProvider(...)",
+                    remedy="Remove these fields, or pass arguments of NeuroShardPlanner to NeuroShardProvider(...)",
                 )
             )
         given: dict[str, Any] = {
@@ -109,9 +109,9 @@ class NeuroShardProvider(DefaultPlannerProvider):
         if sku not in self._models:
             raise UserError(
                 "dry-run-models-missing",
-                f"models= has no models for {sku!r}",
-                limit=f"models= has models for {', '.join(sorted(self._models))}",
-                remedy=f"Add models for {sku!r} to models=",
+                f"models= has no cost models for {sku!r}",
+                limit=f"models= has cost models for {', '.join(map(repr, sorted(self._models)))}",
+                remedy=f"Add cost models for {sku!r} to models=",
             )
         return self._models[sku]
 

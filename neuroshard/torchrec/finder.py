@@ -121,8 +121,8 @@ class Finder:
         if fixed := {"start", "rest"}.intersection(settings):
             raise UserError(
                 "replan-setting-fixed",
-                f"{min(fixed)} cannot be set",
-                limit="replan() changes the previous plan with the planner's own searcher",
+                f"{min(fixed)}= cannot be passed to replan()",
+                limit="replan() starts from the plan in previous= and uses the planner's own searcher",
                 remedy=f"Remove {min(fixed)}=...",
             )
         given = {"acceptance": self.searcher.acceptance} if hasattr(self.searcher, "acceptance") else {}
@@ -155,7 +155,7 @@ class Finder:
         _log.warning(
             Message(
                 "kept-plan-adapted",
-                f"the kept plan was made for other {', '.join(others)}",
+                f"the kept plan was made for different inputs: {', '.join(others)}",
                 limit="; ".join(
                     (
                         "the planner adapts the kept plan",
@@ -192,14 +192,14 @@ class Finder:
         now, then = (cost.total_ms for cost in self.simulator.costs(plan.task, [plan, moved]))
         if then > now * (1 - _WORTH_SAYING):
             return None
-        before = "" if kept.prediction is None else f" ({kept.prediction.cost_ms:.2f} ms when it was kept)"
+        before = "" if kept.prediction is None else f" ({kept.prediction.cost_ms:.2f} ms when it was saved)"
         size = readable_bytes(moved_bytes(plan, moved))
         return Message(
             "kept-plan-gain-of-moving",
-            f"the adapted kept plan is predicted to take {now:.2f} ms{before}",
-            limit=f"moving {size} would reduce that to {then:.2f} ms ({1 - then / now:.1%} less)",
-            remedy="Call planner.replan(model, previous=...) to move tables, or remove the kept file to have the "
-            "planner search from nothing",
+            f"the kept plan, adapted to this job, is predicted to take {now:.2f} ms per step{before}",
+            limit=f"moving {size} of tables would lower this to {then:.2f} ms ({1 - then / now:.1%} less)",
+            remedy="To move tables, call planner.replan(model, previous=...); to search a new plan, delete the "
+            "kept file",
         )
 
 
@@ -211,9 +211,9 @@ def kept_plan_outdated(others: Sequence[str], error: UserError | None = None) ->
     failed = "" if error is None else f", because the kept plan cannot be adapted: {error.changed(remedy='')}"
     return Message(
         "kept-plan-outdated",
-        f"the kept plan was made for other {', '.join(others)}",
+        f"the kept plan was made for different inputs: {', '.join(others)}",
         limit=f"the planner searches again{failed}",
-        remedy="If several jobs share the file of keep=, set a file of its own for each job",
+        remedy="If several jobs share the file of keep=, set keep= to a different file for each job",
     )
 
 

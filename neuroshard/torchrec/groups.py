@@ -58,12 +58,14 @@ class Groups:
         check_sizes(self.job)
         if not self._has_equal_parts_of(self.job.local_world_size):
             host = self.job.local_world_size
-            number = "ranks in a group" if self.use_inter_host_allreduce else "groups"
+            number, goal = "groups", "to a number that"
+            if self.use_inter_host_allreduce:
+                number, goal = "ranks in a group", f"such that {self.job.world_size} / num_groups"
             raise UserError(
                 "groups-hosts-unequal",
-                f"num_groups={self.num_groups} gives hosts of {host} devices unequal parts of a group",
+                f"num_groups={self.num_groups} divides the {host} devices of a host unequally between groups",
                 limit=f"the number of {number} must divide {host}, or be a multiple of {host}",
-                remedy="Set num_groups to such a number, or to 'auto'",
+                remedy=f"Set num_groups {goal} divides {host} or is a multiple of {host}, or set 'auto'",
             )
 
     @property
@@ -195,7 +197,7 @@ def groups_of(
             raise UserError(
                 "groups-number-type",
                 f"num_groups is {num_groups!r}",
-                limit="a whole number or 'auto' is expected",
+                limit="num_groups must be a whole number or 'auto'",
                 remedy="Set num_groups to a whole number, or to 'auto'",
             )
         return (Groups(job, num_groups, sync_steps, use_inter_host_allreduce),)

@@ -64,7 +64,7 @@ class KeptPlan:
             _log.warning(
                 Message(
                     "kept-plan-not-saved",
-                    f"the plan is not saved in {path}",
+                    f"the plan is not saved in the file {str(path)!r}",
                     limit=str(error.changed(remedy="") if isinstance(error, UserError) else error),
                     remedy="Set keep= to another file in a directory that this process can write to",
                 )
@@ -143,7 +143,7 @@ def check_replaceable(path: Path) -> None:
         raise UserError(
             "kept-plan-other-file",
             f"keep={path} is not a kept plan",
-            limit="the planner does not overwrite other files",
+            limit="the planner overwrites only kept plans",
             remedy="Set keep= to another file",
         )
 

@@ -30,7 +30,7 @@ def known_tables(tables: Known, batch_size: int) -> dict[str, Table]:
         raise UserError(
             "statistics-mapping",
             "tables= is a mapping",
-            limit="the type must be a sequence of tables",
+            limit="tables= must be a sequence of tables",
             remedy="Pass list(tables.values())",
         )
     if isinstance(tables, (str, Path)):
@@ -61,7 +61,7 @@ def warn_of_guesses(guessed: Mapping[str, bool], known: Mapping[str, Table]) -> 
         _log.warning(
             Message(
                 "statistics-table-not-planned",
-                f"tables= describes table {name!r}, which is not planned here",
+                f"tables= describes table {name!r}, which NeuroShard does not plan",
                 limit="the planner ignores these statistics",
                 remedy="Correct the name of the table, or remove the table from tables=",
             )
@@ -74,7 +74,8 @@ def warn_of_guesses(guessed: Mapping[str, bool], known: Mapping[str, Table]) -> 
             Message(
                 "statistics-tables-missing",
                 f"tables= has no statistics for {len(partly)} of {len(guessed)} tables, such as {partly[0]!r}",
-                limit="the planner takes the numbers of lookups from constraints, and assumes Zipf-distributed indices",
+                limit="for these tables the planner takes the number of lookups from constraints and assumes "
+                "Zipf-distributed indices",
                 remedy="Pass statistics of these tables, such as from neuroshard.torchrec.profile(model, batches)",
             )
         )
@@ -83,7 +84,7 @@ def warn_of_guesses(guessed: Mapping[str, bool], known: Mapping[str, Table]) -> 
             Message(
                 "statistics-lookups-assumed",
                 f"the number of lookups is unknown for {len(assumed)} of {len(guessed)} tables ({listed(assumed)})",
-                limit="the planner assumes 1 lookup per sample and feature",
+                limit="for these tables the planner assumes 1 lookup per sample and feature",
                 remedy="Pass tables=neuroshard.torchrec.profile(model, batches), or set pooling_factors in constraints",
             )
         )
@@ -98,9 +99,9 @@ def warn_of_growth(guessed: Sequence[Table], known: Mapping[str, Table]) -> None
         _log.warning(
             Message(
                 "statistics-shapes-changed",
-                f"tables= describes {number_of(len(other), 'table')} with other rows or columns than the model "
+                f"tables= describes {number_of(len(other), 'table')} whose rows or columns differ from the model "
                 f"({listed(shapes)})",
-                limit="the planner uses the lookups of these statistics",
+                limit="the planner still uses the lookups in these statistics",
                 remedy="Profile the tables again",
             )
         )

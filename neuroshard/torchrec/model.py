@@ -22,7 +22,7 @@ from torchrec.types import DataType
 
 from neuroshard.models import CostModels
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.errors import UserError, raised_by
+from neuroshard.plumbing.errors import UserError, first_line, raised_by
 from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import MAX_SHARD_DIM, parse
 from neuroshard.torchrec.asked import Asked
@@ -85,9 +85,9 @@ class Model:
                 _log.warning(
                     Message(
                         "given-module-not-sharded",
-                        f"no sharder shards module {path!r}",
+                        f"the given plan has module {path!r}, which the sharders cannot shard or the model lacks",
                         where="given",
-                        limit="the memory of the module in the given plan is not counted",
+                        limit="the planner does not count the memory of this module",
                         remedy="Remove the module from the given plan, or pass a sharder of the module in sharders=",
                     )
                 )
@@ -95,9 +95,9 @@ class Model:
                 _log.warning(
                     Message(
                         "given-tables-unknown",
-                        f"module {path!r} of the model lacks {listed(unknown)}",
+                        f"the given plan has tables that module {path!r} of the model lacks ({listed(unknown)})",
                         where="given",
-                        limit="the given plan has these tables",
+                        limit="the planner does not count the memory of these tables",
                         remedy="Remove these tables from the given plan, or make a plan of this model",
                     )
                 )
@@ -175,28 +175,30 @@ def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
         if any(not 0 <= rank < size for rank in ranks):
             raise UserError(
                 "given-rank-outside",
-                f"{table} is on rank {max(ranks)}",
+                f"{table} is on rank {max(ranks)} in the given plan",
                 where="given",
                 limit=f"the job has {number_of(size, 'rank')} (0 to {size - 1})",
-                remedy="Make the given plan for this job",
+                remedy="Pass as given= a plan that was made for this job",
             )
         if sharding.sharding_spec is not None and len(shards_of(sharding)) != len(ranks):
             raise UserError(
                 "given-shards-without-ranks",
-                f"{table} has {number_of(len(shards_of(sharding)), 'shard')} on {number_of(len(ranks), 'rank')}",
+                f"{table} has {number_of(len(shards_of(sharding)), 'shard')} and {number_of(len(ranks), 'rank')} "
+                "in the given plan",
                 where="given",
-                limit="each shard needs a rank",
-                remedy="Make the given plan for this job",
+                limit="each shard needs exactly one rank",
+                remedy="Pass as given= a plan that was made for this job",
             )
         if sharding.sharding_type in _ON_ALL and len(set(ranks)) < size:
             raise UserError(
                 "given-ranks-missing",
-                f"{table} is {sharding.sharding_type!r} on {len(set(ranks))} of the job's {size} ranks",
+                f"{table} of the given plan is {sharding.sharding_type!r} on {len(set(ranks))} of the "
+                f"job's {size} ranks",
                 where="given",
-                limit=f"{sharding.sharding_type!r} needs all ranks",
-                remedy="Make the given plan for this job",
+                limit=f"a {sharding.sharding_type!r} table must be on all ranks",
+                remedy="Pass as given= a plan that was made for this job",
             )
-        check_by_pod(f"given: {table}", sharding, asked.topology)
+        check_by_pod(parameter.qualified_name, sharding, asked.topology, "given")
         _check_width("given", parameter, sharding)
 
 
@@ -291,16 +293,16 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
         if stored is not None and stored != _context_hash(asked, enumerator):
             raise UserError(
                 "plan-loader-context-differs",
-                "the context hash of the stored plan differs from the hash of this job",
+                "the context hash of the stored plan differs from the context hash of this job",
                 limit=f"the plan was made for {OTHER_CONTEXT}",
-                remedy="Store a plan of this job",
+                remedy="Store a plan that was made for this job",
             )
         options = loader.load()
         if not options:
             raise UserError(
                 "plan-loader-empty",
                 "plan_loader returned no plan",
-                remedy="Store a plan of this job, or remove plan_loader=",
+                remedy="Store a plan that was made for this job, or remove plan_loader=",
             )
         loaded = plan_of_options(extract_plan(space, options), asked.topology)
         loaded = flagged(loaded, asked.pipeline, "the stored plan")
@@ -311,8 +313,8 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
         raise UserError(
             "plan-loader-failed",
             "the stored plan cannot be loaded for this job",
-            limit=str(error).strip().splitlines()[0],
-            remedy="Store a plan of this job, or remove plan_loader=",
+            limit=first_line(error),
+            remedy="Store a plan that was made for this job, or remove plan_loader=",
         ) from error
 
 
@@ -328,7 +330,7 @@ def _context_hash(asked: Asked, enumerator: EmbeddingEnumerator) -> str:
     except CONTEXT_ERRORS as error:
         raise UserError(
             "plan-loader-context-hash",
-            "TorchRec cannot compute the context hash of this job to compare the hash of the stored plan",
+            "TorchRec cannot compute the context hash of this job, which the stored plan must have too",
             limit=str(error.__cause__ or error),
             remedy="Remove the setting that has no fingerprint, or remove plan_loader=",
         ) from error
@@ -344,12 +346,13 @@ def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[Sha
     if missing:
         raise UserError(
             "plan-loader-tables-missing",
-            f"the stored plan lacks {listed(missing)}",
+            f"the stored plan lacks parameters of the model ({listed(missing)})",
+            limit="the plan must have all parameters that are sharded",
             remedy="Store a plan of the whole model",
         )
     for parameter in model.division.delegated:
         sharding = parameter.sharding_in(whole)
-        check_by_pod(f"table {parameter.qualified_name!r}", sharding, model.left)
+        check_by_pod(parameter.qualified_name, sharding, model.left, "the stored plan")
         _check_width("the stored plan", parameter, sharding)
     if not model.tables:
         return whole, None
@@ -361,7 +364,7 @@ def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[Sha
             "plan-loader-plan-invalid",
             "the stored plan breaks a limit of this job",
             limit=str(plan.violations[0]),
-            remedy="Store a plan of this job",
+            remedy="Store a plan that was made for this job",
         )
     models.check_plan(plan)
     return whole, plan

@@ -84,18 +84,22 @@ class Division:
             _log.warning(
                 Message(
                     "tables-delegated",
-                    f"TorchRec's EmbeddingShardingPlanner plans {delegated}",
-                    limit=f"predicted costs leave out {number_of(len(self.delegated), 'parameter')}",
-                    remedy="If parentheses name a setting, change the setting to have NeuroShard plan the parameter",
+                    "TorchRec's EmbeddingShardingPlanner, not NeuroShard, plans "
+                    f"{_these(len(self.delegated))}: {delegated}",
+                    limit=f"predicted costs do not count {_them(len(self.delegated))}",
+                    remedy="To have NeuroShard plan a parameter, change the setting in parentheses behind its name, "
+                    "if a setting is there",
                 )
             )
         if self.fixed:
             _log.warning(
                 Message(
                     "tables-fixed-by-given",
-                    f"given= fixes {listed([parameter.qualified_name for parameter in self.fixed])}",
-                    limit=f"predicted costs leave out {number_of(len(self.fixed), 'parameter')}",
-                    remedy="Remove tables from given= to have NeuroShard plan them",
+                    f"the plan in given= fixes {_these(len(self.fixed))}: "
+                    f"{listed([parameter.qualified_name for parameter in self.fixed])}",
+                    limit=f"NeuroShard does not plan {_them(len(self.fixed))}, and predicted costs do not count "
+                    f"{_them(len(self.fixed))}",
+                    remedy="To have NeuroShard plan a table, remove the table from given=",
                 )
             )
 
@@ -106,10 +110,10 @@ class Division:
             _log.warning(  # TorchRec ignores such constraints without a warning
                 Message(
                     "constraints-table-unknown",
-                    f"no collection of the model has a table {name!r}",
+                    f"there is an entry for table {name!r}, but no collection of the model has this table",
                     where="constraints",
-                    limit="constraints of this name have no effect",
-                    remedy="Correct the name, or remove the constraints",
+                    limit="the entry has no effect",
+                    remedy="Correct the name, or remove the entry",
                 )
             )
 
@@ -207,12 +211,20 @@ def _why_not_placed(parameter: Parameter, served: Served) -> str | None:
     said = parameter.said
     types = [f"sharding_types={said.sharding_types}"] if said.sharding_types else []
     kernels = [f"compute_kernels={said.compute_kernels}"] if said.compute_kernels else []
-    unknown = "this search or these models do not support that" if parameter.calls else ""
+    unknown = "the searcher or the cost models do not support this" if parameter.calls else ""
     if served.calls.intersection(parameter.calls):
         unknown = f"the table has too few rows for {served.num_devices} devices, or is too wide"
         if served.num_devices == 1:
             unknown = "on one device NeuroShard plans table-wise only"
     return ": ".join(filter(None, (", ".join(types + kernels), unknown)))
+
+
+def _these(count: int) -> str:
+    return "this parameter" if count == 1 else f"these {number_of(count, 'parameter')}"
+
+
+def _them(count: int) -> str:
+    return "it" if count == 1 else "them"
 
 
 def listed(texts: Sequence[str]) -> str:

@@ -48,7 +48,7 @@ class TableNames:
                 "table-name-ambiguous",
                 f"several tables of the model have the name {name!r}",
                 where=where,
-                remedy=f"Write {' or '.join(self._by_plain[name])}",
+                remedy=f"Write the path of the module in front: {' or '.join(map(repr, self._by_plain[name]))}",
             )
         return name
 
@@ -71,7 +71,7 @@ class TableNames:
                     "statistics-same-table",
                     f"{found[own].name!r} and {name!r} are the same table of the model",
                     where="tables",
-                    remedy="Remove one of these two tables",
+                    remedy="Remove one of the two names from tables=",
                 )
             found[own] = table
         return found

@@ -143,7 +143,7 @@ class Parameter:
         planned = tuple(np.max(ends, axis=0).tolist())
         if planned != shape:
             its, theirs = (" x ".join(map(str, sizes)) for sizes in (shape, planned))
-            made_for, remedy = "another table", "Make a plan of this table"
+            made_for, remedy = "another table", "Make a plan for this table"
             if planned[0] == shape[0] and shape[1] < planned[1] == padded(shape[1]):
                 made_for, remedy = (
                     "the table padded to a multiple of 4",
@@ -151,7 +151,7 @@ class Parameter:
                 )
             raise UserError(
                 "planned-table-shape-differs",
-                f"table {self.qualified_name!r} has {its} rows and columns, and the plan's shards have {theirs}",
+                f"table {self.qualified_name!r} has {its} rows and columns, but the plan's shards have {theirs}",
                 limit=f"the plan was made for {made_for}",
                 remedy=remedy,
             )
@@ -202,13 +202,14 @@ class Parameter:
         lookups = _for_each(said.pooling_factors, features)
         poolings = _for_each(said.num_poolings or [1.0], features)
         batches = _for_each(said.batch_sizes or [batch_size], features)
-        if not len(lookups) == len(poolings) == len(batches) == features:
+        counts = {"pooling_factors": lookups, "num_poolings": poolings, "batch_sizes": batches}
+        if wrong := [word for word, numbers in counts.items() if len(numbers) != features]:
             raise UserError(
                 "constraints-numbers-per-feature",
-                "pooling_factors, num_poolings or batch_sizes does not have a number for each feature",
+                f"the number of values in {' and '.join(wrong)} differs from the number of features",
                 where=f"constraints of table {self.name!r}",
                 limit=f"the table has {number_of(features, 'feature')}",
-                remedy="Give each of these fields one number per feature, or one number for all features",
+                remedy=f"Set {' and '.join(wrong)} to one value for each feature, or to one value for all features",
             )
         return _over_all(lookups, poolings, batches, batch_size)
 
@@ -278,14 +279,14 @@ class Parameter:
         return self if left == named else replace(self, constraints=replace(self.said, sharding_types=left))
 
     def failing_error(self, types: Sequence[str], num_devices: int) -> UserError:
-        """Return the error for a table with only these types left, all of which fail on so many devices."""
-        fails_with = "data-parallel sequence tables and data-parallel tables of fused collections on CPUs"
+        """Return the error for a table whose only possible types fail on this number of devices."""
+        fails_with = f"data_parallel tables of {type(self.module).__name__} on CPUs"
         if COPIED.isdisjoint(types):
             rows = number_of(self.config.num_embeddings, "row")
-            fails_with = f"{rows} over {num_devices} CPUs, because some devices would have no rows"
+            fails_with = f"row-wise tables of {rows} over {num_devices} CPUs, because some devices would have no rows"
         remedy = "Allow other sharding types in constraints"
         if self.unlike_kernels:
-            remedy = f"Give the table {padded(self.config.embedding_dim)} columns"
+            remedy = f"Give the table {padded(self.config.embedding_dim)} columns, which allows other sharding types"
         return UserError(
             "table-types-fail-on-cpu",
             f"table {self.qualified_name!r} can only be {' or '.join(types)}",
@@ -370,10 +371,11 @@ class Parameter:
         """
         cache, tiers = self.said.cache_params, self.tiers
         if self.enforces_hbm and tiers and Tier.DEVICE not in tiers:
+            set_in = "" if self.said.enforce_hbm else " in fused_params of the sharder"
             raise UserError(
                 "constraints-enforce-hbm",
-                f"enforce_hbm is True, and compute_kernels is {self.said.compute_kernels}",
-                where=f"table {self.qualified_name!r}",
+                f"enforce_hbm is True{set_in}, but compute_kernels is {self.said.compute_kernels}",
+                where=f"constraints of table {self.qualified_name!r}",
                 limit="enforce_hbm=True keeps all weights in device memory, and these kernels use host memory",
                 remedy=f"Remove enforce_hbm or compute_kernels, or add {KERNELS[Tier.DEVICE]!r} to compute_kernels",
             )
@@ -383,7 +385,7 @@ class Parameter:
                 "constraints-load-factor",
                 f"load_factor is {share}",
                 where=f"constraints of table {self.name!r}",
-                limit="the load factor is the cached share of the table, above 0 and at most 1",
+                limit="load_factor is the share of the table that is in the cache, above 0 and at most 1",
                 remedy="Set load_factor to a number above 0 and at most 1",
             )
         if share is None and len(tiers) in (0, len(KERNELS)):

@@ -182,20 +182,8 @@ class NeuroShardPlanner(ShardingPlanner):
         model_optimizer: str | None = None,
         **settings: Any,
     ) -> None:
-        if keep is not None and plan_loader is not None:
-            raise UserError(
-                "planner-keep-with-loader",
-                "keep= and plan_loader= are both set",
-                limit="each of them supplies the plan",
-                remedy="Remove keep= or plan_loader=",
-            )
-        if timeout_seconds is not None and not (isinstance(timeout_seconds, Real) and timeout_seconds > 0):
-            raise UserError(
-                "planner-timeout-not-positive",
-                f"timeout_seconds is {timeout_seconds!r}",
-                limit="a timeout is a number of seconds above 0",
-                remedy="Set timeout_seconds to a number above 0, or leave timeout_seconds out",
-            )
+        _check_one_source(keep, plan_loader)
+        _check_timeout(timeout_seconds)
         _check_type("topology", topology, TorchRecTopology)
         _check_type("models", models, CostModels | str)
         _check_type("storage_reservation", storage_reservation, StorageReservation)
@@ -208,20 +196,13 @@ class NeuroShardPlanner(ShardingPlanner):
         _check_type("data_parallel", data_parallel, bool)
         _check_type("keep_types", keep_types, bool)
         topology = topology or _topology_of_group()
-        batch_size = _BATCH_SIZE if batch_size is None else batch_size
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise UserError(
-                "planner-batch-size-invalid",
-                f"batch_size is {batch_size!r}",
-                limit="the batch size of one device is a whole number, and the minimum is 1",
-                remedy="Set batch_size to the samples of one device per step",
-            )
+        batch_size = _checked_batch_size(batch_size)
         if not isinstance(given, ShardingPlan | None):
             raise UserError(
                 "planner-given-type",
                 f"given is {given!r}",
                 limit="the type must be ShardingPlan",
-                remedy="Pass a ShardingPlan, such as load_sharding_plan reads from a file",
+                remedy="Pass a ShardingPlan, such as the result of load_sharding_plan(file)",
             )
         of_verify = {"candidate_plans": (candidate_plans, _CANDIDATE_PLANS), "passes": (passes, _PASSES)}
         for remark in unused_arguments(
@@ -238,9 +219,9 @@ class NeuroShardPlanner(ShardingPlanner):
             if choice is None:
                 raise UserError(
                     "planner-verify-loaded-models",
-                    f"verify is {verify!r}, and models is an object",
-                    limit="the measuring process loads the models again",
-                    remedy="Pass models by name or path, such as models='h100'",
+                    f"verify is {verify!r}, but models is an object",
+                    limit="the process that measures plans loads the cost models by their name or path",
+                    remedy="Pass cost models by name or path, such as models='h100'",
                 )
             verify = verifier_of(verify, choice, topology.compute_device, candidate_plans, passes, hides_input)
         self._finder = Finder(searcher_of(searcher, **settings), simulator, verify, keep_types)
@@ -447,7 +428,7 @@ class NeuroShardPlanner(ShardingPlanner):
             _log.warning(
                 Message(
                     "plan-loader-not-used",
-                    "the planner does not use the plan of plan_loader and plans again",
+                    "the planner does not use the plan of plan_loader=, and searches for another plan",
                     limit=str(error.changed(remedy="")),
                     remedy=error.message.remedy,
                 )
@@ -501,8 +482,8 @@ class NeuroShardPlanner(ShardingPlanner):
             raise UserError(
                 "replan-previous-type",
                 f"previous is {previous!r}",
-                limit="the type must be a NeuroShard Plan, or the path of a file with a Plan",
-                remedy="Pass the Plan of search(), a file of Plan.save, or the file of keep=",
+                limit="previous must be a NeuroShard Plan, or the path of a file with a Plan",
+                remedy="Pass the Plan that search() returned, a file that Plan.save wrote, or the file of keep=",
             )
         if self._loader or self._finder.verifier:
             _log.warning(
@@ -549,7 +530,7 @@ class NeuroShardPlanner(ShardingPlanner):
                 _log.warning(
                     Message(
                         "kept-plan-callback-field",
-                        f"the plan is not saved in {self._keep}",
+                        f"the plan is not saved in the file {str(self._keep)!r}",
                         limit=f"a callback set {lost}, which the file cannot store",
                         remedy="Set that field in constraints instead of the callback, or remove keep=",
                     )
@@ -568,7 +549,7 @@ class NeuroShardPlanner(ShardingPlanner):
         sharders = sharders or get_default_sharders()
         first = self._asked[0]
         served = self._finder.served(first.topology)
-        if first.data_parallel and (unused := no_data_parallel_remark(served)):
+        if first.data_parallel and (unused := no_data_parallel_remark(served, self._finder.searcher.takes_forms)):
             _log.warning(unused)
         model = Model.read(module, sharders, first, served)
         if remark := precision_remark(model, self._finder.simulator.models):
@@ -648,6 +629,11 @@ def _of_first(group: dist.ProcessGroup, find: Callable[[], _Answer]) -> _Answer:
     return found
 
 
+def _said(value: object) -> str:
+    """Return a value as an error names it: a text is called so, because quotes alone are easily overlooked."""
+    return f"the text {value!r}" if isinstance(value, str) else repr(value)
+
+
 def _check_type(name: str, value: object, wanted: type | UnionType) -> None:
     """Raise UserError unless an argument is None or of the wanted type."""
     if value is not None and not isinstance(value, wanted):
@@ -658,6 +644,41 @@ def _check_type(name: str, value: object, wanted: type | UnionType) -> None:
             limit=f"the type must be {words}",
             remedy=f"Set {name} to a value of that type, or leave {name} out",
         )
+
+
+def _check_one_source(keep: str | Path | None, plan_loader: PlanLoader | None) -> None:
+    """Raise UserError if both arguments bring a plan."""
+    if keep is not None and plan_loader is not None:
+        raise UserError(
+            "planner-keep-with-loader",
+            "keep= and plan_loader= are both set",
+            limit="each of the two supplies the plan",
+            remedy="Remove keep= or plan_loader=",
+        )
+
+
+def _check_timeout(timeout_seconds: int | None) -> None:
+    """Raise UserError unless a timeout is a number above 0, or None."""
+    if timeout_seconds is not None and not (isinstance(timeout_seconds, Real) and timeout_seconds > 0):
+        raise UserError(
+            "planner-timeout-not-positive",
+            f"timeout_seconds is {_said(timeout_seconds)}",
+            limit="timeout_seconds must be a number above 0",
+            remedy="Set timeout_seconds to a number above 0, without quotes, or leave timeout_seconds out",
+        )
+
+
+def _checked_batch_size(batch_size: int | None) -> int:
+    """Return the samples of one device per step, TorchRec's default for None; raise UserError unless 1 or more."""
+    batch_size = _BATCH_SIZE if batch_size is None else batch_size
+    if not isinstance(batch_size, int) or batch_size < 1:
+        raise UserError(
+            "planner-batch-size-invalid",
+            f"batch_size is {_said(batch_size)}",
+            limit="batch_size must be a whole number, 1 or more",
+            remedy="Set batch_size to the number of samples per step on one device, without quotes",
+        )
+    return batch_size
 
 
 def _checked_constraints(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ParameterConstraints]:
@@ -688,8 +709,8 @@ def _simulator(models: CostModels, hides_input: bool) -> Simulator:
             Message(
                 "models-input-dist-missing",
                 "predicted costs leave out the input dist",
-                limit="pipeline='none' does not hide the input dist, and these models do not know its time",
-                remedy="Use models that were pretrained on data with 'input' in comm.collectives",
+                limit="pipeline='none' does not hide the input dist, but these cost models cannot predict its time",
+                remedy="Use cost models that were pretrained on data with 'input' in comm.collectives",
             )
         )
     return Simulator(models, count_input=not hides_input and models.input is not None)
@@ -703,17 +724,17 @@ def _warn_of_groups(ways: Sequence[Groups], models: CostModels, compute_device: 
             Message(
                 "models-group-sync-missing",
                 "predicted costs leave out the synchronisation of the groups",
-                limit="these models do not know the time of an all-reduce over the groups",
-                remedy="Use models that were pretrained on data with 'all_reduce' in comm.collectives, for as many "
-                "devices as there are groups",
+                limit="these cost models cannot predict the time of an all-reduce between the groups",
+                remedy="Use cost models that were pretrained for as many devices as there are groups, on data with "
+                "'all_reduce' in comm.collectives",
             )
         )
     if several and compute_device == "cpu":
         _log.warning(
             Message(
                 "groups-on-cpu",
-                "num_groups allows several groups, and the topology has CPUs",
-                limit="TorchRec's DMPCollection runs on GPUs only, so that a plan with several groups cannot run",
+                "num_groups allows several groups, but the topology has CPUs",
+                limit="TorchRec's DMPCollection runs on GPUs only, so a plan with several groups cannot run",
                 remedy="Set num_groups=1, or pass a topology of GPUs",
             )
         )
@@ -724,6 +745,7 @@ def _topology_of_group() -> TorchRecTopology:
         raise UserError(
             "planner-topology-unknown",
             "topology is None, and torch.distributed has no process group",
+            limit="if topology is None, the planner takes the number of devices from the process group",
             remedy="Pass topology=..., or call torch.distributed.init_process_group() first",
         )
     device = "cuda" if "nccl" in dist.get_backend() else "cpu"
@@ -755,9 +777,9 @@ def _loaded_models(
     if given:
         raise UserError(
             "planner-models-loaded-already",
-            f"{told(given)} cannot be set for the models {models.label}",
-            limit="models is an object, whose models are loaded already",
-            remedy="Pass the setting to CostModels.load, or pass models by name",
+            f"{told(given)} cannot be set for the cost models {models.label!r}",
+            limit="models is an object, so the cost models are loaded already",
+            remedy="Pass the setting to CostModels.load, or pass cost models by name",
         )
     return models.in_torchrec_if_known(), None
 
@@ -772,18 +794,19 @@ def _default_models(compute_device: str, dense_ms: float | None) -> str:
         _log.warning(
             Message(
                 "planner-models-default",
-                f"models is not set, and the planner uses models='{name}'",
-                limit="these models have kernel times of one H100, and exchange times from a datasheet",
-                remedy="Pass models=... that were measured on your GPUs, or an analytic model of your GPUs, such as "
-                "models='roofline:b200'",
+                f"models is not set, so the planner uses models='{name}'",
+                limit="these cost models predict kernel times of one H100, and exchange times from a datasheet",
+                remedy="Pass models=... with cost models that were measured on your GPUs, or with analytic cost models "
+                "of your GPUs, such as models='roofline:b200'",
             )
         )
         if dense_ms is None:
             _log.warning(
                 Message(
                     "planner-dense-time-unknown",
-                    "dense_ms is not set, and the time of the dense network per step is unknown",
-                    remedy="Set dense_ms to the ms of the dense network per step, such as dense_ms=8",
+                    "dense_ms is not set, so the time of the dense network per step is unknown",
+                    limit="predicted costs may count waits for the host that a dense network would hide",
+                    remedy="Set dense_ms to the time of the dense network per step in ms, such as dense_ms=8",
                 )
             )
     return name

@@ -51,9 +51,9 @@ def late_remark(took_s: float, limit_s: int | None) -> Message | None:
     return Message(
         "planning-over-timeout",
         f"planning took {took_s:.1f} s",
-        limit=f"timeout_seconds is {limit_s}, which does not stop NeuroShard's search, so that plans are reproducible",
-        remedy="Set searcher='size_lookup_greedy' or fewer num_candidates for a shorter search, or keep=FILE to reuse "
-        "the plan at a restart",
+        limit=f"timeout_seconds is {limit_s}, but NeuroShard's search ignores timeouts, so plans are reproducible",
+        remedy="Do one of these: set searcher='size_lookup_greedy'; set a smaller num_candidates; or set keep=FILE, "
+        "which reuses the plan at a restart",
     )
 
 
@@ -102,23 +102,23 @@ def data_parallel_remark(parameters: Sequence[Parameter], sharding_plan: Shardin
     return Message(
         "tables-optimizer-not-applied",
         f"TorchRec does not apply the optimizer ({optimizers}) to {tables} {what}",
-        limit="this optimizer runs inside fused kernels only; parameters that you select with "
-        "in_backward_optimizer_filter get your dense optimizer instead, and parameters that you select by name get no "
-        "optimizer",
-        remedy="Train these tables with neuroshard.torchrec.data_parallel_optimizer(model), or let fused kernels train "
-        f"them: {_ways_out(lost)}",
+        limit="this optimizer runs inside fused kernels only, so that only your dense optimizer can train these "
+        "tables: it does if you select its parameters with in_backward_optimizer_filter, and it does not if you select "
+        "them by name",
+        remedy="Do one of these: train these tables with neuroshard.torchrec.data_parallel_optimizer(model); or have "
+        f"fused kernels train these tables: {_ways_out(lost)}",
     )
 
 
 def _ways_out(lost: Sequence[Parameter]) -> str:
     """Return the advice on how fused kernels can train tables that have dense kernels."""
     odd = [f"{its.qualified_name} to {padded(its.config.embedding_dim)} columns" for its in lost if its.unlike_kernels]
-    ways = [] if len(odd) == len(lost) else ["remove data_parallel=True, and data_parallel from sharding_types"]
+    ways = [] if len(odd) == len(lost) else ["remove data_parallel=True and remove data_parallel from sharding_types"]
     if any(DENSE in (its.said.compute_kernels or ()) for its in lost):
         ways.append(f"remove {DENSE!r} from compute_kernels")
     if odd:
         ways.append(f"pad {listed(odd)}, because fused kernels need a multiple of 4 columns")
-    return "; ".join(ways)
+    return ", and ".join(ways)
 
 
 def loading_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> Message | None:
@@ -134,7 +134,7 @@ def loading_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan)
     return Message(
         "plan-widths-not-loadable",
         f"the plan cuts {number_of(len(cut), 'table')} into column shards of unequal width ({listed(cut)})",
-        limit=f"load_state_dict of {TORCHREC} fails with sharded weights in such shards",
+        limit=f"load_state_dict of {TORCHREC} cannot load sharded weights into shards of unequal width",
         remedy="Set rules=Constraints(rules=(TableRule('*', equal_widths=True),)) for shards of equal width",
     )
 
@@ -162,20 +162,21 @@ def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan
         if beside:
             yield Message(
                 "mean-pooled-tables-row-wise",
-                f"mean-pooled tables of {_collection(path)} are row-wise, and other tables of this collection are not "
-                f"row-wise or share features with mean-pooled tables ({listed(beside)})",
-                limit=f"{TORCHREC} then divides some outputs wrongly",
-                remedy="Make all tables of the collection row-wise, with different features for mean-pooled and "
-                "sum-pooled tables, or make no table of the collection row-wise",
+                f"mean-pooled tables of {_collection(path)} are row-wise, but other tables there "
+                f"({listed(beside)}) are not row-wise, or share features with the mean-pooled tables",
+                limit=f"{TORCHREC} then divides some outputs of the collection wrongly",
+                remedy="Do one of these: make all tables of the collection row-wise, with different features for "
+                "mean-pooled and sum-pooled tables; or make no table of the collection row-wise",
             )
     processed = [parameter.qualified_name for parameter in in_rows if parameter.processed]
     if processed and any(parameter.config is not None and not parameter.processed for parameter, _ in lying):
         yield Message(
             "processed-tables-row-wise",
-            f"tables of processed features are row-wise ({listed(processed)})",
-            limit=f"{TORCHREC} writes the weights of these features into the batch, so that other collections that "
+            f"tables of a FeatureProcessedEmbeddingBagCollection are row-wise ({listed(processed)})",
+            limit=f"{TORCHREC} then writes the processed weights of features into the batch, so other collections that "
             "read the batch compute wrong outputs",
-            remedy="Pass a separate batch to the other collections, or make these tables not row-wise",
+            remedy="Pass a separate batch to the other collections, or set sharding_types of these tables without "
+            "row-wise types",
         )
 
 

@@ -49,8 +49,8 @@ def check_sizes(topology: TorchRecTopology) -> None:
             "topology-host-size-not-divisor",
             f"local_world_size is {host}",
             where="topology",
-            limit=f"the number must divide the job's {world} ranks, else TorchRec takes all ranks for one host",
-            remedy="Set local_world_size to the number of ranks on a host, and start as many ranks on every host",
+            limit=f"local_world_size must divide the job's {world} ranks, else TorchRec treats all ranks as one host",
+            remedy="Set local_world_size to the number of ranks on each host, which must be the same for all hosts",
         )
     if topology.intra_group_size < host:
         raise UserError(
@@ -83,10 +83,12 @@ def ignored_pods_remark(topology: TorchRecTopology) -> Message | None:
         return None
     return Message(
         "topology-pods-ignored",
-        f"pods of {pod // host} hosts ({pod} ranks) do not divide the job's {world} ranks",
+        f"pod_size is {pod // host} hosts ({pod} ranks), which does not divide the job's {world // host} hosts "
+        f"({world} ranks)",
         where="topology",
-        limit=f"the plan counts fast links within hosts only, and TorchRec refuses {POD_SIZE}={pod // host}",
-        remedy=f"Set pod_size to a number that divides the job's {world // host} hosts",
+        limit="predicted costs ignore the pods and count fast links within hosts only, and TorchRec refuses "
+        f"{POD_SIZE}={pod // host}",
+        remedy=f"Set pod_size to a divisor of {world // host}",
     )
 
 
@@ -105,9 +107,9 @@ def pod_size_remark(sharding_plan: ShardingPlan, topology: TorchRecTopology) -> 
     return Message(
         "pod-size-differs",
         f"the plan has {number_of(len(tables), 'table')} ({listed(tables)}) whose rows are sharded over {pod} ranks "
-        f"({host} on each of {number_of(pod // host, 'host')}), but {POD_SIZE} {found} here, with {started} ranks on "
-        "a host",
-        limit="TorchRec would fail, or train other rows without an error",
+        f"({host} on each of {number_of(pod // host, 'host')}), but in this process {POD_SIZE} {found}, and a host "
+        f"has {number_of(started, 'rank')}",
+        limit="with these settings TorchRec would fail, or train wrong rows without an error",
         remedy=f"Set {' and '.join(settings)} in every process that runs the plan",
     )
 
@@ -120,10 +122,10 @@ def _started_per_host(topology: TorchRecTopology) -> int:
     return int(topology.local_world_size)
 
 
-def check_by_pod(what: str, sharding: ParameterSharding, topology: TorchRecTopology) -> None:
+def check_by_pod(table: str, sharding: ParameterSharding, topology: TorchRecTopology, where: str) -> None:
     """Raise UserError unless each column range of a table has a block of rows on every rank of a pod.
 
-    `what` names the table in the error, such as "table 'user'". Tables of other sharding types pass.
+    `table` is the table's name in the error, and `where` the place of the sharding. Tables of other types pass.
     """
     if sharding.sharding_type not in BY_POD:
         return
@@ -131,11 +133,13 @@ def check_by_pod(what: str, sharding: ParameterSharding, topology: TorchRecTopol
     for column, its in grouped(blocks, lambda block: block[0].shard_offsets[1]).items():
         ranks = [rank for _, rank in its]
         if ranks[0] % pod or ranks != list(range(ranks[0], ranks[0] + pod)):
+            more = f", {pod} to {2 * pod - 1}, and so on" if pod < topology.world_size else ""
             raise UserError(
                 "table-blocks-outside-pod",
-                f"{what} is {sharding.sharding_type}, and the blocks of rows at column {column} are on ranks "
-                f"{listed([str(rank) for rank in ranks])}",
-                limit=f"in this job TorchRec shards rows over {pod} successive ranks, of which the first is a multiple "
-                f"of {pod}",
+                f"table {table!r} is {sharding.sharding_type}, but its row blocks at column {column} are on ranks "
+                f"{listed([str(rank) for rank in ranks])}, which are not one whole group of ranks with fast links, in "
+                "order",
+                where=where,
+                limit=f"in this job such a group has {number_of(pod, 'rank')} (0 to {pod - 1}{more})",
                 remedy="Make a plan for this job",
             )

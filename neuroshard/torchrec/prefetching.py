@@ -67,20 +67,22 @@ def check_cache(where: str, cache: CacheParams, pipeline: str | None) -> None:
     """Raise UserError if the parameters of a cache, at a place `where`, contradict the job's pipeline, or FBGEMM."""
     flag = cache.prefetch_pipeline
     if flag is not None and pipeline is not None and flag is not (pipeline == PREFETCH):
+        remedy = f"set pipeline={PREFETCH!r}, if the job runs PrefetchTrainPipelineSparseDist"
+        if pipeline == PREFETCH:
+            remedy = "set pipeline= to another pipeline, if the job does not run PrefetchTrainPipelineSparseDist"
         raise UserError(
             "cache-prefetch-contradicts-pipeline",
             f"cache_params.prefetch_pipeline={flag} contradicts pipeline={pipeline!r}",
             where=where,
-            remedy=f"Remove prefetch_pipeline from cache_params. Set pipeline={PREFETCH!r} if, and only if, the job "
-            "runs PrefetchTrainPipelineSparseDist",
+            remedy=f"Do one of these: remove prefetch_pipeline from cache_params; or {remedy}",
         )
     prefetches = flag or pipeline == PREFETCH
     if prefetches and cache.algorithm not in (None, CacheAlgorithm.LRU):
         raise UserError(
             "cache-algorithm-without-prefetch",
-            f"cache_params.algorithm={cache.algorithm.name} cannot prefetch",
+            f"cache_params.algorithm={cache.algorithm.name} is set for a cache that prefetches",
             where=where,
-            limit="FBGEMM prefetches only into LRU caches",
+            limit="FBGEMM can prefetch only into LRU caches",
             remedy="Remove the algorithm from cache_params, or choose a pipeline that does not prefetch",
         )
     if cache.multipass_prefetch_config is not None and not prefetches:

@@ -65,14 +65,15 @@ def profile(
             "profile-model-without-tables",
             "the model has no tables that a sharder would shard",
             limit="without tables there are no lookups to count",
-            remedy="Pass the model before it is sharded, and sharders= if its tables need sharders of their own",
+            remedy="Pass the model before it is sharded, and pass sharders= if TorchRec's default sharders do not "
+            "shard its tables",
         )
     if isinstance(batches, KeyedJaggedTensor):
         raise UserError(
             "profile-single-batch",
             "batches is a single KeyedJaggedTensor",
-            limit="an iterable of batches is expected",
-            remedy="Pass [batch]",
+            limit="batches must be an iterable of batches",
+            remedy="Pass a list of batches, such as [batch]",
         )
     tables = tuple(parameter.table(name, 1, 1) for name, parameter in parameters.items())
     shapes = [TableShape(table.name, table.rows, table.dim, table.bytes_per_element) for table in tables]
@@ -92,7 +93,7 @@ def _devices() -> int:
         raise UserError(
             "profile-devices-unknown",
             "the number of devices that share a global batch is unknown",
-            limit="there is no process group to take the number from",
+            limit="world_size is not set, and there is no process group that has the number",
             remedy="Set world_size or global_batch_size, or call init_process_group() first",
         )
     return dist.get_world_size()
@@ -107,8 +108,9 @@ def _by_key(batch: object, features: Callable[[Any], Any] | None, read: Set[str]
             raise UserError(
                 "profile-batch-variable",
                 "the keys of a batch have different numbers of samples",
-                limit="only batches with as many samples for every key can be counted",
-                remedy="Pass whole batches, such as those before samples are deduplicated",
+                limit="all keys of a batch must have the same number of samples",
+                remedy="If the batches are deduplicated, pass the batches from before deduplication; otherwise give "
+                "every key the same number of samples",
             )
         for key in tensor.keys():  # noqa: SIM118  # it is not a mapping
             if key in tensor_of and key in read:
@@ -131,7 +133,7 @@ def _tensors(taken: object) -> Iterator[KeyedJaggedTensor]:
         raise UserError(
             "profile-batch-type",
             f"a batch contains a {type(taken).__name__}",
-            limit="only KeyedJaggedTensors, and mappings and lists of them, can be counted",
+            limit="a batch must be a KeyedJaggedTensor, or a mapping or list of KeyedJaggedTensors",
             remedy="Pass features=, a function that returns the KeyedJaggedTensors of a batch",
         )
 
@@ -170,8 +172,10 @@ def _lookups(tensors: Mapping[str, KeyedJaggedTensor], key: str, shape: TableSha
             "profile-feature-missing",
             f"the batch has no feature {key!r}",
             where=where,
-            limit=f"the features of the batch are {', '.join(sorted(tensors))}" if tensors else "the batch is empty",
-            remedy="Add the feature to every batch, or return the feature from features=",
+            limit=f"the batch has only these features: {', '.join(sorted(tensors))}"
+            if tensors
+            else "the batch is empty",
+            remedy="Add the feature to every batch, or have the function features= return the feature",
         )
     values = tensors[key][key]
     return Lookups.of(values.values(), values.lengths(), "lengths", shape.rows, f"{where}, feature {key!r}")

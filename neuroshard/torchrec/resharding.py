@@ -11,6 +11,7 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ParameterSha
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import Message
+from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.torchrec.kernels import SPLIT, WHOLE, cut_widths, shards_of
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import PASSED_ON
@@ -91,7 +92,7 @@ def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, Embe
         raise UserError(
             "reshard-tables-differ",
             f"only one of the two plans has {listed(other)}",
-            limit="a running job keeps its tables",
+            limit="the tables of a running job cannot change",
             remedy="Make the new plan for the same tables",
         )
     changed: dict[str, EmbeddingModuleShardingPlan] = {}
@@ -141,9 +142,10 @@ def _moved(name: str, was: ParameterSharding, now: ParameterSharding) -> Paramet
     if was.sharding_type == WHOLE and len(now.ranks or ()) > 1:
         raise UserError(
             "reshard-table-wise-split",
-            f"table {name!r} is {WHOLE} now and split in the new plan",
+            f"table {name!r} is {WHOLE} now, but split into shards in the new plan",
             limit="TorchRec cannot change the sharding types of a running job",
-            remedy=f"Start the job with sharding_types=[{SPLIT!r}]; in one shard {SPLIT} is the same as {WHOLE}",
+            remedy=f"Start the job with sharding_types=[{SPLIT!r}]: a {SPLIT} table in one shard is the same as a "
+            f"{WHOLE} table, but TorchRec can split the table later",
         )
     return replace(was, ranks=now.ranks, sharding_spec=now.sharding_spec)
 
@@ -169,7 +171,7 @@ def _check_everywhere(
         raise UserError(
             "reshard-hash-seeds-differ",
             "the processes of the job have different hash seeds",
-            limit="over gloo TorchRec numbers messages by hashes, and the messages would miss their receivers",
+            limit="over gloo TorchRec numbers messages by hashes, so messages would not reach their receivers",
             remedy="Start all processes with PYTHONHASHSEED=0",
         )
 
@@ -179,11 +181,14 @@ def _check_widths(path: str, after: ShardingPlan) -> None:
     for name, sharding in after.plan[path].items():
         widths = sorted(set(cut_widths(sharding)))
         if len(widths) > 1:
+            dim = sum(cut_widths(sharding))
+            equal = next((dim // count for count in range(2, dim) if dim % (count * DIM_MULTIPLE) == 0), dim)
             raise UserError(
                 "reshard-widths-unequal",
                 f"table {name!r} is split into shards of {' and '.join(map(str, widths))} columns",
-                limit="TorchRec's reshard takes all shards of a table to be equally wide",
-                remedy="Set min_partition to an equal part of the table's columns",
+                limit="TorchRec's reshard assumes that all shards of a table have the same width",
+                remedy="Make a plan with shards of equal width: set min_partition in constraints to a divisor of the "
+                f"table's {dim} columns, such as {equal}",
             )
 
 
@@ -213,15 +218,15 @@ def _check_movable(model: DistributedModelParallel, path: str, parameters: Mappi
         if lost := sorted(state for state in its if not state.endswith(_MOVED_STATE)):
             raise UserError(
                 "reshard-state-lost",
-                f"the optimizer has further states ({listed(lost)})",
-                limit="TorchRec moves only the first optimizer state of a table, and would lose these states",
+                f"the optimizer has states that TorchRec would lose ({listed(lost)})",
+                limit="TorchRec moves only the first optimizer state of a table",
                 remedy="Save a checkpoint, and load it under the new plan",
             )
         if _ranges(before[name]) != _ranges(parameters[name]) and any(len(state.size()) > 1 for state in its.values()):
             raise UserError(
                 "reshard-state-split",
-                f"table {name!r} would be split at other columns, and the optimizer has a state for every element",
-                limit="TorchRec moves such states only in whole shards",
+                f"the new plan splits table {name!r} at other columns, but the optimizer has a state for every element",
+                limit="TorchRec moves such a state only with a whole shard, not with a part of a shard",
                 remedy="Save a checkpoint, and load it under the new plan",
             )
 
@@ -234,7 +239,7 @@ def _check_gloo(before: ShardingPlan, changed: Mapping[str, EmbeddingModuleShard
                 raise UserError(
                     "reshard-gloo-own-message",
                     f"a part of table {name!r} would stay on its device",
-                    limit="TorchRec sends this part to the same process, which NCCL can and gloo cannot",
+                    limit="TorchRec sends this part from a process to itself, which works over NCCL but not over gloo",
                     remedy="Run the job with NCCL, or make a plan in which the whole table moves",
                 )
 

@@ -89,7 +89,9 @@ def row_settings(table: str, fused_params: Mapping[str, Any]) -> RowSettings:
         given["beta1"], given["beta2"] = given["betas"]
     for name in NUMBERS:
         if not isinstance(given.get(name, 0.0), Real):
-            _refuse(table, name, given[name], "a number is expected")
+            _refuse(
+                table, name, given[name], f"{name} must be a number, and the value is a {type(given[name]).__name__}"
+            )
     settings = RowSettings(**{name: value for name, value in given.items() if name in _SETTINGS})
     if settings.optimizer not in RULES:
         _refuse(
@@ -109,11 +111,11 @@ def _refuse(table: str, name: str, value: object, limit: str) -> None:
     shown = getattr(value, "name", value)
     raise UserError(
         "dense-optimizer-setting",
-        f"the optimizer of table {table!r}, which has a dense kernel, does not support {name}={shown}",
+        f"table {table!r} has a dense kernel, for which data_parallel_optimizer does not support {name}={shown}",
         limit=limit,
-        remedy=f"Change the setting, for this table alone by data_parallel_optimizer(model, settings={{{table!r}: "
-        "...}), or plan the table without data_parallel. Or train data_parallel_parameters(model) with another "
-        "optimizer",
+        remedy=f"Do one of these: change the setting for this table alone with data_parallel_optimizer(model, "
+        f"settings={{{table!r}: ...}}); plan the table without data_parallel; or train data_parallel_parameters(model) "
+        "with another optimizer",
     )
 
 

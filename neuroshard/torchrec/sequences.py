@@ -49,16 +49,19 @@ def check_sequences(shardings: Iterable[tuple[str, Table, ParameterSharding]]) -
             raise UserError(
                 "sequence-table-type",
                 f"sequence table {table.name!r} is {sharding.sharding_type}",
-                limit=f"TorchRec shards sequence tables only {', '.join(_SERVED)}",
+                limit=f"TorchRec shards sequence tables only {', '.join(_SERVED[:-1])} or {_SERVED[-1]}",
                 remedy="Plan the table with one of these sharding types",
             )
         for width in cut_widths(sharding):
             name, wide = first.setdefault(path, (table.name, width))
             if width != wide:
+                names = f"tables {name!r} and {table.name!r} have"
+                if name == table.name:
+                    names = f"table {name!r} has"
                 raise UserError(
                     "sequence-shard-widths",
-                    f"sequence tables {name!r} and {table.name!r} have shards of {wide} and {width} columns",
+                    f"sequence {names} shards of {wide} and {width} columns",
                     where=f"collection {path!r}",
-                    limit="TorchRec takes all column-wise shards of a collection's sequence tables to be equally wide",
-                    remedy="Split all of these tables into shards of one width",
+                    limit="TorchRec assumes that column shards of a collection's sequence tables have the same width",
+                    remedy="Split all sequence tables of the collection into shards of the same width",
                 )

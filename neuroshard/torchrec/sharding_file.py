@@ -53,14 +53,14 @@ def save_sharding_plan(sharding_plan: ShardingPlan, path: str | Path) -> None:
     """
     write_json(Path(path), file_content(sharding_plan))
     if lost := [
-        f"{field} of table {name!r} in {module!r}"
+        f"{field} of table {name!r}" + (f" in module {module!r}" if module else "")
         for module, name, parameter in parameters_in(sharding_plan)
         for field in _lost(parameter)
     ]:
         _log.warning(
             Message(
                 "sharding-plan-fields-lost",
-                f"{path} does not contain {listed(lost)}",
+                f"the file {str(path)!r} does not contain {listed(lost)}",
                 limit="files of sharding plans cannot store these fields",
                 remedy="Set the fields again in the loaded plan",
             )
@@ -69,7 +69,7 @@ def save_sharding_plan(sharding_plan: ShardingPlan, path: str | Path) -> None:
         _log.warning(
             Message(
                 "sharding-plan-modules-lost",
-                f"{path} does not contain the plans of {listed(left_out)}",
+                f"the file {str(path)!r} does not contain the plans of modules {listed(list(map(repr, left_out)))}",
                 limit="files of sharding plans store only modules with embedding tables",
                 remedy="Add the plans of these modules to the loaded plan",
             )
@@ -173,16 +173,16 @@ class ReadParameter:
         if self.sharding_type not in COPIED and not 0 < shards == ranks:
             raise UserError(
                 "parameter-shards-without-ranks",
-                f"the parameter has {number_of(shards, 'shard')} on {number_of(ranks, 'rank')}",
-                limit=f"{self.sharding_type} needs 1 shard or more, and a rank for each shard",
-                remedy="Correct ranks or shards",
+                f"the parameter has {number_of(shards, 'shard')} and {number_of(ranks, 'rank')}",
+                limit=f"a {self.sharding_type} parameter needs 1 shard or more, and exactly one rank for each shard",
+                remedy="Correct the ranks or the shards of the parameter",
             )
         if (widest := max((shard.sizes[1] for shard in self.shards or ()), default=0)) > MAX_SHARD_DIM:
             raise UserError(
                 "parameter-shard-wide",
                 f"a shard has {widest} columns",
                 limit=f"FBGEMM's kernels take at most {MAX_SHARD_DIM} columns",
-                remedy="Plan the table again",
+                remedy="Make a plan with narrower shards of this table",
             )
 
 
@@ -231,18 +231,23 @@ def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadM
             "sharding-plan-module-unknown",
             f"the model has no collection {unknown[0]!r}",
             where=where,
-            limit=f"the model has {', '.join(map(repr, sorted(known))) or 'no collections'}",
-            remedy="Correct the path of the collection, or load the plan for the model that it was made for",
+            limit=f"the collections of the model are {', '.join(map(repr, sorted(known)))}"
+            if known
+            else "the model has no collections",
+            remedy="Correct the path of the collection, or load the plan for the model that the plan was made for",
         )
     for table, parameter in modules.get("", {}).items():
         places = paths.get(table, [])
         if len(places) != 1:
+            remedy = "Export the plan with module=PATH of the table's collection"
+            if not places:
+                remedy = "Correct the name of the table, or load the plan for the model that the plan was made for"
             raise UserError(
                 "sharding-plan-table-ambiguous",
                 f"the model has {number_of(len(places), 'collection')} with a table {table!r}",
                 where=where,
-                limit="exactly 1 collection must have the table",
-                remedy="Export the plan with module=PATH of the table's collection",
+                limit="exactly 1 collection must have the table, because the file does not name the collection",
+                remedy=remedy,
             )
         ((path, name),) = places
         placed.setdefault(path, {})[name] = parameter
@@ -266,7 +271,7 @@ def sharding_plan_of(modules: ReadModules, where: str) -> ShardingPlan:
             "TorchRec refuses the shards of the plan",
             where=where,
             limit=str(error),
-            remedy="Correct the shards, or save the plan again",
+            remedy="Correct the shards in the plan, or save the plan again",
         ) from error
 
 

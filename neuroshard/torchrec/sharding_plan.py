@@ -71,8 +71,8 @@ def to_sharding_plan(
         raise UserError(
             "plan-host-size-not-divisor",
             f"local_world_size is {local}",
-            limit=f"the number must divide the plan's {topology.num_devices} devices",
-            remedy="Set local_world_size to the number of devices on a host",
+            limit=f"local_world_size must divide the number of devices of the plan, which is {topology.num_devices}",
+            remedy="Set local_world_size to the number of devices on each host",
         )
     placements = [sorted(its) for its in plan.by_table]
     pairs = zip(placements, plan.layouts, strict=True)
@@ -125,7 +125,7 @@ def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:
         raise UserError(
             "table-without-module",
             f"modules has no path for table {table.name!r}",
-            limit=f"the tables in modules are {', '.join(modules) or 'none'}",
+            limit=f"modules has paths only for {', '.join(map(repr, modules))}" if modules else "modules is empty",
             remedy="Add the path of the table's collection to modules",
         )
     return modules[table.name]
@@ -189,12 +189,14 @@ def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
     for index, table in enumerate(task.tables):
         parameters = by_name.get(table.name, [])
         if len(parameters) != 1:
+            remedy = "Name the table PATH.NAME, with the path of its module in front"
+            if not parameters:
+                remedy = "Name the table as the parameter is named in the sharding plan"
             raise UserError(
                 "sharding-plan-table-not-unique",
                 f"the sharding plan has {number_of(len(parameters), 'parameter')} of the name {table.name!r}",
-                limit="exactly 1 parameter must have the name",
-                remedy="Name the tables of the task as the parameters are named, or PATH.NAME if several modules have "
-                "a parameter of the name",
+                limit="each table of the task needs exactly 1 parameter of its name",
+                remedy=remedy,
             )
         ((path, parameter),) = parameters
         home = home_of(table.name, parameter.compute_kernel, parameter.cache_params)
@@ -213,10 +215,10 @@ def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Pl
     if not ranks or len(ranks) != len(shards):
         raise UserError(
             "sharding-plan-shards-without-ranks",
-            f"table {table.name!r} has {number_of(len(shards), 'shard')} on {number_of(len(ranks), 'rank')}",
+            f"table {table.name!r} has {number_of(len(shards), 'shard')} and {number_of(len(ranks), 'rank')}",
             where="sharding plan",
-            limit="each shard needs a rank, and a table 1 shard or more",
-            remedy="Correct the table's ranks or shards",
+            limit="a table needs 1 shard or more, and exactly one rank for each shard",
+            remedy="Correct the ranks or the shards of the table",
         )
     rectangles = [_rectangle(index, table, shard) for shard in shards]
     check_cover(table, rectangles)
@@ -229,10 +231,11 @@ def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Pl
     if sharding_type.value not in layout.sharding_types(placed, task.topology):
         raise UserError(
             "sharding-plan-type-contradicted",
-            f"table {table.name!r} is {sharding_type.value}, but the table's shards are placed as "
-            f"{layout.sharding_type(placed, task.topology)}",
+            f"table {table.name!r} is {sharding_type.value}, but its shards are placed as those of a "
+            f"{layout.sharding_type(placed, task.topology)} table",
             where="sharding plan",
-            limit=f"the task has hosts of {task.topology.domain_size} devices",
+            limit="the type can depend on the number of devices on a host (or a pod of hosts), which is "
+            f"{task.topology.domain_size} in the task",
             remedy="Correct the sharding type, or the number of devices on a host",
         )
     return placed

@@ -35,7 +35,7 @@ def without_stashed(topology: TorchRecTopology, parameters: Sequence[Parameter])
             Message(
                 "stashed-weights-over-memory",
                 f"the weights of {number_of(len(weights), 'table')} with stash_weights=True do not fit in host memory",
-                limit=f"a host lacks up to {lacking}",
+                limit=f"a host lacks up to {lacking} of memory",
                 remedy="Stash fewer tables, or set a larger ddr_cap in the topology",
             )
         )

@@ -1,6 +1,6 @@
 """Settings of TorchRec that no plan follows: one warning for each setting."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -13,6 +13,7 @@ from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.modules import Served, listed
 from neuroshard.torchrec.options import PASSED_ON
 from neuroshard.torchrec.parameters import Parameter
+from neuroshard.words.form import Form
 from neuroshard.words.placement import Tier
 
 # Sharders' settings of caches that a plan sets for each table, and the field of constraints to set instead.
@@ -35,9 +36,9 @@ def unread_remarks(model: Model) -> Iterator[Message]:
     if model.asked.pipeline != PREFETCH and (names := [its.qualified_name for its in _prefetching(model)]):
         yield Message(
             "prefetching-not-counted",
-            f"caches of {number_of(len(names), 'table')} ({listed(names)}) prefetch",
-            limit=f"pipeline={model.asked.pipeline!r} counts no memory for prefetching",
-            remedy=f"Set pipeline={PREFETCH!r}, or remove prefetch_pipeline=True from these caches",
+            f"prefetch_pipeline=True is set for caches of {number_of(len(names), 'table')} ({listed(names)})",
+            limit=f"with pipeline={model.asked.pipeline!r} the planner counts no memory for prefetching",
+            remedy=f"Set pipeline={PREFETCH!r} if the job prefetches, or remove prefetch_pipeline=True",
         )
 
 
@@ -74,13 +75,13 @@ _IGNORED: tuple[tuple[Callable[[Parameter], bool], str, str, str], ...] = (
     (
         _is_weighted,
         "is_weighted",
-        "memory and costs leave out the weights of lookups, 4 bytes for each lookup",
+        "the planner counts no memory and no costs for the weights of lookups (4 bytes for each lookup)",
         "Reserve this memory with storage_reservation=",
     ),
     (
         _is_called_virtual,
         "use_virtual_table",
-        "the configs of these tables do not set use_virtual_table, so that the plan has ordinary tables",
+        "the configs of these tables do not set use_virtual_table, so the tables are planned as ordinary tables",
         "Set use_virtual_table in the configs, or remove use_virtual_table from constraints",
     ),
     (
@@ -104,7 +105,7 @@ _IGNORED: tuple[tuple[Callable[[Parameter], bool], str, str, str], ...] = (
     (
         _has_other_precision,
         "cache_params.precision",
-        "memory counts caches in the data type of the weights",
+        "the planner counts the memory of caches in the data type of the weights",
         "Set precision to the data type of the weights, or remove precision",
     ),
 )
@@ -139,7 +140,7 @@ def _of_sharders(model: Model, planned: Sequence[Parameter]) -> Iterator[Message
             yield Message(
                 "fused-params-overridden",
                 f"fused_params of {sharder} set {setting}={value}",
-                limit=f"the plan sets {setting} for each table planned here",
+                limit=f"the plan sets {setting} for each table that NeuroShard plans",
                 remedy=f"Set cache_params.{field} in constraints instead",
             )
 
@@ -154,8 +155,8 @@ def _of_given(model: Model) -> Iterator[Message]:
     if differing:
         yield Message(
             "given-constraints-differ",
-            f"given= differs from constraints: {listed(differing)}",
-            limit="the planner keeps the given plan as it is",
+            f"the plan in given= breaks constraints: {listed(differing)}",
+            limit="the planner keeps the plan in given= as it is",
             remedy="Change given= or the constraints",
         )
 
@@ -182,15 +183,21 @@ def _follows(sharding: ParameterSharding, asked: CacheParams) -> bool:
     return all(getattr(asked, one.name) in (None, getattr(has, one.name)) for one in fields(CacheParams))
 
 
-def no_data_parallel_remark(served: Served) -> Message | None:
-    """Return the warning that a search or its models can't make tables data-parallel; None if they can."""
+def no_data_parallel_remark(served: Served, forms: Collection[Form]) -> Message | None:
+    """Return the warning that a search or its models can't make tables data-parallel; None if they can.
+
+    `forms` are the families of sharding types that the search can place.
+    """
     if any(LAYOUTS[call.form].dense for call in served.calls):
         return None
+    limit, remedy = "the searcher makes no table data_parallel", "searcher='neuroshard'"
+    if any(LAYOUTS[form].dense for form in forms):
+        limit, remedy = "the cost models have no costs of data_parallel tables", "other cost models with models="
     return Message(
         "data-parallel-not-searched",
-        "data_parallel=True has an effect only on tables that are left to TorchRec's planner",
-        limit="this searcher or these models make no table data-parallel",
-        remedy="Set another searcher or other models, such as searcher='neuroshard', or remove data_parallel=True",
+        "data_parallel=True has no effect on the tables that NeuroShard plans",
+        limit=limit,
+        remedy=f"Set {remedy}, or remove data_parallel=True",
     )
 
 
@@ -216,7 +223,7 @@ def unused_arguments(
         yield Message(
             "planner-groups-arguments-unused",
             f"sync_steps={sync_steps} and use_inter_host_allreduce={use_inter_host_allreduce} have no effect",
-            limit="num_groups is 1, and both arguments apply to several groups only",
+            limit="num_groups is 1, and both arguments apply only to several groups",
             remedy="Set num_groups to 2 or more, or remove these arguments",
         )
     if isinstance(verify, str):
@@ -232,7 +239,7 @@ def unused_arguments(
         elif value != default:
             yield Message(
                 "planner-verifier-argument-unused",
-                f"{name}={value} has no effect if verify= is an object",
-                limit="the Verifier object has its own settings",
-                remedy=f"Pass the value to {type(verify).__name__} instead",
+                f"{name}={value} has no effect",
+                limit=f"verify= is an object ({type(verify).__name__}), which has its own settings",
+                remedy="Give the setting to that object",
             )

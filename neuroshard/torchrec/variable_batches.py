@@ -35,5 +35,5 @@ def variable_batch_remarks(
                 f"({listed(names)})",
                 limit=f"{TORCHREC} fails with {sharding_type} tables{where} if the features of a batch have different "
                 "numbers of samples",
-                remedy=f"If your batches are like that, set sharding_types of these tables without {sharding_type}",
+                remedy=f"If your batches have such features, set sharding_types of the tables without {sharding_type}",
             )

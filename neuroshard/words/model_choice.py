@@ -75,14 +75,17 @@ class ModelSettings:
     """The settings of a command that go with `model`: they say what its cost models count.
 
     Attributes:
-        framework: torchrec | none: framework whose overhead per step is included in costs; null includes the overhead
-            of TorchRec for target=torchrec and for plans measured in training steps, if the models know the overhead.
-        dense_ms: time of the dense network per step on a GPU, in ms, such as 8, with framework=torchrec; null: the time
-            is unknown, and the search takes a plan that suits all times from 0 to 15 ms.
-        exchange_dtype: data type of embeddings and gradients in exchanges, such as fp16, or fp16/bf16 for forward and
-            backward; null for fp32.
-        optimizer: rowwise_adagrad | adam | sgd: optimizer whose states the kernels of analytic models (roofline:NAME)
-            read and write, which changes costs but not memory (set memory.optimizer for memory); null for sgd.
+        framework: torchrec | none: torchrec counts TorchRec's overhead per step in costs, and none counts no overhead;
+            None counts TorchRec's overhead, if the models know this overhead, only for target=torchrec or measured
+            training steps.
+        dense_ms: time of the dense network per step on one GPU, in ms, such as 8; used only if costs include TorchRec's
+            overhead (framework=torchrec); None: search picks a plan that suits 0 to 15 ms, and other commands assume
+            7.5 ms.
+        exchange_dtype: data type of embeddings and gradients in exchanges: fp32, fp16, bf16, fp8 or int8, or two types
+            such as fp16/bf16 for forward and backward; null means fp32.
+        optimizer: rowwise_adagrad | adam | sgd: optimizer of the tables; analytic models (roofline:NAME) add the time
+            to update the state to kernel times; this setting does not change memory use (see memory.optimizer); None
+            means sgd.
     """
 
     framework: str | None = None
@@ -162,7 +165,7 @@ def _check(framework: str | None, exchange_dtype: str | None, optimizer: str | N
             raise UserError(
                 "exchange-dtype-count",
                 f"exchange_dtype={exchange_dtype!r} names {len(dtypes)} data types",
-                limit="the maximum is 2: the first for forward, the second for backward",
+                limit="the maximum is 2: the first for the forward pass, the second for the backward pass",
                 remedy="Set exchange_dtype to one or two data types, such as fp16/bf16",
             )
         for one in dtypes:

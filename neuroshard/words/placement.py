@@ -65,7 +65,9 @@ class TierAssignment:
             raise UserError(
                 "tier-cache-load-factor",
                 f"tier {self.tier.value!r} has cache_load_factor={self.cache_load_factor}",
-                limit="tier 'uvm_caching' needs a cache_load_factor, and other tiers have none",
+                limit="this tier needs a cache_load_factor"
+                if cached
+                else "only tier 'uvm_caching' has a cache_load_factor",
                 remedy="Set cache_load_factor to a number above 0 and at most 1"
                 if cached
                 else "Remove cache_load_factor",

@@ -15,18 +15,17 @@ class Topology:
     """Devices and their memory.
 
     Attributes:
-        num_devices: number of devices to place shards on.
+        num_devices: number of devices to place tables on.
         memory_bytes: memory of each device, in bytes or as text such as 32GiB, or a list with one size per device, such
             as [32GiB,16GiB].
-        reserved_bytes: part of the memory of each device that is kept for the rest of the model, in bytes or as text
-            such as 2GiB, or a list with one size per device.
-        devices_per_host: number of devices on each host, in order of rank, a divisor of num_devices; None: one host has
-            all devices.
-        host_memory_bytes: memory of each host for tables, in bytes or as text such as 512GiB; 0: no table is placed in
-            host memory.
-        devices_per_domain: number of devices that fast links join, in order of rank, a divisor of num_devices and a
-            multiple of devices_per_host; None: fast links join the devices of a host. Set it if fast links reach beyond
-            a host, as NVLink does in a GB200 NVL72.
+        reserved_bytes: memory of each device to keep free for the rest of the model, in bytes or as text such as 2GiB,
+            or a list with one size per device.
+        devices_per_host: number of devices on each host, a divisor of num_devices; ranks are numbered host by host, and
+            None means that all devices are on one host.
+        host_memory_bytes: memory of each host for tables, in bytes or as text such as 512GiB; 0 places no table in host
+            memory.
+        devices_per_domain: number of devices that fast links such as NVLink connect across hosts (72 in a GB200 NVL72),
+            a divisor of num_devices and a multiple of devices_per_host; None means that fast links stay within a host.
     """
 
     num_devices: Devices
@@ -42,17 +41,16 @@ class Topology:
                 "topology-hosts-unequal",
                 f"devices_per_host={self.devices_per_host} does not divide num_devices={self.num_devices}",
                 where="topology",
-                limit="all hosts have the same number of devices",
+                limit="all hosts must have the same number of devices",
                 remedy=f"Set devices_per_host to a divisor of {self.num_devices}",
             )
         if self.num_devices % self.domain_size or self.domain_size % self.host_size:
-            hosts = f"{number_of(self.host_size, 'device')} of a host"
+            hosts = f"hosts of {number_of(self.host_size, 'device')}"
             raise UserError(
                 "topology-domains-unequal",
-                f"devices_per_domain={self.devices_per_domain} does not divide num_devices={self.num_devices}, or is "
-                f"not a multiple of the {hosts}",
+                f"devices_per_domain={self.devices_per_domain} does not fit num_devices={self.num_devices} and {hosts}",
                 where="topology",
-                limit="all domains have the same number of whole hosts",
+                limit="all domains must have the same number of whole hosts",
                 remedy=f"Set devices_per_domain to a divisor of {self.num_devices} that is a multiple of "
                 f"{self.host_size}",
             )
@@ -64,29 +62,33 @@ class Topology:
                         "topology-sizes-count",
                         f"{name} lists {number_of(len(value), 'size')}",
                         where="topology",
-                        limit=f"there are {number_of(self.num_devices, 'device')}",
-                        remedy=f"Set {name} to one size for all devices, or to a list of {self.num_devices}",
+                        limit=f"the topology has {number_of(self.num_devices, 'device')}",
+                        remedy=f"Set {name} to one size for all devices, or to a list of {self.num_devices} sizes",
                     )
                 object.__setattr__(self, name, tuple(to_bytes(size, f"topology.{name}") for size in value))
             else:
                 object.__setattr__(self, name, to_bytes(value, f"topology.{name}"))
         object.__setattr__(self, "host_memory_bytes", to_bytes(self.host_memory_bytes, "topology.host_memory_bytes"))
-        if sum(self._each("memory_bytes")) > MAX_BYTES or self.all_host_bytes > MAX_BYTES:
+        too_large = sum(self._each("memory_bytes")) > MAX_BYTES
+        if too_large or self.all_host_bytes > MAX_BYTES:
             raise UserError(
                 "topology-memory-total",
-                "all devices, or all hosts, together have more than 2^60 bytes of memory",
+                f"all {'devices' if too_large else 'hosts'} together have more than 2^60 bytes of memory",
                 where="topology",
-                remedy="Set memory_bytes or host_memory_bytes to smaller sizes",
+                limit="the maximum is 2^60 bytes",
+                remedy=f"Set {'memory_bytes' if too_large else 'host_memory_bytes'} to a smaller size",
             )
         for device, free in enumerate(self.device_memory):
             if free < 1:
                 reserved, memory = (self._each(name)[device] for name in ("reserved_bytes", "memory_bytes"))
                 raise UserError(
                     "topology-memory-reserved",
-                    f"reserved_bytes={reserved} leaves no memory for tables on device {device}",
+                    f"device {device} has no memory for tables",
                     where="topology",
-                    limit=f"the device has memory_bytes={memory}",
-                    remedy="Set reserved_bytes to less than memory_bytes",
+                    limit=f"the device has memory_bytes={memory} and reserved_bytes={reserved}",
+                    remedy="Set reserved_bytes to less than memory_bytes"
+                    if memory
+                    else "Set memory_bytes to the memory of each device, such as 32GiB",
                 )
 
     @property

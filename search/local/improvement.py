@@ -25,11 +25,14 @@ class Improvement:
     the same plan however busy a machine is.
 
     Attributes:
-        perturbations: number of times that the best plan is perturbed and improved again; 0 only improves the first.
-        perturbation_steps: number of random steps per perturbation.
-        max_plans: maximum number of plans that local search evaluates, approximately; None sets no limit. Counted as
+        perturbations: number of times that local search changes its best plan at random and improves the result; larger
+            values take longer, and 0 makes no random changes.
+        perturbation_steps: number of random steps (a shard moves, or two shards swap devices) in each random change
+            (perturbations= sets the number of changes); larger values change the plan more.
+        max_plans: number of evaluated plans after which local search ends, even before it has made all random changes
+            that perturbations= allows; larger values can take longer, and None sets no limit. Counted as
             `LocalSearch.looked` does: on large tasks this limit ends the search before `perturbations` are made.
-        seed: seed of the random steps.
+        seed: seed of the random changes; the same seed gives the same plan.
     """
 
     perturbations: Count = 200

@@ -71,8 +71,9 @@ class OtherModels(ModelChange):
     """Another bundle's models.
 
     Attributes:
-        model: model bundle by which the search predicts costs: an installed name (`neuroshard models`), or the path of
-            a bundle, as `neuroshard pretrain` writes it.
+        model: required: cost models that guide the search, as an installed name (`neuroshard models` lists them) or a
+            directory that `neuroshard pretrain` wrote; the models of model= predict the reported cost of the final
+            plan.
     """
 
     model: str

@@ -34,24 +34,26 @@ class Acceptance:
     left out, unless the first plan's exchanges are as unbalanced.
 
     Attributes:
-        margin_fraction: minimum gain that the search accepts, as a fraction of the sum of both plans' margins, if the
-            cost models are ensembles; 0 requires only a lower expected cost. Margins of ensembles distinguish tables
-            that the models know from others.
-        single_model_margin_fraction: minimum gain that the search accepts, as a fraction of the sum of both plans'
-            margins, if the cost models are not ensembles, such as the papers' models. Their margins do not grow away
-            from the data that they were fitted to; at 1 the two intervals must not overlap. By such models a gain
-            counts only as far as it is not a gain of all devices together: the same tables rarely cost less in all, and
-            such models are led astray there most. Analytic models, whose margins are assumed, are not among these
-            models.
-        sharding_type_margin_fraction: minimum margin_fraction for plans with row-wise or data-parallel tables, if the
-            models know kernels and exchanges only, because these types cost more in training than those models predict.
-            At 1 the two intervals must not overlap, which is right wherever steps were measured (docs/steps.md). Models
-            of whole steps (framework=torchrec) ignore it.
-        min_gain: minimum gain that the search accepts, as a fraction of the first plan's cost (0.003 is 0.3%), because
-            smaller gains do not come true on average (docs/results.md).
-        assumed_margin_fraction: minimum gain that the search accepts, as a fraction of the sum of both plans' assumed
-            margins, if the models have no margins of kernels and exchanges, such as analytic (roofline) models. At 0.5
-            it accepts gains above the mean of both plans' margins (docs/models.md).
+        margin_fraction: fraction of both plans' expected prediction errors together that the predicted gain of a new
+            plan must exceed; larger values accept fewer plans; for ensembles of cost models; 0 requires only min_gain
+            and a lower expected cost. Margins of ensembles distinguish tables that the models know from others.
+        single_model_margin_fraction: fraction of both plans' expected prediction errors together that the predicted
+            gain of a new plan must exceed; larger values accept fewer plans; for cost models that are not ensembles,
+            such as the papers' models. Their margins do not grow away from the data that they were fitted to; at 1 the
+            two intervals must not overlap. By such models a gain counts only as far as it is not a gain of all devices
+            together: the same tables rarely cost less in all, and such models are led astray there most. Analytic
+            models, whose margins are assumed, are not among these models.
+        sharding_type_margin_fraction: as margin_fraction (fraction of both plans' prediction errors that the gain must
+            exceed), but for plans with row-wise or data-parallel tables, whose costs are often predicted too low; the
+            larger of the two fractions applies; ignored if the models predict whole training steps. At 1 the two
+            intervals must not overlap, which is right wherever steps were measured (docs/steps.md). Models of whole
+            steps (framework=torchrec) ignore it.
+        min_gain: minimum predicted gain, as a fraction of the current plan's cost (0.003 is 0.3%), at which the search
+            accepts a new plan; smaller predicted gains do not materialise on average (docs/results.md).
+        assumed_margin_fraction: fraction of both plans' prediction errors together that the predicted gain of a new
+            plan must exceed; larger values accept fewer plans; for cost models without measured errors, such as
+            analytic (roofline) models, whose errors are assumed from similar measured models. At 0.5 the search accepts
+            gains above the mean of both plans' margins (docs/models.md).
     """
 
     margin_fraction: NonNegative = 0.0
@@ -125,16 +127,16 @@ def rejected_remark(plan: Plan, rejected: Plan | None, simulator: Simulator) -> 
     if after.total_ms > before.total_ms * (1 - _WORTH_SAYING):
         return None
     if after.outside_training_range > before.outside_training_range:
-        why = "the imbalance of the rejected plan's exchanges is outside the models' training range"
+        why = "the imbalance of the rejected plan's exchanges is outside the training range of the cost models"
     elif has_own_margins(before):
-        why = "the gain is within the models' margins"
+        why = "the gain is within the error margins of the cost models"
     else:
         assumed = with_assumed_margins(before, simulator.models).margin_ms / before.total_ms
-        why = f"the models know no margins, and the gain is within the margin assumed for such models ({assumed:.0%})"
+        why = f"the cost models have no error margins, and the gain is within the assumed margin ({assumed:.0%})"
     return Message(
         "search-cheaper-plan-rejected",
-        f"the search found a plan with a predicted cost {1 - after.total_ms / before.total_ms:.1%} lower "
-        f"({after.total_ms:.2f} ms, not {before.total_ms:.2f} ms), and rejected that plan",
+        f"the search rejected a plan whose predicted cost is {1 - after.total_ms / before.total_ms:.1%} lower "
+        f"({after.total_ms:.2f} ms instead of {before.total_ms:.2f} ms)",
         limit=why,
         remedy="Set searcher.acceptance=null to accept every predicted gain",
     )

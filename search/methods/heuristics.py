@@ -43,11 +43,11 @@ class Greedy(Searcher):
     """Tables in descending order of a score, each to the device with the least score among those with room.
 
     Attributes:
-        score: size | dim | lookup | size_lookup: score of a table that is balanced over devices: size (bytes), dim
-            (columns of all features), lookup (dim x pooling factor) or size_lookup (lookup x log10 of rows). These are
-            NeuroShard's baselines (section 4).
-        max_halvings: maximum number of times that a table is halved if no device has room for the table; 0 never halves
-            a table, as in the papers.
+        score: size | dim | lookup | size_lookup: load to balance over devices: size (bytes), dim (columns x number of
+            features that read the table), lookup (columns x pooling factor), size_lookup (lookup x log10 of rows).
+            These are NeuroShard's baselines (section 4).
+        max_halvings: maximum number of successive halvings of a table that fits on no device (3 halvings give up to 8
+            shards); 0 never splits a table, as in the papers.
     """
 
     score: str
@@ -105,8 +105,8 @@ class Random(Searcher):
 
     Attributes:
         seed: seed of the random choices; the same seed gives the same plan.
-        max_halvings: maximum number of times that a table is halved if no device has room for the table; 0 never halves
-            a table.
+        max_halvings: maximum number of successive halvings of a table that fits on no device (3 halvings give up to 8
+            shards); 0 never splits a table.
     """
 
     seed: Seed = 0

@@ -204,7 +204,8 @@ def _first_plans(starts: Sequence[Start], catalog: Catalog) -> list[IntArray]:
     if not plans:
         raise InfeasibleError(
             "search-no-first-plan",
-            "the search found no plan to start from",
+            "the search found no first plan to improve",
+            limit="a first plan must fit in memory and keep the constraints",
             remedy="Give each device more memory (topology.memory_bytes), or loosen the constraints",
         )
     return plans

@@ -26,11 +26,11 @@ class PolicySearch(Searcher):
     """Whole tables, placed one by one by a trained policy.
 
     Attributes:
-        policy: name of an installed policy (dreamshard, autoshard), or a directory that `neuroshard train-policy`
-            wrote.
-        samples: number of plans drawn at random from the policy, in addition to the policy's likeliest plan; the search
-            takes the plan with the lowest predicted cost, and 0 (as in the papers) draws none.
-        seed: seed of the random samples; the same seed gives the same plan.
+        policy: trained policy that places the tables: dreamshard or autoshard (both installed), or a directory that
+            `neuroshard train-policy` wrote.
+        samples: number of random plans drawn from the policy in addition to the most probable plan; the plan with the
+            lowest predicted cost is used; larger values take longer, and 0 (as in the papers) draws none.
+        seed: seed of the random plans; the same seed gives the same plan.
     """
 
     policy: str
@@ -68,8 +68,8 @@ class PolicySearch(Searcher):
                 "the policy found no device for one of the tables",
                 where=f"policy {self.policy}",
                 limit="no device that may hold the table has enough memory left",
-                remedy="Give each device more memory (topology.memory_bytes), try searcher.samples=32, or split tables "
-                "with searcher=neuroshard",
+                remedy="Do one of these: give each device more memory (topology.memory_bytes); set "
+                "searcher.samples=32, to try more plans; or set searcher=neuroshard, which can split tables",
             )
         return Found(found[cheapest(simulator.costs(task, found))])
 

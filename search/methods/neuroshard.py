@@ -77,21 +77,23 @@ class NeuroShard(Searcher):
     types, and searches the likely ones.
 
     Attributes:
-        num_candidates: in every round, the published search tries to split this many of the largest shards and this
-            many of the shards with the highest predicted compute.
-        beam_width: number of layouts that the published search keeps after every round of splits.
-        max_splits: maximum number of rounds of splits in the published search, each of which halves one shard of a
-            layout; with 0 that search leaves tables whole, unless a limit requires that they are split.
+        num_candidates: number N: each step of the beam search over column-wise splits tries to split the N largest and
+            the N most expensive shards of every layout (way to split the tables); larger values take longer.
+        beam_width: number of layouts (ways to split the tables by columns) that the beam search keeps after each step;
+            larger values take longer.
+        max_splits: maximum number of steps of the beam search over column-wise splits; each step halves one shard, and
+            larger values take longer; with 0 the beam search splits only tables that must be split to fit.
         grid: caps of the greedy grid search, for the published search and for even splits.
         improvement: settings of the local search.
         acceptance: rule by which the search accepts gains over the published search's plan; None accepts every gain.
-        sharding_types: sharding types that tables may have, if the cost models know them: table_wise (never split),
-            column_wise (whole or split by columns), table_column_wise (column shards on one host), row_wise,
-            table_row_wise (rows on the devices of one host), grid_shard (planned as table_row_wise), data_parallel.
-        sharding_type_trials: number of ways to assign sharding types to tables that a quick placement tries before the
-            full search; with 0 tables are column-wise, if such a plan fits.
-        tolerance: maximum extra cost of a plan with fewer shards that the search takes in place of the cheapest plan,
-            as a fraction of the plan cost (0.005 is 0.5%); with 0 the search never pays for fewer shards.
+        sharding_types: list of sharding types to choose from, if the cost models know them: column_wise (whole or
+            split), table_wise (whole), row_wise, data_parallel, table_row_wise and table_column_wise (within one host),
+            grid_shard (planned as table_row_wise).
+        sharding_type_trials: number of assignments of sharding types to tables that the search rates by quickly made
+            plans before it searches the best assignments fully; larger values take longer, and 0 tries only column-wise
+            tables, if possible.
+        tolerance: maximum extra predicted cost, as a fraction (0.005 is 0.5%), at which a plan with fewer shards is
+            preferred to the cheapest plan; 0 keeps the cheapest plan.
     """
 
     num_candidates: PositiveCount = 10
@@ -165,7 +167,7 @@ class NeuroShard(Searcher):
         try:
             return task.with_rules([TableRule("*", sharding_types=self.sharding_types)])
         except UserError as error:
-            rule = f"searcher.sharding_types=[{','.join(self.sharding_types)}] is a rule for every table"
+            rule = f"searcher.sharding_types=[{','.join(self.sharding_types)}] counts as a rule for every table"
             raise error.changed(limit="; ".join(filter(None, (error.message.limit, rule)))) from error
 
     def _on_hosts(self, asked: Task, simulator: Simulator) -> Found:

@@ -26,11 +26,12 @@ class BeamSearch(Searcher):
     are always costed by whole models.
 
     Attributes:
-        num_candidates: in every round, the search tries to split this many of the largest shards and this many of the
-            shards with the highest predicted compute.
-        beam_width: number of layouts that the search keeps after every round of splits.
-        max_splits: maximum number of rounds of splits, each of which halves one shard of a layout; 0 leaves tables
-            whole, unless a limit requires that they are split.
+        num_candidates: number N: each step of the beam search over column-wise splits tries to split the N largest and
+            the N most expensive shards of every layout (way to split the tables); larger values take longer.
+        beam_width: number of layouts (ways to split the tables by columns) that the beam search keeps after each step;
+            larger values take longer.
+        max_splits: maximum number of steps of the beam search over column-wise splits; each step halves one shard, and
+            larger values take longer; 0 splits only tables that must be split to fit.
         grid: caps of the greedy grid search.
     """
 

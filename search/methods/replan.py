@@ -16,7 +16,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import digest_of
-from neuroshard.plumbing.messages import Message, number_of
+from neuroshard.plumbing.messages import Message, both_in_one, number_of
 from neuroshard.plumbing.schema import ByteSize, NonNegative, readable_bytes, shown
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
@@ -54,18 +54,19 @@ class Replan(Searcher):
     returns the plan that moves the fewest bytes.
 
     Attributes:
-        start: the running job's plan: the path of a plan file, such as plans/task-0000.json. In Python also a `Plan`.
-        max_moved_bytes: maximum bytes of weights and optimizer state that move between devices, summed over all
-            devices, as a number or as text such as "20GB"; None sets no limit. Shards that must move in any case count
-            first. New tables are created in place and do not count.
+        start: path of the running job's plan file, such as plans/task-0000.json. In Python also a `Plan`.
+        max_moved_bytes: maximum bytes of weights and optimizer state that move between devices in total, as a number or
+            as text such as 20GB; None sets no limit. Shards that must move in any case count first. New tables are
+            created in place and do not count.
         improvement: settings of the local search.
-        sharding_types: sharding types that tables may change to, if the cost models know them, such as
-            [column_wise,row_wise]; with [] every table keeps its sharding type.
-        min_gain: minimum predicted gain of moves that are not required, as a fraction of the plan cost (0.01 is 1%); 0
-            allows moves for any gain, and 1 moves only shards that must move.
+        sharding_types: list of sharding types that tables may change to, if the cost models know them, such as
+            [column_wise,row_wise]; [] keeps the sharding type of every table.
+        min_gain: predicted gain that moving more bytes must bring, as a fraction of the plan cost (0.01 is 1%): of all
+            plans within this fraction of the cheapest, the search takes the one that moves the fewest bytes; 1 moves
+            only what must move.
         rest: searcher that places the shards that cannot stay where the running job's plan has them.
-        keep_types: true keeps the sharding type and the number of column shards of every table, unless constraints
-            forbid it, so that optimizer state loads from checkpoints; false lets the search change both.
+        keep_types: true keeps the sharding type and the number of column shards of every table, if constraints allow,
+            so that optimizer state loads from checkpoints; false lets the search change both.
         acceptance: rule by which the search accepts predicted gains, as in the default search; None accepts every gain.
     """
 
@@ -84,8 +85,8 @@ class Replan(Searcher):
                 "replan-start-not-plan",
                 f"start is {shown(self.start)}",
                 where="searcher",
-                limit="the path of a plan file, or a Plan, was expected",
-                remedy="Set start to the running job's plan, such as start=plans/task-0000.json",
+                limit="start must be the path of a plan file, or a Plan",
+                remedy="Set start to the plan of the running job, such as start=plans/task-0000.json",
             )
         object.__setattr__(self, "sharding_types", sharding_types_named(self.sharding_types))
 
@@ -116,7 +117,7 @@ class Replan(Searcher):
         rejected = replace(found[cheapest(costs)].plan, task=task)
         plan = replace(best.plan, task=task)
         said = "; ".join(filter(None, (_remark(before, plan, simulator), begun.remark)))
-        warning = _both(begun.warning or best.warning, checkpoint_remark(before, plan))
+        warning = both_in_one(begun.warning or best.warning, checkpoint_remark(before, plan))
         return Found(plan, warning, rejected if cheapest(costs) not in accepted else None, said)
 
     def _begun(self, before: Plan, task: Task, simulator: Simulator) -> Found:
@@ -128,7 +129,7 @@ class Replan(Searcher):
                 "replan-start-other-tables",
                 f"the starting plan ({number_of(len(before.task.tables), 'table')}) has no table of the task "
                 f"({number_of(len(task.tables), 'table')}, such as {task.tables[0].name!r})",
-                limit="tables are matched by name",
+                limit="the tables of a plan and of a task are matched by name",
                 remedy="Set start to this job's own plan, or search from nothing with searcher=neuroshard",
             )
         return self._beside(before, carried_over(before, task), simulator)
@@ -236,17 +237,10 @@ def _stayed(before: Plan, task: Task) -> Plan | None:
 
 def _from_nothing(refused: UserError | None) -> Message:
     """Return the warning that the plan starts from nothing, because the search `refused` to keep the previous plan."""
-    reason = "" if refused is None else str(refused.changed(remedy=""))
+    reason = "" if refused is None else f": {refused.changed(remedy='')}"
     remedy = "" if refused is None else refused.message.remedy
-    what = "the previous plan cannot stay, so the search planned all tables from nothing"
-    return Message("replan-from-nothing", what, where="re-planning", limit=reason, remedy=remedy)
-
-
-def _both(first: Message | None, second: Message | None) -> Message | None:
-    """Return one message that renders two, with the code of the first; None if there is neither."""
-    if first is None or second is None:
-        return first or second
-    return replace(first, remedy=". ".join(filter(None, (first.remedy, str(second)))))
+    what = f"the search planned all tables from nothing, because the previous plan could not be kept{reason}"
+    return Message("replan-from-nothing", what, where="re-planning", remedy=remedy)
 
 
 def _remark(before: Plan, plan: Plan, simulator: Simulator) -> str:

@@ -33,17 +33,18 @@ class TorchRecSearch(Searcher):
     TorchRec's planner chooses among `sharding_types`, and counts memory as the task does.
 
     Attributes:
-        split_factors: numbers of column-wise shards per table, such as [1,2,4,8], where 1 leaves tables whole; the
-            planner runs once for each number. TorchRec allows one width of shards per table, `min_partition`.
-        sort_by: orders in which the planner places shards, of storage (most bytes first) and perf (highest estimated
-            cost first); the planner runs once for each order. TorchRec's default is storage.
-        estimates: torchrec | simulator: costs by which TorchRec's planner compares plans: TorchRec's estimates with
-            TorchRec's default GPU bandwidths, or the predictions of NeuroShard's cost models.
-        sharding_types: sharding types that the planner may choose, if the cost models know them and the task allows
-            them, where column_wise includes whole tables, and table_row_wise needs several hosts.
-        cache_load_factor: sizes of caches of tables in host memory, as fractions of a table's rows, such as
-            [0.05,0.2,0.5]; the planner runs once for each fraction if hosts have memory for tables. TorchRec's planner
-            takes the fraction as fixed.
+        split_factors: list of numbers of column-wise shards per table, such as [1,2,4,8]; 1 leaves tables whole; the
+            planner runs once for each number, so longer lists take longer. TorchRec allows one width of shards per
+            table, `min_partition`.
+        sort_by: list of placement orders: storage (most bytes first), perf (highest estimated cost first), or both; the
+            planner runs once for each order. TorchRec's default is storage.
+        estimates: torchrec | simulator: costs that TorchRec's planner minimizes: torchrec (its own estimates, with its
+            default bandwidths) or simulator (predictions of NeuroShard's cost models).
+        sharding_types: list of sharding types that the planner may choose, if cost models and constraints allow them;
+            column_wise includes whole tables, and table_row_wise needs several hosts.
+        cache_load_factor: list of cache sizes for tables in host memory, as fractions of a table's rows; the planner
+            runs once for each size if topology.host_memory_bytes is not 0. TorchRec's planner takes the fraction as
+            fixed.
     """
 
     split_factors: Sequence[int] = (1, 2, 4, 8)
@@ -96,7 +97,7 @@ class TorchRecSearch(Searcher):
         if not plans:
             raise InfeasibleError(
                 "torchrec-search-no-plan",
-                "TorchRec's planner found no plan for this task, with whole tables or with split tables",
+                "TorchRec's planner found no plan for this task, neither with whole tables nor with split tables",
                 remedy="Give each device more memory (topology.memory_bytes), or set searcher=neuroshard",
             )
         kept = [plan for plan in plans if not plan.violations]
@@ -106,9 +107,9 @@ class TorchRecSearch(Searcher):
         if not kept:
             raise InfeasibleError(
                 "torchrec-search-breaks-constraints",
-                "every plan of TorchRec's planner breaks the task's constraints",
-                limit=f"in the first plan, {plans[0].violations[0]}",
-                remedy="Loosen the constraints, or set searcher=neuroshard",
+                "every plan of TorchRec's planner breaks a limit of the task",
+                limit=f"the first plan breaks this limit: {plans[0].violations[0]}",
+                remedy="Loosen this limit, or set searcher=neuroshard",
             )
         return Found(kept[cheapest(simulator.costs(task, kept))])
 

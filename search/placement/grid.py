@@ -34,8 +34,10 @@ class GridSettings:
     Without any (0 points) shards are placed by compute cost alone.
 
     Attributes:
-        points: caps on a device's columns that are tried; 0 tries none.
-        max_factor: largest cap, as a multiple of the mean over devices.
+        points: number of upper limits on the columns per device that greedy placement tries, from the mean over devices
+            to max_factor times the mean; larger values take longer, and 0 places shards without a limit.
+        max_factor: loosest upper limit on the columns per device that greedy placement tries, as a multiple of the mean
+            over devices (1.5 is 50% above the mean).
     """
 
     points: Annotated[int, Meta(ge=0, le=10_000)] = 11

@@ -132,7 +132,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         if not path.is_dir():
             raise UserError(
                 "report-directory-missing",
-                f"{path} is not a directory",
+                f"'{path}' is not a directory",
                 remedy="Give directories that contain runs",
             )
     found = [run.path for path in paths for run in runs_below(path)]
@@ -174,7 +174,7 @@ def gather(paths: Sequence[Path]) -> Gathered:
     if not finished:
         raise UserError(
             "report-no-finished-run",
-            f"there is no finished run in {', '.join(map(str, paths))}",
+            f"no finished run was found in {', '.join(repr(str(path)) for path in paths)}",
             remedy="Finish the runs, or give other directories",
         )
     searched = _searched(_with_tasks_named(searches, sets))
@@ -235,9 +235,9 @@ def _need_files(folder: Path, *names: str) -> None:
         if not (folder / name).is_file():
             raise UserError(
                 "run-file-missing",
-                f"there is no file {folder / name}",
+                f"there is no file '{folder / name}'",
                 limit="a finished run has this file",
-                remedy=f"Delete {folder}, or run the command again that wrote it",
+                remedy=f"Delete the directory '{folder}', or run the command that wrote this run again",
             )
 
 

@@ -236,8 +236,9 @@ class CandidatePlanFiles:
             where = self._origins.path(self.task)
             raise UserError(
                 "candidate-plan-other-task",
-                f"{path} is a plan of another task",
-                remedy=f"Delete {where} and search again",
+                f"the file '{path}' has a plan of another task",
+                remedy=f"Delete the file '{where}', which records that this search has ended, and search again; the "
+                "search then writes its plans again",
             )
         return plan
 

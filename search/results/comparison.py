@@ -20,7 +20,7 @@ from neuroshard.words.form import FORMS
 from neuroshard.words.model_choice import ModelChoice
 
 _NAN = float("nan")
-_BUSY = "this machine is busy, or differs from the machine that the models were measured on"
+_BUSY = "this machine is busy, or differs from the machine that the cost models were fitted to"
 _BIASED = 1.15  # beyond this factor, all predictions are off rather than some
 
 
@@ -192,12 +192,12 @@ def provenance_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterato
             )
             yield f"warning: {message}"
     if len(by_models) > 1:
-        each = ", ".join(f"{name}: {_methods(its)}" for name, its in by_models.items())
+        each = ", ".join(f"{str(name)!r}: {_methods(its)}" for name, its in by_models.items())
         message = Message(
             "predicted-by-several-models",
-            f"predicted costs come from {len(by_models)} different models ({each})",
-            limit="such costs can't be compared",
-            remedy="Evaluate the plan files with model=NAME, so that one model predicts all costs",
+            f"predicted costs come from {len(by_models)} different sets of cost models ({each})",
+            limit="predicted costs can be compared only if they come from the same cost models",
+            remedy="Evaluate the plan files with model=NAME, so that the same cost models predict all costs",
         )
         yield f"warning: {message}"
 
@@ -226,11 +226,15 @@ def trust_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str
     of_kind = [entry for entry in entries if _models_of(entry) not in unlike]
     if unlike_scope := [entry for entry in of_kind if entry.differs_in_scope]:
         scopes = " or ".join(dict.fromkeys(e.measured.scope for e in unlike_scope if e.measured is not None))
+        predicted_scopes = " or ".join(
+            dict.fromkeys(e.prediction.scope for e in unlike_scope if e.prediction is not None and e.prediction.scope)
+        )
         message = Message(
             "predicted-scope-differs",
             f"predicted costs of {_methods(unlike_scope)} are not compared with measured costs",
-            limit=f"measured costs count {scopes}",
-            remedy="To compare them, evaluate the plan files with model=NAME and without framework=",
+            limit=f"they count different parts of a step: the measured costs count {scopes}, and the predicted costs "
+            f"count {predicted_scopes}",
+            remedy="To compare them, evaluate the plan files again with model=NAME and without framework=",
         )
         yield str(message)
     like = [entry for entry in of_kind if not entry.differs_in_scope]
@@ -252,7 +256,7 @@ def trust_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str
         message = Message(
             "measured-costs-differ",
             f"measured costs are {ratio:.2f} times the predicted costs (median)",
-            limit="the models predict for other hardware" if other else _BUSY,
+            limit="the cost models predict for other hardware" if other else _BUSY,
             remedy=ADAPT,
         )
         yield f"warning: {message}"

@@ -17,7 +17,7 @@ from neuroshard.plumbing.schema import Count, Name, NonNegative, parse, shown
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.words.model_choice import ModelChoice
 
-_SEARCH_AGAIN = "Delete the run and search again"
+_SEARCH_AGAIN = "Delete the directory of the run and search again"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class SearchRecord:
             raise UserError(
                 "search-record-plan-or-error",
                 f"task {self.task} has {'neither a plan nor an error' if self.plan is None else 'a plan and an error'}",
-                limit="each task has either a plan or an error",
+                limit="a task must have either a plan or an error",
                 remedy=_SEARCH_AGAIN,
             )
         if self.plan is not None and not _is_inside(self.plan):
@@ -136,9 +136,9 @@ class SearchRun:
         if [record.task for record in records] != list(range(len(records))):
             raise UserError(
                 "search-run-task-numbers",
-                "the numbers of the tasks are wrong",
+                "the task numbers are wrong",
                 where=str(results),
-                limit=f"{number_of(len(records), 'task')} must be numbered from 0 in order, each once",
+                limit=f"{number_of(len(records), 'task')} must be numbered 0, 1, 2, ... in this order",
                 remedy=_SEARCH_AGAIN,
             )
         return cls(path, described.searcher, records, described.model, described.settings, described.count_input)

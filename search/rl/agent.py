@@ -48,13 +48,14 @@ class Agent:
         """Take weights that `tensors` gave.
 
         Raises:
-            UserError: the weights are those of another agent, or not finite.
+            UserError: the weights belong to another agent, or are not finite.
         """
         expected = self.tensors()
         if strange := expected.keys() ^ {name for name in tensors if name.startswith(("policy.", "costs."))}:
+            name = min(strange)
             raise UserError(
                 "policy-tensor-names",
-                f"tensor {shown(min(strange))} is missing or belongs to another policy",
+                f"tensor {shown(name)} is {'missing' if name in expected else 'not part of this policy'}",
                 remedy=_TRAIN_AGAIN,
             )
         for name, wanted in expected.items():
@@ -62,8 +63,8 @@ class Agent:
             if name.endswith(_POSITIVE) and not (tensors[name] > 0).all():
                 raise UserError(
                     "policy-tensor-not-positive",
-                    f"tensor {name} has values that are not positive",
-                    limit="scales must be above 0",
+                    f"tensor {name!r} has values that are not positive",
+                    limit="all values of this tensor must be above 0",
                     remedy=_TRAIN_AGAIN,
                 )
         self.policy.load_state_dict(within(tensors, "policy"))
@@ -87,8 +88,7 @@ class Agent:
         if read.features != FEATURES.columns:
             raise UserError(
                 "policy-features-differ",
-                "the policy was trained with other table features",
-                limit="this version of neuroshard has other features",
+                "the policy was trained with other table features than this version of neuroshard has",
                 remedy=_TRAIN_AGAIN,
             )
         try:
@@ -96,7 +96,7 @@ class Agent:
         except TypeError as error:
             raise UserError(
                 "policy-settings-wrong",
-                f"the settings of the {kind} policy are wrong",
+                f"the settings of the policy {kind!r} are wrong",
                 limit=str(error),
                 remedy=_TRAIN_AGAIN,
             ) from None
@@ -122,13 +122,13 @@ def _check_like(name: str, tensor: torch.Tensor, wanted: torch.Tensor) -> None:
     if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
         raise UserError(
             "policy-tensor-shape",
-            f"tensor {name} is {tensor.dtype} of shape {tuple(tensor.shape)}",
+            f"tensor {name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}",
             limit=f"the policy needs {wanted.dtype} of shape {tuple(wanted.shape)}",
             remedy=_TRAIN_AGAIN,
         )
     if not torch.isfinite(tensor).all():
         raise UserError(
-            "policy-tensor-not-finite", f"tensor {name} has values that are not finite", remedy=_TRAIN_AGAIN
+            "policy-tensor-not-finite", f"tensor {name!r} has values that are not finite", remedy=_TRAIN_AGAIN
         )
 
 
@@ -164,7 +164,7 @@ def load_agent(name: str) -> Agent:
         raise error.at(f"policy {path}").changed(remedy=_TRAIN_AGAIN) from None
     except (OSError, SafetensorError) as error:
         raise UserError(
-            "policy-file-damaged", f"policy {path} is damaged", limit=str(error), remedy=_TRAIN_AGAIN
+            "policy-file-damaged", f"a file of the policy in '{path}' is damaged", limit=str(error), remedy=_TRAIN_AGAIN
         ) from None
     return agent
 

@@ -12,6 +12,7 @@ from neuroshard.cost.loads import Loads
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.perceptron import perceptron
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import number_of
 from neuroshard.stages.search.space.base import Base
 from neuroshard.stages.search.space.items import Items
 from neuroshard.stages.search.space.packing import check_total, check_whole
@@ -57,12 +58,18 @@ class TaskBatch:
         items = tuple(Items.of(Base.empty(task)) for task in tasks)
         shapes = {(len(some), some.task.topology.num_devices) for some in items}
         if len(shapes) > 1:
-            different = ", ".join(f"{tables} and {devices}" for tables, devices in sorted(shapes))
+            different = ", ".join(
+                f"some tasks have {number_of(tables, 'table')} and {number_of(devices, 'device')}"
+                for tables, devices in sorted(shapes)
+            )
+            devices_differ = len({devices for _, devices in shapes}) > 1
             raise UserError(
                 "policy-task-shapes-differ",
-                f"the tasks differ in their numbers of tables and devices ({different})",
-                limit="a policy places tasks with the same numbers of tables and devices at a time",
-                remedy="Set tasks.draw.min_tables and tasks.draw.max_tables to the same number",
+                different,
+                limit="a policy needs tasks with the same number of tables and the same number of devices",
+                remedy="Give tasks with the same number of devices"
+                if devices_differ
+                else "Set tasks.draw.min_tables and tasks.draw.max_tables to the same number",
             )
         for some in items:
             check_whole(some, method)

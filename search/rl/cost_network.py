@@ -42,9 +42,9 @@ class SimulatorCosts:
         if not isinstance(model, SumModel):
             raise UserError(
                 "policy-model-without-sum",
-                f"the compute model {type(model).__name__} is not a sum over tables",
-                limit="learned policies need a compute model that sums over tables",
-                remedy="Set model to models with such a compute model, such as model=cpu",
+                f"the compute model {type(model).__name__!r} is not a sum over tables",
+                limit="learned policies need a compute model that is a sum over tables",
+                remedy="Set model to cost models with such a compute model, such as model=cpu",
             )
         self._simulator = simulator
         self._model = model
@@ -74,7 +74,7 @@ class SimulatorCosts:
             raise UserError(
                 "policy-batch-sizes-differ",
                 f"the tasks have several batch sizes ({', '.join(map(str, sorted(sizes)))})",
-                limit="a policy places tasks of one batch size at a time",
+                limit="a policy needs tasks with the same batch size",
                 remedy="Give tasks with the same batch size",
             )
         traffic = Traffic.of_columns(columns, task.batch_size, task.topology.fast_links)
@@ -96,11 +96,15 @@ class CostNetworkSettings:
     """Settings of a cost network and of its training.
 
     Attributes:
-        table: widths of the table network's layers, such as [128,32]; the last width is the network's output.
-        head: width of the hidden layer of each head, which predicts a part of the cost.
-        placements: number of placements per round whose costs are added to the training data of the cost network.
-        partial_share: fraction of these placements, from 0 to 1, that stop after a random number of items.
-        steps: number of training steps of the cost network per round.
+        table: list of widths of the layers of the network that encodes one table, such as [128,32]; the last width is
+            the size of the encoding.
+        head: width of the hidden layer of each output head; the heads predict the compute and communication costs of a
+            device, and the plan cost.
+        placements: number of new placements that the policy draws and the cost models price in each training round, as
+            training data of the cost network; larger values take longer.
+        partial_share: fraction of the new placements, from 0 to 1, that are cut off after a random number of tables, so
+            that the cost network learns costs of partial plans.
+        steps: number of training steps of the cost network in each training round; larger values take longer.
         batch_size: number of placements per training step of the cost network.
         learning_rate: learning rate of the Adam optimizer for the cost network.
     """

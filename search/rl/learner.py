@@ -28,7 +28,7 @@ class Reinforce:
     The baseline is the mean cost of the same task's other episodes; advantages are brought to deviation 1.
 
     Attributes:
-        entropy: weight of the entropy bonus, which keeps the policy exploring.
+        entropy: weight of the entropy bonus in the loss; a larger weight makes the policy explore more.
     """
 
     entropy: NonNegative = 0.001
@@ -51,8 +51,8 @@ class ActorCritic:
     """Advantage actor-critic on the balance of the shards' compute costs, min / max, at the end (AutoShard, section 4).
 
     Attributes:
-        entropy: weight of the entropy bonus, which keeps the policy exploring.
-        value: weight of the critic's loss in the total loss.
+        entropy: weight of the entropy bonus in the loss; a larger weight makes the policy explore more.
+        value: weight of the critic's loss in the total loss of the policy.
     """
 
     entropy: NonNegative = 0.001
@@ -94,14 +94,19 @@ class Learner:
     Attributes:
         policy: makes an untrained policy network.
         algorithm: training algorithm of the policy.
-        cost_network: settings of a cost network that is trained with the policy; None uses the pre-trained cost models.
-        order: order in which items are placed in training; None places the most expensive items first, as the papers
-            and the searches do.
-        rounds: number of training rounds; the policy of the best round on the validation tasks is kept.
-        updates: number of policy updates per round.
-        tasks: number of tasks per update, which are drawn at random from the training tasks.
-        episodes: number of episodes of each task per update.
-        learning_rate: learning rate of the Adam optimizer for the policy, which decreases to 0 over the rounds.
+        cost_network: settings of a cost network that is trained together with the policy; None trains the policy on
+            costs that the pre-trained cost models predict.
+        order: order in which the policy places tables during training; None places the most expensive tables first; for
+            random order, set experiment=train-policy_random_order instead.
+        rounds: number of training rounds; each round trains the cost network (if any) and the policy, and then
+            validates the policy; the best policy is kept, and larger values take longer.
+        updates: number of optimizer steps of the policy in each training round; larger values take longer.
+        tasks: number of training tasks, drawn at random, in each optimizer step of the policy; larger values take
+            longer.
+        episodes: number of episodes per task in each optimizer step of the policy; in one episode the policy places all
+            tables of the task once; larger values take longer.
+        learning_rate: initial learning rate of the Adam optimizer for the policy; the rate decreases to 0 over the
+            training rounds.
     """
 
     policy: Callable[[], Policy]

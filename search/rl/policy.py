@@ -83,10 +83,11 @@ class DreamShardPolicy(Policy):
     Representations are multiples of an even share of all tables', so that tasks of any size look alike.
 
     Args:
-        table: widths of the table network's layers, such as [128,32]; the last width is the network's output.
-        cost: widths of the layers that see the costs of devices so far, such as [64,32]; [] hides these costs from the
-            policy.
-        head: width of the hidden layer of the network that scores devices.
+        table: list of widths of the layers of the network that encodes one table, such as [128,32]; the last width is
+            the size of the encoding.
+        cost: list of widths of the layers through which the policy sees the predicted cost of each device, from the
+            tables placed so far, such as [64,32]; [] hides these costs from the policy.
+        head: width of the hidden layer of the network that scores the devices for the next table.
     """
 
     kind = "dreamshard"
@@ -109,12 +110,12 @@ class AutoShardPolicy(Policy):
     """AutoShard's (section 4): an LSTM over the tables, scores from each device's tables and compute cost, a critic.
 
     Args:
-        table: widths of the table network's layers, such as [128,32]; the last width is the network's output. The LSTM
-            and the devices share this output.
-        memory: width of the LSTM's state.
-        cost: widths of the layers that see the compute costs of devices so far, such as [64,32]; [] hides these costs
-            from the policy.
-        head: width of the hidden layers of the network that scores devices and of the critic.
+        table: list of widths of the layers of the network that encodes one table, such as [128,32]; the last width is
+            the size of the encoding. The LSTM and the devices share this output.
+        memory: size of the hidden state of the policy's LSTM, which reads all tables of a task.
+        cost: list of widths of the layers through which the policy sees the predicted compute cost of each device, from
+            the tables placed so far, such as [64,32]; [] hides these costs from the policy.
+        head: width of the hidden layers of the network that scores the devices and of the critic.
     """
 
     kind = "autoshard"

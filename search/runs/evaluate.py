@@ -29,15 +29,17 @@ class Evaluate(ModelSettings):
     """Everything `neuroshard evaluate` needs.
 
     Attributes:
-        plans: plan files and directories of search runs, without a key: evaluate PLAN.json RUN_DIR.
-        model: cost models that predict the costs of plan files, such as cpu; None uses the predictions in the files.
+        plans: plan files, or directories of search runs; required; give them as plain arguments, without 'plans=', as
+            in: evaluate PLAN.json RUN_DIR.
+        model: cost models (an installed name such as cpu, or a directory) whose predictions are compared with the
+            measurements of plan files; None compares with the predictions stored in the files.
         hardware: hardware that the plans run on.
-        max_tasks: maximum number of tasks to evaluate of every search run; None evaluates all tasks.
+        max_tasks: maximum number of tasks to measure per search run, from the first task on; None measures all tasks.
         seed: seed of the random lookups.
-        out: directory of the results; None is the next free directory under runs/evaluate.
-        count_input: true also measures the input dist (exchange of indices) and counts it, also in predictions if model
-            is set; false leaves the input dist out. Predictions of a search count the input dist if the search had
-            count_input=true.
+        out: directory that the results are written to; None uses the next free directory under runs/evaluate.
+        count_input: true measures the input dist (exchange of indices) with measure=kernels, and adds this exchange to
+            the predictions of the setting model; false leaves this exchange out. Predictions of a search count the
+            input dist if the search had count_input=true.
         measure: how plans are measured: kernels and exchanges one by one, training steps, or mirrored training steps.
     """
 
@@ -61,7 +63,7 @@ class Evaluate(ModelSettings):
             first = next((entry.error for entry in entries if entry.error is not None), None)
             raise UserError(
                 "evaluate-nothing-to-run",
-                f"none of {number_of(len(entries), 'given plan')} can be run",
+                f"0 of {number_of(len(entries), 'given plan')} can be run",
                 limit="" if first is None else f"the first error is: {first}",
                 remedy="Give plans that fit their tasks and this machine's memory",
             )
@@ -78,9 +80,10 @@ class Evaluate(ModelSettings):
 
     def _entries(self) -> list[Evaluated]:
         paths = [Path(self.plans)] if isinstance(self.plans, str) else [Path(path) for path in self.plans]
-        if twice := [" and as ".join(map(str, dict.fromkeys(same))) for same in by_place(paths) if len(same) > 1]:
+        if twice := [dict.fromkeys(same) for same in by_place(paths) if len(same) > 1]:
+            names = " and as ".join(f"'{path}'" for path in twice[0])
             raise UserError(
-                "evaluate-plan-twice", f"one plan or run is given twice, as {twice[0]}", remedy="Name each path once"
+                "evaluate-plan-twice", f"the same plan or run is given twice, as {names}", remedy="Name each path once"
             )
         simulator = self._simulator()
         by_path = [(path, self._of_run(path) if path.is_dir() else [self._of_file(path, simulator)]) for path in paths]
@@ -102,8 +105,8 @@ class Evaluate(ModelSettings):
             if given := self.model_settings:
                 raise UserError(
                     "model-settings-without-model",
-                    f"{told(given)} is set without model",
-                    limit="without model, costs are those in the plan files",
+                    f"{told(given)} is set, but model is not set",
+                    limit="without model, predicted costs are read from the plan files",
                     remedy=f"Set model, such as model=cpu, or remove {told(given)}",
                 )
             return None
@@ -145,7 +148,7 @@ def _check_alike(entries: Sequence[Evaluated]) -> None:
         if known.plan is not None and entry.plan is not None and (what := known.plan.task.unlike(entry.plan.task)):
             raise UserError(
                 "evaluate-tasks-differ",
-                f"the tasks of {known.file} and {entry.file} differ in their {what}",
+                f"the tasks of the plans '{known.file}' and '{entry.file}' differ in their {what}",
                 limit="only plans of tasks with the same tables, batch size and devices can be compared",
                 remedy="Evaluate the two plans separately",
             )

@@ -32,10 +32,11 @@ class Explain(ModelSettings):
     """Everything `neuroshard explain` needs.
 
     Attributes:
-        plans: one plan file, or two of tables with the same names, without a key: explain PLAN.json OTHER.json.
-        model: cost models, such as cpu; None uses the models that the plan was found with, with any other settings
-            given here.
-        out: path of the HTML page to write, such as plan.html; None writes no page.
+        plans: one plan file to explain, or two to compare (with the same table names); required; give them as plain
+            arguments, without 'plans=', as in: explain PLAN.json OTHER.json.
+        model: cost models that predict the costs: an installed name such as cpu, or a directory; None uses the models
+            and settings that the plan was found with, except settings that you give.
+        out: path of the HTML page to write, such as plan.html; None only prints the explanation.
     """
 
     plans: PathName | Sequence[PathName]
@@ -64,8 +65,8 @@ class Explain(ModelSettings):
             differing = replace(changes, changed=(), devices=(0, 0))
             raise UserError(
                 "explain-tables-differ",
-                f"{paths[0]} and {paths[1]} are plans of different tables ({differing})",
-                limit="explain compares plans table by table",
+                f"the plans '{paths[0]}' and '{paths[1]}' have different tables: {differing}",
+                limit="explain compares plans table by table, so both plans need the same tables",
                 remedy="Give plans of tables with the same names",
             )
         model, note = models_of(plans, None if self.model is None else self.choice_of(self.model))
@@ -115,12 +116,12 @@ def models_of(plans: Sequence[Plan], asked: ModelChoice | None) -> tuple[ModelCh
         return ModelChoice(_DEFAULT), "the plan file names no models; set model=NAME for other models"
     first = known[0].models
     if first is None or (Path(first.name).is_absolute() and not Path(first.name).exists()):
-        found = "models without a name" if first is None else f"the models {first.name}"
+        found = "cost models without a name" if first is None else f"the cost models '{first.name}'"
         raise UserError(
             "explain-models-missing",
             f"the plan was found with {found}",
-            limit="these models are not available here",
-            remedy="Set model to other models, such as model=cpu",
+            limit="these cost models are not available here",
+            remedy="Set model to other cost models, such as model=cpu",
         )
     others = sorted({str(prediction.models) for prediction in known} - {str(first)})
     return first, f"the other plan was found with {others[0]}" if others else ""
@@ -138,18 +139,18 @@ def _page_path(out: str, plans: Sequence[str]) -> Path:
             "explain-out-suffix",
             f"out={out} does not end in .html",
             limit="explain writes an HTML page to out",
-            remedy="Set out to a name such as plan.html",
+            remedy="Set out=PAGE.html to a name such as plan.html",
         )
     if path.exists() and not path.is_file():
         raise UserError(
-            "explain-out-not-file", f"out={out} exists and is not a file", remedy="Set out to another name for the page"
+            "explain-out-not-file", f"out={out} exists and is not a file", remedy="Set out=PAGE.html to another name"
         )
     if path.exists() and any(Path(plan).exists() and path.samefile(plan) for plan in plans):
         raise UserError(
             "explain-out-is-plan",
-            f"out={out} is a plan to explain",
+            f"out={out} is the file of a plan to explain",
             limit="the page would replace the plan",
-            remedy="Set out to another name for the page",
+            remedy="Set out=PAGE.html to another name",
         )
     check_file(path)
     return path

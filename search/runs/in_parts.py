@@ -226,8 +226,8 @@ class InParts:
                 "evaluate-nothing-measured",
                 "none of the plans could be measured",
                 limit=f"the first error is: {first}",
-                remedy=f"Read the errors of all plans in {directory.path / 'results.parquet'}, correct the cause, and "
-                "evaluate the plans again in a new directory",
+                remedy=f"Read the errors of all plans in the file '{directory.path / 'results.parquet'}', correct the "
+                "cause, and evaluate the plans again with another out=DIRECTORY",
             )
         return result
 
@@ -240,8 +240,9 @@ def _check_predictions(entries: Sequence[Evaluated], count_input: bool) -> None:
                 "count-input-differs",
                 f"the predicted cost {'leaves out' if count_input else 'counts'} the input dist (exchange of indices)",
                 where=entry.file or entry.method,
-                limit=f"measured costs would {'count' if count_input else 'leave out'} the input dist",
-                remedy="Remove count_input=true, or search with count_input=true"
+                limit=f"measured costs would {'count' if count_input else 'leave out'} the input dist, so the costs "
+                "could not be compared",
+                remedy="Remove count_input=true from this evaluation, or search again with count_input=true"
                 if count_input
                 else "Set count_input=true",
             )
@@ -256,7 +257,7 @@ def _tasks_in(run: Path, plans: Sequence[Plan]) -> Journal[Pass]:
     """Open the journal of what an evaluation measured of each task; `plans` are those of the one that is asked for."""
 
     def wrong(_number: int, one: Pass) -> str | None:
-        """Return what is wrong with a pass; None if the pass may be of these plans."""
+        """Return the fault of a pass as text; None if the pass fits these plans."""
         in_steps = any(its.step_ms is not None for its in one.plans)
         return "has times of training steps, not of kernels" if in_steps else one.wrong(plans)
 

@@ -252,12 +252,12 @@ class InSteps:
 
 def _floor_line(floor: float) -> str:
     """Return a line on the smallest difference between plans that means something; a warning if that is large."""
-    said = f"the first plan, built twice, differs from itself by {floor:.1%}"
+    said = f"the step times of the first plan, built twice, differ by {floor:.1%}"
     if np.isnan(floor) or floor > _TRUSTED:
         warning = Message(
             "steps-too-noisy",
             said,
-            limit=f"figures are reliable only up to {_TRUSTED:.0%}",
+            limit=f"differences between plans are reliable only if this difference is {_TRUSTED:.0%} or less",
             remedy="Stop other processes on this machine and measure again",
         )
         return f"warning: {warning}"

@@ -29,8 +29,9 @@ class Report:
     """Everything `neuroshard report` needs.
 
     Attributes:
-        runs: directories that contain runs, at any depth, without a key (report RUN_DIR ...).
-        out: directory that the page, the tables and the figures are written to.
+        runs: directories that contain runs, at any depth; required; give them as plain arguments, without 'runs=', as
+            in: report RUN_DIR.
+        out: directory that the report is written to: one page, its tables and its figures.
     """
 
     runs: PathName | Sequence[PathName]
@@ -91,7 +92,7 @@ def _check_out(out: Path, runs: Sequence[Path]) -> None:
             "report-out-is-run",
             f"out={out} is the directory of a run to report",
             limit="the report needs a directory of its own",
-            remedy="Set out to another directory",
+            remedy="Set out=DIRECTORY to another directory",
         )
     check_nothing_else(out, ())
 

@@ -46,18 +46,19 @@ class Search(ModelSettings):
     """Everything `neuroshard search` needs.
 
     Attributes:
-        model: cost models: an installed name (`neuroshard models` lists them), a datasheet such as roofline:h100, or
-            the directory of a bundle that pretrain wrote.
+        model: cost models: an installed name (`neuroshard models` lists them), analytic models of a GPU such as
+            roofline:h100, or a directory that `neuroshard pretrain` wrote.
         tasks: tasks to search plans for.
         searcher: search method.
-        method: name of the search method in results.
-        out: directory of the run, in which a run that was stopped resumes; None is the next free directory under
-            runs/search.
-        count_input: true counts the input dist (exchange of indices) in predicted costs and places shards accordingly;
-            false assumes that a training pipeline hides the input dist, as the papers do.
+        method: name of the search method in result files and reports.
+        out: directory of the run; after an interruption, the same command continues there; None uses the next free
+            directory under runs/search.
+        count_input: true adds the input dist (exchange of indices) to predicted costs; false assumes that a training
+            pipeline hides this exchange, as the papers do.
         verify: measures several plans of each task and takes the best of them; None takes the predicted best.
-        target: None | sok | hugectr | torchrec | json: search only plans that `neuroshard export` can write for this
-            target; None allows all sharding types that the models know.
+        target: None | sok | hugectr | torchrec | json: system that trains with the plans (NVIDIA's SOK or HugeCTR,
+            TorchRec, or a reader of JSON); the search returns only plans that `neuroshard export` can write for this
+            system; None excludes no plan.
     """
 
     model: PathName
@@ -120,9 +121,9 @@ class Search(ModelSettings):
         if len(run.records) != len(self.tasks):
             raise UserError(
                 "search-run-task-count",
-                f"{path} has results of {number_of(len(run.records), 'task')}",
+                f"the directory '{path}' has results of {number_of(len(run.records), 'task')}",
                 limit=f"this search has {number_of(len(self.tasks), 'task')}",
-                remedy=f"Delete {path} and search again, or set out to another directory",
+                remedy=f"Delete the directory '{path}' and search again, or set out=DIRECTORY to another directory",
             )
         return run
 

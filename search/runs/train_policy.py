@@ -40,15 +40,15 @@ class TrainPolicy(ModelSettings):
     """Everything `neuroshard train-policy` needs.
 
     Attributes:
-        model: cost models: an installed name (`neuroshard models` lists them), a datasheet such as roofline:h100, or
-            the directory of a bundle that pretrain wrote.
+        model: cost models: an installed name (`neuroshard models` lists them), analytic models of a GPU such as
+            roofline:h100, or a directory that `neuroshard pretrain` wrote.
         tasks: tasks to train and validate on, all with the same numbers of tables and devices.
-        num_valid: number of validation tasks, which are the last of all tasks; the policy of the round with the
-            cheapest plans for these tasks is kept.
+        num_valid: number of validation tasks, taken from the end of the list of tasks; the policy with the cheapest
+            plans for these tasks after a training round is kept.
         learner: settings of the training.
-        method: name of the policy in results.
+        method: name of the policy in result files and reports.
         seed: seed of all random choices; the same seed gives the same policy.
-        out: directory that the policy is written to, which must not contain a run or a policy yet.
+        out: directory that the policy is written to; this directory must not contain a run or a policy.
     """
 
     model: str
@@ -69,8 +69,8 @@ class TrainPolicy(ModelSettings):
             most = len(self.tasks) - 1
             raise UserError(
                 "num-valid-outside",
-                f"num_valid is {self.num_valid}, of {number_of(len(self.tasks), 'task')}",
-                limit="training and validation need 1 task or more each",
+                f"num_valid is {self.num_valid}, and there are {number_of(len(self.tasks), 'task')}",
+                limit="validation and training each need 1 task or more",
                 remedy=f"Set num_valid to a number from 1 to {most}" if most > 0 else "Give 2 tasks or more",
             )
         simulator = Simulator(CostModels.of(self.choice_of(self.model)))

@@ -35,9 +35,11 @@ class Verify:
 
     Attributes:
         hardware: hardware that the plans run on.
-        candidate_plans: maximum number of plans that are measured per task.
-        passes: number of passes over all candidate plans, at least 2. Differences from pass to pass give the error.
-        seed: seed of the random lookups, which differ between passes.
+        candidate_plans: maximum number of plans that are measured per task, with the predicted best plan among them;
+            measuring time grows in proportion.
+        passes: number of times that all candidate plans are measured, at least 2; larger values reduce the error of
+            measured costs, and take longer. Differences from pass to pass give the error.
+        seed: seed of the random lookups in the measurements; each time that the plans are measured, the lookups differ.
         means: how plans are measured: kernels and exchanges one by one, training steps, or mirrored training steps.
     """
 

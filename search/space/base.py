@@ -14,6 +14,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import DIM_MULTIPLE, readable_bytes
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
@@ -30,10 +31,9 @@ def check_buffers(task: Task) -> None:
     if (least := int(device_memory(task).min())) < 0:
         raise InfeasibleError(
             "device-buffers-too-large",
-            "the buffers of every device's own samples do not fit in the memory of the smallest device",
+            "the buffers for a device's own samples do not fit in the memory of the smallest device",
             limit=f"the buffers take {readable_bytes(-least)} more than that device has",
-            remedy="Give each device more memory (topology.memory_bytes), or count fewer batches in flight "
-            "(memory.batches_in_flight)",
+            remedy="Give each device more memory (topology.memory_bytes), or set a smaller memory.batches_in_flight",
         )
 
 
@@ -164,12 +164,15 @@ def _check_devices(task: Task, used: IntArray) -> None:
     memory = device_memory(task)
     if (memory < used).any():
         device = int((memory - used).argmin())
+        takes, has = readable_bytes(used[device]), readable_bytes(memory[device])
+        if takes == has:
+            takes, has = number_of(int(used[device]), "byte"), number_of(int(memory[device]), "byte")
         raise InfeasibleError(
             "device-memory-row-wise-tables",
-            f"the row-wise and data-parallel tables take {readable_bytes(used[device])} on device {device} "
-            f"({readable_bytes(used.sum())} on all devices)",
-            limit=f"device {device} has {readable_bytes(memory[device])}",
-            remedy="Give each device more memory (topology.memory_bytes), or allow these tables column_wise",
+            f"the row-wise and data-parallel tables take {takes} on device {device}",
+            limit=f"device {device} has {has}, which is "
+            f"{number_of(int(used[device] - memory[device]), 'byte')} too little",
+            remedy="Give each device more memory (topology.memory_bytes), or allow column_wise for these tables",
         )
 
 
@@ -179,7 +182,7 @@ def _check_hosts(task: Task, size_bytes: IntArray, devices: IntArray) -> None:
     if used.max() > topology.host_bytes:
         raise InfeasibleError(
             "host-memory-row-wise-tables",
-            f"row-wise tables take {readable_bytes(used.max())} of one host's memory",
+            f"row-wise tables need {readable_bytes(used.max())} of one host's memory",
             limit=f"each host has {readable_bytes(topology.host_bytes)}",
             remedy="Raise topology.host_memory_bytes",
         )

@@ -26,7 +26,7 @@ from neuroshard.words.placement import Placement
 COLUMNS = FORMS.index(IN_COLUMNS.form)
 OTHERS = tuple(number for number, layout in enumerate(LAYOUTS.values()) if not layout.free)  # than columns
 BLOCKS = tuple(number for number, layout in enumerate(LAYOUTS.values()) if layout.blocks)
-_OF_GROUP = "a table that is kept together with this table may not have this sharding type"
+_OF_GROUP = "this table is kept together with a table that may not have this sharding type"
 _LEFT_OUT = "searcher.sharding_types does not include this sharding type"
 
 
@@ -42,7 +42,7 @@ def searched_types(names: Iterable[str]) -> tuple[str, ...]:
             "searcher-types-not-column-wise",
             f"sharding_types is {list(types)}",
             where="searcher",
-            limit="the search needs column_wise or table_wise among them",
+            limit="sharding_types must include column_wise or table_wise",
             remedy="Add column_wise to sharding_types",
         )
     return types
@@ -115,10 +115,10 @@ def check_some_form(task: Task, allowed: BoolArray, calls: Collection[Call], sea
         names = " or ".join(_names(layout, types) for layout in forms)
         raise UserError(
             "constraints-no-sharding-type",
-            f"table {task.tables[index].name!r} may only be {names}, which is not possible here",
+            f"table {task.tables[index].name!r} may only be {names}, but this is not possible here",
             where="constraints",
             limit=why,
-            remedy="Allow this table other sharding types, or remove one of these causes",
+            remedy="Allow other sharding types for this table, or remove one of these causes",
         )
 
 
@@ -151,8 +151,8 @@ def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], 
         why = "the constraints of this table name other sharding types"
     elif layout.blocks and not rows_on_all(limits.sharding_types, len(task.topology.domains)):
         why = (
-            "the constraints allow rows on one host only, which needs searcher=neuroshard with table_row_wise in "
-            "searcher.sharding_types"
+            "the constraints allow this table's rows only within one host, which needs searcher=neuroshard with "
+            "table_row_wise in searcher.sharding_types"
         )
     elif Call(layout.form, table.pooled, task.tier_assignments[index].tier) not in calls:
         kind, tier = "pooled" if table.pooled else "sequence", task.tier_assignments[index].tier
@@ -160,17 +160,17 @@ def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], 
     elif layout.free:
         pass
     elif devices == 1:
-        why = "a single device has only whole tables"
+        why = "with a single device, every table is whole"
     elif table.name in bound:
-        why = "this table is pinned, or kept apart from other tables"
+        why = "this table is pinned, or kept apart from other tables, and such tables must be column_wise"
     elif len(limits.devices) < devices:
-        why = f"this table is allowed on {len(limits.devices)} of {devices} devices, and would be on all"
+        why = f"this table is allowed on {len(limits.devices)} of {devices} devices, but would be on all devices"
     elif not limits.may_count(layout, devices):
         least, most = limits.counts_of(layout)
         limit = f"at least {least}" if layout.num_shards(devices) < least else f"at most {most}"
-        why = f"this table must have {limit} shards, and would have {layout.num_shards(devices)} on {devices} devices"
+        why = f"this table must have {limit} shards, but would have {layout.num_shards(devices)} on {devices} devices"
     elif not layout.takes(table.dim):
-        why = f"this table has {table.dim} columns, and a shard has at most {MAX_SHARD_DIM}"
+        why = f"this table has {table.dim} columns, but a shard may have at most {MAX_SHARD_DIM}"
     elif not layout.fits(table.rows, devices):
         why = f"this table has {table.rows} rows, which are too few for {devices} devices"
     return why

@@ -147,7 +147,7 @@ class HomeOptions:
         error = memory_shortage(task, least_device, least_host, least)
         return error or InfeasibleError(
             "tiers-not-found",
-            "no tiers were found with which all tables fit in the memory of the devices and hosts",
+            "no choice of tiers was found with which all tables fit in the memory of the devices and hosts",
             limit=_needs_and_has(task),
             remedy=_RAISE_EITHER,
         )
@@ -191,20 +191,19 @@ def memory_shortage(task: Task, device_bytes: int, host_bytes: int, both_bytes: 
         both_bytes: fewest bytes of both memories together.
     """
     memory, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
-    has = _memory_of(task)
     if device_bytes > memory:
         return InfeasibleError(
             "device-memory-too-small",
-            f"devices need {readable_bytes(device_bytes)} for buffers, state and tables that may not be in host "
-            "memory, even with all other tables on hosts",
-            limit=has,
+            f"the devices need {readable_bytes(device_bytes)} for buffers, optimizer state and tables that may not be "
+            "in host memory, even if all other tables are in host memory",
+            limit=_memory_of(task),
             remedy="Give each device more memory (topology.memory_bytes)",
         )
     if host_bytes > hosts:
         return InfeasibleError(
             "host-memory-required-tables",
-            f"the tables that must be in host memory take {readable_bytes(host_bytes)}",
-            limit=has,
+            f"the tables that must be in host memory take {readable_bytes(host_bytes)} of it",
+            limit=f"the hosts have {readable_bytes(hosts)} in all",
             remedy="Raise topology.host_memory_bytes",
         )
     if both_bytes > memory + hosts:
@@ -218,7 +217,7 @@ def memory_shortage(task: Task, device_bytes: int, host_bytes: int, both_bytes: 
 
 
 def _needs_and_has(task: Task) -> str:
-    return f"the tables take {readable_bytes(task.total_bytes)}; {_memory_of(task)}"
+    return f"the tables take {readable_bytes(task.total_bytes)}, and {_memory_of(task)}"
 
 
 def _memory_of(task: Task) -> str:

@@ -240,8 +240,8 @@ def _items(task: Task, tables: IntArray) -> tuple[Item, ...]:
                 "constraints-not-column-wise",
                 f"table {table.name!r} may only be {forms}",
                 where="constraints",
-                limit="this searcher places column-wise tables only",
-                remedy="Allow this table column_wise, or set searcher=neuroshard",
+                limit="this searcher places only column-wise tables",
+                remedy="Allow column_wise for this table, or set searcher=neuroshard",
             )
         if table.name in constraints.group_of:
             group = sorted(index[name] for name in constraints.group_of[table.name])

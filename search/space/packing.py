@@ -64,8 +64,8 @@ def check_whole(items: Items, method: str) -> None:
     if (split := np.flatnonzero(items.limits.min_shards > 1)).size:
         raise InfeasibleError(
             "searcher-never-splits",
-            f"{method} never splits a table",
-            limit=f"the constraints require {items.limits.min_shards[split[0]]} shards of table "
+            f"the searcher {method!r} never splits tables",
+            limit=f"the constraints require at least {items.limits.min_shards[split[0]]} shards of table "
             f"{items.name(int(split[0]))}",
             remedy="Set searcher=neuroshard, or remove the constraint",
         )
@@ -84,17 +84,17 @@ def no_room(
     if not len(free_bytes):
         return InfeasibleError(
             "searcher-no-device-allowed",
-            f"{part}{table} finds no device",
+            f"no device is left for {part}{table}",
             where=method,
-            limit="every allowed device has another shard of the table, or tables that the constraints keep apart from "
-            "the table",
+            limit="every allowed device has another shard of this table, or a table that the constraints keep apart "
+            "from this table",
             remedy="Loosen the constraints, or set searcher=neuroshard",
         )
     return InfeasibleError(
         "searcher-no-device-with-room",
         f"{part}{table} takes {readable_bytes(size_bytes)}",
         where=method,
-        limit=f"the emptiest allowed device has {readable_bytes(free_bytes.max())} left",
+        limit=f"the allowed device with the most free memory has {readable_bytes(free_bytes.max())} left",
         remedy="Give each device more memory (topology.memory_bytes), or set searcher=neuroshard",
     )
 
@@ -147,7 +147,8 @@ def check_total(sizes: Sizes) -> None:
             "tables-exceed-devices",
             f"the tables take {readable_bytes(total)}{_of_bounds(items)}",
             limit=memory_in_all(memory),
-            remedy=f"{_advice(sizes)}, or use more devices",
+            remedy=_advice(sizes, "tables cannot always be divided evenly" if len(memory) > 1 else "")
+            + ", or use more devices",
         )
     _, least, room = narrowest_shards(sizes)
     if (tight := np.flatnonzero(least > room)).size:
@@ -166,7 +167,7 @@ def too_large(sizes: Sizes, tight: IntArray) -> InfeasibleError:
     return InfeasibleError(
         "table-exceeds-device",
         f"{shard}table {name} takes {size}{_of_bounds(items)}{unsplit}",
-        limit=f"the largest allowed device has {readable_bytes(room[item])}",
+        limit=f"the largest device that is allowed for this table has {readable_bytes(room[item])}",
         remedy=_advice(sizes),
     )
 
@@ -186,13 +187,15 @@ def check_confined(sizes: Sizes) -> None:
 
 def _of_bounds(items: Items) -> str:
     """Return the text that bytes count every cache as wide as the widest cached table; empty if they do not."""
-    return " with all caches as wide as the widest cached table" if has_bounds(items) else ""
+    return " (if every cache counts as wide as the widest cached table)" if has_bounds(items) else ""
 
 
-def _advice(sizes: Sizes) -> str:
-    """Return the remedy for devices with too little memory, with an amount that suffices if one was found."""
+def _advice(sizes: Sizes, why: str = "") -> str:
+    """Return the remedy for too little memory, with an amount that suffices, and `why` so much, if one was found."""
     named = memory_that_does(sizes)
-    return f"Give each device {'more memory' if named is None else f'at least {named}'} (topology.memory_bytes)"
+    if named is None:
+        return "Give each device more memory (topology.memory_bytes)"
+    return f"Give each device at least {named} (topology.memory_bytes{f'; {why}' if why else ''})"
 
 
 def packed(sizes: Sizes) -> IntArray:
@@ -229,8 +232,9 @@ def shortage(sizes: Sizes, proven: bool = False) -> InfeasibleError:
     if named is None:
         return InfeasibleError(
             "constraints-no-plan-found",
-            "no plan was found that keeps the constraints, with any amount of memory",
-            remedy="Loosen some of the constraints, or pin shards to devices that may hold them",
+            "no plan was found that keeps the constraints",
+            limit="memory is probably not the cause: with more memory per device, no plan was found either",
+            remedy="Loosen some of the constraints, or choose the devices of some shards with constraints.pinned",
         )
     largest = np.argsort(-size, kind="stable")[:_NAMED_ITEMS].tolist()
     tables = ", ".join(f"{sizes.items.name(index)} ({readable_bytes(size[index])})" for index in largest)

@@ -15,7 +15,6 @@ import pytest
 from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
 from neuroshard.hardware.step_samples import Stretch
 from neuroshard.hardware.workers import forked_warm
-from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records import DataDirectory
 from neuroshard.records.run_directory import RunDirectory
@@ -90,7 +89,7 @@ def test_training_steps_are_measured_where_they_are_asked_for(tmp_path):
     assert summary["local work"].measured + summary["local work"].failed == 10
     assert "local work" in shown(summary)
     assert directory.manifest().settings["num_local_samples"] == 10
-    with refused("out-begun-otherwise"):
+    with refused("out-begun-otherwise", names=[tmp_path / "data", "num_local_samples=10", 0]):
         collect_run(tmp_path / "data").run()
 
 
@@ -105,22 +104,19 @@ def _changed(run, settings):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "code", "names"),
     [
-        ({"num_local_samples": 1, "local": {"max_bytes": 1}}, r"local\.max_bytes=1: no train table fits"),
-        (
-            {"comm": {"num_devices": (1, 2)}},
-            r"comm\.num_devices=1: one device exchanges nothing; leave it out, or set",
-        ),
-        ({"comm": ACROSS}, "host_reduce_scatter needs several hosts"),
-        ({"batch_sizes": (1, 64)}, "batch size 1 must be at least"),
-        ({"batch_sizes": ()}, "batch_sizes=.* must be a list"),
-        ({"compute": TIERED}, "hardware=cpu has no second tier of memory"),
-        ({"max_noise": 0}, "max_noise=0"),
+        ({"num_local_samples": 1, "local": {"max_bytes": 1}}, "local-tables-too-large", ["local.max_bytes", 1]),
+        ({"comm": {"num_devices": (1, 2)}}, "collect-one-device", ["comm.num_devices", 1, "num_comm_samples=0"]),
+        ({"comm": ACROSS}, "comm-collective-needs-hosts", ["comm.collectives", "host_reduce_scatter"]),
+        ({"batch_sizes": (1, 64)}, "collect-batch-size-too-small", ["batch_sizes", 1, "comm.num_devices=[2]"]),
+        ({"batch_sizes": ()}, "value-outside-limits", ["batch_sizes", ()]),
+        ({"compute": TIERED}, "hardware-cpu-lacks-tier", ["'uvm_caching'", "hardware=cpu"]),
+        ({"max_noise": 0}, "value-outside-limits", ["max_noise", 0]),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path, settings, message):
-    with pytest.raises(UserError, match=message):
+def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path, settings, code, names):
+    with refused(code, names=names):
         _changed(collect_run(tmp_path / "data"), settings)
 
 
@@ -138,7 +134,7 @@ def test_what_can_be_measured_elsewhere_or_is_not_is_taken(tmp_path, settings):
 
 def test_steps_need_torchrec(tmp_path, monkeypatch):
     monkeypatch.setattr("neuroshard.stages.augment.collect.find_spec", lambda _: None)
-    with refused("collect-torchrec-missing"):
+    with refused("collect-torchrec-missing", names=["num_local_samples", "TorchRec"]):
         replace(collect_run(tmp_path / "data"), num_local_samples=1)
 
 
@@ -213,7 +209,7 @@ def test_another_hardware_is_refused(tmp_path):
     manifest = json.loads(path.read_text())
     manifest["hardware"] |= {"kind": "cuda", "device": "NVIDIA H200"}
     path.write_text(json.dumps(manifest))
-    with refused("data-other-hardware"):
+    with refused("data-other-hardware", names=[tmp_path / "data", "cuda (NVIDIA H200)"]):
         collect_run(tmp_path / "data").run()
 
 
@@ -253,7 +249,7 @@ def test_the_machines_speeds_are_said(tmp_path):
     for name, spell, references in (("steady", [], 0.06), ("unknown", [1], 0.0), ("known", [1], 0.06)):
         settings = {"max_noise": None, "max_remeasure_passes": 0, "references": references}
         summary = _busy_run(tmp_path / name, spell, **settings).run()
-        said = re.search(r"compute: batches took (.*) to (.*) times as long as typically", shown(summary))
+        said = re.search(r"^compute: .* (\d+\.\d+) to (\d+\.\d+) ", shown(summary), re.MULTILINE)
         assert (said is not None) == (name == "known")
         assert DataDirectory(tmp_path / name).manifest().settings["references"] == references
     assert float(said[1]) < 1.0 < 1.1 < float(said[2]) < 3.0
@@ -273,8 +269,7 @@ def test_a_machine_that_stays_busy_is_refused_and_measured_on_later(tmp_path):
     """Busy from its second batch on, then all the time, it agrees with itself on most samples; then it is quiet."""
     _busy_run(tmp_path / "quiet", []).run()
     for begin, parts in ((1, 6), (0, 8)):
-        said = r"compute: noise p90 100.0% \(drift .*max_noise=0.5: .* too busy .* start the same command again"
-        with pytest.raises(UserError, match=said):
+        with refused("measurements-too-noisy", names=["compute: ", "100.0%", "max_noise", 0.5, tmp_path / "busy"]):
             _busy_run(tmp_path / "busy", range(begin, 1000), max_remeasure_passes=2).run()
         assert len(list((tmp_path / "busy" / "compute").glob("*.parquet"))) == parts
     _busy_run(tmp_path / "busy", []).run()
@@ -284,24 +279,26 @@ def test_a_machine_that_stays_busy_is_refused_and_measured_on_later(tmp_path):
 def test_any_noise_may_be_taken_and_is_said(tmp_path):
     summary = _busy_run(tmp_path / "busy", [3], max_noise=None).run()
     assert summary["compute"].noise == pytest.approx(1.0)
-    assert "compute: noise p90 100.0% (drift +200.0%)" in shown(summary)
+    (verdict,) = (line for line in shown(summary).splitlines() if line == str(summary.verdict))
+    assert [one for one in ("compute", "100.0%", "+200.0%") if one not in verdict] == []
 
 
 @pytest.mark.parametrize(
-    ("noise", "repeatability", "failed", "fit", "advice"),
+    ("noise", "repeatability", "failed", "fit", "named"),
     [
         (0.2, (0.2,), 1, True, ""),
         (0.476, (0.476,), 0, False, "max_noise=0.3"),
         (0.0, (), 0, True, "num_second_pass"),
-        (0.0, (), 4, False, "errors"),
+        (0.0, (), 4, False, "compute"),
     ],
 )
-def test_a_summary_ends_with_its_fitness_for_use_and_advice(noise, repeatability, failed, fit, advice):
+def test_a_summary_ends_with_its_fitness_for_use_and_advice(noise, repeatability, failed, fit, named):
     measured = 0 if failed == 4 else 10
     series = SeriesSummary("compute", measured, failed, (), 1.0, 0.5, repeatability, noise, 0.0)
     summary = Summary(Path("data"), (series,))
     assert summary.verdict.fit is fit
-    assert advice in summary.verdict.advice
+    assert bool(summary.verdict.advice) is bool(named)
+    assert named in str(summary.verdict)
     assert shown(summary).rstrip().splitlines()[-1] == str(summary.verdict)
 
 
@@ -345,7 +342,7 @@ def test_a_real_run_measures_all_sharding_types_and_collectives(tmp_path):
 
 def test_another_runs_directory_is_refused(tmp_path):
     RunDirectory(tmp_path / "data").finish("evaluate", {})
-    with refused("out-other-contents"):
+    with refused("out-other-contents", names=[tmp_path / "data", "(run.json)"]):
         collect_run(tmp_path / "data").run()
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["run.json"]
 
@@ -366,5 +363,5 @@ def test_runs_go_on_with_what_is_drawn_as_before_only(tmp_path, name, before, af
     changed = {setting: {inner: after} if inner else after}
     run.run()
     assert run.run()["compute"].busy_s == 0
-    with pytest.raises(UserError, match=re.escape(f"begun with {name}={before}, not {after};")):
+    with refused("out-begun-otherwise", names=[f"{name}={before}", after]):
         _changed(run, changed).run()

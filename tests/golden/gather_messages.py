@@ -1,4 +1,4 @@
-"""Writes messages.json from what tests have seen, and from the source of messages that no test causes."""
+"""Writes messages.json from the messages that tests cause, and from the source of all other messages."""
 
 import ast
 import json
@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from neuroshard.plumbing.messages import Message
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).parent / "messages.json"
@@ -34,10 +36,7 @@ def template_of(call: ast.Call) -> str:
     """Return the text of a message that no test causes, with the expressions in place of their values."""
     given = dict(zip(PARTS, (_text(arg) for arg in call.args[1:]), strict=False))
     given |= {word.arg: _text(word.value) for word in call.keywords if word.arg in PARTS}
-    place = f"{given['where']}: " if given.get("where") else ""
-    limit = f"; {given['limit']}" if given.get("limit") else ""
-    remedy = f". {given['remedy']}" if given.get("remedy") else ""
-    return f"{place}{given.get('what', '')}{limit}{remedy}"
+    return str(Message("template", **{"what": ""} | given))
 
 
 def _text(node: ast.expr) -> str:
@@ -51,7 +50,7 @@ def _text(node: ast.expr) -> str:
 
 
 def main(seen_in: Path) -> None:
-    """Gather what the processes of a test run wrote into a directory."""
+    """Write messages.json from the files that the processes of a test run wrote into a directory."""
     seen: dict[str, dict[str, list[str]]] = {}
     for path in sorted(seen_in.glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():

@@ -154,7 +154,7 @@ def test_plans_for_targets(target, model):
     def line(name):
         plan = ns.search(all_tasks()[name], _simulator(model), target=target)
         exported = ns.export_plan(plan, target)
-        return f"{_line(plan)}, exported {_digest([exported.content, exported.snippet, exported.remarks])}"
+        return f"{_line(plan)}, exported {_digest([exported.content, exported.snippet, len(exported.remarks)])}"
 
     _check(f"plans for {target} | {model}", {name: _of(lambda name=name: line(name)) for name in TARGETS[target]})
 

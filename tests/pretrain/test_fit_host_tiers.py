@@ -82,7 +82,7 @@ def test_a_run_fits_them_to_what_was_measured(tmp_path):
     assert models.compute.of_call(behind).link_ms_per_gb == pytest.approx(25.0, rel=0.2)
     for part in ("compute.uvm_caching_column_wise", "compute.uvm_column_wise"):
         assert result.metrics[part].test.mape < 0.1
-    with refused("split-empty"):
+    with refused("split-empty", where=str(tmp_path / "data"), names=["train", "sequence tables in tier uvm"]):
         Pretrain(str(tmp_path / "data"), str(tmp_path / "no"), **BRIEF_SETS, calls=("uvm_sequence_column_wise",)).run()
 
 

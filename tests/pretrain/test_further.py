@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from neuroshard import CostModels, UserError
+from neuroshard import CostModels
 from neuroshard.cost.loads import LoadSets
 from neuroshard.models.by_form import CommByCollective
 from neuroshard.models.trust import Margin, Margins, Range, Ranges
@@ -23,6 +23,7 @@ from neuroshard.words.collective import Collective
 from neuroshard.words.form import Call, Form
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.made_up import measured
+from tests.kit.messages import refused
 from tests.kit.random_models import (
     random_by_widest,
     random_ensemble,
@@ -241,30 +242,23 @@ HALF_PAPER = replace(random_models(), compute=random_ensemble())
 
 
 @pytest.mark.parametrize(
-    ("fit", "start", "message"),
+    ("fit", "start", "part", "name"),
     [
-        (
-            _fit(),
-            H100.models,
-            "the compute model of roofline:h100 can't be fitted further: this compute_model makes none of its kind",
-        ),
-        (
-            _fit(),
-            replace(random_models(), choice=ModelChoice("paper")),
-            "the compute model of paper can't .*: this compute_model makes none of its kind; choose",
-        ),
-        (_fit(), HALF_PAPER, "the forward model of the start can't .*: this comm_model makes none of its kind; choose"),
-        (_fit(), REGRESSION, "can't be fitted further: this compute_model makes none of its kind; choose"),
-        (
-            Fit(Regression(), PaperComm()),
-            REGRESSION,
-            "can't be fitted further: this compute_model begins from nothing; choose",
-        ),
-        (PAPER, _start(), "the compute model of toys can't .*: this compute_model begins from nothing; choose"),
+        (_fit(), H100.models, "compute", "roofline:h100"),
+        (_fit(), replace(random_models(), choice=ModelChoice("paper")), "compute", "paper"),
+        (_fit(), HALF_PAPER, "forward", "init"),
+        (_fit(), REGRESSION, "compute", "init"),
+        (Fit(Regression(), PaperComm()), REGRESSION, "compute", "init"),
+        (PAPER, _start(), "compute", "toys"),
     ],
 )
-def test_models_that_cannot_be_fitted_further_are_refused(fit, start, message):
-    with pytest.raises(UserError, match=message):
+def test_models_that_cannot_be_fitted_further_are_refused(fit, start, part, name):
+    """The model of the first part that does not go with its setting is named, with the models that it belongs to."""
+    with refused("init-model-kind") as caught:
         fit.check(start)
+    message, setting = caught.value.message, "compute_model" if part == "compute" else "comm_model"
+    assert {part, name} <= set(message.what.split())
+    assert setting in message.limit.split()
+    assert setting in message.remedy.split()
     _fit().check(CostModels.load("cpu"))
     _fit().check(random_form_models())

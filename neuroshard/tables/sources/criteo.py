@@ -22,10 +22,11 @@ def criteo(
     """Make DLRM-DCNv2's 26 tables, with reuse histograms of a Zipf law, because histograms are not published.
 
     Args:
-        batch_size: global batch size (samples per step over all devices) for which reuse histograms are computed.
-        dim: number of columns of each table, a multiple of 4.
-        zipf_exponent: exponent of the Zipf law by which lookups are spread over the rows, from 0 to 10; 0 makes all
-            rows equally popular.
+        batch_size: global batch size (samples per step over all devices) for the reuse histogram of each table, which
+            counts how often a batch looks up the same row.
+        dim: number of columns (embedding dim) of every table, a multiple of 4.
+        zipf_exponent: exponent of the Zipf distribution of lookups over the rows, from 0 (all rows equally popular) to
+            10 (few rows get nearly all lookups).
         bytes_per_element: 4 | 2: bytes of one weight; 4 is fp32, 2 is fp16.
     """
     return tuple(

@@ -19,7 +19,7 @@ import torch
 
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.errors import UserError, first_line
 from neuroshard.plumbing.schema import MAX_ROWS, BytesPerElement, Dim, PositiveCount
 from neuroshard.tables.reuse import histogram
 from neuroshard.tables.table import Table
@@ -36,10 +36,10 @@ def dlrm(
 
     Args:
         path: path of the data set, a .pt or .pt.gz file; tables=FILE.pt.gz is short for tables.path=FILE.pt.gz.
-        dim: number of columns of each table, a multiple of 4, because the file has no widths.
+        dim: number of columns (embedding dim) of every table, a multiple of 4; the file does not contain this number.
         bytes_per_element: 4 | 2: bytes of one weight; 4 is fp32, 2 is fp16.
-        max_tables: number of tables to read, from the beginning of the file; tables without lookups are left out, and
-            None reads all tables.
+        max_tables: number of tables to read from the start of the file, including tables without lookups, which are
+            then left out; None reads all tables.
 
     Raises:
         UserError: the file is missing, or does not have the published format.
@@ -49,7 +49,7 @@ def dlrm(
         raise UserError(
             "dlrm-file-missing",
             f"there is no DLRM data set at {source}",
-            remedy="Set tables.path=FILE.pt or tables.path=FILE.pt.gz to the path of the downloaded file",
+            remedy="Set tables.path to the path of the downloaded file: tables.path=FILE.pt or tables.path=FILE.pt.gz",
         )
     with _uncompressed(source) as file:
         indices, offsets, lengths = _load(file, source)
@@ -93,12 +93,11 @@ def _load(file: Path, source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.T
     try:
         content = _load_mapped(file)
     except Exception as error:  # whatever torch makes of it
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             "dlrm-file-unreadable",
             "torch.load cannot read the file",
             where=str(source),
-            limit=reason.rstrip("."),
+            limit=first_line(error),
             remedy="Use a file that torch.save((indices, offsets, lengths), path) wrote",
         ) from None
     if not isinstance(content, tuple) or [_dimensions(tensor) for tensor in content] != [1, 1, 2]:
@@ -125,8 +124,11 @@ def _load(file: Path, source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.T
             "dlrm-file-offsets",
             f"offsets do not fit lengths of shape {tuple(lengths.shape)} and {len(indices)} indices",
             where=str(source),
-            limit=f"{tables * batch_size + 1} offsets must rise, from 0 or more to {len(indices)} or less",
-            remedy="Correct the offsets, or download the file again",
+            limit=f"offsets must have {tables * batch_size + 1} values that do not decrease, each from 0 "
+            f"to {len(indices)}, the number of indices"
+            if batch_size
+            else "each table must have lengths for at least one sample",
+            remedy=f"Correct the {'offsets' if batch_size else 'lengths'}, or download the file again",
         )
     return indices, offsets, lengths
 
@@ -166,7 +168,7 @@ def _tables(
         if lookups.min() < 0 or rows > MAX_ROWS:
             raise UserError(
                 "dlrm-file-index-outside",
-                f"table {t} has an index outside 0..2^40-1",
+                f"table {t} has an index that is not from 0 to 2^40 - 1",
                 where=str(source),
                 remedy="Correct the indices of the table, or download the file again",
             )

@@ -56,9 +56,10 @@ def dlrm_like(
     unique rows than the 788 tables that Meta published in 2022.
 
     Args:
-        num_tables: number of tables to draw.
-        batch_size: global batch size (samples per step over all devices) for which reuse histograms are computed.
-        dim: number of columns of each table, a multiple of 4.
+        num_tables: number of synthetic tables to make.
+        batch_size: global batch size (samples per step over all devices) for the reuse histogram of each table, which
+            counts how often a batch looks up the same row.
+        dim: number of columns (embedding dim) of every table, a multiple of 4.
         bytes_per_element: 4 | 2: bytes of one weight; 4 is fp32, 2 is fp16.
         seed: seed of the random tables; another seed gives other tables with the same statistics.
     """

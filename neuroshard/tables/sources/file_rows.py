@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.files import read_bytes, read_json
+from neuroshard.plumbing.files import ending_of, read_bytes, read_json
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.parquet import read_rows as read_parquet
 from neuroshard.plumbing.schema import shown
@@ -44,7 +44,7 @@ def read_rows(path: Path, texts: frozenset[str], named: Callable[[str], str]) ->
     if suffix not in SUFFIXES:
         raise UserError(
             "tables-file-suffix",
-            f"the file name ends in {path.suffix!r}" if path.suffix else "the file name has no suffix",
+            ending_of(path),
             where=str(path),
             limit=f"tables are read from {', '.join(SUFFIXES)} files",
             remedy="Save the tables as a CSV, Parquet or JSON file",
@@ -145,7 +145,7 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
             "the line is not valid CSV",
             where=f"{path}, line {reader.line_num}",
             limit=str(error),
-            remedy="Correct the line, such as its quotation marks",
+            remedy="Correct the line, such as the quotation marks in the line",
         ) from None
 
 
@@ -193,7 +193,7 @@ def _of_columns(columns: dict[str, Any], path: Path) -> list[dict[str, object]]:
     if any(label != labels[0] for label in labels) or any(len(column) != len(cells[0]) for column in cells):
         raise UserError(
             "tables-file-json-rows",
-            "the columns do not have the same rows",
+            "the columns do not have cells for the same tables",
             where=str(path),
             remedy="Give every column one cell for each table, in the same order",
         )

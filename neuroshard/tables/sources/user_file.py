@@ -63,13 +63,13 @@ def user_file(
     """Read the tables in the file at `path`; with `pad_dims`, each as wide as the next multiple of 4.
 
     Args:
-        path: path of a CSV, Parquet or JSON file; tables=FILE.csv is short for tables.path=FILE.csv.
-        batch_size: global batch size (samples per step over all devices) for which reuse histograms are computed, for
-            tables without a histogram in the file.
-        zipf_exponent: exponent of the Zipf law by which lookups are spread over the rows, from 0 (all rows equally
-            popular) to 10, for tables without a histogram in the file.
-        pad_dims: true rounds every dim up to a multiple of 4, and your model must have the same widths; false refuses
-            other dims.
+        path: path of a CSV, Parquet or JSON file with your tables; tables=FILE.csv is short for tables.path=FILE.csv.
+        batch_size: global batch size (samples per step over all devices) for the reuse histogram (how often a batch
+            looks up the same row) of tables that have no histogram in the file.
+        zipf_exponent: exponent of the Zipf distribution of lookups over the rows, from 0 (all rows equally popular) to
+            10, for tables that have no reuse histogram in the file.
+        pad_dims: true rounds the number of columns of every table up to a multiple of 4, and your model must use the
+            same widths; false rejects tables with other widths.
 
     Raises:
         UserError: the file can't be read, has an unknown column, lacks a column, or has values out of range: the
@@ -117,12 +117,12 @@ def _together(errors: list[UserError], path: str) -> UserError:
     if len(errors) == 1:
         return errors[0]
     file, first = f"{' '.join(path.split())}, ", errors[:_MOST_SHOWN]
-    lines = [str(error.changed(where=error.message.where.removeprefix(file), remedy="")) for error in first]
+    lines = [f"({error.changed(where=error.message.where.removeprefix(file), remedy='')})" for error in first]
     more = [f"and {len(errors) - len(lines)} more"] if len(errors) > len(lines) else []
     remedies = dict.fromkeys(error.message.remedy for error in first if error.message.remedy)
     return UserError(
         "tables-file-several-errors",
-        f"{len(errors)} tables cannot be read: {'; '.join([*lines, *more])}",
+        f"{len(errors)} tables cannot be read: {', '.join([*lines, *more])}",
         where=path,
         remedy=". ".join(remedies) or "Correct these tables",
     )
@@ -139,7 +139,7 @@ def _check_columns(columns: Iterable[str], path: str) -> None:
                 "tables-file-column-missing",
                 f"there is no column {name!r}",
                 where=path,
-                limit=f"needed are {', '.join(_REQUIRED)}, and found were {', '.join(names)}",
+                limit=f"the file must have the columns {', '.join(_REQUIRED)}, and has {', '.join(names)}",
                 remedy=f"Add the column {name!r}",
             )
     num_bins = sum(name in names for name in _REUSE)
@@ -221,7 +221,8 @@ def _padded(dim: int, pad_dims: bool) -> int:
             "table-dim-not-padded",
             f"dim is {dim}",
             limit=f"dim must be a multiple of {DIM_MULTIPLE}, and the next multiple is {padded(dim)}",
-            remedy="Pad the table here and in your model, or set tables.pad_dims=true to pad all tables",
+            remedy="Do one of these: set dim to that multiple, here and in your model; or set tables.pad_dims=true, "
+            "which pads all tables, and use the padded widths in your model",
         )
     return padded(dim)
 

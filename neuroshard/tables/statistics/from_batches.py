@@ -190,11 +190,11 @@ def _samples(shapes: Sequence[TableShape], batch: Sequence[Features], place: int
             of = "" if feature == table else f", feature {feature!r}"
             raise UserError(
                 "batch-sample-counts",
-                f"the lookups are of {number_of(samples, 'sample')}, "
-                f"but the lookups in table {first[0]!r} are of {number_of(first[2], 'sample')}",
+                f"the lookups are for {number_of(samples, 'sample')}, "
+                f"but the lookups in table {first[0]!r} are for {number_of(first[2], 'sample')}",
                 where=f"batch {place}, table {table!r}{of}",
-                limit="a batch has lookups of the same samples in all tables",
-                remedy="Give lookups of the same samples for each table and feature",
+                limit="in a batch, the lookups in all tables must be for the same samples",
+                remedy="Give each table and feature lookups for the same samples",
             )
     return first[2]
 
@@ -204,7 +204,7 @@ def _check_names(shapes: Sequence[TableShape]) -> None:
     if not shapes:
         raise UserError(
             "shapes-empty",
-            "there are no tables whose lookups could be counted",
+            "no tables were given to count lookups for",
             remedy="Give the shape of at least one table",
         )
     name, count = Counter(shape.name for shape in shapes).most_common(1)[0]
@@ -221,7 +221,7 @@ def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) ->
             "max-bytes-too-small",
             f"max_bytes is {max_bytes} ({readable_bytes(max_bytes)})",
             limit=f"counting the lookups of {number_of(len(shapes), 'table')} takes {least} bytes",
-            remedy=f"Set max_bytes to {least} or more, or set fewer row_blocks",
+            remedy=f"Set max_bytes to {least} or more, or set row_blocks to a smaller number",
         )
     return (max_bytes - fixed) // BYTES_PER_ROW
 
@@ -234,7 +234,7 @@ def _assumed(
         yield Message(
             "batches-too-few-samples",
             f"the batches have {number_of(samples, 'sample')}, fewer than global_batch_size={wanted}",
-            limit=f"the tables are made for a batch of {number_of(samples, 'sample')}",
+            limit=f"so the tables are made for a global batch of {number_of(samples, 'sample')}",
             remedy="Give more batches",
         )
     never = [shape.name for shape, tally in zip(shapes, tallies, strict=True) if not tally.lookups]
@@ -242,7 +242,7 @@ def _assumed(
         yield Message(
             "tables-never-looked-up",
             f"the batches have no lookups in {len(never)} of {number_of(len(shapes), 'table')}, such as {never[0]!r}",
-            limit=f"each of these tables counts as looked up once in {number_of(samples, 'sample')}",
+            limit=f"for each such table, NeuroShard assumes a total of 1 lookup in {number_of(samples, 'sample')}",
             remedy="Give more batches if the job looks up these tables",
         )
 

@@ -44,7 +44,7 @@ class Lookups:
         offsets = plain if which == "offsets" else np.concatenate([np.zeros(1, dtype=np.int64), plain.cumsum()])
         rise = len(offsets) and offsets[0] == 0 and offsets[-1] == len(looked_up) and (np.diff(offsets) >= 0).all()
         if not possible or not rise:
-            wanted = "rise from 0 to" if which == "offsets" else "be 0 or more and sum to"
+            wanted = "begin with 0, not decrease, and end with" if which == "offsets" else "be 0 or more, and sum to"
             raise UserError(
                 "lookups-splits-mismatch",
                 f"{which} do not divide the {number_of(len(looked_up), 'index', 'indices')} into samples",

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.files import write_atomically, write_json
+from neuroshard.plumbing.files import ending_of, write_atomically, write_json
 from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.tables.statistics.tally import Counted
@@ -72,7 +72,7 @@ def write_tables(path: Path, tables: Sequence[Table]) -> None:
     if suffix not in writers:
         raise UserError(
             "tables-write-suffix",
-            f"the file name ends in {path.suffix!r}" if path.suffix else "the file name has no suffix",
+            ending_of(path),
             where=str(path),
             limit=f"tables are written to {', '.join(writers)} files",
             remedy="Give a path that ends in one of these suffixes",

@@ -59,7 +59,7 @@ def _refused(check, plan):
     try:
         check(plan)
     except UserError as error:
-        return str(error)
+        return error.code, str(error)
     return None
 
 

@@ -49,7 +49,7 @@ class HostCopies(Layout):
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
         host = topology.domain_size
         if len(placements) != _HOSTS * host or topology.num_devices != _HOSTS * host:
-            raise UserError(f"plan: table {table.name!r} has no copy on some host")
+            raise UserError("plan-host-copy-missing", f"table {table.name!r} has no copy on some host", where="plan")
         blocks = sorted(placements, key=lambda placed: placed.device)
         for its in (blocks[:host], blocks[host:]):
             Rows().check(table, its, topology)

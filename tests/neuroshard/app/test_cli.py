@@ -11,6 +11,7 @@ import pytest
 
 import neuroshard as ns
 from neuroshard.app import cli
+from neuroshard.app.failures import FAILED, NO_PLAN
 from neuroshard.models import Card, save_bundle
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
@@ -18,7 +19,7 @@ from neuroshard.plumbing.files import exclusive
 from neuroshard.testing import random_models, toy_task
 from neuroshard.words.fingerprint import Fingerprint
 from tests.kit.commands import done, run_command
-from tests.kit.messages import refused_command
+from tests.kit.messages import check, refused_command, reported
 from tests.kit.plans import whole
 
 TABLES = "name,rows,dim,pooling_factor\n"
@@ -45,13 +46,22 @@ def _search(here, *more):
     )
 
 
-def _failed(capsys, *arguments):
-    """What a command prints that ends with a user's mistake, on both streams."""
-    code, out, err = run_command(capsys, *arguments)
-    assert code == 2
+def _failed(capsys, code, *arguments, names=()):
+    """Return what a command prints, on both streams, that ends with a user's mistake, and the messages it reports."""
+    with reported() as messages:
+        exit_code, out, err = run_command(capsys, *arguments)
+    assert exit_code == 2, err
+    check(messages[-1], code, names=names)
+    assert err.splitlines()[-1] == f"neuroshard: error: {messages[-1]}"  # after the progress bar
     assert "Traceback" not in out + err
-    assert "defect" not in out + err
-    return out, err
+    assert "neuroshard-defect" not in [message.code for message in messages]
+    return out, err, messages
+
+
+def _refused(capsys, code, *arguments, where=None, names=()):
+    message = refused_command(capsys, code, *arguments, where=where, names=names)
+    assert list(Path().iterdir()) == []
+    return message
 
 
 def test_usage_names_every_command(capsys):
@@ -61,13 +71,17 @@ def test_usage_names_every_command(capsys):
 
 def test_search_finds_and_writes_a_plan(here, capsys):
     out = done(capsys, *_search(here, "out=found"))
-    assert "solved 1 of 1 tasks" in out
+    assert "1 of 1 task" in out
     assert Path("found/plans/task-0000.json").exists()
     before = Path("found/results.parquet").stat().st_mtime_ns
     assert done(capsys, *_search(here, "out=found")) == out
     assert Path("found/results.parquet").stat().st_mtime_ns == before
-    for other in ("searcher=random", "searcher.beam_width=2", "topology.memory_bytes=1000000"):
-        _failed(capsys, *_search(here, "out=found", other))
+    for other, name in (
+        ("searcher=random", "'Random'"),
+        ("searcher.beam_width=2", "beam_width="),
+        ("topology.memory_bytes=1000000", "tasks"),
+    ):
+        _failed(capsys, "out-begun-otherwise", *_search(here, "out=found", other), names=["found", name])
 
 
 def test_a_full_disk_is_one_line(here, capsys, monkeypatch):
@@ -75,8 +89,7 @@ def test_a_full_disk_is_one_line(here, capsys, monkeypatch):
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr("neuroshard.plans.plan.write_json", full)
-    _, err = _failed(capsys, *_search(here, "out=found"))
-    assert err.splitlines()[-1].startswith("neuroshard: error: [Errno 28] No space left on device")
+    _failed(capsys, "system-refused", *_search(here, "out=found"), names=["[Errno 28] No space left on device"])
 
 
 def test_sweeps_run_every_combination(here, capsys):
@@ -85,118 +98,125 @@ def test_sweeps_run_every_combination(here, capsys):
 
 
 def test_too_little_memory_is_one_line_whose_advice_helps(here, capsys):
-    _, err = _failed(capsys, *_search(here, "topology.memory_bytes=1500", "out=short"))
-    assert err.count("error: ") == 1
-    assert "4.23 KiB" in err
+    sizes = ["16.6 KiB", 4, "1.46 KiB", "5.86 KiB"]
+    short = _search(here, "topology.memory_bytes=1500", "out=short")
+    _, _, messages = _failed(capsys, "tables-exceed-devices", *short, names=sizes)
+    (message,) = messages
+    assert "4.23 KiB" in message.remedy
     done(capsys, *_search(here, "topology.memory_bytes=4.23KiB", "out=enough"))
 
 
 def test_wrong_tables(here, capsys):
     (here / "tables.csv").write_text(f"{TABLES}x,-1,16,2\n")
-    refused_command(capsys, "value-outside-limits", *_search(here))
+    _refused(capsys, "value-outside-limits", *_search(here), names=["rows", -1])
 
 
 @pytest.mark.parametrize(
-    ("code", "settings"),
+    ("code", "names", "settings"),
     [
-        ("unknown-name", ["searcher=neurosard"]),
-        ("unknown-name", ["searcher.beam_with=2"]),
-        ("unknown-name", ["topology.num_device=2"]),
-        ("unknown-name", ["topolgy.num_devices=2"]),
-        ("unknown-name", ["searcher.forms=[columns]"]),
-        ("unknown-name", ["verify=kernel"]),
-        ("unknown-name", ["model=cup"]),
-        ("unknown-name", ["tables=."]),
-        ("unknown-name", ["constraints.rules=[{table: a}]"]),
-        ("unknown-name", ["target=soc"]),
-        ("unknown-name", ["-m", "hydra.launcher.nothing=1"]),
-        ("unknown-name", ["-m", "hydra/launcher=nothing"]),
-        ("argument-malformed", ["topology"]),
-        ("setting-is-group", ["topology=8"]),
-        ("setting-is-group", ["topology=null"]),
-        ("setting-is-group", ["searcher.grid=2"]),
-        ("setting-is-group", ["searcher.acceptance=3"]),
-        ("value-outside-limits", ["verify=kernels", "candidate_plans=0"]),
-        ("value-outside-limits", ["verify=kernels", "passes=1"]),
-        ("value-outside-limits", ["searcher.beam_width=many"]),
-        ("value-outside-limits", ["method=a/b"]),
-        ("value-outside-limits", [f"method={'n' * 300}"]),
-        ("value-outside-limits", ["out=[1,2]"]),
-        ("value-outside-limits", ["out="]),
-        ("value-outside-limits", ["model={a: 1}"]),
-        ("value-outside-limits", ["batch_size=-1"]),
-        ("value-outside-limits", ["topology.num_devices=10000000"]),
-        ("models-devices-differ", ["topology.num_devices=2"]),
-        ("file-missing", ["model=./nowhere"]),
-        ("file-missing", ["searcher=dreamshard", "searcher.policy=nowhere"]),
-        ("topology-sizes-count", ["topology.memory_bytes=[1,2]"]),
-        ("config-value-missing", ["searcher=replan"]),
-        ("size-unreadable", ["topology.memory_bytes=99999999999999999999"]),
-        ("size-unreadable", ["topology.memory_bytes=lots"]),
-        ("hydra-refused", ["searcher=random,dim_greedy"]),
-        ("target-not-found", ["searcher._target_=nowhere.Searcher"]),
+        ("unknown-name", ["'neurosard'", "'neuroshard'"], ["searcher=neurosard"]),
+        ("unknown-name", ["'searcher.beam_with'", "'searcher.beam_width'"], ["searcher.beam_with=2"]),
+        ("unknown-name", ["'topology.num_devices'"], ["topology.num_device=2"]),
+        ("unknown-name", ["'topolgy.num_devices'", "'topology.num_devices'"], ["topolgy.num_devices=2"]),
+        ("unknown-name", ["'searcher.forms'", "searcher.sharding_types"], ["searcher.forms=[columns]"]),
+        ("unknown-name", ["'kernel'", "'kernels'"], ["verify=kernel"]),
+        ("unknown-name", ["'cup'", "'cpu'"], ["model=cup"]),
+        ("unknown-name", ["tables"], ["tables=."]),
+        ("unknown-name", ["'table'", "'tables'"], ["constraints.rules=[{table: a}]"]),
+        ("unknown-name", ["'soc'", "'sok'"], ["target=soc"]),
+        ("unknown-name", ["'hydra.launcher.nothing'"], ["-m", "hydra.launcher.nothing=1"]),
+        ("unknown-name", ["'nothing'"], ["-m", "hydra/launcher=nothing"]),
+        ("argument-malformed", ["'topology'"], ["topology"]),
+        ("setting-is-group", ["topology", "8"], ["topology=8"]),
+        ("setting-is-group", ["topology=null"], ["topology=null"]),
+        ("setting-is-group", ["searcher.grid"], ["searcher.grid=2"]),
+        ("setting-is-group", ["searcher.acceptance"], ["searcher.acceptance=3"]),
+        ("value-outside-limits", ["candidate_plans", 0, 1], ["verify=kernels", "candidate_plans=0"]),
+        ("value-outside-limits", ["passes", 1, 2], ["verify=kernels", "passes=1"]),
+        ("value-outside-limits", ["beam_width", "'many'"], ["searcher.beam_width=many"]),
+        ("value-outside-limits", ["method", "'a/b'"], ["method=a/b"]),
+        ("value-outside-limits", ["method", "'nnn", 200], [f"method={'n' * 300}"]),
+        ("value-outside-limits", ["out", "[1, 2]"], ["out=[1,2]"]),
+        ("value-outside-limits", ["out", "''", 1], ["out="]),
+        ("value-outside-limits", ["model", "{'a': 1}"], ["model={a: 1}"]),
+        ("value-outside-limits", ["batch_size", -1], ["batch_size=-1"]),
+        ("value-outside-limits", ["num_devices", 10000000, 4096], ["topology.num_devices=10000000"]),
+        ("models-devices-differ", [4, 2], ["topology.num_devices=2"]),
+        ("file-missing", ["nowhere/bundle.json"], ["model=./nowhere"]),
+        (
+            "file-missing",
+            ["autoshard, dreamshard", "nowhere/policy.json"],
+            ["searcher=dreamshard", "searcher.policy=nowhere"],
+        ),
+        ("topology-sizes-count", ["memory_bytes", 2, 4], ["topology.memory_bytes=[1,2]"]),
+        ("config-value-missing", ["searcher.start"], ["searcher=replan"]),
+        (
+            "size-unreadable",
+            ["topology.memory_bytes", "99999999999999999999", "2^60"],
+            ["topology.memory_bytes=99999999999999999999"],
+        ),
+        ("size-unreadable", ["'lots'", "34359738368, 32GiB", "16GB"], ["topology.memory_bytes=lots"]),
+        ("hydra-refused", ["searcher=random,dim_greedy"], ["searcher=random,dim_greedy"]),
+        ("target-not-found", ["nowhere.Searcher"], ["searcher._target_=nowhere.Searcher"]),
     ],
-    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+    ids=lambda value: " ".join(map(str, value))[:60] if isinstance(value, list) else "",
 )
-def test_wrong_settings_of_a_search(here, capsys, code, settings):
-    refused_command(capsys, code, *_search(here, *settings))
-    assert list(Path().iterdir()) == []
+def test_wrong_settings_of_a_search(here, capsys, code, names, settings):
+    _refused(capsys, code, *_search(here, *settings), names=names)
 
 
 @pytest.mark.parametrize(
-    ("code", "arguments"),
+    ("code", "names", "arguments"),
     [
-        ("unknown-name", "serach"),
-        ("unknown-name", "search --cofnig-dir x"),
-        ("flag-unknown", "search --searcher=random"),
-        ("config-value-missing", "search tables=user_file"),
-        ("config-value-missing", "search tables=dlrm"),
-        ("config-value-missing", "explain"),
-        ("file-missing", "search tasks=t.json"),
-        ("file-missing", "pretrain data=nowhere"),
-        ("models-names-count", "models a b"),
-        ("unknown-name", "models nothing"),
-        ("unknown-name", "train-policy searcher=random"),
-        ("value-outside-limits", "report runs=3"),
-        ("value-outside-limits", "report runs=a out=1"),
-        ("value-outside-limits", "pretrain max_samples=-1"),
-        ("value-outside-limits", "pretrain compute_model.members=1_000"),
-        ("value-outside-limits", "pretrain comm_model.parts=9223372036854775807"),
-        ("setting-is-group", "search tasks.memory=5"),
-        ("setting-is-group", "search tasks.tables=x"),
+        ("unknown-name", ["'serach'", "'search'"], "serach"),
+        ("unknown-name", ["'--cofnig-dir'", "--config-dir"], "search --cofnig-dir x"),
+        ("flag-unknown", ["'--searcher'", "searcher=random"], "search --searcher=random"),
+        ("config-value-missing", ["tables.path"], "search tables=user_file"),
+        ("config-value-missing", ["tables.path"], "search tables=dlrm"),
+        ("config-value-missing", ["plans"], "explain"),
+        ("file-missing", ["t.json"], "search tasks=t.json"),
+        ("file-missing", ["nowhere/manifest.json"], "pretrain data=nowhere"),
+        ("models-names-count", [2, 1], "models a b"),
+        ("unknown-name", ["'nothing'", "roofline:h100"], "models nothing"),
+        ("unknown-name", ["'random'", "autoshard, dreamshard"], "train-policy searcher=random"),
+        ("value-outside-limits", ["runs", 3], "report runs=3"),
+        ("value-outside-limits", ["out", 1], "report runs=a out=1"),
+        ("value-outside-limits", ["max_samples", -1], "pretrain max_samples=-1"),
+        ("value-outside-limits", ["members", 64], "pretrain compute_model.members=1_000"),
+        ("value-outside-limits", ["parts", 9223372036854775807], "pretrain comm_model.parts=9223372036854775807"),
+        ("setting-is-group", ["tasks.memory"], "search tasks.memory=5"),
+        ("setting-is-group", ["tasks.tables"], "search tasks.tables=x"),
     ],
 )
-def test_wrong_commands(here, capsys, code, arguments):
-    refused_command(capsys, code, *arguments.split())
-    assert list(Path().iterdir()) == []
+def test_wrong_commands(here, capsys, code, names, arguments):
+    _refused(capsys, code, *arguments.split(), names=names)
 
 
 def test_a_job_of_a_sweep_that_cannot_be_built_leaves_the_others(here, capsys):
     sweep = ("-m", "searcher=random", "topology.num_devices=4,10000000", "out='x${hydra:job.num}'")
-    code, out, err = run_command(capsys, *_search(here, *sweep))
-    assert code == 2
-    assert re.search(r"10000000\W+failed", out)
-    assert "job 1 (" in err
+    out, _, (job, _) = _failed(capsys, "sweep-jobs-failed", *_search(here, *sweep), names=[1, 2])
+    check(job, "value-outside-limits", names=["num_devices", 10000000])
+    assert job.where.startswith("job 1 (")
+    assert re.search(rf"10000000\W+{FAILED}", out)
     assert Path("x0/results.parquet").exists()
 
 
 def test_truncated_bundle(here, capsys):
     (path,) = (here / "models").glob("weights-*")
     path.write_bytes(path.read_bytes()[:100])
-    _failed(capsys, *_search(here))
-    assert list(Path().iterdir()) == []
+    _refused(capsys, "bundle-weights-damaged", *_search(here), names=[path.name])
 
 
 def test_malformed_plan(here, capsys):
     (here / "plan.json").write_text("{")
-    _failed(capsys, "evaluate", f"{here}/plan.json")
+    _refused(capsys, "json-unreadable", "evaluate", f"{here}/plan.json", where=f"plan {here}/plan.json")
 
 
 def test_plan_that_leaves_out_columns(here, capsys):
     task = toy_task(3)
     content = whole(task).to_json()
     (here / "plan.json").write_text(json.dumps(content | {"placements": content["placements"][1:]}))
-    _failed(capsys, "evaluate", f"{here}/plan.json")
+    _refused(capsys, "plan-shards-gap", "evaluate", f"{here}/plan.json", names=[repr(task.tables[0].name)])
 
 
 def test_help_lists_choices_and_settings(capsys, here):
@@ -253,7 +273,7 @@ def test_a_group_of_settings_may_be_null_or_a_whole(here, capsys):
 def test_a_plan_is_exported_by_its_path(here, capsys):
     done(capsys, *_search(here, "searcher=random", "out=found"))
     plan = "found/plans/task-0000.json"
-    refused_command(capsys, "config-value-missing", "export", plan, names=["to"])
+    _failed(capsys, "config-value-missing", "export", plan, names=["to"])
     done(capsys, "export", plan, "to=json", "out=plain.json")
     assert Path("plain.json").exists()
 
@@ -271,8 +291,7 @@ def test_constraints_and_memory_on_the_command_line(here, capsys):
 def test_a_file_of_contradictory_constraints(here, capsys):
     (here / "rules.yaml").write_text("rules: [{tables: z*, max_shards: 1}]\n")
     file = ["constraints=file", f"constraints.path={here}/rules.yaml"]
-    _failed(capsys, *_search(here, *file))
-    assert list(Path().iterdir()) == []
+    _refused(capsys, "rule-matches-no-table", *_search(here, *file), names=["'z*'"])
 
 
 def test_replanning_says_what_moves_and_what_is_saved(here, capsys):
@@ -301,7 +320,7 @@ def test_models_are_listed_and_described(here, capsys):
 def test_torchrecs_planner_leaves_a_run_like_everyone(capsys, here):
     fewer = ("searcher.split_factors=[2]", "searcher.sort_by=[perf]", "out=found")
     out = done(capsys, *_search(here, "searcher=torchrec", *fewer))
-    assert "solved 1 of 1 tasks" in out
+    assert "1 of 1 task" in out
     assert json.loads(Path("found/run.json").read_text())["searcher"] == "torchrec"
 
 
@@ -316,9 +335,9 @@ def _train(here, *more):
 @pytest.mark.parametrize("searcher", ["dreamshard", "autoshard"])
 def test_a_policy_is_trained_then_used(capsys, here, searcher):
     out = done(capsys, *_train(here, f"searcher={searcher}", "learner.rounds=2", "out=trained"))
-    assert "on the validation tasks (best of 2 rounds)" in out
+    assert "best of 2 rounds" in out
     out = done(capsys, *_search(here, f"searcher={searcher}", "searcher.policy=trained", "out=found"))
-    assert "solved 1 of 1 tasks" in out
+    assert "1 of 1 task" in out
 
 
 @pytest.mark.parametrize(
@@ -332,7 +351,7 @@ def test_a_policy_is_trained_then_used(capsys, here, searcher):
 )
 def test_a_second_run_in_one_directory_is_refused(here, capsys, command):
     with exclusive(Path("busy")):
-        _failed(capsys, *command)
+        _failed(capsys, "out-in-use", *command, names=["busy", "out=DIRECTORY"])
         assert [path.name for path in Path("busy").iterdir()] == [".lock"]
     assert not Path("busy").exists()  # neither left anything there
 
@@ -351,7 +370,7 @@ def test_the_version_is_told(capsys):
 
 
 def test_the_defaults_of_a_search_have_a_plan_for_any_table_file(here, capsys):
-    assert "solved 1 of 1 tasks" in done(capsys, "search", "searcher=size_greedy")
+    assert "1 of 1 task" in done(capsys, "search", "searcher=size_greedy")
     out = done(capsys, "search", f"tables={here}/tables.csv", "searcher=random")
     assert "3 tables: 3 table-wise on 4 devices" in out
     assert "device 0: " in out
@@ -359,13 +378,16 @@ def test_the_defaults_of_a_search_have_a_plan_for_any_table_file(here, capsys):
 
 def test_a_sweep_goes_on_after_a_job_without_a_plan(here, capsys):
     sweep = ("-m", "topology.memory_bytes=1KiB,1GiB", "searcher=random", "out=swept/${topology.memory_bytes}")
-    out, err = _failed(capsys, *_search(here, *sweep))
+    out, _, messages = _failed(capsys, "sweep-jobs-failed", *_search(here, *sweep), names=[1, 2])
     assert out.strip().startswith("The sweep")  # jobs print nothing but their errors
-    assert "error: job 0 (" in err
-    assert ",topology.memory_bytes=1KiB,searcher=random,out=swept/${topology.memory_bytes}): " in err
-    assert re.search(r"topology.memory_bytes\W+solved\W+predicted ms\W+search s", out)  # not searcher: it is the same
-    assert re.search(r"1KiB\W+no plan", out)
-    assert re.search(r"1GiB\W+1/1\W+[\d.]+\W+[\d.]+", out)
+    job, _ = messages
+    check(job, "tables-exceed-devices")
+    assert job.where.startswith("job 0 (")
+    assert ",topology.memory_bytes=1KiB,searcher=random,out=swept/${topology.memory_bytes})" in job.where
+    table = out[out.index("The sweep") :]
+    assert re.search(r"topology.memory_bytes\W+solved\W+predicted ms\W+search s", table)  # not searcher: it is the same
+    assert re.search(rf"1KiB\W+{NO_PLAN}", table)
+    assert re.search(r"1GiB\W+1/1\W+[\d.]+\W+[\d.]+", table)
 
 
 def test_a_sweep_without_figures_has_a_table_too(here, capsys):
@@ -393,15 +415,14 @@ def test_nothing_is_written_but_to_out(here, capsys, launcher):
 def test_a_run_goes_on_with_the_same_models_only(here, capsys):
     done(capsys, *_search(here, "searcher=random", "out=x"))
     save_bundle(here / "models", random_models(seed=7), Card())
-    _failed(capsys, *_search(here, "searcher=random", "out=x"))
+    _failed(capsys, "out-begun-otherwise", *_search(here, "searcher=random", "out=x"), names=["models"])
 
 
 def test_places_that_cannot_be_are_refused_before_the_search(here, capsys, monkeypatch):
     monkeypatch.setattr("neuroshard.stages.search.runs.search.Searched", None)
     (here / "file").write_text("")
-    for command in (_search(here, f"out={here}/file"), _search(here, f"out={here}/file/inside")):
-        _failed(capsys, *command)
-        assert list(Path().iterdir()) == []
+    for out in (f"out={here}/file", f"out={here}/file/inside"):
+        _refused(capsys, "out-under-file", *_search(here, out), where=out, names=[here / "file"])
 
 
 def test_paths_are_paths_and_nothing_else(here, capsys):
@@ -419,8 +440,7 @@ def test_sizes_are_written_as_people_do(here, capsys):
 def test_hardware_that_is_not_here_leaves_nothing_behind(here, capsys, monkeypatch):
     none = Fingerprint("cuda", "none", 0, 1)
     monkeypatch.setattr("neuroshard.hardware.hardware.fingerprint", lambda kind: none)
-    _failed(capsys, "collect", "hardware=cuda", "out=x")
-    assert list(Path().iterdir()) == []
+    _refused(capsys, "hardware-no-gpu", "collect", "hardware=cuda", "out=x", where="hardware=cuda")
 
 
 def test_a_full_disk_under_weights_is_one_line(here, capsys, monkeypatch):
@@ -432,6 +452,5 @@ def test_a_full_disk_under_weights_is_one_line(here, capsys, monkeypatch):
         return write(path, content)
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    _, err = _failed(capsys, *_train(here, "learner.rounds=1", "out=trained"))
-    assert "policy.safetensors" in err.splitlines()[-1]
-    assert "No space left on device" in err.splitlines()[-1]
+    names = ["No space left on device", "policy.safetensors"]
+    _failed(capsys, "system-refused", *_train(here, "learner.rounds=1", "out=trained"), names=names)

@@ -1,42 +1,45 @@
 """Whatever goes wrong becomes one line; only defects leave a traceback, in a file."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from neuroshard.app import cli, entry
-from neuroshard.app.failures import EXIT_BUG, EXIT_USER_ERROR, exit_code, one_line
+from neuroshard.app.failures import EXIT_BUG, EXIT_USER_ERROR, exit_code, report_of
 from neuroshard.plumbing.errors import UserError
+from tests.kit.messages import check, reported
 
 SMALL = ["tables.num_tables=5", "topology.num_devices=2"]
 
 
-def test_a_users_mistake_is_its_own_text():
-    assert one_line(UserError("rows-zero", "rows\nis 0")) == "rows is 0"
-    assert exit_code(UserError("rows-zero", "x")) == EXIT_USER_ERROR
+def test_a_users_mistake_is_its_own_message():
+    error = UserError("rows-wrong", "rows is 0", where="tables.csv, line 2", limit="the minimum is 1")
+    assert report_of(error) is error.message
+    assert exit_code(error) == EXIT_USER_ERROR
 
 
 def test_disks_and_memory_are_the_users_to_mend():
-    assert "finished work is kept" in one_line(OSError(28, "No space left on device"))
-    assert "out of memory" in one_line(MemoryError())
+    check(report_of(OSError(28, "disk is full", "plan.json")), "system-refused", names=["disk is full", "plan.json"])
+    check(report_of(MemoryError()), "memory-exhausted")
     assert exit_code(OSError()) == exit_code(MemoryError()) == EXIT_USER_ERROR
 
 
-def test_a_defect_keeps_its_traceback():
+def test_a_defect_keeps_its_traceback(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     try:
         _ = list[int]()[1]
     except IndexError as error:
-        text = one_line(error)
+        message = report_of(error)
         assert exit_code(error) == EXIT_BUG
-    assert text.startswith("IndexError: list index out of range; this is a defect")
-    log = Path(re.search(r"traceback in (\S+)", text)[1])
+    (log,) = tmp_path.iterdir()
+    check(message, "neuroshard-defect", names=["IndexError: list index out of range"])
+    assert str(log) in message.remedy
     assert "test_a_defect_keeps_its_traceback" in log.read_text()
-    log.unlink()
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("x"), RecursionError("deep")])
@@ -45,9 +48,10 @@ def test_a_command_that_breaks_ends_with_one_line(monkeypatch, capsys, error):
         raise error
 
     monkeypatch.setattr(cli, "_dispatch", broken)
-    with pytest.raises(SystemExit) as stop:
+    with pytest.raises(SystemExit) as stop, reported() as messages:
         cli.main(["search"])
     assert stop.value.code == EXIT_BUG
+    assert [message.code for message in messages] == ["neuroshard-defect"]
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -58,7 +62,8 @@ def test_an_interrupt_while_importing_is_one_line():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == entry.INTERRUPTED
-    assert done.stderr == "neuroshard: interrupted before any work was done\n"
+    assert done.stderr.count("\n") == 1
+    assert "KeyboardInterrupt" not in done.stderr
 
 
 def test_a_terminal_that_is_not_utf8_shows_what_it_can():

@@ -4,7 +4,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from neuroshard.app.failures import failure_of
+from neuroshard.app.failures import FAILED, NO_PLAN, failure_of
 from neuroshard.app.sweep import Job, compared, jobs_in, sweep_folder
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.records.run_directory import JobFigures
@@ -25,13 +25,13 @@ def test_costs_are_means_over_the_tasks_that_all_solved():
     first = _job(0, "searcher=a", "seed=1", costs=[1.0, 2.0, 90.0])
     second = _job(1, "searcher=b", "seed=1", costs=[3.0, 5.0, None])
     none = _job(2, "searcher=c", "seed=1", costs=[None, None, None])
-    failed = _job(3, "searcher=[d]", "seed=1", failure="failed")
+    failed = _job(3, "searcher=[d]", "seed=1", failure=FAILED)
     assert _shown(first, second, none, failed) == [
         ["searcher", "solved", "predicted ms", "search s"],
         ["a", "3/3", "1.50", "0.500"],
         ["b", "2/3", "4.00", "0.500"],
         ["c", "0/3", "-", "0.500"],
-        ["[d]", "failed", "-", "-"],
+        ["[d]", FAILED, "-", "-"],
     ]
 
 
@@ -56,15 +56,15 @@ def test_a_sweep_of_one_job_has_a_table_with_its_settings():
 
 
 def test_jobs_are_kept_in_the_sweeps_folder_in_order():
-    full = InfeasibleError("full", "devices are full")
-    jobs = [_job(10, "a=x=y", costs=[1.5, None]), _job(2, failure=failure_of(full))]
+    infeasible = failure_of(InfeasibleError("memory-full", "full"))
+    jobs = [_job(10, "a=x=y", costs=[1.5, None]), _job(2, failure=infeasible)]
     with sweep_folder(["-m", "searcher=a,b"]) as folder:
         for job in jobs:
             job.keep(folder)
         assert jobs_in(folder) == jobs[::-1]
     assert jobs[0].setting("a") == "x=y"
-    assert jobs[1].failure == "no plan"
-    assert failure_of(UserError("wrong", "x is wrong")) == "failed"
+    assert jobs[1].failure == NO_PLAN
+    assert failure_of(UserError("rows-wrong", "rows is 0")) == FAILED
     assert not folder.exists()
 
 

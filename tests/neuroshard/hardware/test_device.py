@@ -29,5 +29,5 @@ def test_a_device_is_busy_before_the_clock_starts_and_done_when_it_is_read():
 
 
 def test_more_to_flush_the_cache_with_than_there_is_memory_is_one_line():
-    with refused("flush-bytes-too-large"):
+    with refused("flush-bytes-too-large", names=["flush_bytes=4096", "1 KiB"]):
         CpuDevice(pin=False).set_aside(4096, 1024)

@@ -63,5 +63,5 @@ def test_plans_of_other_tables_or_that_do_not_fit_together_are_refused():
     with refused("steps-plans-differ"):
         check_steps([one, other], hardware)
     too_many = hardware.fingerprint.memory_bytes // sum(one.device_bytes) + 1
-    with refused("steps-memory-too-small"):
+    with refused("steps-memory-too-small", names=[f"{min(too_many, 10**6):,} plans", "GiB"]):
         check_steps([one] * min(too_many, 10**6), hardware)

@@ -13,8 +13,9 @@ import pytest
 from neuroshard.hardware.runs import Outcome
 from neuroshard.hardware.workers import WorkerGroup
 from neuroshard.plumbing.errors import UserError, user_error_in
+from neuroshard.plumbing.messages import Message
 from neuroshard.records.samples import Repeats
-from tests.kit.messages import refused
+from tests.kit.messages import check, refused
 from tests.kit.processes import PATIENCE_S
 
 
@@ -43,7 +44,7 @@ def _make(rank, count, port):
 
 
 def _refuse(reason, rank, count, port):
-    raise UserError(reason)
+    raise UserError("hardware-no-gpu", reason)
 
 
 def _fail(reason, rank, count, port):
@@ -79,8 +80,8 @@ def test_a_dead_worker_costs_one_sample():
     with WorkerGroup(_make, 2, PATIENCE_S, said.append) as group:
         assert _values(group.measure([1, "die", 3], [0, 0, 0])) == [2.0, "worker 1 died (signal SIGKILL)", 6.0]
         assert _values(group.measure([5], [0])) == [10.0]
-    assert len(said) == 1
-    assert "worker 1 died" in said[0]
+    [warning] = said
+    check(warning, "worker-stopped", names=["worker 1"])
 
 
 @pytest.mark.parametrize("fatal", [(1,), (1, 2), (0,)])
@@ -89,13 +90,15 @@ def test_dying_while_it_starts_costs_nothing_more(tmp_path, fatal):
     make = _Flaky(tmp_path / "starts", fatal)
     with WorkerGroup(make, 2, PATIENCE_S, said.append) as group:
         assert _values(group.measure([1, "die", 3], [0, 0, 0])) == [2.0, "worker 1 died (signal SIGKILL)", 6.0]
-    assert sum("while it started; starting again" in line for line in said) == len(fatal)
+    for warning in said:
+        check(warning, warning.code, names=["worker 1" if warning.code == "worker-stopped" else "worker 0", "SIGKILL"])
+    assert sorted(warning.code for warning in said) == ["worker-not-started"] * len(fatal) + ["worker-stopped"]
 
 
 def test_starts_that_keep_failing_end_the_run(tmp_path):
     make = _Flaky(tmp_path / "starts", (1, 2, 3, 4))
     with WorkerGroup(make, 2, PATIENCE_S, print) as group:
-        with refused("workers-not-started"):
+        with refused("workers-not-started", names=["worker 0 died (signal SIGKILL)"]):
             group.measure([1, "die", 3], [0, 0, 0])
         assert group.pids == []
     assert make.starts.read_text() == "...."
@@ -124,11 +127,18 @@ def test_a_defect_that_keeps_workers_from_starting_is_no_mistake_of_the_user(err
     assert "in __call__" in "".join(format_exception(raised.value))
 
 
-@pytest.mark.parametrize("error", [OSError(98, "Address in use"), MemoryError(), ImportError("x", name="fbgemm_gpu")])
-def test_what_keeps_workers_from_starting_may_be_the_users_to_mend(error):
+@pytest.mark.parametrize(
+    ("error", "code", "names"),
+    [
+        (OSError(98, "Address in use"), "workers-not-started", ["OSError", "Address in use"]),
+        (MemoryError(), "workers-not-started", ["MemoryError"]),
+        (ImportError("x", name="fbgemm_gpu"), "worker-package-missing", ["ImportError: x"]),
+    ],
+)
+def test_what_keeps_workers_from_starting_may_be_the_users_to_mend(error, code, names):
     with (
         WorkerGroup(_CannotBeMade(error), 1, PATIENCE_S, lambda _: None) as group,
-        pytest.raises(UserError, match="can't be started"),
+        refused(code, names=names),
     ):
         group.measure([1], [0])
 
@@ -151,20 +161,27 @@ def test_a_silent_worker_is_given_up(tmp_path):
     hangs = tmp_path / "hangs"
     with WorkerGroup(_make, 1, 2, lambda line: hangs.unlink(), clock=_Clock(hangs)) as group:
         outcomes = group.measure([1, hangs, 3], [0, 0, 0])
-    assert _values(outcomes) == [2.0, "timed out: a worker said nothing for 2 s", 6.0]
+    first, silent, last = _values(outcomes)
+    assert (first, last) == (2.0, 6.0)
+    assert silent.endswith(" 2 s")
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (partial(_refuse, "no such device"), "no such device"),
-        (partial(_fail, "no such port"), "OSError: no such port"),
-        (_crash, "died .exit code 7"),
-    ],
+    ("make", "reason"),
+    [(partial(_fail, "no such port"), "OSError: no such port"), (_crash, "died (exit code 7)")],
 )
-def test_workers_that_cannot_start_are_the_users_to_know(make, message):
-    with WorkerGroup(make, 2, PATIENCE_S, print) as group, pytest.raises(UserError, match=message):
+def test_workers_that_cannot_start_are_the_users_to_know(make, reason):
+    with WorkerGroup(make, 2, PATIENCE_S, print) as group, refused("workers-not-started", names=[reason]):
         group.measure([1], [0])
+
+
+def test_what_a_worker_refuses_keeps_its_parts():
+    with (
+        WorkerGroup(partial(_refuse, "no such device"), 2, PATIENCE_S, print) as group,
+        pytest.raises(UserError) as raised,
+    ):
+        group.measure([1], [0])
+    assert raised.value.message == Message("hardware-no-gpu", "no such device", "starting the worker processes")
 
 
 def test_closing_leaves_no_process():

@@ -12,7 +12,7 @@ from shutil import copytree
 import numpy as np
 import pytest
 
-from neuroshard import CostModels, Simulator, Task, Tier, TierAssignment, Topology, UserError
+from neuroshard import CostModels, Simulator, Task, Tier, TierAssignment, Topology
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.models import Card, load_bundle, save_bundle
 from neuroshard.models import bundle as bundles
@@ -93,20 +93,20 @@ def _make_a_pipe(file):
 
 
 @pytest.mark.parametrize(
-    ("name", "damage", "said"),
+    ("name", "damage", "code"),
     [
-        ("bundle.json", Path.unlink, "bundle.json"),
-        ("weights-*", Path.unlink, "weights"),
-        ("bundle.json", _truncate, None),
-        ("weights-*", _truncate, None),
-        ("weights-*", _written(lambda content: content[:-1] + bytes([content[-1] ^ 1])), "was changed or damaged"),
-        ("weights-*", _make_a_pipe, "lacks"),
+        ("bundle.json", Path.unlink, "file-missing"),
+        ("weights-*", Path.unlink, "bundle-weights-missing"),
+        ("bundle.json", _truncate, "json-unreadable"),
+        ("weights-*", _truncate, "bundle-weights-damaged"),
+        ("weights-*", _written(lambda content: content[:-1] + bytes([content[-1] ^ 1])), "bundle-weights-damaged"),
+        ("weights-*", _make_a_pipe, "bundle-weights-missing"),
     ],
 )
-def test_missing_or_damaged_files_are_refused(bundle, name, damage, said):
+def test_missing_or_damaged_files_are_refused(bundle, name, damage, code):
     (file,) = bundle.glob(name)
     damage(file)
-    with pytest.raises(UserError, match=said):
+    with refused(code, names=[bundle, file.name]):
         CostModels.load(bundle)
 
 
@@ -151,16 +151,27 @@ def test_other_files_in_the_directory_are_left_alone(bundle):
     assert (bundle / "notes.txt").read_text() == (bundle / "weights-mine.safetensors").read_text() == "mine"
 
 
-@pytest.mark.parametrize("content", ['{"format": "other"}', "[]", "no json", '{"format": "neuroshard-bundle-3"}'])
-def test_a_directory_that_holds_something_else_is_refused_beforehand(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "code", "names"),
+    [
+        ('{"format": "other"}', "bundle-format-unknown", ["'neuroshard-bundle-4'"]),
+        ("[]", "bundle-format-unknown", ["'neuroshard-bundle-4'"]),
+        ("no json", "json-unreadable", []),
+        ('{"format": "neuroshard-bundle-3"}', "bundle-format-of-other-version",
+         ["neuroshard-bundle-3", "neuroshard-bundle-4"]),
+    ],
+)  # fmt: skip
+def test_a_directory_that_holds_something_else_is_refused_beforehand(tmp_path, content, code, names):
     check_place(tmp_path)
     check_place(tmp_path / "new")
     (tmp_path / "bundle.json").write_text(content)
-    with pytest.raises(UserError, match="left as it is"):
+    with refused(code, names=[tmp_path, *names]) as caught:
         check_place(tmp_path)
-    with refused("bundle-place-is-file"):
+    assert "out=DIRECTORY" in caught.value.message.remedy
+    assert str(tmp_path / "bundle.json") in caught.value.message.remedy
+    with refused("bundle-place-is-file", names=[tmp_path / "bundle.json"]):
         check_place(tmp_path / "bundle.json")
-    with refused("out-unwritable"):
+    with refused("out-unwritable", where="out=/proc/bundle", names=["/proc"]):
         check_place(Path("/proc/bundle"))
 
 
@@ -188,45 +199,60 @@ def _a_member_less(described, _):
     described["models"]["compute"]["settings"]["members"].pop()
 
 
-APART = {
-    "other columns": (random_models(), _settings("compute", columns=["dim", "rows"]), "other features"),
+MALFORMED, LIMITS = "bundle-model-malformed", "value-outside-limits"
+APART = {  # models, a change of their bundle, and the code, place and values of the refusal
+    "other columns": (
+        random_models(),
+        _settings("compute", columns=["dim", "rows"]),
+        ("features-of-other-version", ", compute model", ["(dim, rows)", "'log'"]),
+    ),
     "an unknown feature set": (
         random_models(),
         _settings("compute", columns=["dim"], features="logg"),
-        "did you mean 'log'",
+        ("unknown-name", ", compute model", ["'logg'"]),
     ),
-    "other devices forward": (random_models(), _forward_of_eight, "different numbers of devices"),
-    "a tensor more": (newer_models(), _more, "tensor 'more' belongs to nothing"),
-    "a tensor more, paper": (random_models(), _more, "tensor 'more' belongs to nothing"),
+    "other devices forward": (random_models(), _forward_of_eight, ("bundle-directions-differ", "", [8, 4])),
+    "a tensor more": (newer_models(), _more, (MALFORMED, "", ["compute model", "'more'"])),
+    "a tensor more, paper": (random_models(), _more, (MALFORMED, "", ["compute model", "'more'"])),
     "a tensor more, linear": (
         replace(newer_models(), compute=random_regression()),
         _more,
-        "tensor 'more' belongs to nothing",
+        (MALFORMED, "", ["compute model", "'more'"]),
     ),
-    "a member less": (newer_models(), _a_member_less, "belongs to nothing"),
+    "a member less": (newer_models(), _a_member_less, (MALFORMED, "", ["compute model", "'1.head.bias'"])),
 }
 WIDTHS = ("models", "compute", "settings", "members", 1, "kernel_widths")
+FORWARD, BACKWARD = ", forward model: settings", ", backward model: settings"
+NO_WIDTHS = (MALFORMED, "", ["compute model", "widths"])
 SAID = {
     "an older version": (
         ("format",),
         "neuroshard-bundle-3",
-        "neuroshard-bundle-3, of another version.*neuroshard pretrain",
+        ("bundle-format-of-other-version", None, ["neuroshard-bundle-3", "neuroshard pretrain"]),
     ),
-    "an unknown kind": (("models", "forward", "kind"), "sortd", "did you mean 'sorted'"),
-    "a range with least above most": (("ranges", "rows", "least"), 1e6, "least=1e\\+06 is above most"),
-    "a negative margin": (("margins", "compute", "factor"), -1.0, "factor=-1.0 must be"),
-    "no scale": (("models", "forward", "settings", "scale_ms"), 0.0, "scale_ms=0.0 must be"),
-    "a negative scale": (("models", "backward", "settings", "scale_ms"), -2.5, "scale_ms=-2.5 must be"),
-    "text for a number": (("models", "forward", "settings", "scale_ms"), "1", "scale_ms='1' must be a number"),
-    "truth for a number": (("margins", "forward", "factor"), True, "must be a number"),
-    "an error of text": (("card", "metrics", "compute", "test", "mape"), "small", "mape='small' must be a number"),
-    "widths that don't rise": (WIDTHS, [16, 64, 32], "a share from 0 to 1 for each of some rising widths"),
-    "a width twice": (WIDTHS, [16, 16, 32], "rising widths"),
-    "a width without a share": (WIDTHS, [16, 32, 64, 128], "rising widths"),
-    "a width that no table has": (WIDTHS, [6, 16, 32], "kernel_widths"),
-    "an unknown model": (("card", "metrics"), {"sideways": {}}, "unknown field 'sideways'"),
-    "half a machine": (("card", "hardware"), {"kind": "cpu"}, "'device' is missing"),
-    "an unknown field": (("card", "author"), "me", "unknown field 'author'"),
+    "an unknown kind": (("models", "forward", "kind"), "sortd", ("unknown-name", ", forward model", ["'sortd'"])),
+    "a range with least above most": (
+        ("ranges", "rows", "least"),
+        1e6,
+        ("range-least-above-most", ", ranges.rows: training range of rows", ["1e+06", 1675]),
+    ),
+    "a negative margin": (("margins", "compute", "factor"), -1.0, (LIMITS, "", ["margins.compute.factor", -1.0])),
+    "no scale": (("models", "forward", "settings", "scale_ms"), 0.0, (LIMITS, FORWARD, ["scale_ms", 0.0])),
+    "a negative scale": (("models", "backward", "settings", "scale_ms"), -2.5, (LIMITS, BACKWARD, ["scale_ms", -2.5])),
+    "text for a number": (("models", "forward", "settings", "scale_ms"), "1", (LIMITS, FORWARD, ["scale_ms", "'1'"])),
+    "truth for a number": (("margins", "forward", "factor"), True, (LIMITS, "", ["margins.forward.factor", True])),
+    "an error of text": (
+        ("card", "metrics", "compute", "test", "mape"),
+        "small",
+        (LIMITS, "", ["card.metrics.compute.test.mape", "'small'"]),
+    ),
+    "widths that don't rise": (WIDTHS, [16, 64, 32], NO_WIDTHS),
+    "a width twice": (WIDTHS, [16, 16, 32], NO_WIDTHS),
+    "a width without a share": (WIDTHS, [16, 32, 64, 128], NO_WIDTHS),
+    "a width that no table has": (WIDTHS, [6, 16, 32], (LIMITS, ", compute model: settings", ["kernel_widths[0]", 6])),
+    "an unknown model": (("card", "metrics"), {"sideways": {}}, ("unknown-name", "", ["'sideways'"])),
+    "half a machine": (("card", "hardware"), {"kind": "cpu"}, ("field-missing", ": card.hardware", ["'device'"])),
+    "an unknown field": (("card", "author"), "me", ("unknown-name", "", ["'author'"])),
 }
 
 
@@ -272,7 +298,8 @@ def test_tensors_that_no_sound_bundle_holds_are_refused(newer, tmp_path, how, pa
     if (how, part) in SOUND:
         CostModels.load(bundle)
         return
-    with pytest.raises(UserError):
+    model = part.partition(".")[0]
+    with refused("bundle-model-malformed", where=f"model bundle {bundle}", names=[f"{model} model"]):
         CostModels.load(bundle)
 
 
@@ -289,41 +316,44 @@ def _of_curves(**changed):
     return change
 
 
-NO_TIMES = "isn't positive times of a collective, one for each size"
-NO_CURVES = "curves need rising sizes, and times of every collective"
+def _no_times(curve):
+    return MALFORMED, "", ["forward model", f"'{curve}'"]
+
+
+NO_CURVES = (MALFORMED, "", ["forward model", "sizes"])
 BAD_EXCHANGES = {
-    "negative times": (_of_curves(alltoall__8=lambda ms: -ms), NO_TIMES),
-    "no time at all": (_of_curves(alltoall__8=lambda ms: 0 * ms), NO_TIMES),
-    "endless times": (_of_curves(alltoall__8=lambda ms: 1e300 * ms), NO_TIMES),
-    "a time too few": (_of_curves(all_gather__2=lambda ms: ms[1:].copy()), NO_TIMES),
+    "negative times": (_of_curves(alltoall__8=lambda ms: -ms), _no_times("alltoall.8")),
+    "no time at all": (_of_curves(alltoall__8=lambda ms: 0 * ms), _no_times("alltoall.8")),
+    "endless times": (_of_curves(alltoall__8=lambda ms: 1e300 * ms), _no_times("alltoall.8")),
+    "a time too few": (_of_curves(all_gather__2=lambda ms: ms[1:].copy()), _no_times("all_gather.2")),
     "falling sizes": (_of_curves(sizes=lambda sizes: sizes[::-1].copy()), NO_CURVES),
     "a size twice": (_of_curves(sizes=lambda sizes: np.maximum(sizes, sizes[1])), NO_CURVES),
     "sizes below a byte": (_of_curves(sizes=lambda sizes: sizes * 1e-300), NO_CURVES),
-    "no sizes": (_of_curves(sizes=None), NO_TIMES),
+    "no sizes": (_of_curves(sizes=None), (MALFORMED, "", ["forward model", "curve '"])),
     "a missing collective": (_of_curves(all_reduce__2=None, all_reduce__8=None), NO_CURVES),
-    "an unknown collective": (_of_curves(broadcast__2=lambda _: np.ones(21)), NO_TIMES),
-    "one device": (_of_curves(alltoall__1=lambda _: np.ones(21)), NO_TIMES),
-    "no devices": (_of_curves(alltoall__0=lambda _: np.ones(21)), NO_TIMES),
-    "no count of devices": (_of_curves(alltoall__many=lambda _: np.ones(21)), NO_TIMES),
-    "more devices than there are": (_of_curves(alltoall__99999=lambda _: np.ones(21)), NO_TIMES),
-    "a network backward": (_settings("forward", network_gb_per_s=-50.0), "network_gb_per_s=-50.0 must be"),
-    "no network": (_settings("forward", network_gb_per_s=0.0), "network_gb_per_s=0.0 must be"),
-    "hosts without devices": (_settings("forward", devices_per_host=0), "devices_per_host=0 must be"),
-    "no rounds": (_settings("forward", rounds=-1), "rounds=-1 must be"),
-    "no speed": (_settings("forward", speed=0.0), "speed=0.0 must be"),
+    "an unknown collective": (_of_curves(broadcast__2=lambda _: np.ones(21)), _no_times("broadcast.2")),
+    "one device": (_of_curves(alltoall__1=lambda _: np.ones(21)), _no_times("alltoall.1")),
+    "no devices": (_of_curves(alltoall__0=lambda _: np.ones(21)), _no_times("alltoall.0")),
+    "no count of devices": (_of_curves(alltoall__many=lambda _: np.ones(21)), _no_times("alltoall.many")),
+    "more devices than there are": (_of_curves(alltoall__99999=lambda _: np.ones(21)), _no_times("alltoall.99999")),
+    "a network backward": (_settings("forward", network_gb_per_s=-50.0), (LIMITS, FORWARD, ["network_gb_per_s", -50])),
+    "no network": (_settings("forward", network_gb_per_s=0.0), (LIMITS, FORWARD, ["network_gb_per_s", 0.0])),
+    "hosts without devices": (_settings("forward", devices_per_host=0), (LIMITS, FORWARD, ["devices_per_host", 0])),
+    "no rounds": (_settings("forward", rounds=-1), (LIMITS, FORWARD, ["rounds", -1])),
+    "no speed": (_settings("forward", speed=0.0), (LIMITS, FORWARD, ["speed", 0.0])),
 }
-REFUSED = APART | {name: (newer_models(), _set(path, value), said) for name, (path, value, said) in SAID.items()}
+REFUSED = APART | {name: (newer_models(), _set(path, value), facts) for name, (path, value, facts) in SAID.items()}
 REFUSED |= {name: (OF_A_SHEET, *case) for name, case in BAD_EXCHANGES.items()}
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_no_sound_bundle_holds_is_named_in_a_line(tmp_path, what):
-    saved, change, said = REFUSED[what]
+    saved, change, (code, place, names) = REFUSED[what]
     save_bundle(tmp_path, saved, CARD)
     _change(tmp_path, change)
-    with pytest.raises(UserError, match=said) as refused:
+    where = None if place is None else f"model bundle {tmp_path}{place}"
+    with refused(code, where=where, names=[tmp_path, *names]):
         CostModels.load(tmp_path)
-    assert "\n" not in str(refused.value)
 
 
 def test_a_reader_gets_one_bundle_while_another_replaces_it(bundle, monkeypatch):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from neuroshard import CostModels, Plan, Simulator, UserError
+from neuroshard import CostModels, Plan, Simulator
 from neuroshard.models import Card, save_bundle
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.runs.evaluate import Evaluate
@@ -31,18 +31,17 @@ STEPS = {"framework": "torchrec"}
 @pytest.mark.parametrize(
     ("words", "settings"),
     [
-        (("h100", "torchrec"), "'h100', and framework=torchrec"),
-        (("h100", "torchrec", "dense8ms"), "'h100', and framework=torchrec, dense_ms=8"),
-        (("cpu", "fp16/bf16", "torchrec"), "'cpu', and exchange_dtype=fp16/bf16, framework=torchrec"),
-        (("roofline:h100", "adam", "dense2.5ms"), "'roofline:h100', and optimizer=adam, dense_ms=2.5"),
-        (("models/mine", "rowwise_adagrad"), "'models/mine', and optimizer=rowwise_adagrad"),
+        (("h100", "torchrec"), ["'h100'", "framework=torchrec"]),
+        (("h100", "torchrec", "dense8ms"), ["'h100'", "framework=torchrec, dense_ms=8"]),
+        (("cpu", "fp16/bf16", "torchrec"), ["'cpu'", "exchange_dtype=fp16/bf16, framework=torchrec"]),
+        (("roofline:h100", "adam", "dense2.5ms"), ["'roofline:h100'", "optimizer=adam, dense_ms=2.5"]),
+        (("models/mine", "rowwise_adagrad"), ["'models/mine'", "optimizer=rowwise_adagrad"]),
     ],
 )
 def test_settings_behind_a_name_are_refused_with_the_settings_that_they_were(words, settings):
-    with pytest.raises(UserError) as raised:
+    with refused("model-name-with-settings", names=["+".join(words)]) as raised:
         CostModels.load("+".join(words))
-    assert settings in str(raised.value)
-    assert "\n" not in str(raised.value)
+    assert [one for one in settings if one not in raised.value.message.remedy] == []
 
 
 @pytest.mark.parametrize("name", ["+".join(words) for words in (("a", "torchrec"), "ab", ("c", "fp16/d"))])
@@ -52,7 +51,7 @@ def test_a_plus_in_a_directory_means_nothing(tmp_path, name):
 
 
 def test_other_words_behind_a_plus_are_part_of_an_unknown_name():
-    with refused("unknown-name"):
+    with refused("unknown-name", names=["'cpu+moon'", "roofline:h100"]):
         CostModels.load("cpu+moon")
 
 
@@ -124,7 +123,7 @@ def test_models_that_do_not_know_the_overhead_are_an_error_only_if_it_is_asked_f
     save_bundle(tmp_path / "models", random_form_models(), Card())
     search = Search(str(tmp_path / "models"), (TASK,), Greedy("dim"), "dim", **settings)
     assert not search.models.of_whole_steps
-    with refused("models-lack-framework"):
+    with refused("models-lack-framework", names=["framework=torchrec"]):
         assert replace(search, framework="torchrec").models
 
 
@@ -133,7 +132,7 @@ def test_a_search_warns_of_an_overhead_that_its_models_do_not_know(tmp_path, tar
     save_bundle(tmp_path / "models", random_form_models(), Card())
     search = Search(str(tmp_path / "models"), (TASK,), Greedy("dim"), "dim", str(tmp_path / "run"), target=target)
     (record,) = search.run().saved.records
-    assert ("the overhead of TorchRec isn't known" in (record.warnings or "")) is warned
+    assert ("TorchRec" in (record.warnings or "")) is warned
 
 
 def test_a_run_holds_the_models_and_their_settings(tmp_path):
@@ -163,7 +162,7 @@ def test_plans_in_steps_are_predicted_with_the_overhead(tmp_path, measure, count
 @pytest.mark.parametrize("given", [STEPS, {"dense_ms": 8}, {"exchange_dtype": "fp16"}, {"optimizer": "adam"}])
 def test_evaluate_takes_settings_of_a_model_that_is_given(tmp_path, given):
     whole(TASK).save(tmp_path / "plan.json")
-    with refused("model-settings-without-model"):
+    with refused("model-settings-without-model", names=[f"{next(iter(given))}=", "model=cpu"]):
         Evaluate(str(tmp_path / "plan.json"), None, MadeUpHardware(), **given).run()
 
 

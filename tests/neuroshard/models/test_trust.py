@@ -8,20 +8,19 @@ import pytest
 from neuroshard.models.trust import Margin, Range, Ranges
 from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.testing import toy_task
+from tests.kit.messages import check
 from tests.kit.plans import whole
 
 
 def test_quantities_outside_the_training_range_are_named():
     assert Range("rows", 10, 100).warning([9.6, 50, 104]) is None
     assert Range("rows", 10, 100).joined(Range("rows", 5, 50)) == Range("rows", 5, 100)
-    warning = Range("rows", 10, 100).warning([5, 50, 400, 120])
-    assert warning == "rows: 3 of 4 outside the training range, 10 to 100; the farthest is 400"
-    assert Range("batch size", 256, 8192).warning([65536]) == (
-        "batch size: 65,536 is outside the training range, 256 to 8,192"
-    )
-    assert Range("rows", 14, 3402352).warning([4e7, 5]) == (
-        "rows: 2 of 2 outside the training range, 14 to 3.4 million; the farthest is 40 million"
-    )
+    for known, values, names in (
+        (Range("rows", 10, 100), [5, 50, 400, 120], ["3 of 4 values", "10 to 100", "400)"]),
+        (Range("batch size", 256, 8192), [65536], ["65,536", "256 to 8,192"]),
+        (Range("rows", 14, 3402352), [4e7, 5], ["2 of 2 values", "14 to 3.4 million", "40 million)"]),
+    ):
+        check(known.warning(values), "values-outside-training-range", where=known.name, names=names)
 
 
 def test_tasks_and_plans_are_checked_against_the_samples():
@@ -32,18 +31,18 @@ def test_tasks_and_plans_are_checked_against_the_samples():
     assert ranges.warnings(task) == ()
     assert ranges.device_warnings([3, 3], plan.device_dims) == ()
     everything = sum(plan.device_dims)
-    assert [w.split(":")[0] for w in ranges.device_warnings([6, 0], [everything, 0])] == ["columns on a device"]
-    assert [w.split(":")[0] for w in ranges.device_warnings([7, 3], plan.device_dims)] == ["tables on a device"]
+    assert [one.where for one in ranges.device_warnings([6, 0], [everything, 0])] == ["columns on a device"]
+    assert [one.where for one in ranges.device_warnings([7, 3], plan.device_dims)] == ["tables on a device"]
     other = toy_task(9, num_devices=4, seed=1)
-    names = {warning.split(":")[0] for warning in ranges.warnings(other)}
+    names = {one.where for one in ranges.warnings(other)}
     assert "devices" in names
     assert not names & {"batch size", "bytes per element"}
     halved = replace(task, tables=tuple(replace(table, bytes_per_element=2) for table in task.tables))
-    assert [w.split(":")[0] for w in ranges.warnings(halved)] == ["bytes per element"]
+    assert [one.where for one in ranges.warnings(halved)] == ["bytes per element"]
     shared = replace(task, tables=(replace(task.tables[0], features=3), *task.tables[1:]))
-    assert [w.split(":")[0] for w in ranges.warnings(shared)] == ["features of a table"]
+    assert [one.where for one in ranges.warnings(shared)] == ["features of a table"]
     known = Ranges.of([ComputeSample(shared.tables, task.batch_size)], [CommSample((8,), (0.0,), 1)])
-    assert not [w for w in known.warnings(shared) if "features" in w]
+    assert not [one for one in known.warnings(shared) if "features" in one.where]
     assert known.features == Range("features of a table", 1, 3)
 
 

@@ -1,5 +1,6 @@
 """What people read of a plan: what its cost and its GiB count, how many shards it has, what device memory lacks."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import toy_task
 from neuroshard.words.model_choice import ModelChoice
+from tests.kit.messages import check
 from tests.kit.plans import COPIES, laid_out, whole
 
 TASK = toy_task(6, num_devices=4, seed=4)
@@ -80,11 +82,11 @@ def test_tables_that_device_memory_does_not_hold_are_warned_of():
     simulator = Simulator(CostModels.load("roofline:h100"))
     host = replace(task.topology, host_memory_bytes=1 << 30)
     fallen = rehomed(whole(replace(task, topology=host)), replace(task, topology=host), homes)
-    (warning,) = (one for one in simulator.warnings(fallen) if one.startswith("host memory"))
-    assert "2 of 3 tables" in warning
-    assert all(f"1 {word}" in warning for word in ("behind a cache", "in host memory"))
+    (warning,) = (one for one in simulator.warnings(fallen) if one.code == "plan-tables-in-host-memory")
+    check(warning, "plan-tables-in-host-memory", where="host memory", names=["'toy0'"])
+    assert re.findall(r"\b\d+\b", warning.what) == ["2", "3", "1", "1"]  # 2 of 3 tables: 1 in each of the tiers
     asked = fallen.task.constraints
-    assert not any(one.startswith("host memory") for one in simulator.warnings(whole(task)))
+    assert not any(one.code == "plan-tables-in-host-memory" for one in simulator.warnings(whole(task)))
     assert asked == task.constraints
 
 
@@ -95,5 +97,6 @@ def test_tables_that_nobody_reads_are_outside_no_range(pooling_factor):
     odd = replace(TASK.tables[0], rows=10**9, pooling_factor=pooling_factor)
     unread = whole(replace(TASK, tables=(odd, *TASK.tables[1:])))
     read = whole(replace(TASK, tables=(replace(odd, pooling_factor=1.0), *TASK.tables[1:])))
-    assert not any("rows" in one or "pooling" in one for one in simulator.warnings(unread))
-    assert any("rows: " in one for one in simulator.warnings(read))
+    assert not any("rows" in one.where or "pooling" in one.where for one in simulator.warnings(unread))
+    (outside,) = (one for one in simulator.warnings(read) if one.where == "rows")
+    check(outside, "values-outside-training-range")

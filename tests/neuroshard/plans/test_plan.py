@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import neuroshard
-from neuroshard import MemoryUse, Placement, Plan, Prediction, Shard, Task, Topology, UserError
+from neuroshard import MemoryUse, Placement, Plan, Prediction, Shard, Task, Topology
 from neuroshard.layouts import in_rows, layout_of, row_blocks
 from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.schema import readable_bytes
@@ -100,7 +100,7 @@ def test_valid_plans_have_a_sharding_type_and_survive_their_file(task, where, fo
 def test_blocks_are_equal_but_the_last_and_none_is_empty(rows, count):
     size, cut = -(-rows // count), table(rows=rows)
     if (count - 1) * size >= rows:
-        with refused("table-rows-too-few"):
+        with refused("table-rows-too-few", names=["'t'", f"{rows:,}", count, f"{size:,}"]):
             row_blocks(cut, count)
         return
     blocks = row_blocks(cut, count)
@@ -112,40 +112,51 @@ def test_blocks_are_equal_but_the_last_and_none_is_empty(rows, count):
 
 
 @pytest.mark.parametrize(
-    ("task", "placements", "message"),
+    ("task", "placements", "code", "names"),
     [
-        (_task(3), [_part(3)], r"device 3 of table 't' must be in 0\.\.2"),
-        (_task(3), [Placement(Shard(2, 0, 16, 0, 10), 0)], "no table 2 in a task of 1 tables"),
-        (_task(3), [_part(1, 0, 8), _part(1, 8, 8)], "two shards of table 't' on device 1"),
-        (_task(2), [_part(1), _part(1)], "two shards of table 't' on device 1"),
-        (_task(3, names="tu"), [_part(0)], "column 0 of table 'u', row 0, is covered by no shard"),
-        (_task(3), _rows([0, 1], (0, 4), (4, 6)), r"rows over 2 device"),
-        (_task(2), _rows([0, 1], (0, 6), (6, 4)), "device 0 has rows 0 to 5, not 0 to 4; blocks are of ceil"),
-        (_task(2), _rows([1, 0], (0, 5), (5, 5)), "device 0 has rows 5 to 9, not 0 to 4"),
-        (_task(4), _rows([0, 1], (0, 5), (5, 5)),
-         r"rows over 2 device\(s\) \(0, 1\); .* each of the 4 devices"),
-        (_task(4, 2), _rows([1, 2], (0, 5), (5, 5)), "or on each of the 2 of one host"),
-        (_task(4, 2), _rows([0, 2], (0, 5), (5, 5)), "or on each of the 2 of one host"),
-        (_task(6, 3), _rows([0, 1], (0, 5), (5, 5)), "or on each of the 3 of one host"),
-        (_task(4, 2), [*_rows([0, 1], (0, 5), (5, 5), dim=8), _part(2, 8, 8)], "over 1 device"),
-        (_task(4, 4, 6), _rows(range(4), (0, 2), (2, 2), (4, 1), (5, 1)), "in 4 blocks of 2 the last would be empty"),
-        (_task(4), [_part(0), _part(2)],
-         "table 't' is covered twice: 2 devices .* and device 1 does not; put the table on one"),
-        (_task(2), [_part(0), _part(1, 0, 8)], "covered twice"),
-        (_task(3), [_part(0), _part(1), _part(2, 4, 8)], "column 4 .* covered twice: .* device 2"),
+        (_task(3), [_part(3)], "plan-device-outside", ["'t'", 3, 0, 2]),
+        (_task(3), [Placement(Shard(2, 0, 16, 0, 10), 0)], "plan-table-outside", [2]),
+        (_task(3), [_part(1, 0, 8), _part(1, 8, 8)], "plan-shards-on-one-device", ["'t'", "device 1"]),
+        (_task(2), [_part(1), _part(1)], "plan-shards-on-one-device", ["'t'", "device 1"]),
+        (_task(3, names="tu"), [_part(0)], "plan-shards-gap", ["'u'", "row 0", "column 0"]),
+        (_task(2), _rows([0, 1], (0, 6), (6, 4)), "plan-block-rows", ["'t'", "device 0", 5, 4]),
+        (_task(2), _rows([1, 0], (0, 5), (5, 5)), "plan-block-rows", ["'t'", "device 0", 5, 9, 4]),
+        (_task(4, 4, 6), _rows(range(4), (0, 2), (2, 2), (4, 1), (5, 1)), "table-rows-too-few",
+         ["'t'", 6, 4, 2]),
+        (_task(4), [_part(0), _part(2)], "plan-copies-missing", ["'t'", 2, "device 1", 4]),
+        (_task(2), [_part(0), _part(1, 0, 8)], "plan-shards-overlap", ["'t'", "row 0", "column 0"]),
+        (_task(3), [_part(0), _part(1), _part(2, 4, 8)], "plan-copies-and-shard", ["'t'", "column 4", "device 2"]),
         # Both column ranges on the only host: a device would have two shards, but even one range alone is refused.
-        (_task(4, 2), in_rows(_task(4, 2), 0, range(4), (0, 8)), r"covered by no shard"),
+        (_task(4, 2), in_rows(_task(4, 2), 0, range(4), (0, 8)), "plan-shards-gap", ["'t'", "row 0", "column 8"]),
     ],
 )  # fmt: skip
-def test_what_nobody_serves_is_refused(task, placements, message):
-    with pytest.raises(UserError, match=message):
+def test_placements_that_are_not_a_plan_are_refused(task, placements, code, names):
+    with refused(code, names=names):
         Plan(task, tuple(placements))
+
+
+@pytest.mark.parametrize(
+    ("task", "placements", "columns", "devices", "counts"),
+    [
+        (_task(3), _rows([0, 1], (0, 4), (4, 6)), "0 to 15", "(0, 1)", [3]),
+        (_task(4), _rows([0, 1], (0, 5), (5, 5)), "0 to 15", "(0, 1)", [4]),
+        (_task(4, 2), _rows([1, 2], (0, 5), (5, 5)), "0 to 15", "(1, 2)", [4, 2]),
+        (_task(4, 2), _rows([0, 2], (0, 5), (5, 5)), "0 to 15", "(0, 2)", [4, 2]),
+        (_task(6, 3), _rows([0, 1], (0, 5), (5, 5)), "0 to 15", "(0, 1)", [6, 3]),
+        (_task(4, 2), [*_rows([0, 1], (0, 5), (5, 5), dim=8), _part(2, 8, 8)], "8 to 15", "(2)", [4, 2]),
+    ],
+)
+def test_row_wise_shards_are_on_all_devices_of_the_job_or_of_a_host(task, placements, columns, devices, counts):
+    """The remedy has the number of devices of the job, and of a host if the job has several hosts."""
+    with refused("plan-blocks-devices", names=["'t'", columns, devices]) as raised:
+        Plan(task, tuple(placements))
+    assert [int(count) for count in re.findall(r"\d+", raised.value.message.remedy)] == counts
 
 
 def test_sharding_types_have_an_order():
     assert FORMS == (Form.COLUMN_WISE, Form.ROW_WISE, Form.DATA_PARALLEL)
     assert layout_of(table(), [Shard(0, 0, 16, 0, 100)]).form is Form.COLUMN_WISE
-    with refused("unknown-name"):
+    with refused("unknown-name", names=["'row'", "row_wise"]):
         Form("row")
 
 
@@ -179,7 +190,8 @@ def test_a_device_that_is_too_small_is_told_with_all_that_it_needs(memory_bytes)
     plan = laid_out(task, 0)
     needed = plan.device_bytes[0] + memory_bytes - task.shard_memory[0]
     first = plan.violations[0]
-    assert first == f"device 0 needs {readable_bytes(needed)}, it has {readable_bytes(memory_bytes)}"
+    sizes = re.findall(r"device \d|[\d.]+ (?:KiB|bytes)", first)
+    assert sizes == ["device 0", readable_bytes(needed), readable_bytes(memory_bytes)]
 
 
 def _content():
@@ -213,60 +225,70 @@ def _in_halves(content):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "code", "where", "names"),
     [
-        (lambda content: content.pop("format"), "is not of format 'neuroshard-plan-3'"),
-        (lambda content: content.update(format="neuroshard-plan-4"), "but 'neuroshard-plan-4'"),
-        (lambda content: content.update(format=["neuroshard-plan-1"]), "but \\['neuroshard-plan-1'\\]"),
-        (lambda content: content.update(format="neuroshard-plan-1"), "of another version of neuroshard: make it again"),
-        (lambda content: content.pop("prediction"), "field 'prediction' is missing"),
-        (lambda content: content["placements"][0].pop("tier"), "field 'tier' is missing"),
-        (lambda content: content["placements"][0].pop("rows"), "field 'rows' is missing"),
-        (lambda content: content["placements"].pop(), "is covered by no shard"),
-        (lambda content: content["placements"].append(content["placements"][0]), "two shards of table"),
-        (_in_halves, "rows over 2 device"),
-        ({"tier": "disk"}, "unknown tier 'disk'; valid: device, uvm, uvm_caching"),
-        ({"tier": 0}, r"placements\[0\].tier=0 must be text"),
-        ({"row": -1}, r"placements\[0\].row=-1 must be"),
-        ({"dim": 2}, "dim=2 must be a whole number of at least 4"),
-        ({"offset": 0}, "unknown field 'offset'"),
-        ({"row": 1}, "ends with row"),
-        ({"rows": 1}, "row 1, is covered by no shard"),
-        ({"device": 2}, "two shards of table"),
+        (lambda content: content.pop("prediction"), "field-missing", "mine", ["'prediction'"]),
+        (lambda content: content["placements"][0].pop("tier"), "field-missing", "mine: placements[0]", ["'tier'"]),
+        (lambda content: content["placements"][0].pop("rows"), "field-missing", "mine: placements[0]", ["'rows'"]),
+        (lambda content: content["placements"].pop(), "plan-shards-gap", "mine", ["'items'", "row 0", "column 0"]),
+        (lambda content: content["placements"].append(content["placements"][0]), "plan-shards-on-one-device", "mine",
+         ["'users'", "device 0"]),
+        (_in_halves, "plan-blocks-devices", "mine", ["'items'", "(1, 3)"]),
+        ({"tier": "disk"}, "unknown-name", "mine", ["'disk'", "device, uvm, uvm_caching"]),
+        ({"tier": 0}, "value-outside-limits", "mine", ["placements[0].tier", 0]),
+        ({"row": -1}, "value-outside-limits", "mine", ["placements[0].row", -1]),
+        ({"dim": 2}, "value-outside-limits", "mine", ["placements[0].dim", 2, 4]),
+        ({"offset": 0}, "unknown-name", "mine", ["'offset'"]),
+        ({"row": 1}, "plan-shard-rows-outside", "mine", ["'users'", 1000]),
+        ({"rows": 1}, "plan-shards-gap", "mine", ["'users'", "row 1", "column 0"]),
+        ({"device": 2}, "plan-shards-on-one-device", "mine", ["'users'", "device 2"]),
     ],
-)
-def test_what_is_wrong_in_a_file_is_named(change, message):
+)  # fmt: skip
+def test_what_is_wrong_in_a_file_is_named(change, code, where, names):
     """Of the whole, or in its first placement."""
     content = _content()
     content["placements"][0].update(change) if isinstance(change, dict) else change(content)
-    with pytest.raises(UserError, match=message) as caught:
+    with refused(code, where=where, names=names):
         Plan.from_json(content, "mine")
-    assert str(caught.value).startswith("mine")
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("its_format", "ours"),
+    [(None, False), ("neuroshard-plan-4", True), (["neuroshard-plan-1"], False), ("neuroshard-plan-1", True)],
+)
+def test_a_file_of_another_format_is_refused(its_format, ours):
+    """A plan of another version is to be made again, other files are to be replaced by one of the format."""
+    named = ["'neuroshard-plan-3'", "'format'" if its_format is None else repr(its_format)]
+    with refused("file-format-other", where="mine", names=named) as raised:
+        Plan.from_json(_content() | {"format": its_format}, "mine")
+    assert ("'neuroshard-plan-3'" in raised.value.message.remedy) is not ours
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
     [
-        "",
-        "[]",
-        "{}",
-        '{"format": "neuroshard-plan-1", "shards": [1], "task": {}}',
-        '{"format": "neuroshard-plan-3"}',
-        '{"format": "neuroshard-plan-3", "placements": [1], "prediction": null, "task": {}}',
+        ("", "json-unreadable"),
+        ("[]", "file-format-other"),
+        ("{}", "file-format-other"),
+        ('{"format": "neuroshard-plan-1", "shards": [1], "task": {}}', "file-format-other"),
+        ('{"format": "neuroshard-plan-3"}', "field-missing"),
+        ('{"format": "neuroshard-plan-3", "placements": [1], "prediction": null, "task": {}}', "value-outside-limits"),
     ],
 )
-def test_malformed_files_are_one_clear_line(tmp_path, content):
+def test_malformed_files_are_named(tmp_path, content, code):
     path = tmp_path / "plan.json"
     path.write_text(content)
-    with pytest.raises(UserError, match="plan") as caught:
+    with refused(code) as raised:
         Plan.load(path)
-    assert str(path) in str(caught.value)
+    assert str(path) in raised.value.message.where
 
 
 def test_a_directory_is_no_plan(tmp_path):
-    with refused("plan-file-directory"):
+    with refused("plan-file-directory", names=[tmp_path]) as raised:
         Plan.load(tmp_path)
+    assert "task-0000.json" not in raised.value.message.remedy
     (tmp_path / "plans").mkdir()
     (tmp_path / "plans" / "task-0000.json").write_text("{}")
-    with refused("plan-file-directory"):
+    with refused("plan-file-directory", names=[tmp_path]) as raised:
         Plan.load(tmp_path)
+    assert str(tmp_path / "plans" / "task-0000.json") in raised.value.message.remedy

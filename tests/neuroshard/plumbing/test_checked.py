@@ -22,7 +22,7 @@ class _Settings:
 
     def __post_init__(self):
         if sum(self.shares) > 1:
-            raise UserError("shares sum to more than 1")
+            raise UserError("shares-sum", f"the shares sum to {sum(self.shares)}")
 
 
 @checked
@@ -37,22 +37,29 @@ def test_fields_have_the_annotated_types():
     assert hash(settings.shares)
 
 
+NAMED = "_ settings 'a'"
+
+
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    ("fields", "where", "names"),
     [
-        ({"count": True}, "settings 'a': count=True must be a whole number"),
-        ({"count": -1}, "settings 'a': count=-1 must be a whole number of at least 0"),
-        ({"count": 2.0}, "count=2.0 must be a whole number"),
-        ({"count": "2"}, "count='2' must be a whole number"),
-        ({"count": 10**5000}, "count=2"),
-        ({"shares": [0.5, None]}, r"shares\[1\]=None must be a number"),
-        ({"shares": [0.5, 0.6]}, "shares sum to more than 1"),
-        ({"name": 5}, "name=5 must be text"),
+        ({"count": True}, NAMED, ["count", True]),
+        ({"count": -1}, NAMED, ["count", -1, 0]),
+        ({"count": 2.0}, NAMED, ["count", "2.0"]),
+        ({"count": "2"}, NAMED, ["count", "'2'"]),
+        ({"count": 10**5000}, NAMED, ["count", "2^"]),
+        ({"shares": [0.5, None]}, NAMED, ["shares[1]", None]),
+        ({"name": 5}, "", ["name", 5]),
     ],
 )
-def test_wrong_fields_are_one_line(fields, message):
-    with pytest.raises(UserError, match=message):
+def test_wrong_fields_are_one_line(fields, where, names):
+    with refused("value-outside-limits", where=where, names=names):
         _Settings(**{"name": "a"} | fields)
+
+
+def test_a_class_checks_what_its_annotations_cannot_say():
+    with refused("shares-sum", names=[1.1]):
+        _Settings("a", shares=[0.5, 0.6])
 
 
 def test_numpy_numbers_become_pythons():
@@ -60,7 +67,7 @@ def test_numpy_numbers_become_pythons():
     assert type(settings.count) is int
     assert settings.shares == (0.25, 0.5)
     assert _Settings("a", 3, np.array([0.25, 0.5])).shares == (0.25, 0.5)
-    with refused("value-outside-limits"):
+    with refused("value-outside-limits", names=["count"]):
         _Settings("a", np.bool_(True))
 
 
@@ -73,12 +80,12 @@ def test_other_classes_are_left_alone():
 def test_arguments_are_checked():
     assert _area(2, 3) == 6.0
     assert _area(width=2, note="x") == 4.0
-    for given, message in (((0,), "width=0"), ((2, "3"), "height='3' must be a number"), ((2, True), "height=True")):
-        with pytest.raises(UserError, match=message):
+    for given, *names in (((0,), "width", 0), ((2, "3"), "height", "'3'"), ((2, True), "height", True)):
+        with refused("value-outside-limits", names=names):
             _area(*given)
-    with refused("value-outside-limits"):
+    with refused("value-outside-limits", names=["note", 5]):
         _area(2, note=5)
-    with pytest.raises(TypeError, match="depth"):
+    with pytest.raises(TypeError, match="depth"):  # Python's own
         _area(2, depth=5)
     assert _area.__name__ == "_area"
 
@@ -90,13 +97,10 @@ def _limit(size: ByteSize | None = None, least: ByteSize = 0) -> int | None:
 
 def test_sizes_may_be_written_as_people_do():
     assert (_limit("4GiB"), _limit(1e9), _limit(7), _limit(None)) == (4 << 30, 10**9, 7, None)
-    for size, message in (
-        ("4GiBs", "size='4GiBs' must be a size"),
-        (-1, "size=-1"),
-        (True, "size=True"),
-        ([], "size="),
-    ):
-        with pytest.raises(UserError, match=message):
+    for size in (-1, True, []):
+        with refused("value-outside-limits", names=["size", size]):
             _limit(size)
-    with refused("size-unreadable"):
+    with refused("size-unreadable", names=["size", "'4GiBs'"]):
+        _limit("4GiBs")
+    with refused("size-unreadable", names=["least", "'x'"]):
         _limit(least="x")

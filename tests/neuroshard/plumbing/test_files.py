@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from neuroshard.app.failures import one_line
+from neuroshard.app.failures import report_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import (
     MAX_FILE_BYTES,
@@ -23,7 +23,7 @@ from neuroshard.plumbing.files import (
 )
 from neuroshard.plumbing.parquet import read_rows
 from neuroshard.plumbing.plain_yaml import read_yaml
-from tests.kit.messages import refused
+from tests.kit.messages import check, refused
 
 
 @pytest.fixture(params=[read_json, read_rows, read_yaml])
@@ -38,14 +38,15 @@ def test_only_regular_files_of_some_size_are_read(tmp_path, read):
     with big.open("wb") as file:
         file.truncate(MAX_FILE_BYTES + 1)  # takes no room on disk
     (tmp_path / "link").symlink_to("/dev/zero")
-    for path, message in (
-        (pipe, "not a regular file"), (folder, "not a regular file"), (Path("/dev/zero"), "not a regular file"),
-        (tmp_path / "link", "not a regular file"), (big, "at most 1 GiB"), (tmp_path / "none", "no thing at"),
-        (tmp_path / "a\x00b", "can't be read"), (tmp_path / ("x" * 300), "can't be read"),
+    for path, code in (
+        (pipe, "file-irregular"), (folder, "file-irregular"), (Path("/dev/zero"), "file-irregular"),
+        (tmp_path / "link", "file-irregular"), (big, "file-large"), (tmp_path / "none", "file-missing"),
+        (tmp_path / "a\x00b", "file-unreadable"), (tmp_path / ("x" * 300), "file-unreadable"),
     ):  # fmt: skip
-        with pytest.raises(UserError, match=message):
+        names = ["thing", path, *(["1 GiB"] if path is big else [])]
+        with refused(code, names=names):
             read(path)
-        with pytest.raises(UserError, match=message):
+        with refused(code, names=names):
             regular_file(path, "thing")
 
 
@@ -55,10 +56,10 @@ def test_parquet_is_the_file_alone(tmp_path):
     pq.write_table(pa.table({"a": [1, None], "b": [["x"], []]}), path)
     assert read_rows(path, "thing") == [{"a": 1, "b": ["x"]}, {"a": None, "b": []}]
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]), path)
-    with refused("parquet-column-twice"):
+    with refused("parquet-column-twice", names=["'a'", path]):
         read_rows(path, "thing")
     path.write_bytes(path.read_bytes()[:-3])
-    with refused("parquet-damaged"):
+    with refused("parquet-damaged", names=[path]):
         read_rows(path, "thing")
 
 
@@ -68,25 +69,27 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "code", "line", "names"),
     [
-        (BOMB, r"line 2: aliases"),
-        ("a: &a [*a]", "aliases"),
-        ("a: 1\nb: 2\na: 3", "line 3: field 'a' stands there twice"),
-        ("1: 2", "the name of a field, 1, must be text"),
-        ("!!python/object/apply:os.system [ls]", "not readable YAML"),
-        ("a: !!set {b}", "not readable YAML"),
-        ("a: " + "[" * 3000, "nested too deeply"),
-        ('a: "\\ud800"', "not readable YAML"),
-        ("a: " + "9" * 5000, "not readable YAML"),
-        ("a: b: c", "not readable YAML"),
-        ("# " + "x" * (4 << 20), "write it as JSON"),
+        (BOMB, "yaml-alias", 2, []),
+        ("a: &a [*a]", "yaml-alias", 1, []),
+        ("a: 1\nb: 2\na: 3", "yaml-field-twice", 3, ["'a'"]),
+        ("b: 2\n1: 2", "yaml-name-not-text", 2, [1]),
+        ("!!python/object/apply:os.system [ls]", "yaml-unreadable", None, []),
+        ("a: !!set {b}", "yaml-unreadable", None, []),
+        ("a: " + "[" * 3000, "value-nested-deeply", None, []),
+        ('a: "\\ud800"', "yaml-unreadable", None, []),
+        ("a: " + "9" * 5000, "yaml-unreadable", None, []),
+        ("a: b: c", "yaml-unreadable", None, []),
+        ("# " + "x" * (4 << 20), "yaml-large", None, [".json"]),
     ],
 )
-def test_bad_yaml_is_one_line(tmp_path, text, message):
-    (tmp_path / "x.yaml").write_text(text)
-    with pytest.raises(UserError, match=message):
-        read_yaml(tmp_path / "x.yaml", "thing")
+def test_bad_yaml_is_one_line(tmp_path, text, code, line, names):
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    where = None if line is None else f"thing {path}, line {line}"
+    with refused(code, where=where, names=[f"thing {path}", *names]):
+        read_yaml(path, "thing")
 
 
 def test_yaml_is_plain(tmp_path, monkeypatch):
@@ -109,11 +112,11 @@ def test_a_full_disk_names_the_path_and_leaves_what_was_there(tmp_path, monkeypa
         names = (str(where),) if place == "os.open" else ()
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *names)
 
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left") as raised:
+    with monkeypatch.context() as patched, pytest.raises(OSError) as raised:
         patched.setattr(place, full)
         write_atomically(path, b"after")
-    assert raised.value.filename == str(path)
-    assert str(path) in one_line(raised.value)
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(path))
+    check(report_of(raised.value), "system-refused", names=[path])
     assert [one.read_text() for one in tmp_path.iterdir()] == ["before"]
 
 
@@ -122,8 +125,10 @@ def test_a_lock_that_is_a_link_changes_nothing(tmp_path):
     victim.write_text(json.dumps({"a": 1}))
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").symlink_to(victim)
-    with refused("out-lock-refused"), exclusive(tmp_path / "run"):
+    lock = tmp_path / "run" / ".lock"
+    with refused("out-lock-refused", names=[lock]) as raised, exclusive(tmp_path / "run"):
         pass
+    assert str(lock) in raised.value.message.remedy
     assert victim.read_text() == '{"a": 1}'
 
 
@@ -131,27 +136,27 @@ def test_an_old_lock_file_is_no_trouble(tmp_path):
     (tmp_path / ".lock").write_text("left by a run that was killed")
     with exclusive(tmp_path):
         assert (tmp_path / ".lock").exists()
-        with refused("out-in-use"), exclusive(tmp_path):
+        with refused("out-in-use", names=[tmp_path]), exclusive(tmp_path):
             pass
-        with refused("out-in-use"), exclusive(tmp_path):
+        with refused("out-in-use", names=[tmp_path]), exclusive(tmp_path):
             pass
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_refused_run_leaves_nothing(tmp_path):
-    with pytest.raises(UserError), exclusive(tmp_path / "a" / "b"):
-        raise UserError("no")
+    with refused("rows-wrong"), exclusive(tmp_path / "a" / "b"):
+        raise UserError("rows-wrong", "rows is 0")
     assert list(tmp_path.iterdir()) == []
     with exclusive(tmp_path / "a" / "b"):
         (tmp_path / "a" / "b" / "result").touch()
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["result"]
 
 
-@pytest.mark.parametrize("out", ["/proc/x", "/sys/x/y", "/proc/self"])
-def test_where_nobody_can_write_is_refused_before_the_work(out):
-    with refused("out-unwritable"):
+@pytest.mark.parametrize(("out", "place"), [("/proc/x", "/proc"), ("/sys/x/y", "/sys"), ("/proc/self", "/proc/self")])
+def test_where_nobody_can_write_is_refused_before_the_work(out, place):
+    with refused("out-unwritable", where=f"out={out}", names=[f"{place} ", "out=DIRECTORY"]):
         check_directory(Path(out))
-    with refused("out-unwritable"):
+    with refused("out-unwritable", where=f"out={out}/x", names=[f"{place} ", "out=FILE"]):
         check_file(Path(out) / "x")
 
 

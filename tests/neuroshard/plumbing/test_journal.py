@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.journal import Journal
+from tests.kit.messages import refused
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,16 @@ def test_values_end_at_the_first_that_is_not_there(journal):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "code", "names"),
     [
-        ("{}", "is not of format 'neuroshard-step-1'"),
-        ('{"format": "neuroshard-step-1", "ms": 3}', "ms=3 must be a list"),
-        ('{"format": "neuroshard-step-1", "ms": [1, 2]}', "number 0 has 2 times"),
+        ("{}", "file-format-other", ["'format'", "'neuroshard-step-1'"]),
+        ('{"format": "neuroshard-step-1", "ms": 3}', "value-outside-limits", ["ms", 3]),
+        ('{"format": "neuroshard-step-1", "ms": [1, 2]}', "journal-value-wrong", ["number 0 has 2 times"]),
     ],
 )
-def test_damaged_values_say_what_to_delete(journal, text, message):
+def test_damaged_values_say_what_to_delete(journal, text, code, names):
     journal.keep(0, Step((1.0,)))
     journal.path(0).write_text(text)
-    with pytest.raises(UserError, match=message) as caught:
+    with refused(code, names=[f"step {journal.path(0)}", *names]) as caught:
         journal.read()
-    assert str(caught.value).startswith(f"step {journal.path(0)}")
-    assert str(caught.value).endswith("delete it, and it is measured again")
+    assert str(journal.path(0)) in caught.value.message.remedy

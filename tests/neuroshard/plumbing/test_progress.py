@@ -92,10 +92,10 @@ def test_rates_are_shown_without_exponents(seconds, rate):
 
 def test_work_that_fails_ends_without_a_line():
     shown, ticks = StringIO(), Ticks()
-    with pytest.raises(ValueError, match="no"), progress_bar(Console(file=shown, force_terminal=False), ticks) as bar:
+    with pytest.raises(ZeroDivisionError), progress_bar(Console(file=shown, force_terminal=False), ticks) as bar:
         bar.add_task("work", total=2)
         ticks.end()
-        raise ValueError("no")
+        raise ZeroDivisionError
     assert shown.getvalue() == ""
 
 

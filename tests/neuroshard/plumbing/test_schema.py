@@ -15,7 +15,7 @@ class _Inner:
 
     def __post_init__(self):
         if sum(self.dims) > 100:
-            raise UserError(f"dims sum to {sum(self.dims)}, at most 100")
+            raise UserError("dims-sum", f"the dims sum to {sum(self.dims)}")
 
 
 @dataclass(frozen=True)
@@ -36,51 +36,50 @@ def test_plain_values_become_typed_ones():
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "code", "where", "names"),
     [
-        ({"name": 7}, "file: name=7 must be text"),
-        ({"name": ""}, "file: name='' must be text of a length of at least 1"),
-        ({"pooling": True}, "file: pooling=True must be a number"),
-        ({"pooling": float("nan")}, "pooling=nan must be a number above 0"),
-        ({"pooling": 1e308}, r"pooling=1e\+308 must be a number of at most"),
-        ({"pooling": 10**5000}, r"pooling=2\^16609... must be a number that fits 64 bits"),
-        ({"inner": [{"dims": [1, 2.5]}]}, r"inner\[0\].dims\[1\]=2.5 must be a whole number"),
-        ({"inner": [{"dims": [1, 10**30]}]}, r"inner\[0\].dims\[1\]=1000000000000000000000000000000 must be"),
-        ({"inner": [{"dims": [50, 51]}]}, "file: dims sum to 101"),
-        ({"inner": [{"dim": [1]}]}, "file: unknown field 'dim'; did you mean 'dims'"),
-        ({"inner": [{}]}, r"file: inner\[0\]: field 'dims' is missing"),
-        ({"inner": None}, "file: inner=None must be a list"),
-        ({"by_name": {"x": -1}}, r"file: by_name\[\.\.\.\] must be a whole number of at least 0"),
-        ({"by_name": [1]}, "must be named fields or nothing"),
-        ({5: 5}, "unknown field '5'"),
+        ({"name": 7}, "value-outside-limits", "file", ["name", 7]),
+        ({"name": ""}, "value-outside-limits", "file", ["name", "''", 1]),
+        ({"pooling": True}, "value-outside-limits", "file", ["pooling", True]),
+        ({"pooling": float("nan")}, "value-outside-limits", "file", ["pooling", "nan", 0]),
+        ({"pooling": 1e308}, "value-outside-limits", "file", ["pooling", "1e+308", 1 << 20]),
+        ({"pooling": 10**5000}, "value-outside-limits", "file", ["pooling", "2^16609...", 64]),
+        ({"inner": [{"dims": [1, 2.5]}]}, "value-outside-limits", "file", ["inner[0].dims[1]", 2.5]),
+        ({"inner": [{"dims": [1, 10**30]}]}, "value-outside-limits", "file", ["inner[0].dims[1]", 10**30]),
+        ({"inner": [{"dims": [50, 51]}]}, "dims-sum", "file, inner[0]", [101]),
+        ({"inner": [{"dim": [1]}]}, "unknown-name", "file", ["'dim'", "'dims'"]),
+        ({"inner": [{}]}, "field-missing", "file: inner[0]", ["'dims'"]),
+        ({"inner": None}, "value-outside-limits", "file", ["inner", None]),
+        ({"by_name": {"x": -1}}, "value-outside-limits", "file", ["by_name", 0]),
+        ({"by_name": [1]}, "value-outside-limits", "file", ["by_name", "[1]"]),
+        ({5: 5}, "unknown-name", "file", ["'5'"]),
     ],
 )
-def test_what_is_wrong_is_one_line_with_field_and_value(change, message):
-    with pytest.raises(UserError, match=message) as caught:
+def test_what_is_wrong_is_one_line_with_field_and_value(change, code, where, names):
+    with refused(code, where=where, names=names) as caught:
         parse(GOOD | change, _Outer, "file")
     assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "code", "names"),
     [
-        (b"{", "not readable JSON"),
-        (b"[NaN]", "not readable JSON"),
-        (b"[1e999]", "not readable JSON"),
-        (b'["\\ud800"]', "not readable JSON"),
-        (b"\xff\xfe[\x00]\x00", "not readable JSON"),
-        (b'{"a": 1, "a": 2}', "'a' stands there twice"),
-        (b'[{"a": 1}, {"rows": NaN}]', "field 'rows' is nan; numbers must be finite"),
-        (b'{"rows": 1e999}', "field 'rows' is inf; numbers must be finite, below 1.8e308"),
-        (b"[" * 60 + b"]" * 60, "nested too deeply"),
-        (b"[" * 100_000, "JSON"),
-        (b"9" * 5000, "not readable JSON"),
+        (b"{", "json-unreadable", []),
+        (b"[NaN]", "json-unreadable", []),
+        (b"[1e999]", "json-unreadable", []),
+        (b'["\\ud800"]', "json-unreadable", []),
+        (b"\xff\xfe[\x00]\x00", "json-unreadable", []),
+        (b'{"a": 1, "a": 2}', "json-field-twice", ["'a'"]),
+        (b'[{"a": 1}, {"rows": NaN}]', "json-number-infinite", ["'rows'", "nan"]),
+        (b'{"rows": 1e999}', "json-number-infinite", ["'rows'", "inf", "1.8e308"]),
+        (b"[" * 60 + b"]" * 60, "value-nested-deeply", []),
+        (b"[" * 100_000, "value-nested-deeply", []),
+        (b"9" * 5000, "json-unreadable", []),
     ],
 )
-def test_bad_json_is_one_line(text, message):
-    with pytest.raises(UserError, match=message) as caught:
+def test_bad_json_is_one_line(text, code, names):
+    with refused(code, where="file x", names=names):
         decode(text, "file x")
-    assert str(caught.value).startswith("file x")
 
 
 def test_a_byte_order_mark_is_no_trouble():
@@ -89,10 +88,8 @@ def test_a_byte_order_mark_is_no_trouble():
 
 def test_formats_are_told_apart():
     assert of_format({"format": "x-1", "a": 2}, "x-1", "file") == {"a": 2}
-    with refused("file-format-other"):
-        of_format({"format": "x-2"}, "x-1", "file")
-    for content, message in (({"format": 2}, "not of format 'x-1' but 2"), ([], "not of format"), ({}, "not of")):
-        with pytest.raises(UserError, match=message):
+    for content, found in (({"format": "x-2"}, "'x-2'"), ({"format": 2}, 2), ([], "'x-1'"), ({}, "'format'")):
+        with refused("file-format-other", where="file", names=[found, "'x-1'"]):
             of_format(content, "x-1", "file")
 
 
@@ -105,5 +102,5 @@ def test_values_are_shown_short():
 def test_limits_can_be_written_beside_a_type():
     few = Annotated[int, Meta(ge=1, le=3)]
     assert parse([1, 2], list[few], "file") == [1, 2]
-    with refused("value-outside-limits"):
+    with refused("value-outside-limits", where="file", names=["[1]", 4, 3]):
         parse([1, 4], list[few], "file")

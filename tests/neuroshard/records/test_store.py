@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from neuroshard import Tier, TierAssignment, UserError
+from neuroshard import Tier, TierAssignment
 from neuroshard.records import DataDirectory, Manifest
 from neuroshard.records.parquet_schema import LOCAL_CODEC, read_tables, tables_rows
 from neuroshard.records.samples import (
@@ -111,53 +111,59 @@ def test_records_come_back_exactly(directory, kind, measurements):
 
 
 CONTRADICTORY = [
-    ("compute", 7, {"tier": "attic"}, "unknown tier 'attic'"),
-    ("compute", 7, {"cache_load_factor": None}, "sample 7: tier 'uvm_caching' with cache_load_factor=None"),
-    ("compute", 7, {"cache_load_factor": 1.5}, "cache_load_factor=1.5"),
-    ("compute", 7, {"tier": None}, "sample 7: tier 'device' with cache_load_factor=0.05"),
-    ("compute", 7, {"tier": "uvm"}, "sample 7: tier 'uvm' with cache_load_factor=0.05"),
-    ("compute", 7, {"sharding_type": "data_parallel"}, "sample 7: data_parallel tables in tier uvm_caching"),
-    ("compute", 0, {"features": [3]}, "2 tables but 1 features"),
-    ("compute", 2, {"sharding_type": "diagonals"}, "unknown sharding type 'diagonals'"),
-    ("compute", 2, {"sharding_type": "data_parallel"}, "2 blocks of rows for 2 data_parallel tables"),
-    ("compute", 2, {"first_rows": [0]}, "must be equally many"),
-    ("compute", 2, {"rows": [2, 1 << 30]}, "has no rows 1 to"),
-    ("compute", 2, {"first_rows": [-1, 0]}, "first_rows"),
-    ("compute", 2, {"hot_first": 1.5}, "hot_first=1.5"),
-    ("compute", 2, {"reuse": [[1.0]] * 2}, "of a length of at least 17"),
-    ("compute", 2, {"lookups": [-1, 0]}, "lookups"),
-    ("local", 3, {"rank": 2}, "sample 3: rank 2 of a plan for 2 devices"),
-    ("local", 3, {"precision": "fp17"}, "unknown precision 'fp17'"),
-    ("local", 3, {"plan": "{}"}, "sample 3: plan"),
-    ("local", 3, {"plan": "no JSON"}, "sample 3: plan"),
-    ("comm", 7, {"collective": "gossip"}, "unknown collective 'gossip'"),
-    ("comm", 7, {"collective": "all_reduce", "size_bytes": [8, 16]}, "all_reduce needs equal sizes"),
-    ("comm", 7, {"collective": "host_all_to_all"}, "host_all_to_all needs devices_per_host"),
-    ("comm", 7, {"collective": "input", "devices_per_host": 3}, "2 devices on hosts of 3 each"),
-    ("comm", 7, {"collective": "input", "size_bytes": [8, -8]}, "size_bytes"),
-    ("comm", 7, {"collective": "input", "size_bytes": [8]}, "1 sizes but 2 start delays"),
-]
+    ("compute", 7, {"tier": "attic"}, "unknown-name", " 7", ["'attic'"]),
+    ("compute", 7, {"cache_load_factor": None}, "tier-cache-load-factor", " 7",
+     ["'uvm_caching'", "cache_load_factor=None"]),
+    ("compute", 7, {"cache_load_factor": 1.5}, "value-outside-limits", "", ["cache_load_factor", 1.5]),
+    ("compute", 7, {"tier": None}, "tier-cache-load-factor", " 7", ["'device'", "cache_load_factor=0.05"]),
+    ("compute", 7, {"tier": "uvm"}, "tier-cache-load-factor", " 7", ["'uvm'", "cache_load_factor=0.05"]),
+    ("compute", 7, {"sharding_type": "data_parallel"}, "kernel-missing", " 7", ["data_parallel", "uvm_caching"]),
+    ("compute", 0, {"features": [3]}, "sample-field-count", " 0", ["2 tables", "1 features"]),
+    ("compute", 2, {"sharding_type": "diagonals"}, "unknown-name", " 2", ["'diagonals'"]),
+    ("compute", 2, {"sharding_type": "data_parallel"}, "sample-block-count", " 2",
+     ["2 row blocks", "2 data_parallel tables"]),
+    ("compute", 2, {"first_rows": [0]}, "sample-block-fields", " 2", ["1 first_rows", "2 rows"]),
+    ("compute", 2, {"rows": [2, 1 << 30]}, "sample-rows-outside", " 2", ["'toy1'", f"rows 1 to {1 << 30}"]),
+    ("compute", 2, {"first_rows": [-1, 0]}, "value-outside-limits", "", ["first_rows[0]", -1]),
+    ("compute", 2, {"hot_first": 1.5}, "value-outside-limits", "", ["hot_first", 1.5]),
+    ("compute", 2, {"reuse": [[1.0]] * 2}, "value-outside-limits", "", ["reuse[0]", 17]),
+    ("compute", 2, {"lookups": [-1, 0]}, "value-outside-limits", "", ["lookups[0]", -1]),
+    ("local", 3, {"rank": 2}, "sample-rank-outside", " 3", [2, "2 devices"]),
+    ("local", 3, {"precision": "fp17"}, "unknown-name", " 3", ["'fp17'"]),
+    ("local", 3, {"plan": "{}"}, "file-format-other", " 3: plan", ["'format'"]),
+    ("local", 3, {"plan": "no JSON"}, "json-unreadable", " 3: plan", []),
+    ("comm", 7, {"collective": "gossip"}, "unknown-name", " 7", ["'gossip'"]),
+    ("comm", 7, {"collective": "all_reduce", "size_bytes": [8, 16]}, "exchange-sizes-unequal", " 7: exchange",
+     ["all_reduce", (8, 16)]),
+    ("comm", 7, {"collective": "host_all_to_all"}, "exchange-hosts-missing", " 7: exchange",
+     ["host_all_to_all", "devices_per_host"]),
+    ("comm", 7, {"collective": "input", "devices_per_host": 3}, "exchange-hosts-uneven", " 7: exchange",
+     ["devices_per_host", 3, "2 devices"]),
+    ("comm", 7, {"collective": "input", "size_bytes": [8, -8]}, "value-outside-limits", "", ["size_bytes[1]", -8]),
+    ("comm", 7, {"collective": "input", "size_bytes": [8]}, "exchange-start-count", " 7: exchange",
+     ["1 size", "2 delays"]),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "number", "change", "error"), CONTRADICTORY)
-def test_records_that_contradict_themselves_are_refused(directory, kind, number, change, error):
+@pytest.mark.parametrize(("kind", "number", "change", "code", "place", "names"), CONTRADICTORY)
+def test_records_that_contradict_themselves_are_refused(directory, kind, number, change, code, place, names):
     parts = getattr(directory, kind)()
     measurements = {"compute": _compute, "comm": _comm, "local": _local}[kind]()
     parts.write(0, [measurement for measurement in measurements if measurement.sample_id == number])
     table = pq.read_table(parts.path(0))
     (row,) = table.to_pylist()
     pq.write_table(pa.Table.from_pylist([row | change], schema=table.schema), parts.path(0))
-    with pytest.raises(UserError, match=error) as caught:
+    with refused(code, where=f"{parts.path(0)}: sample{place}", names=names):
         parts.read()
-    assert "part-00000.parquet doesn't hold measurements" in str(caught.value)
 
 
 def test_what_holds_other_columns_is_measured_again(directory):
     parts = directory.comm()
     parts.write(0, _comm()[:1])
     pq.write_table(pq.read_table(parts.path(0)).drop_columns(["collective"]), parts.path(0))
-    with refused("field-missing"):
+    with refused("field-missing", where=f"{parts.path(0)}: sample", names=["'collective'"]) as caught:
         parts.read()
+    assert "neuroshard collect" in caught.value.message.remedy
 
 
 def test_tables_and_manifest_come_back_exactly(tmp_path):
@@ -172,9 +178,9 @@ def test_tables_and_manifest_come_back_exactly(tmp_path):
 
 def test_the_same_run_goes_on_another_does_not(directory):
     directory.begin(_manifest(), toy_tables(4))
-    with refused("out-begun-otherwise"):
+    with refused("out-begun-otherwise", names=[directory.path, "rounds=2", 3]):
         directory.begin(_manifest(rounds=3), toy_tables(4))
-    with refused("out-begun-otherwise"):
+    with refused("out-begun-otherwise", names=[directory.path, "tables"]):
         directory.begin(_manifest(), toy_tables(4, seed=1))
 
 
@@ -182,7 +188,7 @@ def test_tables_of_no_run_are_kept(tmp_path):
     there = tmp_path / "tables.parquet"
     write_tables(there, toy_tables(3))
     before = there.read_bytes()
-    with refused("out-file-differs"):
+    with refused("out-file-differs", names=[there]):
         DataDirectory(tmp_path).begin(_manifest(), toy_tables(4))
     DataDirectory(tmp_path).begin(_manifest(), toy_tables(3))
     assert there.read_bytes() == before
@@ -199,7 +205,7 @@ def test_copies_of_chunk_files_are_not_read_as_chunks(directory):
 
 def test_data_of_another_hardware_is_refused(directory):
     directory.manifest().check_hardware(Fingerprint("cpu", "x", 64, 5), directory.path)
-    with refused("data-other-hardware"):
+    with refused("data-other-hardware", names=[directory.path, "cpu (x)", "cuda (y)"]):
         directory.manifest().check_hardware(Fingerprint("cuda", "y", 1, 5), directory.path)
 
 
@@ -208,10 +214,10 @@ def test_corrupt_parts_are_named(directory):
     parts.write(0, _compute())
     path = parts.path(0)
     path.write_bytes(path.read_bytes()[:-20])
-    with refused("parquet-damaged"):
+    with refused("parquet-damaged", names=[path, "neuroshard collect"]):
         parts.read()
     pq.write_table(pq.read_table(directory.path / "tables.parquet"), path)
-    with refused("unknown-name"):
+    with refused("unknown-name", where=f"{path}: sample", names=["'name'"]):
         parts.read()
 
 
@@ -224,10 +230,18 @@ def test_half_written_parts_are_not_there(directory, monkeypatch):
     assert list(parts.directory.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", ["", "{}", json.dumps({"format": "neuroshard-data-2", "seed": 1})])
-def test_malformed_manifests_are_refused(directory, content):
-    (directory.path / "manifest.json").write_text(content)
-    with pytest.raises(UserError, match="manifest"):
+@pytest.mark.parametrize(
+    ("content", "code", "names"),
+    [
+        ("", "json-unreadable", []),
+        ("{}", "file-format-other", ["'format'", "'neuroshard-data-2'"]),
+        (json.dumps({"format": "neuroshard-data-2", "seed": 1}), "field-missing", ["'hardware'"]),
+    ],
+)
+def test_malformed_manifests_are_refused(directory, content, code, names):
+    path = directory.path / "manifest.json"
+    path.write_text(content)
+    with refused(code, where=f"data manifest {path}", names=names):
         directory.manifest()
 
 

@@ -35,7 +35,7 @@ class GivesPlanOnHosts(ns.Searcher):
     @within_hosts
     def find(self, task, simulator):
         if task is TASK:
-            raise ns.InfeasibleError("nothing fits")
+            raise ns.InfeasibleError("nothing-fits", "nothing fits")
         return whole(task)
 
 
@@ -51,11 +51,12 @@ CALLERS = {
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize(("searcher", "what"), [(GivesPlan(), "a Plan"), (GivesNothing(), "None")])
 def test_a_method_that_returns_no_found_is_named_with_what_to_return(caller, searcher, what):
-    with refused("searcher-returned-other"):
+    with refused("searcher-returned-other", names=[f"{type(searcher).__name__}.find", what]) as raised:
         CALLERS[caller](searcher)
+    assert "ns.Found(plan)" in raised.value.message.remedy
 
 
 def test_a_method_that_tries_again_with_hosts_is_named_too(monkeypatch):
     monkeypatch.setattr("neuroshard.searching.searcher.assigned_to_hosts", lambda task, in_rows: toy_task(5))
-    with pytest.raises(ns.UserError, match=r"GivesPlanOnHosts\.find returned a Plan"):
+    with refused("searcher-returned-other", names=["GivesPlanOnHosts.find", "a Plan"]):
         GivesPlanOnHosts().find(TASK, SIMULATOR)

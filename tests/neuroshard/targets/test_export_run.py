@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 import neuroshard as ns
-from neuroshard.plans.plan import Plan
+from neuroshard.plans.plan import Plan, copies_remarks
+from neuroshard.targets.target import target_named
 from neuroshard.testing import toy_task
 from tests.kit.commands import done, run_command
+from tests.kit.messages import check, refused_command, warned
 from tests.kit.plans import COPIES, laid_out, whole
 
 
@@ -47,16 +49,19 @@ def test_torchrec_without_a_module_is_said(here, capsys):
     code, out, err = run_command(capsys, "export", "plan=plan.json", "to=torchrec", "out=trec.json")
     assert (code, err) == (0, "")
     assert len(out.splitlines()) == 2
-    assert "no module=...: the file doesn't say where in the model the tables are; export with module=PATH" in out
-    (remark,) = json.loads(Path("trec.json").read_text())["remarks"]
-    assert remark in out
+    (remark,) = target_named("torchrec").export(Plan.load("plan.json")).remarks
+    check(remark, "export-without-module", names=["module=PATH"])
+    assert json.loads(Path("trec.json").read_text())["remarks"] == [str(remark)]
+    assert str(remark) in out
 
 
 def test_export_to_torchrec_remarks_on_data_parallel_tables(here, capsys):
     out = done(capsys, "export", "plan=copies.json", "to=torchrec", "out=trec.json", "module=ebc")
-    (remark,) = json.loads(Path("trec.json").read_text())["remarks"]
-    assert remark.startswith("4 table(s) are data_parallel in TorchRec (toy0, toy1, toy2, toy3)")
-    assert out.splitlines()[1:] == [remark]
+    (remark,) = copies_remarks(Plan.load("copies.json"))
+    names = [4, "(toy0, toy1, toy2, toy3)", "data_parallel_optimizer"]
+    check(remark, "plan-data-parallel-tables", names=names)
+    assert json.loads(Path("trec.json").read_text())["remarks"] == [str(remark)]
+    assert out.splitlines()[1:] == [str(remark)]
     assert "data_parallel" not in done(capsys, "export", "plan=copies.json", "to=hugectr", "out=hctr.py")
 
 
@@ -69,14 +74,18 @@ def test_search_for_torchrec_remarks_on_data_parallel_tables(here, capsys):
     columns = "{tables: '[bc]', sharding_types: [column_wise]}"
     rules = f"constraints.rules=[{{tables: a, sharding_types: [data_parallel]}}, {columns}]"
     for target, count in (("torchrec", 1), ("null", 0)):
-        out = done(capsys, *_search(rules, f"target={target}", f"out={target}", batch_size=4))
-        said = " ".join(out.split())
-        assert said.count("1 table(s) are data_parallel in TorchRec (a)") == count
-    plan = Plan.load("torchrec/plans/task-0000.json")
+        out = done(capsys, *_search(rules, f"target={target}", f"out={target}_run", batch_size=4))
+        plan = Plan.load(f"{target}_run/plans/task-0000.json")
+        (remark,) = copies_remarks(plan)
+        check(remark, "plan-data-parallel-tables", names=["(a)"])
+        assert " ".join(out.split()).count(remark.what) == count
+    plan = Plan.load("torchrec_run/plans/task-0000.json")
     model = ns.CostModels.load("roofline:h100")
-    with pytest.warns(UserWarning, match=r"1 table\(s\) are data_parallel in TorchRec \(a\)"):
+    with pytest.warns(ns.NeuroShardWarning) as caught:
         ns.search(plan.task, ns.Simulator(model), target="torchrec")
-    with pytest.warns(UserWarning, match="data_parallel_optimizer"):
+    (copied,) = (one for one in caught[0].message.messages if one.code == "plan-data-parallel-tables")
+    check(copied, "plan-data-parallel-tables", names=["(a)"])
+    with warned("plan-data-parallel-tables"):
         ns.export_plan(plan, "torchrec", "ebc")
 
 
@@ -86,44 +95,35 @@ def test_a_script_that_took_the_place_of_an_export_stays(here, capsys, own):
     done(capsys, *export)
     done(capsys, *export)
     Path("tables.py").write_text(own)
-    code, _, err = run_command(capsys, *export)
-    assert (code, Path("tables.py").read_text()) == (2, own)
-    assert "tables.py is no earlier export; give another out=FILE.py" in err
+    message = refused_command(capsys, "export-out-other-file", *export, names=["tables.py"])
+    assert "out=FILE.py" in message.remedy
+    assert Path("tables.py").read_text() == own
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "where", "names"),
     [
-        (["plan=plan.json", "to=soc", "out=x.py"], "unknown target 'soc'; did you mean 'sok'?"),
-        (["plan=plan.json", "to=sok", "out=x.json"], "out=x.json must end in .py"),
-        (["plan=plan.json", "to=json", "out=x"], "out=x must end in .json"),
-        (
-            ["plan=plan.json", "to=sok", "out=plan.py"],
-            "plan.json is the plan that is exported; give another out=FILE.py",
-        ),
-        (["plan=plan.json", "to=json", "out=plan.json"], "plan.json is the plan that is exported"),
-        (["plan=plan.json", "to=sok", "out=folder.py"], "folder.py is a directory"),
-        (["plan=plan.json", "to=sok", "out=train.py"], "train.py is no earlier export; give another out=FILE.py"),
-        (["plan=plan.json", "to=json", "out=copies.json"], "copies.json is no earlier export; give another"),
-        (["plan=plan.json", "to=json", "out=/proc/1/x.json"], "/proc/1 can't be written to; give another out="),
-        (["plan=full.json", "to=json", "out=x.json"], "full.json: doesn't fit its task: device 0 needs"),
-        (["plan=plan.json", "to=sok", "out=x.py", "module=a"], "module='a' goes with torchrec only"),
-        (
-            ["plan=copies.json", "to=sok", "out=x.py"],
-            "table 'toy0' is data_parallel, and SOK has table_wise and row_wise",
-        ),
-        (["plan=nowhere.json", "to=sok", "out=x.py"], "no plan at nowhere.json"),
-        (["to=sok", "out=x.py"], "neuroshard export needs plan=...: a plan file"),
+        ("plan=plan.json to=soc out=x.py", "unknown-name", "", ["'soc'", "'sok'"]),
+        ("plan=plan.json to=sok out=x.json", "export-out-suffix", "", ["x.json", "out=FILE.py"]),
+        ("plan=plan.json to=json out=x", "export-out-suffix", "", ["x", "out=FILE.json"]),
+        ("plan=plan.json to=sok out=plan.py", "export-out-is-plan", "", ["plan.json", "out=FILE.py"]),
+        ("plan=plan.json to=json out=plan.json", "export-out-is-plan", "", ["plan.json", "out=FILE.json"]),
+        ("plan=plan.json to=sok out=folder.py", "export-out-directory", "", ["folder.py", "out=FILE.py"]),
+        ("plan=plan.json to=sok out=train.py", "export-out-other-file", "", ["train.py", "out=FILE.py"]),
+        ("plan=plan.json to=json out=copies.json", "export-out-other-file", "", ["copies.json", "out=FILE.json"]),
+        ("plan=plan.json to=json out=/proc/1/x.json", "out-unwritable", "out=/proc/1/x.json", ["/proc/1 "]),
+        ("plan=full.json to=json out=x.json", "export-plan-breaks-task", "full.json", ["device 0", "1000 bytes"]),
+        ("plan=plan.json to=sok out=x.py module=a", "target-without-modules", "", ["module", "'a'", "torchrec"]),
+        ("plan=copies.json to=sok out=x.py", "export-table-unsupported", "plan",
+         ["'toy0'", "data_parallel", "table_wise", "row_wise"]),
+        ("plan=nowhere.json to=sok out=x.py", "file-missing", "", ["nowhere.json"]),
+        ("to=sok out=x.py", "setting-missing", "", ["neuroshard export", "plan=..."]),
     ],
-)
-def test_mistakes_are_a_line_and_write_nothing(here, capsys, arguments, message):
+)  # fmt: skip
+def test_mistakes_are_a_line_and_write_nothing(here, capsys, arguments, code, where, names):
     Path("folder.py").mkdir()
     before = {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()}
-    code, _, err = run_command(capsys, "export", *arguments)
-    assert code == 2
-    assert err.startswith("neuroshard: error: ")
-    assert err.count("\n") == 1
-    assert message in err
+    refused_command(capsys, code, "export", *arguments.split(), where=where, names=names)
     assert {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()} == before
 
 
@@ -134,5 +134,4 @@ def test_what_is_searched_for_a_target_can_be_exported_and_goes_on_for_it_only(h
     assert Plan.load(plan).violations == ()
     done(capsys, "export", f"plan={plan}", f"to={target}", "out=tables.py")
     done(capsys, *_search(f"target={target}", "out=run"))
-    code, _, err = run_command(capsys, *_search(f"target={other}", "out=run"))
-    assert (code, err.count("\n")) == (2, 1)
+    refused_command(capsys, "out-begun-otherwise", *_search(f"target={other}", "out=run"), names=["run"])

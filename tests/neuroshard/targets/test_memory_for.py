@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from neuroshard import Simulator, search
+from neuroshard import NeuroShardWarning, Simulator, search
 from neuroshard.plumbing.registry import instantiate_config
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import linear_models, toy_task
 from tests.kit.hydra_configs import compose_config
+from tests.kit.messages import check
 
 TRAINING = MemoryUse("rowwise_adagrad", batches_in_flight=1)
 
@@ -32,8 +33,11 @@ def test_plans_from_python_warn_if_they_count_weights_alone(target):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             search(replace(task, memory=memory), Simulator(linear_models(2)), "dim_greedy", target=target)
-        weights_alone = any("count the weights alone" in str(one.message) for one in caught)
-        assert weights_alone is (memory == MemoryUse() and target not in ("json", None))
+        ours = [one.message for one in caught if isinstance(one.message, NeuroShardWarning)]
+        weights_only = [one for it in ours for one in it.messages if one.code == "memory-weights-only"]
+        assert len(weights_only) == (memory == MemoryUse() and target not in ("json", None))
+        for message in weights_only:
+            check(message, "memory-weights-only", where="memory", names=["memory=training"])
 
 
 @pytest.mark.parametrize("overrides", [(), ("target=json",)])

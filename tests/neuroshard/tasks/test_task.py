@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from neuroshard import Simulator, Task, Topology, UserError
+from neuroshard import Simulator, Task, Topology
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.tasks.draw import TaskDraw, drawn, from_file, save_tasks
 from neuroshard.testing import random_models, toy_tables, toy_task
-from tests.kit.messages import refused
+from tests.kit.messages import check, refused
 from tests.kit.plans import read_back
 
 
@@ -24,28 +24,38 @@ def test_tasks_from_before_there_were_hosts_are_read():
     assert Task.from_json(content) == toy_task(5)
 
 
-@pytest.mark.parametrize(("tables", "message"), [((), "at least one table"), (toy_tables(1) * 2, "toy0")])
-def test_tasks_without_tables_or_with_two_of_one_name_are_refused(tables, message):
-    with pytest.raises(UserError, match=message):
+@pytest.mark.parametrize(
+    ("tables", "code", "names"),
+    [((), "task-table-count", ["0 tables"]), (toy_tables(1) * 2, "table-name-shared", ["'toy0'"])],
+)
+def test_tasks_without_tables_or_with_two_of_one_name_are_refused(tables, code, names):
+    with refused(code, names=names):
         Task(tables, Topology(2, 100), 256)
 
 
+_NOT_SIZES = [("4 QB", "'4 QB'"), ("many", "'many'"), (1 << 61, 1 << 61)]
+
+
 @pytest.mark.parametrize(
-    ("topology", "message"),
+    ("topology", "code", "names"),
     [
-        *[(given, "topology") for given in [(0, 100), (-1, 100), (2, 0), (2.5, 100), (5000, 100)]],
-        *[((2, memory), "topology") for memory in ["4 QB", True, 1 << 61]],
-        ((2, (1, 2, 3)), "memory_bytes lists 3 devices, there are 2"),
-        ((2, (0, 5)), "nothing of its memory_bytes=0"),
-        ((2, "many"), "memory_bytes='many'"),
-        ((2, 10, (0, 10)), "leave device 1 nothing"),
-        ((6, 1, 0, 4), "devices_per_host=4 must divide num_devices=6"),
-        ((6, 1, 0, 0), "devices_per_host=0"),
-        *[((8, 1, 0, 4, 0, size), f"devices_per_domain={size} must divide num_devices=8") for size in (3, 6, 2, 16)],
+        *[((count, 100), "value-outside-limits", ["num_devices", count]) for count in (0, -1, 2.5, 5000)],
+        ((2, 0), "topology-memory-reserved", ["device 0", "memory_bytes=0"]),
+        *[((2, memory), "size-unreadable", ["memory_bytes", shown]) for memory, shown in _NOT_SIZES],
+        ((2, True), "value-outside-limits", ["memory_bytes", True]),
+        ((2, (1, 2, 3)), "topology-sizes-count", ["memory_bytes", "3 sizes", "2 devices"]),
+        ((2, (0, 5)), "topology-memory-reserved", ["device 0", "memory_bytes=0"]),
+        ((2, 10, (0, 10)), "topology-memory-reserved", ["device 1", "reserved_bytes=10", "memory_bytes=10"]),
+        ((6, 1, 0, 4), "topology-hosts-unequal", ["devices_per_host=4", "num_devices=6"]),
+        ((6, 1, 0, 0), "value-outside-limits", ["devices_per_host", 0]),
+        *[
+            ((8, 1, 0, 4, 0, size), "topology-domains-unequal", [f"devices_per_domain={size}", "num_devices=8"])
+            for size in (3, 6, 2, 16)
+        ],
     ],
 )
-def test_impossible_topologies_are_refused(topology, message):
-    with pytest.raises(UserError, match=message):
+def test_impossible_topologies_are_refused(topology, code, names):
+    with refused(code, names=names):
         Topology(*topology)
 
 
@@ -68,7 +78,7 @@ def test_drawn_tasks_are_as_asked_and_repeat():
 
 
 def test_too_few_tables_to_draw_from():
-    with refused("draw-too-few-tables"):
+    with refused("draw-too-few-tables", where="tasks", names=["max_tables", "3 tables"]):
         drawn(toy_tables(3), Topology(4, 1 << 30), 256, TaskDraw())
 
 
@@ -81,12 +91,20 @@ def test_task_files_are_exact(tmp_path):
     assert {table.reuse_batch_size for table in read[2].tables} == {256}
 
 
-@pytest.mark.parametrize("content", ["", "[1]", '{"format": "neuroshard-tasks-2", "tasks": [{}]}'])
-def test_malformed_task_files_are_refused(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "code", "names"),
+    [
+        ("", "json-unreadable", []),
+        ("[1]", "file-format-other", ["'format'", "neuroshard-tasks-2"]),
+        ('{"format": "neuroshard-tasks-2", "tasks": [{}]}', "field-missing", ["tasks[0]", "'tables'"]),
+    ],
+)
+def test_malformed_task_files_are_refused(tmp_path, content, code, names):
     path = tmp_path / "tasks.json"
     path.write_text(content)
-    with pytest.raises(UserError, match="task"):
+    with refused(code, names=names) as caught:
         from_file(str(path))
+    assert str(path) in caught.value.message.where
 
 
 def test_a_histogram_of_another_batch_size_is_said():
@@ -96,26 +114,26 @@ def test_a_histogram_of_another_batch_size_is_said():
     assert Task(tables, topology, 260).warnings == ()
     task = Task(tables, topology, 8192)
     (warning,) = task.warnings
-    assert warning.startswith("reuse histograms: made for batch size 256, not 8192 (3 of 3 tables, such as 'toy0')")
+    check(warning, "reuse-other-batch-size", names=["3 of 3 tables", "'toy0'", 256, 8192])
     simulator = Simulator(random_models())
     assert simulator.warnings(Random().find(task, simulator).plan)[0] == warning
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "code", "names"),
     [
-        ({"count": 0}, "count=0"),
-        ({"count": 10**30}, "count=10000"),
-        ({"count": True}, "count=True"),
-        ({"min_tables": 0}, "min_tables=0"),
-        ({"min_tables": 70}, r"must be in 1..max_tables=59"),
-        ({"max_dim": 96}, "max_dim=96"),
-        ({"max_dim": "x"}, "max_dim='x'"),
-        ({"seed": -1}, "seed=-1"),
+        ({"count": 0}, "value-outside-limits", ["count", 0]),
+        ({"count": 10**30}, "value-outside-limits", ["count", 10**30]),
+        ({"count": True}, "value-outside-limits", ["count", True]),
+        ({"min_tables": 0}, "value-outside-limits", ["min_tables", 0]),
+        ({"min_tables": 70}, "draw-min-tables-above-max", ["min_tables", 70, "max_tables", 59]),
+        ({"max_dim": 96}, "max-dim-not-halvable", ["max_dim", 96]),
+        ({"max_dim": "x"}, "value-outside-limits", ["max_dim", "'x'"]),
+        ({"seed": -1}, "value-outside-limits", ["seed", -1]),
     ],
 )
-def test_impossible_draws_are_refused(settings, message):
-    with pytest.raises(UserError, match=message):
+def test_impossible_draws_are_refused(settings, code, names):
+    with refused(code, names=names):
         TaskDraw(**settings)
 
 

@@ -16,9 +16,11 @@ from torchrec.distributed.planner.storage_reservations import (
 from torchrec.distributed.planner.types import PlanLoader, StorageReservation
 from torchrec.distributed.sharding_plan import get_default_sharders
 
-from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.torchrec import model
 from neuroshard.torchrec import planner as planner_module
 from neuroshard.torchrec.releases import OTHER_CONTEXT
+from tests.kit.messages import check, logged_codes, logged_one, refused
 from tests.kit.torchrec_models import bags, places, planner
 
 CAP = 1 << 20
@@ -78,7 +80,7 @@ def test_a_stored_plan_is_taken(device, hashed, caplog):
     stored.context = stored.context if hashed else None
     ours = planner(device=device, plan_loader=stored, models="roofline:h100")
     assert places(ours.plan(bags(*"abc"))) == places(plan)
-    assert "planning again" not in caplog.text
+    assert "plan-loader-not-used" not in logged_codes(caplog)
     assert [table.name for table in ours.last_plan.task.tables] == ["a", "b", "c"]
     assert ours.last_cost.total_ms > 0
 
@@ -96,7 +98,7 @@ def test_what_ours_found_can_be_stored_and_loaded(caplog):
     again = planner(constraints=whole, plan_loader=stored)
     fits = all(len(one.ranks) in (1, 4) for one in first.plan[""].values())  # TorchRec cuts into 16 / 4 shards
     assert places(again.plan(bags(*"ab"))) == places(first)
-    assert ("planning again" in caplog.text) is not fits
+    assert ("plan-loader-not-used" in logged_codes(caplog)) is not fits
 
 
 def _all_on_one_device(stored):
@@ -105,24 +107,60 @@ def _all_on_one_device(stored):
         shard.rank = 0
 
 
+@pytest.fixture
+def refusals(monkeypatch):
+    """The errors of stored plans that the planner refuses."""
+    found = []
+
+    def loaded_plan(*given):
+        try:
+            return model.loaded_plan(*given)
+        except UserError as error:
+            found.append(error)
+            raise
+
+    monkeypatch.setattr(planner_module, "loaded_plan", loaded_plan)
+    return found
+
+
+def _check_planned_again(caplog, refusals, code, names=()):
+    """Check that a stored plan was refused with a code, and that the one warning passes the reason on."""
+    error = refusals[0]
+    check(error.message, code, names=names)
+    message = logged_one(caplog, "plan-loader-not-used", names=["plan_loader"])
+    assert message.limit == str(error.changed(remedy=""))
+    assert message.remedy == error.message.remedy
+
+
 @pytest.mark.parametrize(
-    ("made_with", "asked_with", "change", "why"),
+    ("made_with", "asked_with", "change", "code", "named"),
     [
-        ({}, {}, lambda stored: setattr(stored, "context", "other"), "made for another job"),
-        ({}, {}, lambda stored: setattr(stored, "options", None), "there is none"),
-        ({}, {}, lambda it: it.options.update({5: next(iter(it.options.values()))}), "not all search space"),
-        ({}, {}, lambda stored: stored.options.popitem(), "it lacks"),
-        ({}, {"cap": 3 * 100 * 16 * 4}, _all_on_one_device, "device 0"),  # beyond its memory
-        ({"device": "cuda"}, {"device": "cuda"}, lambda stored: None, "is row_wise"),  # which the models don't know
-        ({"devices": 4, "num_groups": 2}, {"devices": 4}, lambda stored: None, "made for another job"),
+        ({}, {}, lambda stored: setattr(stored, "context", "other"), "plan-loader-context-differs", [OTHER_CONTEXT]),
+        ({}, {}, lambda stored: setattr(stored, "options", None), "plan-loader-empty", []),
+        ({}, {}, lambda it: it.options.update({5: next(iter(it.options.values()))}), "plan-loader-failed", []),
+        ({}, {}, lambda stored: stored.options.popitem(), "plan-loader-tables-missing", ["c"]),
+        ({}, {"cap": 3 * 100 * 16 * 4}, _all_on_one_device, "plan-loader-plan-invalid", ["device 0"]),  # its memory
+        (
+            {"device": "cuda"},
+            {"device": "cuda"},
+            lambda stored: None,
+            "plan-sharding-type-unsupported",
+            ["row_wise"],
+        ),  # unknown to the models
+        (
+            {"devices": 4, "num_groups": 2},
+            {"devices": 4},
+            lambda stored: None,
+            "plan-loader-context-differs",
+            [OTHER_CONTEXT],
+        ),
     ],
 )
-def test_a_stored_plan_that_does_not_fit_is_planned_again(made_with, asked_with, change, why, caplog):
+def test_a_stored_plan_that_does_not_fit_is_planned_again(made_with, asked_with, change, code, named, refusals, caplog):
     _, stored = stored_plan(bags(*"abc"), **made_with)
     change(stored)
     found = planner(plan_loader=stored, **asked_with).plan(bags(*"abc"))
-    assert why in caplog.text
-    assert "planning again" in caplog.text
+    _check_planned_again(caplog, refusals, code, named)
     assert places(found) == places(planner(**asked_with).plan(bags(*"abc")))
 
 
@@ -134,33 +172,36 @@ def _elsewhere(stored):
 
 
 @pytest.mark.parametrize(("change", "taken"), [(lambda stored: None, True), (_elsewhere, False)])
-def test_a_stored_plan_has_rows_on_whole_hosts(change, taken, caplog):
+def test_a_stored_plan_has_rows_on_whole_hosts(change, taken, refusals, caplog):
     said = {"constraints": {"a": ParameterConstraints(sharding_types=["table_row_wise"])}, "models": "roofline:h100"}
     plan, stored = stored_plan(bags("a"), devices=4, device="cuda", on_host=2, **said)
     change(stored)
     again = planner(4, "cuda", on_host=2, plan_loader=stored, **said)
     assert places(again.plan(bags("a"))) == places(plan)
-    assert ("blocks of rows at column 0 are on ranks 1, 2" not in caplog.text) is taken
+    assert ("plan-loader-not-used" not in logged_codes(caplog)) is taken
+    if not taken:
+        _check_planned_again(caplog, refusals, "table-blocks-outside-pod", ["ranks 1, 2", "column 0"])
 
 
-def test_a_stored_plan_is_taken_for_the_groups_that_it_was_made_for(caplog):
+def test_a_stored_plan_is_taken_for_the_groups_that_it_was_made_for(refusals, caplog):
     plan, stored = stored_plan(bags(*"abc"), num_groups=2, devices=4)
     ours = planner(4, plan_loader=stored, num_groups="auto", models="roofline:h100")
     assert places(ours.plan(bags(*"abc"))) == places(plan)
     assert ours.last_groups.num_groups == 2
-    assert "planning again" not in caplog.text
+    assert "plan-loader-not-used" not in logged_codes(caplog)
     stored.context = "other"
+    refusals.clear()  # of other numbers of groups
     ours.plan(bags(*"abc"))
-    assert f"by its context hash it was made for {OTHER_CONTEXT}); planning again" in caplog.text
+    _check_planned_again(caplog, refusals, "plan-loader-context-differs", [OTHER_CONTEXT])
 
 
 def test_a_timeout_cuts_no_search_off(monkeypatch, caplog):
     clock = iter(range(0, 1000, 50))
     expected = places(planner(timeout_seconds=1000).plan(bags(*"abc")))
-    assert "timeout_seconds" not in caplog.text
+    assert "planning-over-timeout" not in logged_codes(caplog)
     monkeypatch.setattr(planner_module, "perf_counter", lambda: next(clock))
     assert places(planner(timeout_seconds=10).plan(bags(*"abc"))) == expected
-    assert "planning took 50.0 s, and timeout_seconds is 10" in caplog.text
+    logged_one(caplog, "planning-over-timeout", names=["50.0 s", "timeout_seconds is 10"])
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -180,18 +221,19 @@ def test_every_reservation_leaves_what_it_says(make, left, caplog):
     ours = planner(device="cuda", storage_reservation=make(), stats=EmbeddingStats())
     assert ours.search(bags(*"abc")).task.topology.device_memory == (left, left)
     ours.plan(bags(*"abc"))
-    assert "--- Planner Statistics ---" in caplog.text
+    assert "--- Planner Statistics ---" in caplog.text  # TorchRec's words
     assert ours.last_plan.violations == ()
 
 
 @pytest.mark.parametrize(
-    ("reservation", "why"),
+    ("reservation", "named"),
     [
-        (FixedPercentageStorageReservation(1.0), "FixedPercentageStorageReservation takes 1 MiB of device 0"),
-        (FixedAbsoluteStorageReservation(2 * CAP), "FixedAbsoluteStorageReservation takes 1 MiB of device 0"),
-        (InferenceStorageReservation(0.5, CAP), "InferenceStorageReservation takes 1.5"),
+        (FixedPercentageStorageReservation(1.0), ["FixedPercentageStorageReservation", "1 MiB"]),
+        (FixedAbsoluteStorageReservation(2 * CAP), ["FixedAbsoluteStorageReservation", "1 MiB"]),
+        (InferenceStorageReservation(0.5, CAP), ["InferenceStorageReservation", "1.5 MiB"]),
     ],
 )
-def test_a_reservation_of_everything_is_said(reservation, why):
-    with pytest.raises(InfeasibleError, match=why):
+def test_a_reservation_of_everything_is_said(reservation, named):
+    kind, where = InfeasibleError, "storage_reservation"
+    with refused("reservation-leaves-nothing", where=where, names=[*named, "device 0"], kind=kind):
         planner(device="cuda", storage_reservation=reservation).plan(bags(*"abc"))

@@ -4,6 +4,7 @@ import pytest
 from torchrec.distributed.planner import ParameterConstraints
 
 from neuroshard import CostModels
+from tests.kit.messages import check, logged
 from tests.kit.torchrec_models import bags, planned, topology
 
 GIB, CARD = 1024**3 / 1000, 50e6  # bytes per ms: of a GiB/s; of an H100's network card
@@ -49,10 +50,12 @@ def _links(gib_per_s):
 @pytest.mark.parametrize("name", ["inter_host_bw", "intra_host_bw"])
 def test_measured_exchanges_say_that_they_ignore_a_bandwidth(name, caplog):
     planned(bags("a"), topology=topology(2, **{name: 1e9}), models="cpu")
-    assert sum(f"{name}=1e+09" in record.getMessage() for record in caplog.records) == 1
+    (unused,) = (message for message in logged(caplog) if message.code == "topology-bandwidth-unused")
+    check(unused, "topology-bandwidth-unused", where="topology", names=[f"{name}=1e+09"])
 
 
 def test_a_kept_plan_is_for_its_bandwidths(tmp_path, caplog):
     _planned(tmp_path)
     _planned(tmp_path, inter_host_bw=CARD / 2)
-    assert "was made for other bandwidths" in caplog.text
+    (outdated,) = (message for message in logged(caplog) if message.code == "kept-plan-outdated")
+    check(outdated, "kept-plan-outdated", names=["bandwidths"])

@@ -225,7 +225,7 @@ def _alone(model, sharder):
 )
 def test_what_no_dense_gradient_supports_is_refused_until_settings_replace_it(fused_params, named):
     job = _alone(shaped_bags({"a": (5, 4), "b": (5, 6)}), EmbeddingBagCollectionSharder(fused_params))
-    with refused("dense-optimizer-setting"):
+    with refused("dense-optimizer-setting", names=["'a'", named]):
         data_parallel_optimizer(job)
     replaced = {
         "optimizer": EmbOptimType.EXACT_SGD,
@@ -235,7 +235,7 @@ def test_what_no_dense_gradient_supports_is_refused_until_settings_replace_it(fu
         "lr_decay": 0.0,
         "weight_decay_mode": WeightDecayMode.NONE,
     }
-    with refused("dense-optimizer-setting"):
+    with refused("dense-optimizer-setting", names=["'b'", named]):
         data_parallel_optimizer(job, {"a": replaced})
     (group,) = data_parallel_optimizer(job, {"a": replaced, "b": replaced}).param_groups
     assert group["lr"] == 0.5
@@ -246,13 +246,14 @@ def test_what_no_dense_gradient_supports_is_refused_until_settings_replace_it(fu
 def test_settings_of_nothing_and_models_that_are_not_sharded_are_refused():
     model = shaped_bags({"a": (5, 4)})
     for function in (data_parallel_optimizer, data_parallel_parameters, dense_parameters):
-        with refused("model-not-sharded"):
+        with refused("model-not-sharded", names=["EmbeddingBagCollection"]):
             function(model)
     job = _alone(model, EmbeddingBagCollectionSharder())
-    with refused("data-parallel-table-unknown"):
+    with refused("data-parallel-table-unknown", names=["other"]):
         data_parallel_optimizer(job, {"other": {"lr": 1.0}})
-    with refused("data-parallel-setting-unknown"):
+    with refused("data-parallel-setting-unknown", names=["'a'", "learning_rate"]) as raised:
         data_parallel_optimizer(job, {"a": {"learning": 1.0}})
+    assert "learning" in raised.value.message.what
 
 
 class _EveryKind(nn.Module):

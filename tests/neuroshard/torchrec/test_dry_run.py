@@ -7,6 +7,7 @@ from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.sharding_plan import get_default_sharders
 
 from neuroshard.torchrec.releases import HAS_DRY_RUN
+from tests.kit.messages import check, logged
 from tests.kit.torchrec_models import bags, places
 
 if not HAS_DRY_RUN:
@@ -86,7 +87,8 @@ def test_settings_of_the_request_reach_the_planner_or_are_named(caplog):
     )
     [asked] = built._asked
     assert (asked.topology, asked.batch_size, asked.pipeline, asked.timeout_s) == (topology, 8, "sparse_dist", 7)
-    assert "has no effect here: partitioner_type" in caplog.text
+    (unused,) = (message for message in logged(caplog) if message.code == "dry-run-settings-unused")
+    check(unused, "dry-run-settings-unused", names=["partitioner_type"])
 
 
 def test_other_variants_of_the_planner_are_not_pretended_to_be():

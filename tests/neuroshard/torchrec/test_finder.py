@@ -10,7 +10,7 @@ from torchrec.distributed.planner import ParameterConstraints
 
 from neuroshard import Constraints, MemoryUse, TableRule
 from neuroshard.stages.search.runs.in_parts import InParts
-from tests.kit.messages import refused
+from tests.kit.messages import logged_codes, logged_one, refused
 from tests.kit.torchrec_models import bags, planner
 
 SCRIPT = """
@@ -90,7 +90,7 @@ def test_a_script_without_a_guard_is_not_run_again_by_what_measures(tmp_path):
     done = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["the job begins", "3 tables are planned"]
-    assert "INFO:neuroshard.torchrec.finder:measured" in done.stderr
+    assert done.stderr.count("INFO:neuroshard.torchrec.finder:") == 1  # of the measurement
 
 
 SIZE = 100 * 16 * 4  # bytes of each table
@@ -116,9 +116,10 @@ def test_nothing_moves_where_nothing_may(path):
     told = {change.table: change for change in changed.changes}
     assert set(told) == {"a", "new"}
     assert (told["a"].after, told["new"].before, told["new"].size_bytes) == ((), (), SIZE)
-    assert str(changed).startswith(
-        "0 bytes moved\nchanged: 1 table added (new), 1 table removed (a)\ntable new: new, 6.25 KiB on "
-    )
+    moved, since, *_ = str(changed).splitlines()
+    assert "0 bytes" in moved
+    assert all(table in since for table in ("(new)", "(a)"))
+    assert any("table new" in line and "6.25 KiB" in line for line in str(changed).splitlines())
     before.save(path)
     same = ours.replan(bags("b", "c", "d", "new"), previous=path, max_moved_bytes=0)
     assert same.plan == changed.plan
@@ -140,15 +141,15 @@ def test_every_rank_gets_it(group):
     changed = ours.collective_replan(bags("b", "c"), previous=before)
     assert {change.table for change in changed.changes} == {"a", "c"}
     assert ours.last_plan == changed.plan
-    with refused("file-missing"):
+    with refused("file-missing", names=["nowhere.json"]):
         ours.collective_replan(bags("a"), previous="nowhere.json")
-    with refused("replan-previous-type"):
+    with refused("replan-previous-type", names=["previous", None]):
         ours.replan(bags("a"), previous=None)
-    with refused("replan-setting-fixed"):
+    with refused("replan-setting-fixed", names=["start"]):
         ours.replan(bags("b", "c"), previous=before, start=before)
-    with refused("unknown-name"):
+    with refused("unknown-name", names=["'nonsense'", "max_moved_bytes"]):
         ours.replan(bags("a", "b"), previous=before, nonsense=1)
-    with refused("file-missing"):
+    with refused("file-missing", names=["nowhere.json"]):
         ours.replan(bags("a", "b"), previous="nowhere.json")
 
 
@@ -168,7 +169,7 @@ def test_what_must_move_is_counted_before_what_may():
     """Of two devices, one goes away."""
     before = _unperturbed().search(bags("a", "b", "c", "d"))
     gone = sum(placed.shard.dim * 100 * 4 for placed in before.placements if placed.device == 1)
-    with refused("replan-moves-exceed-limit"):
+    with refused("replan-moves-exceed-limit", names=["max_moved_bytes", 10, gone]):
         _unperturbed(1).replan(bags("a", "b", "c", "d"), previous=before, max_moved_bytes=10)
     changed = _unperturbed(1).replan(bags("a", "b", "c", "d"), previous=before, max_moved_bytes=gone)
     assert changed.moved_bytes == gone
@@ -188,7 +189,7 @@ def test_a_plan_that_cannot_stay_is_made_from_nothing(caplog):
     pairs, model = (("a", "b"), ("c", "d")), bags(*"abcd")
     before = _unperturbed(rules=Constraints(together=pairs)).search(model)
     changed = _unperturbed(rules=Constraints(apart=pairs)).replan(model, previous=before)
-    assert "the previous plan can't stay" in caplog.text
+    logged_one(caplog, "replan-from-nothing")
     ranks = {name: parameter.ranks for name, parameter in changed.sharding_plan.plan[""].items()}
     assert set(ranks["a"]).isdisjoint(ranks["b"])
 
@@ -197,6 +198,6 @@ def test_only_a_table_that_constraints_forbid_to_stay_is_placed_again(caplog):
     before = _unperturbed(rules=Constraints((TableRule("a", min_shards=2),))).search(bags("a", "b"))
     whole = {"a": ParameterConstraints(sharding_types=["table_wise"])}
     changed = _unperturbed(constraints=whole).replan(bags("a", "b"), previous=before, min_gain=1.0)
-    assert "can't stay" not in caplog.text
+    assert "replan-from-nothing" not in logged_codes(caplog)
     assert len(changed.sharding_plan.plan[""]["a"].ranks) == 1
     assert [change.table for change in changed.changes] == ["a"]

@@ -1,7 +1,6 @@
 """Every kind of module that holds tables: planned here, delegated to TorchRec's planner, or given."""
 
 import logging
-import re
 from dataclasses import replace
 from functools import partial
 
@@ -35,12 +34,13 @@ from torchrec.types import DataType
 
 import neuroshard as ns
 from neuroshard import Constraints, InfeasibleError, TableRule, UserError
+from neuroshard.plumbing.messages import number_of
 from neuroshard.testing import toy_task
 from neuroshard.torchrec.delegated import without_copies_remarks
 from neuroshard.torchrec.modules import EVERYTHING, divide, find_tables
 from neuroshard.torchrec.releases import TORCHREC
 from neuroshard.words.form import Form
-from tests.kit.messages import refused
+from tests.kit.messages import logged_codes, logged_one, refused
 from tests.kit.searches import H100
 from tests.kit.torchrec_models import CPU, META, bag, bags, places, planned, planner, sequence, sequences, topology
 from tests.kit.training import sharded
@@ -91,7 +91,7 @@ def _ours(planner):
 
 @pytest.mark.parametrize("make", [bags, sequences, partial(bags, dim=10)])
 def test_types_that_kernels_on_cpus_lack_are_refused(make):
-    with refused("table-bf16-on-cpu"):
+    with refused("table-bf16-on-cpu", names=["'t'", "BF16", "data_type", "FP16", "FP32"]):
         planner(models="roofline:h100").plan(make("t", data_type=DataType.BF16))
 
 
@@ -101,7 +101,7 @@ QUANTISED = ("EmbeddingBagCollection", "EmbeddingCollection")  # TorchRec's quan
 
 
 @pytest.mark.parametrize(
-    ("module", "given", "why"),
+    ("module", "given", "named"),
     [
         (_bags("c"), {}, None),
         (_weighted("c"), {}, None),
@@ -113,43 +113,46 @@ QUANTISED = ("EmbeddingBagCollection", "EmbeddingCollection")  # TorchRec's quan
         (QuantEmbeddingCollection([sequence("c", ROWS, DIM, **INT8)], device=CPU), {}, QUANTISED[1]),
         (_bags("c", data_type=DataType.FP16), {}, None),
         (_bags("c", data_type=DataType.BF16), {}, None),
-        (_bags("c", **INT8), {}, "weights of type INT8"),
+        (_bags("c", **INT8), {}, "INT8"),
         (_bags("c", dim=10), {}, None),
-        (_sequences("c", dim=10), {}, "10 columns are not a multiple of 4, so it is data-parallel"),
+        (_sequences("c", dim=10), {}, "10"),
         (_bags("c"), {"sharding_types": ["table_row_wise"]}, "sharding_types=['table_row_wise']"),
         (_bags("c"), {"sharding_types": ["row_wise", "table_wise"]}, None),
         (_bags("c"), {"compute_kernels": ["key_value"]}, "compute_kernels=['key_value']"),
         (_bags("c"), {"compute_kernels": ["fused"]}, None),
         (_sequences("c", data_type=DataType.FP16), {}, None),
-        (_sequences("c", enable_embedding_update=True), {}, "written to in training (enable_embedding_update)"),
+        (_sequences("c", enable_embedding_update=True), {}, "enable_embedding_update"),
         (_sequences("c"), {"sharding_types": ["data_parallel"]}, "sharding_types=['data_parallel']"),
         (_sequences("c"), {"sharding_types": ["row_wise", "table_wise"]}, None),
     ],
 )
-def test_every_table_is_in_the_plan_and_only_what_cannot_be_costed_or_said_is_delegated(module, given, why, caplog):
-    """Managed collision collections are sharded with what remaps their ids, by rows alone."""
+def test_every_table_is_in_the_plan_and_only_what_cannot_be_costed_or_said_is_delegated(module, given, named, caplog):
+    """Managed collision collections are sharded together with the remapping of their ids, row-wise only.
+
+    The warning of a delegated table names the table, and the class, data type or setting that NeuroShard lacks.
+    """
     settings = {"device": "cuda", "models": "roofline:h100", "constraints": _said("c", **given)}
     ours, plan = planned(_beside(module), **settings, data_parallel=True)
     assert {path: set(names) for path, names in plan.plan.items()} == {"plain": {"a", "b"}, "other": {"c"}}
-    assert _ours(ours) == (["a", "b"] if why else ["a", "b", "c"])
-    assert ("delegated to TorchRec's EmbeddingShardingPlanner" in caplog.text) is bool(why)
-    assert why is None or f"EmbeddingShardingPlanner: other.c ({why})\n" in caplog.text
-    if why in HELD + QUANTISED:
-        whole = ROWS * DIM * (1 if why in QUANTISED else 4)
+    assert _ours(ours) == (["a", "b"] if named else ["a", "b", "c"])
+    if named is None:
+        assert "tables-delegated" not in logged_codes(caplog)
+        return
+    logged_one(caplog, "tables-delegated", names=["other.c", named])
+    if named in HELD + QUANTISED:
+        whole = ROWS * DIM * (1 if named in QUANTISED else 4)
         taken = 2 * CAP - sum(ours.last_plan.task.topology.device_memory)
         assert whole <= taken < 2 * whole + 50_000  # with buffers of a batch; a copy on both at most
 
 
 @pytest.mark.parametrize(("make", "sharder"), [(_collision_bags, HELD[0]), (_bags, "_Nowhere")])
 def test_sharders_without_a_type_on_such_devices_say_where_they_have_one(make, sharder):
-    """Of managed collision bags TorchRec shards none on CPUs."""
+    """TorchRec shards no managed collision bags on CPUs."""
     sharders = [_Nowhere()] if sharder == "_Nowhere" else None
-    with pytest.raises(UserError) as raised:
+    with refused("delegated-sharder-without-types", names=["'other.c'", sharder, "cpu", "sharders="]) as raised:
         planner(models="roofline:h100").plan(nn.ModuleDict({"other": make("c")}), sharders)
-    said = str(raised.value)
-    assert all(word in said for word in ("'other.c'", f"{sharder}", "on cpu", "sharders="))
-    assert "only  on" not in said
-    assert ("row_wise" in said and "topology" in said) == (sharder == HELD[0])
+    remedy = raised.value.message.remedy
+    assert [named in remedy for named in ("row_wise", "cuda", "topology")] == [sharder == HELD[0]] * 3
 
 
 class _Nowhere(EmbeddingBagCollectionSharder):
@@ -166,18 +169,16 @@ def test_sharders_that_cannot_split_are_delegated():
     assert places(planner().plan(_bags("c"), [_CopiesOnly()])) == {"c": ("data_parallel", [0, 1])}
 
 
-UNKNOWN = "a sequence table, unknown to these models: collect compute.pooled=[true,false] and pretrain"
-
-
 @pytest.mark.parametrize(
-    ("settings", "why"),
-    [({}, UNKNOWN), ({"models": "roofline:h100", "searcher": "torchrec"}, "TorchRecSearch places pooled tables only")],
+    ("settings", "named"),
+    [({}, "compute.pooled=[true,false]"), ({"models": "roofline:h100", "searcher": "torchrec"}, "TorchRecSearch")],
+    ids=["unknown to the models", "unknown to the search"],
 )
-def test_sequence_tables_that_nobody_here_knows_are_delegated(settings, why, caplog):
+def test_sequence_tables_that_nobody_here_knows_are_delegated(settings, named, caplog):
     ours, plan = planned(_beside(_sequences("s")), **settings)
     assert set(plan.plan["other"]) == {"s"}
     assert _ours(ours) == ["a", "b"]
-    assert f"other.s ({why})" in caplog.text
+    logged_one(caplog, "tables-delegated", names=["other.s", named])
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_sequence_tables_are_halved_or_row_wise_if_devices_are_small(share, type
     model, size = _sequences("s", rows=6400), 6400 * DIM * 4
     ours = planner(3, cap=int(size * share), models="roofline:h100", constraints=_said("s", **types))
     if found is None:
-        with refused("table-exceeds-device", kind=InfeasibleError):
+        with refused("table-exceeds-device", kind=InfeasibleError, names=["'s'", 8]):  # columns
             ours.plan(model)
         return
     assert ours.plan(model).plan[""]["s"].sharding_type == found
@@ -250,7 +251,7 @@ def test_one_collection_may_be_planned_by_two(caplog):
     constraints = _said("b", sharding_types=["row_wise"])
     ours, plan = planned(_bags("a", "b", "c"), devices=4, device="cuda", constraints=constraints)
     found = places(plan)
-    assert "b (sharding_types=['row_wise'], unknown to this search or these models)" in caplog.text
+    logged_one(caplog, "tables-delegated", names=["sharding_types=['row_wise']"])
     assert _ours(ours) == ["a", "c"]
     assert {name for name, (kind, _) in found.items() if kind == "row_wise"} == {"b"}
     assert found["b"][1] == [0, 1, 2, 3]
@@ -292,8 +293,8 @@ def test_tables_that_fused_kernels_refuse_are_data_parallel_and_shard(dim, group
     ours, plan = planned(model, devices=1, models="roofline:h100")
     odd = plan.plan["odd"]["a"]
     assert (odd.sharding_type, odd.compute_kernel) == ("data_parallel", "dense")
-    assert "delegated" in caplog.text
-    assert "Sharding spec" not in caplog.text
+    logged_one(caplog, "tables-delegated", names=["odd.a", dim])
+    assert "Sharding spec" not in caplog.text  # TorchRec's words
     assert _ours(ours) == ["b"]
     model = sharded(module, ShardingPlan({"": plan.plan["odd"]}), get_default_sharders())
     lookups = KeyedJaggedTensor.from_lengths_sync(["f_a"], torch.arange(4), torch.ones(4, dtype=torch.int32))
@@ -341,7 +342,7 @@ def test_delegated_tables_fill_devices_before_ours():
     left, free = filled(2 * size + 4096, "a", "b", "c")
     assert free == 2 * size + 4096
     assert left <= size + 4096
-    with pytest.raises(InfeasibleError):
+    with refused("tables-exceed-devices", kind=InfeasibleError):
         filled(2 * size, "a", "b", "c", "d")
 
 
@@ -349,7 +350,7 @@ def test_only_other_modules_need_no_search():
     ours = planner()
     assert list(ours.plan(_sequences("s")).plan[""]) == ["s"]
     assert ours.last_plan is None
-    with refused("model-no-table-planned"):
+    with refused("model-no-table-planned", names=["plan()"]):
         ours.search(_sequences("s"))
 
 
@@ -363,55 +364,90 @@ def _stored(**fields):
     return nn.ModuleDict({"stored": bags("v", rows=STORED, dim=WIDE, **fields), "bags": _bags("a", "b")})
 
 
-COPIED = r"^table 'v' has 10 columns, .* data_parallel table only, .*; allow '.*', or give it 12 col"
-LEFT = r"^table '1\.v' is left to TorchRec's planner by its "
-OFFERED = "and EmbeddingBagCollectionSharder has only "
-BESIDE = nn.ModuleList([_bags("innocent", dim=10), _bags("v")])
+LEFT_ALONE = nn.ModuleList([_bags("innocent", dim=10), _bags("v")])
+BAGS = "EmbeddingBagCollectionSharder"
 
 
 @pytest.mark.parametrize(
-    ("device", "model", "given", "why"),
+    ("device", "model", "given", "code", "named", "remedies"),
     [
-        ("cpu", _bags("v", dim=10), {"sharding_types": ["row_wise"]}, COPIED),
-        ("cpu", _bags("v", dim=10), {"compute_kernels": ["fused"]}, COPIED),
+        (
+            "cpu",
+            _bags("v", dim=10),
+            {"sharding_types": ["row_wise"]},
+            "delegated-constraints-untrainable",
+            ["'v'", "sharding_types", 10, "data_parallel"],
+            ["'data_parallel'", 12],
+        ),
+        (
+            "cpu",
+            _bags("v", dim=10),
+            {"compute_kernels": ["fused"]},
+            "delegated-constraints-untrainable",
+            ["'v'", "compute_kernels", 10, "data_parallel"],
+            ["'dense'", 12],
+        ),
         (
             "cpu",
             _sequences("v"),
             {"sharding_types": ["table_row_wise"]},
-            r"^table 'v' is left to .* its sharding_types",
+            "delegated-types-unavailable",
+            ["'v'", "sharding_types=['table_row_wise']"],
+            ["sharding_types"],
         ),
         (
             "cpu",
-            BESIDE,  # with models that know no rows
+            LEFT_ALONE,  # with models that know no rows
             {"sharding_types": ["row_wise"]},
-            rf"{LEFT}sharding_types=\['row_wise'\], {OFFERED}data_parallel, table_wise, column_wise, table_column_wise "
-            r"on cpu; allow one of them; with 'table_wise' in addition it is planned here$",
+            "delegated-types-unavailable",
+            ["'1.v'", "sharding_types=['row_wise']", BAGS, "data_parallel, table_wise, column_wise, table_column_wise"],
+            ["sharding_types", "'table_wise'"],
         ),
         (
             "cpu",
-            BESIDE,
+            LEFT_ALONE,
             {"compute_kernels": ["key_value"]},
-            rf"{LEFT}compute_kernels=\['key_value'\], {OFFERED}dense, fused on cpu for data_parallel, .*; allow one of "
-            "them$",
+            "delegated-kernels-unavailable",
+            ["'1.v'", "compute_kernels=['key_value']", BAGS, "dense, fused", "cpu", "data_parallel"],
+            ["compute_kernels"],
         ),
-        ("cuda", _stored(), TRITON, r"has only .* allow one of them"),
+        (
+            "cuda",
+            _stored(),
+            TRITON,
+            "delegated-kernels-unavailable",
+            ["'stored.v'", "compute_kernels=['fused_triton']", BAGS, "fused_uvm_caching", "table_wise"],
+            ["compute_kernels"],
+        ),
         (
             "cuda",
             _stored(**VIRTUAL),
             {"sharding_types": ["table_wise"]},
-            r"a virtual table, .*sharding_types=\['table_wise'\]; allow 'row_wise'",
+            "delegated-constraints-untrainable",
+            ["'stored.v'", "virtual", "['table_wise']"],
+            ["'row_wise'"],
         ),
-        ("cuda", _stored(**VIRTUAL | {"total_num_buckets": 6}), {}, r"stored\.v.*divisible by num_buckets"),
+        (
+            "cuda",
+            _stored(**VIRTUAL | {"total_num_buckets": 6}),
+            {},
+            "delegated-planner-failed",
+            ["stored.v", "num_buckets"],
+            ["constraints"],
+        ),
     ],
 )
-def test_what_torchrec_cannot_plan_is_one_line_of_that_table_alone(device, model, given, why):
-    with pytest.raises(UserError, match=why):
+def test_what_torchrec_cannot_plan_is_one_line_of_that_table_alone(device, model, given, code, named, remedies):
+    with refused(code, names=named) as raised:
         planner(4, device, 1 << 30, constraints=_said("v", **given)).plan(model)
+    assert all(str(remedy) in raised.value.message.remedy for remedy in remedies)
+    assert "innocent" not in str(raised.value)
 
 
 def test_where_torchrec_finds_no_plan_it_is_said():
-    with refused("delegated-no-plan", kind=InfeasibleError):
+    with refused("delegated-no-plan", kind=InfeasibleError, names=["(s)", "constraints"]) as raised:
         planner(cap=1000).plan(_sequences("s"))
+    assert not raised.value.message.limit.endswith(".")  # as TorchRec's sentence does
 
 
 def _fails(*_, **__):
@@ -420,7 +456,7 @@ def _fails(*_, **__):
 
 def test_errors_of_torchrec_blame_no_table_among_several(monkeypatch):
     monkeypatch.setattr("torchrec.distributed.planner.enumerators.EmbeddingEnumerator.enumerate", _fails)
-    with refused("delegated-planner-failed"):
+    with refused("delegated-planner-failed", names=["0.s", "1.t", "no idea"]):
         planner().plan(nn.ModuleList([_sequences("s"), _sequences("t")]))
 
 
@@ -451,8 +487,8 @@ def test_a_given_plan_is_kept_and_its_memory_taken_off(caplog):
     assert plan.plan["pool"] is given.plan["pool"]
     assert _ours(ours) == ["b"]
     assert ours.last_plan.task.topology.device_memory[rank] <= CAP - ROWS * DIM * 4
-    assert "as the given plan has it: s.s, bags.a" in caplog.text
-    assert "holds module 'pool'" in caplog.text
+    logged_one(caplog, "tables-fixed-by-given", names=["s.s, bags.a"])
+    logged_one(caplog, "given-module-not-sharded", where="given", names=["'pool'"])
 
 
 def test_the_optimizer_of_a_fused_collection_counts():
@@ -474,7 +510,7 @@ def test_virtual_tables_are_delegated_with_their_caches(kernel, caplog):
     plan, taken, of_host = _on_hosts(_stored(**VIRTUAL), **given)
     table = plan.plan["stored"]["v"]
     assert (table.sharding_type, table.compute_kernel, table.ranks) == ("row_wise", kernel, [0, 1, 2, 3])
-    assert "delegated to TorchRec's EmbeddingShardingPlanner: stored.v (a virtual table)" in caplog.text
+    logged_one(caplog, "tables-delegated", names=["stored.v", "virtual"])
     cached = STORED // 5 * WIDE * 4  # TorchRec's share of the rows; less than max_l1_cache_size
     assert taken == pytest.approx([cached] * 4, rel=1e-3)
     assert of_host == 2 * (1 << 30)
@@ -489,7 +525,7 @@ def test_tables_on_ssd_are_delegated_with_their_caches(caplog):
     caches = KeyValueParams(max_l1_cache_size=10, l2_cache_size=1)
     plan, taken, of_host = _on_hosts(_stored(), compute_kernels=["key_value"], key_value_params=caches)
     held = set(plan.plan["stored"]["v"].ranks)
-    assert "stored.v (compute_kernels=['key_value'])" in caplog.text
+    logged_one(caplog, "tables-delegated", names=["stored.v", "compute_kernels=['key_value']"])
     assert {rank for rank, its in enumerate(taken) if its >= 10 << 20} == held
     assert of_host == max(len(held & {0, 1}), len(held & {2, 3})) * (1 << 30)
 
@@ -510,7 +546,7 @@ def test_triton_kernels_are_delegated_where_sharders_have_them(caplog):
     plan, taken, _ = _on_hosts(_stored(), [_Triton()], **TRITON)
     table = plan.plan["stored"]["v"]
     assert table.compute_kernel == "fused_triton"
-    assert "compute_kernels=['fused_triton']" in caplog.text
+    logged_one(caplog, "tables-delegated", names=["stored.v", "compute_kernels=['fused_triton']"])
     assert taken[table.ranks[0]] >= STORED * WIDE * 4
 
 
@@ -535,22 +571,19 @@ def _beside_mean_pooling():
 
 
 @pytest.mark.parametrize(
-    ("model", "table", "said"),
+    ("model", "table", "code", "named"),
     [
-        (
-            _beside_mean_pooling(),
-            "mean",
-            r"mean-pooled tables of 'the model' are row-wise, .* or share their features \(sum",
-        ),
+        (_beside_mean_pooling(), "mean", "mean-pooled-tables-row-wise", "(sum"),
         (
             nn.ModuleDict({"one": _weighted("processed"), "two": _bags("plain")}),
             "processed",
-            r"tables of processed features are row-wise \(one\.processed\)",
+            "processed-tables-row-wise",
+            "one.processed",
         ),
     ],
     ids=["mean-pooled", "processed features"],
 )
-def test_rows_that_make_other_outputs_wrong_must_be_named(model, table, said, caplog):
+def test_rows_that_make_other_outputs_wrong_must_be_named(model, table, code, named, caplog):
     sharders = [*get_default_sharders(), FeatureProcessedEmbeddingBagCollectionSharder()]
     parameter = next(its for its in find_tables(model, sharders) if its.name == table)
     assert Form.ROW_WISE not in parameter.forms
@@ -559,9 +592,9 @@ def test_rows_that_make_other_outputs_wrong_must_be_named(model, table, said, ca
     others = {its.name: columns for its in find_tables(model, sharders)}
     on = {"device": "cuda", "models": "roofline:h100"}
     planner(constraints=others, **on).plan(model, sharders)
-    assert "row-wise" not in caplog.text
+    assert code not in logged_codes(caplog)
     planner(constraints=others | {table: ROWS_TOO}, **on).plan(model, sharders)
-    assert re.search(said, caplog.text)
+    logged_one(caplog, code, names=[named])
 
 
 @pytest.mark.parametrize(("features", "warned"), [(["f_mean"], True), (["f_sum"], False)])
@@ -570,12 +603,13 @@ def test_tables_that_share_features_with_mean_pooled_rows(features, warned, capl
     model = EmbeddingBagCollection([mean, total], device=META)
     rows = {"mean": ROWS_TOO, "sum": ROWS_TOO}
     planner(2, "cuda", models="roofline:h100", constraints=rows).plan(model)
-    assert (f"{TORCHREC} divides some outputs wrongly" in caplog.text) == warned
+    assert ("mean-pooled-tables-row-wise" in logged_codes(caplog)) == warned
 
 
 def test_a_mean_pooled_table_that_fits_in_no_columns_says_that_rows_may_be_named():
-    with refused("device-memory-too-small", kind=InfeasibleError):
+    with refused("device-memory-too-small", kind=InfeasibleError) as raised:
         planner(2, "cuda", cap=ROWS * DIM, models="roofline:h100").plan(_beside_mean_pooling())
+    assert all(named in raised.value.message.remedy for named in ("sharding_types=['row_wise']", " mean "))
 
 
 def test_fused_collections_are_data_parallel_only_if_that_is_named():
@@ -586,28 +620,27 @@ def test_fused_collections_are_data_parallel_only_if_that_is_named():
 
 
 @pytest.mark.parametrize(
-    ("module", "limits", "do"),
+    ("module", "limits", "remedy"),
     [
-        (_sequences("t"), {"compute_kernels": ["dense"]}, "allow others"),
-        (_sequences("t"), {"sharding_types": ["data_parallel", "grid_shard"]}, "allow others"),
-        (_sequences("t"), {"sharding_types": ["data_parallel"]}, "allow others"),
-        (_sequences("t", dim=6), {}, "give it 8 columns"),
-        (_fused("t"), {"compute_kernels": ["dense"]}, "allow others"),
-        (_fused("t"), {"sharding_types": ["data_parallel"]}, "allow others"),
+        (_sequences("t"), {"compute_kernels": ["dense"]}, "constraints"),
+        (_sequences("t"), {"sharding_types": ["data_parallel", "grid_shard"]}, "constraints"),
+        (_sequences("t"), {"sharding_types": ["data_parallel"]}, "constraints"),
+        (_sequences("t", dim=6), {}, "8"),
+        (_fused("t"), {"compute_kernels": ["dense"]}, "constraints"),
+        (_fused("t"), {"sharding_types": ["data_parallel"]}, "constraints"),
     ],
 )
-def test_data_parallel_tables_that_fail_on_cpus_are_refused_however_they_are_requested(module, limits, do):
+def test_data_parallel_tables_that_fail_on_cpus_are_refused_however_they_are_requested(module, limits, remedy):
     said = _said("t", **limits)
-    fails = rf"{TORCHREC} fails with data-parallel sequence tables, and .* of fused collections, on CPUs; "
-    with refused("table-types-fail-on-cpu"):
+    with refused("table-types-fail-on-cpu", names=["'t'", "data_parallel", TORCHREC]) as raised:
         planner(constraints=said).plan(module)
+    assert remedy in raised.value.message.remedy
     planner(2, "cuda", constraints=said).plan(module)
 
 
 @pytest.mark.parametrize(("rows", "devices"), [(1, 2), (4, 3)])
 def test_devices_without_a_row_which_fail_on_cpus_are_refused(rows, devices):
-    fails = rf"{rows} row\(s\) over {devices} devices, some of which would have none, on CPUs; allow others"
-    with pytest.raises(UserError, match=fails):
+    with refused("table-types-fail-on-cpu", names=["'t'", "row_wise", number_of(rows, "row"), devices]):
         planner(devices, constraints=_said("t", sharding_types=["row_wise"])).plan(sequences("t", rows=rows))
 
 
@@ -645,7 +678,6 @@ def test_outputs_that_ranks_cannot_exchange_are_remarked_on(narrow, columns, sai
     }
     plan = planner(2, "cuda", models="roofline:h100", constraints=limits).plan(_bags("a", "b"))
     assert len({rank for name in columns for rank in places(plan)[name][1]}) == len(columns)
-    remark = (
-        f"outputs of 'the model' have 2 bytes an element on some ranks, 4 on others, which {TORCHREC} can't exchange"
-    )
-    assert (remark in caplog.text) is said
+    assert ("outputs-precision-mixed" in logged_codes(caplog)) is said
+    if said:
+        logged_one(caplog, "outputs-precision-mixed", names=["2 bytes", 4, TORCHREC])

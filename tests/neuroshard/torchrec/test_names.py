@@ -7,7 +7,7 @@ from torch import nn
 from torchrec.distributed.planner import ParameterConstraints
 
 from neuroshard import Constraints, PinnedShard, TableRule
-from tests.kit.messages import refused
+from tests.kit.messages import logged_codes, refused
 from tests.kit.torchrec_models import bags, places, planner
 
 MODEL = nn.ModuleDict({"one": bags("user", "item"), "other": bags("user", "ad")})
@@ -41,7 +41,7 @@ def _only_row_wise(ours):
 def test_constraints_name_tables_either_way(constraints, found, caplog):
     ours = _planner(constraints=constraints)
     assert _only_row_wise(ours) == found
-    assert "no collection of the model has" not in caplog.text
+    assert "constraints-table-unknown" not in logged_codes(caplog)
     tables = zip(PATHS, ours.last_plan.task.tables, strict=True)
     assert {path for path, table in tables if table.pooling_factor == 3} == found
 
@@ -85,7 +85,7 @@ def test_statistics_name_tables_either_way(caplog):
         found = _planner(tables=tables).search(MODEL).task
         assert [table.pooling_factor for table in found.tables] == [7.0] * 4
         assert [table.name for table in found.tables] == [table.name for table in task.tables]
-    assert "is not planned here" not in caplog.text
+    assert "statistics-table-not-planned" not in logged_codes(caplog)
 
 
 @pytest.mark.parametrize("kind", ["rules", "pinned", "together", "tables"])
@@ -98,16 +98,17 @@ def test_an_ambiguous_name_is_an_error_with_the_candidates(kind):
         "together": {"rules": Constraints(together=(("user", "item"),))},
         "tables": {"tables": [table]},
     }
-    with refused("table-name-ambiguous"):
+    where = "tables" if kind == "tables" else "rules"
+    with refused("table-name-ambiguous", where=where, names=["'user'", "one.user", "other.user"]):
         _planner(**settings[kind]).plan(MODEL)
 
 
 def test_statistics_of_a_table_by_both_names_are_refused():
     table = next(one for one in _planner().search(MODEL).task.tables if one.name == "item")
-    with refused("statistics-same-table"):
+    with refused("statistics-same-table", where="tables", names=["'item'", "'one.item'"]):
         _planner(tables=[table, replace(table, name="one.item")]).plan(MODEL)
 
 
 def test_rules_of_no_table_are_an_error_still():
-    with refused("rule-matches-no-table"):
+    with refused("rule-matches-no-table", where="constraints", names=["'one.ad'"]):
         _planner(rules=Constraints((TableRule("one.ad", max_shards=1),))).plan(MODEL)

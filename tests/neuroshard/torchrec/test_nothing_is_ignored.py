@@ -17,12 +17,13 @@ from torchrec.distributed.planner.types import Stats
 from torchrec.distributed.types import BoundsCheckMode, CacheParams, CacheStatistics, KeyValueParams
 from torchrec.types import DataType
 
-from neuroshard import Constraints, MemoryUse, Table, TableRule, Tier, UserError
+from neuroshard import Constraints, InfeasibleError, MemoryUse, Table, TableRule, Tier, UserError
+from neuroshard.plumbing.messages import Message
 from neuroshard.searching.searcher import Verifier
 from neuroshard.testing import ONCE
 from neuroshard.torchrec import NeuroShardPlanner, save_sharding_plan
 from neuroshard.torchrec.resharding import plan_difference
-from tests.kit.messages import refused
+from tests.kit.messages import logged, logged_codes, logged_one, refused
 from tests.kit.torchrec_models import AllOnLast, bags, planner, topology
 from tests.neuroshard.torchrec.test_accepted import Stored
 
@@ -40,13 +41,13 @@ class Missed(CacheStatistics):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a table's constraints: how the plan shards it, the table as it was counted, and what was logged."""
+    """Effects of a table's constraints: its sharding in the plan, the counted table, and the warnings."""
 
     sharding: Any
     table: Table
     tier: Tier
     num_shards: int
-    log: str
+    warnings: list[Message]
 
 
 def _outcome(constraint, caplog, model=None, **settings):
@@ -56,31 +57,36 @@ def _outcome(constraint, caplog, model=None, **settings):
     plan = ours.plan(model or bags("t", dim=64))
     ours_plan = ours.last_plan
     tier = ours_plan.tier_assignments[0].tier
-    return Outcome(plan.plan[""]["t"], ours_plan.task.tables[0], tier, len(ours_plan.placements), caplog.text)
+    return Outcome(plan.plan[""]["t"], ours_plan.task.tables[0], tier, len(ours_plan.placements), logged(caplog))
 
 
 def _passed_on(field: str, value: Any) -> tuple[Any, Callable[[Outcome], bool]]:
     return value, lambda found: getattr(found.sharding, field) == value
 
 
-# By field of TorchRec's constraints: a value, and if it is followed, counted or warned of; None where it is refused.
-OF_CONSTRAINTS: dict[str, tuple[Any, Callable[[Outcome], bool] | None]] = {
+def _warned_of(value: Any, named: str, code: str = "constraints-field-unused") -> tuple[Any, Callable[[Outcome], bool]]:
+    return value, lambda found: any(one.code == code and named in one.what for one in found.warnings)
+
+
+# By field of TorchRec's constraints: a value, and a function that returns True if the value is followed, counted or
+# warned of; or the code of the error that refuses the value.
+OF_CONSTRAINTS: dict[str, tuple[Any, Callable[[Outcome], bool] | str]] = {
     "sharding_types": (["column_wise"], lambda found: found.sharding.sharding_type == "column_wise"),
     "compute_kernels": ([CACHED], lambda found: found.sharding.compute_kernel == CACHED),
-    "min_partition": (0, None),
+    "min_partition": (0, "constraints-min-partition"),
     "pooling_factors": ([7.0], lambda found: found.table.pooling_factor == 7),
     "num_poolings": ([3.0], lambda found: found.table.pooling_factor == 3),
     "batch_sizes": ([8], lambda found: found.table.pooling_factor == 2),
-    "is_weighted": (True, lambda found: "is_weighted" in found.log),
+    "is_weighted": _warned_of(True, "is_weighted"),
     "cache_params": _passed_on("cache_params", CacheParams(reserved_memory=1.0)),
     "enforce_hbm": _passed_on("enforce_hbm", True),
     "stochastic_rounding": _passed_on("stochastic_rounding", False),
     "bounds_check_mode": _passed_on("bounds_check_mode", BoundsCheckMode.NONE),
-    "feature_names": (["other"], lambda found: "feature_names" in found.log),
+    "feature_names": _warned_of(["other"], "feature_names"),
     "output_dtype": _passed_on("output_dtype", DataType.FP16),
-    "device_group": ("cpu", None),
+    "device_group": ("cpu", "constraints-device-group"),
     "key_value_params": _passed_on("key_value_params", KeyValueParams(l2_cache_size=1)),
-    "use_virtual_table": (True, lambda found: "use_virtual_table" in found.log),
+    "use_virtual_table": _warned_of(True, "use_virtual_table"),
 }
 
 
@@ -88,26 +94,26 @@ def _in_cache(field: str, value: Any) -> tuple[Any, Callable[[Outcome], bool]]:
     return value, lambda found: getattr(found.sharding.cache_params, field) == value
 
 
-# The same by field of the cache's parameters, of a table behind a cache.
-OF_CACHES: dict[str, tuple[Any, Callable[[Outcome], bool] | None]] = {
+# The same by field of the cache's parameters, for a table with a cache.
+OF_CACHES: dict[str, tuple[Any, Callable[[Outcome], bool] | str]] = {
     "algorithm": _in_cache("algorithm", CacheAlgorithm.LFU),
     "load_factor": _in_cache("load_factor", 0.3),
     "reserved_memory": _in_cache("reserved_memory", 2.0),
-    "precision": (DataType.FP16, lambda found: "precision" in found.log),
-    "prefetch_pipeline": (True, lambda found: "prefetch" in found.log),
-    "stats": (Missed(), lambda found: "stats" in found.log),
-    "multipass_prefetch_config": (MultiPassPrefetchConfig(), None),
+    "precision": _warned_of(DataType.FP16, "cache_params.precision"),
+    "prefetch_pipeline": _warned_of(True, "(t)", "prefetching-not-counted"),
+    "stats": _warned_of(Missed(), "cache_params.stats"),
+    "multipass_prefetch_config": (MultiPassPrefetchConfig(), "cache-multipass-without-prefetch"),
 }
 
 
 def _set(case, make, caplog):
-    value, holds = case
-    if holds is None:
-        with pytest.raises(UserError, match="table 't'"):
+    value, holds_or_code = case
+    if isinstance(holds_or_code, str):
+        with refused(holds_or_code, where="constraints of table 't'"):
             _outcome(make(value), caplog)
         return
-    assert not holds(_outcome(make(None), caplog))
-    assert holds(_outcome(make(value), caplog))
+    assert not holds_or_code(_outcome(make(None), caplog))
+    assert holds_or_code(_outcome(make(value), caplog))
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(ParameterConstraints)])
@@ -130,14 +136,16 @@ def test_parameters_of_caches(field, caplog):
 @pytest.mark.parametrize(("kernels", "warned"), [(["fused"], True), ([CACHED], False), (None, False)])
 def test_the_size_of_a_cache_that_no_kernel_has_is_warned_of(kernels, warned, caplog):
     asked = ParameterConstraints(compute_kernels=kernels, cache_params=CacheParams(load_factor=0.3))
-    assert ("load_factor" in _outcome(asked, caplog).log) is warned
+    _, is_warned = _warned_of(asked, "cache_params.load_factor")
+    assert is_warned(_outcome(asked, caplog)) is warned
 
 
 def test_what_constraints_merely_repeat_is_not_warned_of(caplog):
     same = ParameterConstraints(
         feature_names=["f_t"], cache_params=CacheParams(precision=DataType.FP32), pooling_factors=[2.0]
     )
-    assert "constraints" not in _outcome(same, caplog).log
+    codes = {one.code for one in _outcome(same, caplog).warnings}
+    assert codes.isdisjoint({"constraints-field-unused", "prefetching-not-counted", "statistics-lookups-assumed"})
 
 
 def test_a_table_is_split_no_further_than_min_partition(caplog):
@@ -145,7 +153,7 @@ def test_a_table_is_split_no_further_than_min_partition(caplog):
     for least, most in ((16, 4), (32, 2)):
         found = _outcome(ParameterConstraints(min_partition=least), caplog, **split)
         assert 2 <= found.num_shards <= most
-    with pytest.raises(UserError):
+    with refused("table-shard-counts", where="constraints", names=["'t'", 64, 2]):
         _outcome(ParameterConstraints(min_partition=64), caplog, **split)
 
 
@@ -160,7 +168,7 @@ def test_tables_that_fbgemm_keeps_in_device_memory_count_there(asked, by):
     where = topology(2, "cuda", cap=1000 * 64 * 4 // 4, ddr_cap=1 << 30)
     ours, sharder = planner(topology=where, **settings), EmbeddingBagCollectionSharder(fused_params=fused)
     if asked:
-        with pytest.raises(UserError):
+        with refused("device-memory-too-small", kind=InfeasibleError):
             ours.plan(bags("t", rows=1000, dim=64), [sharder])
         return
     ours.plan(bags("t", rows=1000, dim=64), [sharder])
@@ -168,7 +176,7 @@ def test_tables_that_fbgemm_keeps_in_device_memory_count_there(asked, by):
 
 
 def test_host_memory_alone_contradicts_weights_in_device_memory(caplog):
-    with refused("constraints-enforce-hbm"):
+    with refused("constraints-enforce-hbm", where="constraints of table 't'", names=["enforce_hbm", CACHED]):
         _outcome(ParameterConstraints(compute_kernels=[CACHED], enforce_hbm=True), caplog)
 
 
@@ -177,7 +185,8 @@ def test_settings_of_sharders_that_plans_override_are_warned_of(setting, caplog)
     value = {"cache_load_factor": 0.5, "cache_algorithm": CacheAlgorithm.LFU}[setting]
     sharder = EmbeddingBagCollectionSharder(fused_params={setting: value})
     planner(device="cuda", models="roofline:h100").plan(bags("t"), [sharder])
-    assert f"set {setting}={value}" in caplog.text
+    names = ["EmbeddingBagCollectionSharder", f"{setting}={value}", f"cache_params.{setting.removeprefix('cache_')}"]
+    logged_one(caplog, "fused-params-overridden", names=names)
 
 
 @pytest.mark.parametrize(
@@ -193,8 +202,9 @@ def test_constraints_that_a_given_plan_does_not_follow_are_warned_of(constraint,
     whole = ParameterConstraints(sharding_types=["table_wise"])
     given = planner(constraints={"t": whole}).plan(bags("t"))
     assert planner(given=given, constraints={"t": constraint}).plan(bags("t")) == given
-    assert ("differs from constraints: t (" in caplog.text) is (warned is not None)
-    assert (warned or "") in caplog.text
+    assert ("given-constraints-differ" in logged_codes(caplog)) is (warned is not None)
+    if warned is not None:
+        logged_one(caplog, "given-constraints-differ", names=["t (", warned])
 
 
 LOST = {
@@ -210,17 +220,17 @@ def test_what_files_do_not_hold_is_said(field, path, caplog):
     setattr(plan.plan[""]["t"], field, LOST[field])
     save_sharding_plan(plan, path)
     names = [f"{field}.precision", f"{field}.stats"] if field == "cache_params" else [field]
-    assert all(f"{name} of table 't'" in caplog.text for name in names)
+    logged_one(caplog, "sharding-plan-fields-lost", names=[path, "table 't'", *names])
 
 
 def test_settings_of_kernels_that_a_running_job_keeps_are_warned_of(caplog):
     before, after = (planner(constraints={"t": ParameterConstraints()}).plan(bags("t")) for _ in range(2))
     assert plan_difference(before, after) == {}
-    assert caplog.text.count("running job keeps") == 0
+    assert "reshard-settings-kept" not in logged_codes(caplog)
     its = after.plan[""]["t"]
     its.cache_params = CacheParams(prefetch_pipeline=True)
     assert plan_difference(before, after) == {}
-    assert "running job keeps the settings of its kernels, and the plan has others: cache_params of 't'" in caplog.text
+    logged_one(caplog, "reshard-settings-kept", names=["cache_params", "'t'"])
     its.ranks = [1 - its.ranks[0]]
     assert plan_difference(before, after)[""]["t"].cache_params is None
 
@@ -314,18 +324,39 @@ def test_planners_of_equal_arguments_differ_in_nothing(path, caplog):
     assert _seen({}, path, caplog) == _seen({}, path, caplog)
 
 
+UNUSED = {
+    "planner-groups-arguments-unused",
+    "planner-keep-types-unused",
+    "planner-verifier-argument-unused",
+    "planner-verify-argument-unused",
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "code"),
+    [
+        ({"sync_steps": 2}, "planner-groups-arguments-unused"),
+        ({"keep_types": True}, "planner-keep-types-unused"),
+        ({"verify": Chosen(), "passes": 3}, "planner-verifier-argument-unused"),
+        ({"passes": 3}, "planner-verify-argument-unused"),
+    ],
+)
+def test_arguments_without_effect_are_warned_of(settings, code, path, caplog):
+    _seen(settings, path, caplog)
+    assert UNUSED.intersection(logged_codes(caplog)) == {code}
+
+
 @pytest.mark.parametrize("settings", [{"num_groups": 2, "sync_steps": 2}, {"verify": Chosen()}, {}])
 def test_arguments_that_count_are_not_warned_of(settings, path, caplog):
     _seen(settings, path, caplog)
-    assert "count with" not in caplog.text
-    assert "goes with" not in caplog.text
+    assert UNUSED.isdisjoint(logged_codes(caplog))
 
 
 @pytest.mark.parametrize("searcher", ["neuroshard", "dim_greedy"])
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_searcher_that_makes_no_table_data_parallel_is_warned_of(searcher, asked, caplog):
     planner(**DEFAULT, searcher=searcher, data_parallel=asked).plan(bags("t", dim=64))
-    assert ("data_parallel=True" in caplog.text) is (asked and searcher != "neuroshard")
+    assert ("data-parallel-not-searched" in logged_codes(caplog)) is (asked and searcher != "neuroshard")
 
 
 def test_replanning_reads_no_loader_and_measures_nothing(caplog):
@@ -333,4 +364,4 @@ def test_replanning_reads_no_loader_and_measures_nothing(caplog):
     for settings in ({}, {"verify": Chosen()}, {"plan_loader": Stored({}, None)}):
         caplog.clear()
         planner(**DEFAULT, **settings).replan(bags("t", dim=64), previous=previous)
-        assert ("replan() reads no plan_loader=" in caplog.text) is bool(settings)
+        assert ("replan-arguments-unused" in logged_codes(caplog)) is bool(settings)

@@ -10,7 +10,7 @@ from torchrec.types import DataType
 from neuroshard import TableRule
 from neuroshard.torchrec import find_tables
 from neuroshard.words.form import FORMS, Form
-from tests.kit.messages import refused
+from tests.kit.messages import check, logged, refused
 from tests.kit.torchrec_models import bags, sequences, shaped_bags
 
 # Two collections, one of them deeper down.
@@ -58,7 +58,7 @@ def test_all_features_of_a_table_count(given, lookups):
 
 
 def test_numbers_for_too_few_features_are_refused():
-    with refused("constraints-numbers-per-feature"):
+    with refused("constraints-numbers-per-feature", where="constraints of table 'sku'", names=["pooling_factors", 2]):
         _sku(pooling_factors=[1.0, 2.0, 3.0]).table("sku", 64, 2)
 
 
@@ -93,7 +93,8 @@ def test_tables_may_have_the_sharding_types_that_constraints_name_or_all(types, 
 
 def test_constraints_for_other_tables_are_warned_about(caplog):
     assert len(find_tables(MODEL, constraints={"skew": ParameterConstraints()})) == 3
-    assert "'skew' that no collection of the model has" in caplog.text
+    (unknown,) = logged(caplog)
+    check(unknown, "constraints-table-unknown", where="constraints", names=["'skew'"])
 
 
 def test_names_are_no_patterns():

@@ -13,7 +13,7 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import Stats
 
 from neuroshard import Constraints, Table, TableRule
-from tests.kit.messages import refused
+from tests.kit.messages import logged_codes, logged_one, refused
 from tests.kit.torchrec_models import bags, planner, sequences
 
 ROWS, DIM = 128, 32
@@ -85,6 +85,11 @@ def test_sequence_tables_are_told_what_they_give_out():
 MEASURED = [Table(name, ROWS, DIM, 2.5, (*(0.0,) * 16, 1.0), 4, 16) for name in "abc"]
 
 
+def _reported(caplog):
+    """The lines that the planner added to TorchRec's report."""
+    return [record.getMessage() for record in caplog.records if record.name == "neuroshard.torchrec.planner_report"]
+
+
 @pytest.mark.parametrize("types", [None, ["table_wise", "column_wise", "data_parallel", "row_wise"]])
 def test_torchrecs_own_report_prints_our_plans_and_profiled_lookups(caplog, types):
     caplog.set_level(logging.INFO)
@@ -94,18 +99,23 @@ def test_torchrecs_own_report_prints_our_plans_and_profiled_lookups(caplog, type
     assert "--- Planner Statistics ---" in caplog.text
     (line,) = [line for line in caplog.text.splitlines() if " bags.b " in line]
     assert " 2.5 " in line
-    assert re.search(r"planned here: imbalance 1\.\d\d .*, memory 10% to 10% full .* by roofline:h100", caplog.text)
+    (report,) = _reported(caplog)
+    assert re.findall(r"\b\d+\.\d\d\b|\d+%|roofline:h100", report)[1:] == ["10%", "10%", "roofline:h100"]
+    assert 1 <= float(re.search(r"\b\d\.\d\d\b", report)[0]) < 2  # the imbalance
     caplog.clear()
-    _planned(stats=None, **given)
+    ours, _ = _planned(stats=None, **given)
     assert "--- Planner Statistics ---" not in caplog.text
-    assert "4 tables on 4 devices" in caplog.text
-    assert "host:" not in caplog.text
+    assert str(ours.last_cost) in caplog.text
+    assert _reported(caplog) == []
 
 
-def test_what_devices_wait_for_their_hosts_is_told(caplog):
+@pytest.mark.parametrize(("models", "waits"), [("h100", True), ("roofline:h100", False)])
+def test_reports_have_the_time_that_devices_wait_for_their_hosts(models, waits, caplog):
     caplog.set_level(logging.INFO)
-    _planned(models="h100", data_parallel=True)
-    assert re.search(r"as TorchRec does\); host: devices wait \d\.\d\d ms until it has launched", caplog.text)
+    ours, _, _ = _planned(models=models, data_parallel=True)
+    waited_ms = ours.last_cost.waited_ms
+    assert (waited_ms > 0) is waits
+    assert [f" {waited_ms:.2f} ms " in report for report in _reported(caplog)] == [waits]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +187,7 @@ def test_callbacks_that_break_tables_are_said():
         options[0].shards[0] = replace(options[0].shards[0], size=[ROWS, DIM // 2])
         return options
 
-    with refused("plan-shards-gap"):
+    with refused("plan-shards-gap", names=["'a'", "row 0", "column 16"]):
         _planned(callbacks=[broken])
 
 
@@ -189,9 +199,11 @@ def test_a_warning_names_tables_that_sharded_weights_do_not_load_into(rule, widt
     ours = planner(3, rules=Constraints(rules=(rule,)))
     ours.plan(bags("a"))
     assert sorted(placed.shard.dim for placed in ours.last_plan.placements) == widths
-    told = "1 table(s) in shards of unequal width (a); rules="
-    assert (told in caplog.text) is (len(set(widths)) > 1)
     given = ours.plan(bags("a"))
-    caplog.clear()
-    planner(3, given=given).plan(bags("a"))
-    assert (told in caplog.text) is (len(set(widths)) > 1)
+    for planning in (ours, planner(3, given=given)):
+        caplog.clear()
+        planning.plan(bags("a"))
+        assert ("plan-widths-not-loadable" in logged_codes(caplog)) is (len(set(widths)) > 1)
+        if len(set(widths)) > 1:
+            message = logged_one(caplog, "plan-widths-not-loadable", names=["1 table", "(a)"])
+            assert "rules=" in message.remedy

@@ -14,14 +14,14 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.types import ShardingPlan
 
-from neuroshard import Topology, UserError
+from neuroshard import Topology
 from neuroshard.hardware.mirror import mirrored_world
 from neuroshard.hardware.step_bench import placed_here
 from neuroshard.torchrec import NeuroShardPlanner
 from neuroshard.torchrec.groups import groups_of
 from neuroshard.torchrec.pods import POD_SIZE, pod_size_remark, ranks_per_pod
 from tests.kit import training
-from tests.kit.messages import refused
+from tests.kit.messages import check, logged, logged_codes, refused
 from tests.kit.processes import of_all, on_gloo
 from tests.kit.torchrec_models import CPU, planner, shaped_bags, topology
 
@@ -118,18 +118,18 @@ def test_replicas_count_as_joined_by_fast_links_only_within_a_pod():
 
 
 @pytest.mark.parametrize(
-    ("world", "host", "pod", "given"),
+    ("world", "host", "pod", "code", "names"),
     [
-        (6, 4, None, "local_world_size=4"),
-        (2, 8, None, "local_world_size=8"),
-        (6, 4, 2, "local_world_size=4"),
-        (8, 2, 0, "pod_size=0"),
-        (8, 2, -1, "pod_size=-1"),
+        (6, 4, None, "topology-host-size-not-divisor", ["local_world_size", 4, 6]),
+        (2, 8, None, "topology-host-size-not-divisor", ["local_world_size", 8, 2]),
+        (6, 4, 2, "topology-host-size-not-divisor", ["local_world_size", 4, 6]),
+        (8, 2, 0, "topology-pod-size-low", ["pod_size", 0]),
+        (8, 2, -1, "topology-pod-size-low", ["pod_size", -1]),
     ],
 )
 @pytest.mark.parametrize("number", [1, 2, "auto"])
-def test_hosts_of_unequal_size_and_pods_of_none_are_refused_at_once(world, host, pod, given, number):
-    with pytest.raises(UserError, match=given):
+def test_hosts_of_unequal_size_and_pods_of_none_are_refused_at_once(world, host, pod, code, names, number):
+    with refused(code, where="topology", names=names):
         planner(topology=_job(world, host, pod), models="roofline:h100", num_groups=number)
 
 
@@ -139,7 +139,7 @@ def test_hosts_of_unequal_size_and_pods_of_none_are_refused_at_once(world, host,
 )
 def test_pods_that_do_not_divide_the_ranks_are_counted_as_hosts_with_a_warning(world, pod, joined, warned, caplog):
     ours, model = _planned(_job(world, 2, pod), SHAPES | {"free": (64, 64)})
-    assert caplog.text.count("do not divide") == warned
+    assert logged_codes(caplog).count("topology-pods-ignored") == warned
     plan = ours.plan(model).plan[""]
     assert {len(plan[name].ranks) for name in SHAPES} == {joined}
     assert ours.last_plan.task.topology.domain_size == joined
@@ -168,7 +168,9 @@ def test_a_plan_whose_tables_need_a_pod_size_at_run_time_says_so(pod, variable, 
         monkeypatch.setenv(POD_SIZE, variable)
     ours, model = _planned(_job(8, 2, pod))
     hosts = len(ours.plan(model).plan[""]["a"].ranks) // 2
-    assert caplog.text.count(f"Set {POD_SIZE}={hosts} in every process") == warned
+    messages = [message for message in logged(caplog) if message.code == "pod-size-differs"]
+    assert len(messages) == warned
+    assert all(f"{POD_SIZE}={hosts} " in message.remedy for message in messages)
 
 
 @pytest.mark.parametrize(
@@ -180,9 +182,11 @@ def test_hosts_of_the_running_job_that_differ_from_the_topologys_are_said(host, 
     ours, model = _planned(_job(8, host, pod))
     plan = ours.plan(model)
     with mirrored_world(0, 8, 4, lambda *_: nullcontext()):
-        said = pod_size_remark(plan, _job(8, host, pod)) or ""
-    assert bool(said) == bool(settings)
-    assert all(setting in said for setting in settings)
+        remark = pod_size_remark(plan, _job(8, host, pod))
+    assert (remark is not None) == bool(settings)
+    if remark is not None:
+        check(remark, "pod-size-differs")
+        assert all(setting in remark.remedy for setting in settings)
 
 
 @pytest.mark.parametrize(("hosts", "joined"), [(None, 2), ("2", 4), ("72", 8)])
@@ -201,7 +205,7 @@ def test_plans_without_such_tables_and_plans_of_groups_need_no_pod_size(caplog, 
     planner(topology=_job(8, 2, 2), models="roofline:h100").plan(shaped_bags(SHAPES))
     ours, model = _planned(_job(8, 2, 2), num_groups=2, use_inter_host_allreduce=True)
     assert len(ours.plan(model).plan[""]["a"].ranks) == 4
-    assert POD_SIZE not in caplog.text
+    assert "pod-size-differs" not in logged_codes(caplog)
 
 
 @pytest.mark.parametrize(("host", "pod"), [(1, None), (4, None), (1, 4), (8, None)])
@@ -214,7 +218,7 @@ def test_a_given_plan_for_other_hosts_is_refused(host, pod, name):
     again, _ = _planned(_job(8, 1, 2), shapes, given=given)  # hosts of one rank in pods of two
     assert again.plan(model).plan[""][name] == of_hosts
     other, _ = _planned(_job(8, host, pod), shapes, given=given)
-    with refused("table-blocks-outside-pod"):
+    with refused("table-blocks-outside-pod", where="given", names=[f"'{name}'", KINDS[name]]):
         other.plan(model)
 
 

@@ -11,7 +11,7 @@ from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.types import CacheParams, PipelineType
 
-from neuroshard import CostModels, MemoryUse, Simulator, Tier, TierAssignment, UserError
+from neuroshard import CostModels, MemoryUse, NeuroShardWarning, Simulator, Tier, TierAssignment
 from neuroshard.hardware import step_bench
 from neuroshard.hardware.stand_in import in_pipeline
 from neuroshard.hardware.step_samples import StepProtocol
@@ -21,7 +21,7 @@ from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.targets.target import export_plan
 from neuroshard.torchrec import load_sharding_plan, save_sharding_plan, to_sharding_plan
 from neuroshard.torchrec.sharding_plan import parameters_in
-from tests.kit.messages import refused
+from tests.kit.messages import check, logged, logged_codes, refused
 from tests.kit.torchrec_models import CPU, AllOnLast, bags, planner
 from tests.neuroshard.torchrec.test_accepted import Stored
 
@@ -97,29 +97,39 @@ def test_constraints_that_contradict_the_pipeline_are_refused(pipeline, flag, ca
     if pipeline is None or flag is (pipeline == "prefetch"):
         plan = _planner(**settings).plan(MODEL["ours"])
         assert _flags(plan) == {"a": flag}
-        assert ("set pipeline='prefetch'" in caplog.text) is (pipeline is None and flag)
+        assert ("prefetching-not-counted" in logged_codes(caplog)) is (pipeline is None and flag)
         return
-    with refused("cache-prefetch-contradicts-pipeline"):
+    names = [f"prefetch_pipeline={flag}", f"pipeline={pipeline!r}"]
+    with refused("cache-prefetch-contradicts-pipeline", where="constraints of table 'a'", names=names):
         _planner(**settings)
 
 
 def test_given_plans_that_contradict_the_pipeline_are_refused_or_warned_of(caplog):
-    with refused("cache-prefetch-contradicts-pipeline"):
+    names = ["prefetch_pipeline=False", "pipeline='prefetch'"]
+    with refused("cache-prefetch-contradicts-pipeline", where="given: table 'c'", names=names):
         _planner(given=_given(False), pipeline="prefetch")
     assert _flags(_planner(given=_given(True), pipeline="sparse_dist").plan(MODEL)) == {"a": None, "b": None, "c": True}
-    assert "1 table(s) (given.c) are set up to prefetch, and pipeline='sparse_dist'" in caplog.text
+    (uncounted,) = (message for message in logged(caplog) if message.code == "prefetching-not-counted")
+    check(uncounted, "prefetching-not-counted", names=["(given.c)", "pipeline='sparse_dist'", "pipeline='prefetch'"])
 
 
 @pytest.mark.parametrize(("pipeline", "warned"), [(None, True), ("sparse_dist", True), ("prefetch", False)])
 def test_sharders_that_prefetch_want_a_pipeline_that_does(pipeline, warned, caplog):
     sharder = EmbeddingBagCollectionSharder(fused_params={"prefetch_pipeline": True})
     _planner(pipeline=pipeline).plan(MODEL["ours"], [sharder])
-    assert ("1 table(s) (a) are set up to prefetch" in caplog.text) is warned
+    uncounted = [message for message in logged(caplog) if message.code == "prefetching-not-counted"]
+    assert len(uncounted) == warned
+    for message in uncounted:
+        check(message, "prefetching-not-counted", names=["(a)", f"pipeline={pipeline!r}", "pipeline='prefetch'"])
 
 
 def test_two_pipelines_are_refused():
-    with refused("pipeline-named-twice"):
+    with refused("pipeline-named-twice", names=["pipeline='none'", "memory.pipeline='prefetch'"]):
         _planner(pipeline="none", memory=MemoryUse(pipeline="prefetch"))
+
+
+LFU = ("cache-algorithm-without-prefetch", "algorithm=LFU")
+MULTIPASS = ("cache-multipass-without-prefetch", "multipass_prefetch_config")
 
 
 @pytest.mark.parametrize("asked", [{"pipeline": "none"}, {"memory": MemoryUse(pipeline="none")}])
@@ -130,16 +140,16 @@ def test_the_exchange_of_indices_counts_by_either_way_to_name_the_pipeline(asked
 
 
 @pytest.mark.parametrize(
-    ("cache", "pipeline", "why"),
+    ("cache", "pipeline", "code", "setting"),
     [
-        (CacheParams(algorithm=CacheAlgorithm.LFU), "prefetch", "algorithm=LFU"),
-        (CacheParams(algorithm=CacheAlgorithm.LFU, prefetch_pipeline=True), None, "algorithm=LFU"),
-        (CacheParams(multipass_prefetch_config=MultiPassPrefetchConfig()), None, "multipass_prefetch_config"),
-        (CacheParams(multipass_prefetch_config=MultiPassPrefetchConfig()), "sparse_dist", "multipass_prefetch_config"),
+        (CacheParams(algorithm=CacheAlgorithm.LFU), "prefetch", *LFU),
+        (CacheParams(algorithm=CacheAlgorithm.LFU, prefetch_pipeline=True), None, *LFU),
+        (CacheParams(multipass_prefetch_config=MultiPassPrefetchConfig()), None, *MULTIPASS),
+        (CacheParams(multipass_prefetch_config=MultiPassPrefetchConfig()), "sparse_dist", *MULTIPASS),
     ],
 )
-def test_caches_that_fbgemm_would_fail_with_are_refused(cache, pipeline, why):
-    with pytest.raises(UserError, match=f"table 'a'.*{why}"):
+def test_caches_that_fbgemm_would_fail_with_are_refused(cache, pipeline, code, setting):
+    with refused(code, where="constraints of table 'a'", names=[setting]):
         _planner(constraints={"a": _behind_cache(cache)}, pipeline=pipeline)
 
 
@@ -170,11 +180,11 @@ def test_kept_plans_and_files_hold_it_and_kept_ones_are_compared_by_it(model, pa
     again = _planner(keep=path, pipeline="prefetch", searcher=never).plan(model)
     assert again == plan
     assert set(_flags(plan).values()) == {True}
-    assert "searching again" not in caplog.text
+    assert "kept-plan-outdated" not in logged_codes(caplog)
     save_sharding_plan(plan, tmp_path / "sharding.json")
     assert load_sharding_plan(tmp_path / "sharding.json") == plan
     other = _planner(keep=path, pipeline="semi_sync", searcher=first).plan(model)
-    assert ("searching again" in caplog.text) is (model is MODEL)  # in the other there is nothing to search
+    assert ("kept-plan-outdated" in logged_codes(caplog)) is (model is MODEL)  # in the other there is nothing to search
     assert set(_flags(other).values()) == {None}
     assert never.asked == 0
 
@@ -196,7 +206,8 @@ def test_exports_follow_the_pipeline_that_memory_counts(pipeline):
             its = to_sharding_plan(plan, cache=CacheParams(prefetch_pipeline=flag)).plan[""]["a"]
             assert its.cache_params.prefetch_pipeline is flag
         else:
-            with refused("cache-prefetch-contradicts-pipeline"):
+            names = [f"prefetch_pipeline={flag}", f"pipeline={pipeline!r}"]
+            with refused("cache-prefetch-contradicts-pipeline", where="cache", names=names):
                 to_sharding_plan(plan, cache=CacheParams(prefetch_pipeline=flag))
 
 
@@ -207,7 +218,9 @@ def test_measured_steps_follow_the_pipeline_that_is_measured_and_say_so(counted,
     assert _flags(to_sharding_plan(in_pipeline(plan, measured))) == {"a": None}
     remarks = StepProtocol(pipeline=measured).remarks([plan.task])
     assert len(remarks) == (counted not in (None, measured))
-    assert all(repr(counted) in one and repr(measured) in one for one in remarks)
+    for remark in remarks:
+        check(remark, "steps-pipeline-differs", names=[f"pipeline={measured}"])
+        assert counted in remark.limit
 
 
 def test_steps_are_set_up_in_the_pipeline_that_is_measured(monkeypatch):
@@ -219,8 +232,9 @@ def test_steps_are_set_up_in_the_pipeline_that_is_measured(monkeypatch):
 
     monkeypatch.setattr(step_bench, "to_sharding_plan", told)
     device = SimpleNamespace(torch_device=CPU)
-    with pytest.raises(Told, match="sparse_dist"):
+    with pytest.raises(Told) as raised:
         step_bench.Trained(_cached_plan("prefetch"), StepProtocol(pipeline="sparse_dist"), None, device, (), None, 0)
+    assert raised.value.args == ("sparse_dist",)
 
 
 @pytest.mark.parametrize("means", [InSteps, InMirror])
@@ -228,15 +242,24 @@ def test_steps_are_set_up_in_the_pipeline_that_is_measured(monkeypatch):
 def test_measuring_in_another_pipeline_is_warned_of(means, counted, recwarn):
     hardware = SimpleNamespace(check_hosts=lambda _: None)
     means(StepProtocol(pipeline="sparse_dist")).check([_cached_plan(counted).task], (), hardware)
-    assert any("pipeline='prefetch'" in str(one.message) for one in recwarn) is (counted == "prefetch")
+    warnings = [one.message for one in recwarn if isinstance(one.message, NeuroShardWarning)]
+    messages = [message for warning in warnings for message in warning.messages]
+    assert len(messages) == (counted == "prefetch")
+    for message in messages:
+        check(message, "steps-pipeline-differs", names=["pipeline=sparse_dist"])
+        assert "prefetch" in message.limit
 
 
 @pytest.mark.parametrize("count_input", [False, True])
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_costs_that_count_another_exchange_of_indices_than_the_pipeline_are_warned_of(pipeline, count_input):
     simulator = Simulator(CostModels.load("roofline:h100"), count_input)
-    warned = any(f"memory.pipeline={pipeline}" in one for one in simulator.warnings(_cached_plan(pipeline)))
-    assert warned is (pipeline is not None and count_input is not (pipeline == "none"))
+    warnings = simulator.warnings(_cached_plan(pipeline))
+    differing = [message for message in warnings if message.code == "costs-differ-from-pipeline"]
+    assert len(differing) == (pipeline is not None and count_input is not (pipeline == "none"))
+    remedy = f"count_input={str(not count_input).lower()}"
+    for message in differing:
+        check(message, "costs-differ-from-pipeline", names=[f"memory.pipeline={pipeline}", remedy])
 
 
 @pytest.mark.parametrize(

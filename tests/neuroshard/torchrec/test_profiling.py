@@ -12,9 +12,8 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.types import DataType
 
 import neuroshard as ns
-from neuroshard.plumbing.errors import UserError
 from neuroshard.torchrec import profile
-from tests.kit.messages import refused
+from tests.kit.messages import check, logged, refused
 from tests.kit.torchrec_models import META, bags, planner, sequence, shaped_bags
 from tests.kit.training import drawn_lookups
 
@@ -126,8 +125,10 @@ def test_the_process_group_knows_how_many_devices_there_are(group):
 def test_tables_without_lookups_are_warned_about():
     none = JaggedTensor(torch.zeros(0, dtype=torch.int64), lengths=torch.zeros(16, dtype=torch.int64))
     drawn = DRAWN[0] | {"user_id": none}
-    with pytest.warns(UserWarning, match="such as 'user', are never looked up") as seen:
+    with pytest.warns(ns.NeuroShardWarning) as seen:
         assert profile(MODEL, [_tensor(drawn, *KEYS)], world_size=1).tables[0].pooling_factor == 1 / 16
+    (message,) = (one for one in seen[0].message.messages if one.code == "tables-never-looked-up")
+    check(message, "tables-never-looked-up", names=["'user'"])
     assert seen[0].filename == __file__
 
 
@@ -138,44 +139,45 @@ def _with(feature, value):
 
 
 @pytest.mark.parametrize(
-    ("batch", "message"),
+    ("batch", "code", "where", "names"),
     [
-        (_tensor(DRAWN[0], "user_id", "seen"), "batch 1, table 'item': no feature 'bought' among seen, user_id"),
-        (_with("seen", 300), r"batch 1, table 'item', feature 'seen': index 300 must be in 0\.\.299"),
-        (_with("user_id", -1), r"batch 1, table 'user', feature 'user_id': index -1 must be in 0\.\.39"),
-        (torch.ones(3), "a batch holds a Tensor, not KeyedJaggedTensors alone; give features="),
-        ([BATCHES[0], BATCHES[1]], "two tensors of a batch have the key 'bought'"),
+        (_tensor(DRAWN[0], "user_id", "seen"), "profile-feature-missing", "batch 1, table 'item'",
+         ["'bought'", "seen, user_id"]),
+        (_with("seen", 300), "lookups-index-outside", "batch 1, table 'item', feature 'seen'", [300, 0, 299]),
+        (_with("user_id", -1), "lookups-index-outside", "batch 1, table 'user', feature 'user_id'", [-1, 0, 39]),
+        (torch.ones(3), "profile-batch-type", "", ["Tensor", "features="]),
+        ([BATCHES[0], BATCHES[1]], "profile-key-twice", "", ["'bought'"]),
         (
             [_tensor(DRAWN[0], "user_id"), _tensor(_drawn(5, 0), "seen", "bought")],
-            "batch 1, table 'item', feature 'seen': 5 samples, but 16 of table 'user'",
+            "batch-sample-counts", "batch 1, table 'item', feature 'seen'", [5, 16, "'user'"],
         ),
         (
             KeyedJaggedTensor(
                 ["user_id", "seen"], torch.arange(3), lengths=torch.ones(3).int(), stride_per_key_per_rank=[[2], [1]]
             ),
-            "another number of samples for each key",
+            "profile-batch-variable", "", [],
         ),
     ],
-)
-def test_wrong_batches_are_named(batch, message):
-    with pytest.raises(UserError, match=message):
+)  # fmt: skip
+def test_wrong_batches_are_named(batch, code, where, names):
+    with refused(code, where=where, names=names):
         profile(MODEL, [BATCHES[0], batch], world_size=1)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "names"),
     [
-        ((nn.Linear(2, 2), BATCHES), "the model has no tables"),
-        ((MODEL, BATCHES), "no process group to ask how many devices"),
-        ((MODEL, [], None, None, 2), "the first batch has no samples"),
-        ((MODEL, [], None, 16), "no tables from no samples"),
-        ((MODEL, BATCHES[0], None, 16), r"batches is one batch, not several; give \[batch\]"),
-        ((MODEL, BATCHES, None, 0), "global_batch_size=0"),
-        ((MODEL, BATCHES, None, None, 0), "world_size=0"),
+        ((nn.Linear(2, 2), BATCHES), "profile-model-without-tables", ["sharders="]),
+        ((MODEL, BATCHES), "profile-devices-unknown", ["world_size", "init_process_group()"]),
+        ((MODEL, [], None, None, 2), "profile-first-batch-empty", ["global_batch_size"]),
+        ((MODEL, [], None, 16), "batches-no-samples", []),
+        ((MODEL, BATCHES[0], None, 16), "profile-single-batch", ["KeyedJaggedTensor", "[batch]"]),
+        ((MODEL, BATCHES, None, 0), "value-outside-limits", ["global_batch_size", 0]),
+        ((MODEL, BATCHES, None, None, 0), "value-outside-limits", ["world_size", 0]),
     ],
 )
-def test_wrong_arguments_are_named(arguments, message):
-    with pytest.raises(UserError, match=message):
+def test_wrong_arguments_are_named(arguments, code, names):
+    with refused(code, names=names):
         profile(*arguments)
 
 
@@ -212,8 +214,9 @@ def test_known_tables_count_by_their_names():
     assert known.reuse_batch_size == 8
 
 
-ASSUMED = "one lookup a sample and feature is assumed of {} of 2 tables, of which nothing is known ({}): give tables="
-NONE_OF_A, NONE = ASSUMED.format(1, "a"), ASSUMED.format(2, "a, b") + "neuroshard.torchrec.profile(model, batches)"
+PROFILE = "neuroshard.torchrec.profile(model, batches)"
+NONE_OF_A = ("statistics-lookups-assumed", ["1 of 2", "(a)", f"tables={PROFILE}"])
+NONE = ("statistics-lookups-assumed", ["2 of 2", "(a, b)", f"tables={PROFILE}"])
 SAID = ParameterConstraints(pooling_factors=[2.0])
 
 
@@ -226,16 +229,21 @@ SAID = ParameterConstraints(pooling_factors=[2.0])
         (None, {name: ParameterConstraints(pooling_factors=[1.0]) for name in "ab"}, []),
         (None, {name: ParameterConstraints(pooling_factors=[1], min_partition=4) for name in "ab"}, []),
         (None, {name: ParameterConstraints(num_poolings=[3.0], min_partition=4) for name in "ab"}, []),
-        ([_table()], {"a": SAID}, ["no statistics of 1 of 2 tables, such as 'a': guessed"]),
-        ([_table(), _table("elsewhere")], {"b": SAID}, ["table 'elsewhere' that is not planned here", NONE_OF_A]),
+        ([_table()], {"a": SAID}, [("statistics-tables-missing", ["1 of 2", "'a'", PROFILE])]),
+        (
+            [_table(), _table("elsewhere")],
+            {"b": SAID},
+            [("statistics-table-not-planned", ["'elsewhere'"]), NONE_OF_A],
+        ),
         ([_table("a"), _table("b")], {}, []),
     ],
 )
 def test_lookups_that_nobody_named_are_said_once(known, given, warnings, caplog, path):
     _planned(known, given, keep=path)
-    said = [record.getMessage() for record in caplog.records]
-    expected = [*warnings, "the overhead of TorchRec isn't known"]
-    assert all(part in text for part, text in zip(expected, said, strict=True))
+    messages = logged(caplog)
+    assert len(messages) == len(caplog.records)
+    for message, (code, names) in zip(messages, [*warnings, ("costs-lack-framework", [])], strict=True):
+        check(message, code, names=names)
 
 
 def test_tables_may_stand_in_a_file(tmp_path):
@@ -252,13 +260,14 @@ def test_statistics_of_a_table_that_grew_count(caplog):
     (planned,) = (table for table in _planned([known]) if table.name == "b")
     assert (planned.pooling_factor, planned.reuse) == (known.pooling_factor, known.reuse)
     assert (planned.rows, planned.dim) == (100, 8)
-    assert caplog.text.count("b: 90 x 4 -> 100 x 8") == 1
+    (changed,) = (message for message in logged(caplog) if message.code == "statistics-shapes-changed")
+    check(changed, "statistics-shapes-changed", names=["(b: 90 x 4 -> 100 x 8)"])
 
 
 def test_statistics_of_more_rows_are_a_mistake():
-    with refused("statistics-more-rows"):
+    with refused("statistics-more-rows", names=["'b'", 101, 100]):
         _planned([_table(rows=101)])
-    with refused("statistics-mapping"):
+    with refused("statistics-mapping", names=["tables="]):
         _planned({"b": _table()})
-    with refused("table-name-shared"):
+    with refused("table-name-shared", names=["'b'"]):
         _planned([_table(), _table()])

@@ -16,6 +16,7 @@ from torchrec.distributed.types import CacheParams
 
 from neuroshard.plumbing.errors import MissingPackageError
 from neuroshard.torchrec.releases import HAS_DRY_RUN, TORCHREC
+from tests.kit.messages import check, logged, logged_codes, refused
 from tests.kit.torchrec_models import bags, places, planner, sequences, topology
 from tests.neuroshard.torchrec.test_accepted import CAP, stored_plan
 from tests.neuroshard.torchrec.test_nothing_is_ignored import Missed
@@ -30,7 +31,7 @@ def test_messages_name_the_installed_release():
 
 @pytest.mark.skipif(HAS_DRY_RUN, reason="TorchRec has a dry run since 1.9")
 def test_a_release_without_a_dry_run_is_refused():
-    with pytest.raises(MissingPackageError, match=TORCHREC):
+    with refused("dry-run-missing", names=[TORCHREC], kind=MissingPackageError):
         import_module("neuroshard.torchrec.dry_run")
 
 
@@ -44,7 +45,10 @@ def test_all_types_of_devices_get_a_plan(device, caplog):
     assert set(plan.plan["s"]) == {"s"}
     ours_too = device in ("cpu", "cuda")
     assert (ours.last_plan is not None) is ours_too
-    assert (f"bags.a (on {device}, for which there are no cost models)" in caplog.text) is not ours_too
+    delegated = [message for message in logged(caplog) if message.code == "tables-delegated"]
+    assert len(delegated) == (not ours_too)
+    for message in delegated:
+        check(message, "tables-delegated", names=["bags.a", device])
 
 
 # In a process of its own: it gives PyTorch a type of devices, as the makers of TPUs do.
@@ -83,7 +87,8 @@ def test_sharders_that_nobody_here_knows_are_delegated(caplog):
 
     model = nn.ModuleDict({"pec": PECEmbeddingCollection(sequences("s")), "bags": bags("a")})
     assert set(planner(device="cuda").plan(model).plan) == {"pec", "bags"}
-    assert "pec.s (PECEmbeddingCollection)" in caplog.text
+    (delegated,) = (message for message in logged(caplog) if message.code == "tables-delegated")
+    check(delegated, "tables-delegated", names=["pec.s (PECEmbeddingCollection)"])
 
 
 @SINCE_1_9
@@ -95,7 +100,8 @@ def test_kernels_that_nobody_here_knows_are_delegated(caplog):
     plan = planner(device="cuda", constraints=constraints).plan(bags(*"ab"), [sharder])
     assert plan.plan[""]["a"].compute_kernel == kernel
     assert plan.plan[""]["b"].compute_kernel == "fused"
-    assert f"compute_kernels=['{kernel}']" in caplog.text
+    (delegated,) = (message for message in logged(caplog) if message.code == "tables-delegated")
+    check(delegated, "tables-delegated", names=[f"compute_kernels=['{kernel}']"])
 
 
 @SINCE_1_9
@@ -105,7 +111,8 @@ def test_a_plan_whose_context_has_no_fingerprint_is_planned_again(caplog):
     loader.context = "some hash"
     found = planner(device="cuda", plan_loader=loader, constraints=said).plan(bags(*"ab"))
     assert set(places(found)) == {"a", "b"}
-    assert "its context hash can't be checked: Missed must override stable_fingerprint()" in caplog.text
+    (unused,) = (message for message in logged(caplog) if message.code == "plan-loader-not-used")
+    check(unused, "plan-loader-not-used", names=["Missed", "stable_fingerprint()"])
 
 
 HASH = """
@@ -207,10 +214,11 @@ def test_no_host_has_copies_of_more_than_its_devices_hold():
 def test_hosts_that_lack_memory_for_stashed_weights_are_warned_of(caplog):
     where = topology(2, "cuda", 1 << 26, ddr_cap=1 << 18)
     _stashed("a", "c", topology=where)
-    assert "1 table(s) have stash_weights=True, for which hosts lack up to 512 KiB" in caplog.text
+    (lacking,) = (message for message in logged(caplog) if message.code == "stashed-weights-over-memory")
+    check(lacking, "stashed-weights-over-memory", names=[1, "stash_weights=True", "512 KiB", "ddr_cap"])
     caplog.clear()
     _stashed("a", "c", device="cpu")
-    assert "stash_weights" not in caplog.text
+    assert "stashed-weights-over-memory" not in logged_codes(caplog)
 
 
 @SINCE_1_9

@@ -1,6 +1,7 @@
 """Plans to TorchRec's sharding plans and back."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,14 +14,14 @@ from torchrec import EmbeddingBagCollection
 from torchrec.distributed.types import CacheParams, EnumerableShardingSpec, ParameterSharding, ShardingPlan
 from torchrec.types import DataType
 
-from neuroshard import Plan, Table, Task, Tier, TierAssignment, Topology, UserError
+from neuroshard import Plan, Table, Task, Tier, TierAssignment, Topology
 from neuroshard.plans.plan import assemble
 from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.targets.target import export_plan
 from neuroshard.testing import ONCE, toy_task
 from neuroshard.torchrec import from_sharding_plan, load_sharding_plan, save_sharding_plan, to_sharding_plan
 from neuroshard.words.placement import ON_DEVICE
-from tests.kit.messages import refused
+from tests.kit.messages import check, logged, refused
 from tests.kit.plans import COPIES, laid_out, tables
 from tests.kit.torchrec_models import META, bag, bags, sequences
 
@@ -59,11 +60,11 @@ def test_tables_of_several_modules():
     exported = to_sharding_plan(PLAN, {"a": "x.y", "b.c": "b"}, "cpu")
     assert {module: list(plan) for module, plan in exported.plan.items()} == {"x.y": ["a"], "b": ["c"]}
     assert from_sharding_plan(TASK, exported) == PLAN
-    with refused("table-without-module"):
+    with refused("table-without-module", names=["'b.c'"]):
         to_sharding_plan(PLAN, {"a": "x"})
-    with refused("plan-host-size-not-divisor"):
+    with refused("plan-host-size-not-divisor", names=["local_world_size", 3, 4]):
         to_sharding_plan(PLAN, local_world_size=3)
-    with refused("unknown-name"):
+    with refused("unknown-name", names=["compute_device", "'gpu'"]):
         to_sharding_plan(PLAN, compute_device="gpu", local_world_size=2)
 
 
@@ -73,17 +74,17 @@ def test_tables_whose_names_collections_refuse_are_not_exported(kind, name):
     try:
         kind(name)
     except KeyError:
-        refused = True
+        invalid = True
     else:
-        refused = False
-    assert refused == (name in ("user.id", "type", "values"))
+        invalid = False
+    assert invalid == (name in ("user.id", "type", "values"))
     plan = assemble(Task((Table(name, 10, 8, 2.0, ONCE),), Topology(2, 1 << 20), 64), [(0, 8, 1)])
-    if not refused:
+    if not invalid:
         assert list(to_sharding_plan(plan, "sparse").plan["sparse"]) == [name]
         return
-    with refused("table-name-refused-by-torchrec"):
+    with refused("table-name-refused-by-torchrec", names=[f"'{name}'"]):
         to_sharding_plan(plan, "sparse")
-    with refused("table-name-refused-by-torchrec"):
+    with refused("table-name-refused-by-torchrec", names=[f"'{name}'"]):
         export_plan(plan, "torchrec", module="sparse")
 
 
@@ -98,11 +99,12 @@ def test_a_file_without_a_module_finds_its_tables_in_the_model(path):
     assert from_sharding_plan(TASK, read) == PLAN
     named = to_sharding_plan(PLAN, {"a": "x", "b.c": "b"})
     assert list(_saved(named, path, model).plan) == ["x", "b"]
-    with refused("sharding-plan-module-unknown"):
+    where = f"sharding plan {path}"
+    with refused("sharding-plan-module-unknown", where=where, names=["'elsewhere'", "'b'", "'x'"]):
         _saved(to_sharding_plan(PLAN, {"a": "elsewhere", "b.c": "b"}), path, model)
     assert list(_saved(_with_table("c"), path, model["x"]).plan) == [""]
     for name, count in (("c", 2), ("d", 0)):
-        with refused("sharding-plan-table-ambiguous"):
+        with refused("sharding-plan-table-ambiguous", where=where, names=[count, f"'{name}'"]):
             _saved(_with_table(name), path, model)
 
 
@@ -169,30 +171,34 @@ def test_what_a_file_does_not_hold_is_said(path, caplog):
     exported.plan["b"]["a"].output_dtype = DataType.FP16
     exported.plan["b"]["c"].enforce_hbm = False
     assert _saved(exported, path) == to_sharding_plan(PLAN, "b")
-    assert "plan.json doesn't hold output_dtype of table 'a' in 'b', enforce_hbm of table 'c' in 'b'" in caplog.text
+    (lost,) = logged(caplog)
+    names = [path, "output_dtype", "'a'", "enforce_hbm", "'c'", "'b'"]
+    check(lost, "sharding-plan-fields-lost", names=names)
 
 
 @pytest.mark.parametrize(
-    "break_it",
+    ("break_it", "code"),
     [
-        lambda content: content.update(format="x"),
-        lambda content: content.update(modules=[1]),
-        lambda content: content["modules"]["b"]["a"].pop("ranks"),
-        lambda content: content["modules"]["b"]["a"]["shards"][0].update(placement="nowhere/cpu:x"),
-        lambda content: content["modules"]["b"]["a"].update(shards=3),
-        lambda content: content["modules"]["b"]["a"].update(shards=None),
-        lambda content: content["modules"]["b"]["a"].update(ranks=None),
-        lambda content: content["modules"]["b"]["a"].update(ranks=[0, 1]),
-        lambda content: content["modules"]["b"]["a"].update(ranks=[], shards=[]),
+        (lambda content: content.update(format="x"), "file-format-other"),
+        (lambda content: content.update(modules=[1]), "value-outside-limits"),
+        (lambda content: content["modules"]["b"]["a"].pop("ranks"), "field-missing"),
+        (lambda content: content["modules"]["b"]["a"]["shards"][0].update(placement="nowhere/cpu:x"),
+         "sharding-plan-shards-refused"),
+        (lambda content: content["modules"]["b"]["a"].update(shards=3), "value-outside-limits"),
+        (lambda content: content["modules"]["b"]["a"].update(shards=None), "parameter-shards-without-ranks"),
+        (lambda content: content["modules"]["b"]["a"].update(ranks=None), "parameter-shards-without-ranks"),
+        (lambda content: content["modules"]["b"]["a"].update(ranks=[0, 1]), "parameter-shards-without-ranks"),
+        (lambda content: content["modules"]["b"]["a"].update(ranks=[], shards=[]), "parameter-shards-without-ranks"),
     ],
-)
-def test_broken_files_are_one_line(path, break_it):
+)  # fmt: skip
+def test_broken_files_are_named(path, break_it, code):
     save_sharding_plan(to_sharding_plan(PLAN, "b"), path)
     content = json.loads(path.read_text())
     break_it(content)
     path.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"plan\.json"):
+    with refused(code) as raised:
         load_sharding_plan(path)
+    assert raised.value.message.where.startswith(f"sharding plan {path}")
 
 
 TABLES = tuple(replace(TASK.tables[0], name=name, dim=16) for name in ("columns", "rows", "host", "grid", "copied"))
@@ -226,9 +232,9 @@ def test_every_sharding_type_has_torchrecs_word_and_blocks(path):
 def test_hosts_are_those_that_blocks_were_laid_out_for():
     places = [str(s.placement) for s in to_sharding_plan(MIXED).plan[""]["rows"].sharding_spec.shards]
     assert places == ["rank:0/cuda:0", "rank:1/cuda:1", "rank:2/cuda:0", "rank:3/cuda:1"]
-    with refused("plan-host-size-differs"):
+    with refused("plan-host-size-differs", names=["local_world_size", 4, "'host'", "local_world_size=2"]):
         to_sharding_plan(MIXED, local_world_size=4)
-    with refused("plan-blocks-devices"):
+    with refused("plan-blocks-devices", names=["'host'", "(2, 3)"]):
         from_sharding_plan(replace(HOSTS, topology=Topology(4, 1 << 20)), to_sharding_plan(MIXED))
 
 
@@ -244,8 +250,9 @@ def test_blocks_that_torchrec_would_take_for_others_are_refused(table, kind):
     if kind == right or (right, kind) == ("table_row_wise", "grid_shard"):  # a grid of one range of columns
         assert from_sharding_plan(HOSTS, exported) == MIXED
         return
-    with refused("sharding-plan-type-contradicted"):
+    with refused("sharding-plan-type-contradicted", where="sharding plan", names=[f"'{table}'"]) as raised:
         from_sharding_plan(HOSTS, exported)
+    assert re.findall(r"\w+_(?:wise|shard)", raised.value.message.what) == [kind, right]
 
 
 def test_a_host_of_all_devices_has_three_words():
@@ -274,29 +281,38 @@ def _spec(*rectangles):
 def test_rows_cut_otherwise_than_by_ceil_are_refused(rows):
     """TorchRec would train other rows, with a line on stderr and no error."""
     blocks = ([sum(rows[:rank]), 0, count, 16] for rank, count in enumerate(rows))
-    with refused("plan-block-rows"):
+    with refused("plan-block-rows", where="columns 0 to 15 of table 'rows'"):
         from_sharding_plan(HOSTS, _broken("rows", MIXED, sharding_spec=_spec(*blocks)))
 
 
 @pytest.mark.parametrize(
-    ("exported", "message"),
+    ("exported", "code", "where", "names"),
     [
-        (ShardingPlan({}), "0 parameters of the sharding plan are named 'a'"),
-        (_broken("a", sharding_type="row_wise"), "'a' is sharded row_wise, but .* as table_wise"),
-        (_broken("a", compute_kernel="key_value"), "'a' has compute kernel 'key_value'; known are fused, fused_uvm_ca"),
-        (_broken("c", ranks=[1]), "has 2 shards on 1 ranks"),
-        (_broken("c", ranks=None), "has 2 shards on 0 ranks"),
-        (_broken("a", ranks=[9]), "device 9"),
-        (_broken("c", sharding_spec=_spec([0, 0, 10, 8]), ranks=[0]), "column 8 of table 'b.c', row 0, .* no shard"),
-        (_broken("c", sharding_spec=_spec([0, 0, 10, 8], [0, 12, 10, 8])), "16 columns; .* ends with column 19"),
-        (_broken("a", sharding_spec=_spec([0, 0, 4, 8], [4, 0, 6, 8]), ranks=[0, 1]), "rows over 2 device"),
-        (_broken("a", sharding_type="rowwise"), "'a': unknown sharding type 'rowwise'; did you mean 'row_wise'"),
-        (_broken("a", sharding_type="data_parallel", ranks=[0, 1]), r"on ranks \[0, 1\], not on all 4"),
-        (_broken("a", sharding_spec=_spec([0, 0, 10, 6], [0, 6, 10, 2]), ranks=[0, 0]), "'a' .*dim=6 must be a mul"),
+        (ShardingPlan({}), "sharding-plan-table-not-unique", "", [0, "'a'"]),
+        (_broken("a", sharding_type="row_wise"), "sharding-plan-type-contradicted", "sharding plan",
+         ["'a'", "row_wise", "table_wise"]),
+        (_broken("a", compute_kernel="key_value"), "table-kernel-unsupported", "",
+         ["'a'", "'key_value'", "fused, fused_uvm_caching, fused_uvm, dense"]),
+        (_broken("c", ranks=[1]), "sharding-plan-shards-without-ranks", "sharding plan",
+         ["'b.c'", "2 shards", "1 rank"]),
+        (_broken("c", ranks=None), "sharding-plan-shards-without-ranks", "sharding plan",
+         ["'b.c'", "2 shards", "0 ranks"]),
+        (_broken("a", ranks=[9]), "plan-device-outside", "", ["'a'", "device 9"]),
+        (_broken("c", sharding_spec=_spec([0, 0, 10, 8]), ranks=[0]), "plan-shards-gap", "",
+         ["'b.c'", "row 0", "column 8"]),
+        (_broken("c", sharding_spec=_spec([0, 0, 10, 8], [0, 12, 10, 8])), "plan-shard-columns-outside", "",
+         ["'b.c'", 16, 19]),
+        (_broken("a", sharding_spec=_spec([0, 0, 4, 8], [4, 0, 6, 8]), ranks=[0, 1]), "plan-blocks-devices", "",
+         ["'a'", "(0, 1)"]),
+        (_broken("a", sharding_type="rowwise"), "unknown-name", "table 'a'", ["'rowwise'", "'row_wise'"]),
+        (_broken("a", sharding_type="data_parallel", ranks=[0, 1]), "sharding-plan-copies-missing", "sharding plan",
+         ["'a'", "[0, 1]", 4]),
+        (_broken("a", sharding_spec=_spec([0, 0, 10, 6], [0, 6, 10, 2]), ranks=[0, 0]), "value-outside-limits",
+         "table 'a' in the sharding plan", ["dim", 6, 4]),
     ],
-)
-def test_what_our_plans_cannot_say_is_refused(exported, message):
-    with pytest.raises(UserError, match=message):
+)  # fmt: skip
+def test_what_our_plans_cannot_say_is_refused(exported, code, where, names):
+    with refused(code, where=where, names=names):
         from_sharding_plan(TASK, exported)
 
 
@@ -322,35 +338,35 @@ def test_sequence_tables_are_whole_halved_or_row_wise(path):
     for table, kind in (("rows", "table_row_wise"), ("columns", "table_column_wise")):
         broken = to_sharding_plan(SERVED, PATHS)
         broken.plan["ec"][table].sharding_type = kind
-        with refused("sequence-table-type"):
+        with refused("sequence-table-type", names=[f"'{table}'", kind]):
             from_sharding_plan(SEQUENCES, broken)
 
 
 @pytest.mark.parametrize(
-    ("columns", "host", "message"),
+    ("columns", "host", "code", "where", "names"),
     [
-        ({3: 4, 1: 12}, 2, "'columns' and 'columns' are in shards of 12 and 4 columns"),
-        (HALVES, dict.fromkeys(range(4), 4), "'columns' and 'host' are in shards of 8 and 4 columns"),
-        (COPIES, 2, "'columns' is a sequence table, sharded data_parallel; sequence tables must"),
+        ({3: 4, 1: 12}, 2, "sequence-shard-widths", "collection 'ec'", ["'columns'", 12, 4]),
+        (HALVES, dict.fromkeys(range(4), 4), "sequence-shard-widths", "collection 'ec'",
+         ["'columns'", "'host'", 8, 4]),
+        (COPIES, 2, "sequence-table-type", "", ["'columns'", "data_parallel"]),
     ],
-)
-def test_sequence_tables_that_torchrec_would_not_serve_are_refused(columns, host, message):
+)  # fmt: skip
+def test_sequence_tables_that_torchrec_would_not_serve_are_refused(columns, host, code, where, names):
     plan = laid_out(SEQUENCES, columns, range(4), host, 0)
-    with pytest.raises(UserError, match=message):
+    with refused(code, where=where, names=names):
         to_sharding_plan(plan, PATHS)
     pooled = replace(SEQUENCES, tables=tuple(replace(table, pooled=True) for table in SEQUENCES.tables))
     exported = to_sharding_plan(Plan(pooled, plan.placements), PATHS)
-    with pytest.raises(UserError, match=message):
+    with refused(code, where=where, names=names):
         from_sharding_plan(SEQUENCES, exported)
 
 
-@pytest.mark.parametrize(
-    ("dim", "said"), [(10, "give it embedding_dim=12"), (9, "give it embedding_dim=12"), (8, "plan it again")]
-)
-def test_a_plan_of_a_padded_table_says_how_wide_to_make_it(tmp_path, dim, said):
+@pytest.mark.parametrize(("dim", "padded"), [(10, True), (9, True), (8, False)])
+def test_a_plan_of_a_padded_table_says_how_wide_to_make_it(tmp_path, dim, padded):
     path = tmp_path / "sharding.json"
     task = Task(tables("a", 100, 12, unpadded_dim=10), Topology(2, 1 << 20), 64)
     save_sharding_plan(to_sharding_plan(laid_out(task, 1), ""), path)
-    with pytest.raises(UserError, match=said):
+    with refused("planned-table-shape-differs", names=["'a'", f"100 x {dim}", "100 x 12"]) as raised:
         load_sharding_plan(path, bags("a", dim=dim))
+    assert ("embedding_dim=12" in raised.value.message.remedy) is padded
     assert load_sharding_plan(path, bags("a", dim=12)).plan

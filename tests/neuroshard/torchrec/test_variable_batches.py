@@ -4,6 +4,7 @@ import pytest
 from torchrec.distributed.planner import ParameterConstraints
 
 from neuroshard.torchrec.releases import HAS_DRY_RUN
+from tests.kit.messages import check, logged
 from tests.kit.torchrec_models import bags, places, planner
 
 
@@ -15,8 +16,7 @@ def _warned(caplog, sharding_type, device, batch_sizes, devices=4, on_host=2):
     settings = {"models": "roofline:h100", "device": device, "constraints": constraints, "data_parallel": True}
     plan = planner(devices, cap=1 << 26, on_host=on_host, **settings).plan(bags("a", "b", rows=1000, dim=256))
     assert places(plan)["a"][0] == sharding_type
-    told = [record.getMessage() for record in caplog.records if record.name.startswith("neuroshard")]
-    return [line for line in told if "batch_sizes" in line]
+    return [message for message in logged(caplog) if message.code == "variable-batches-fail"]
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,7 @@ def test_types_that_fail_are_named_if_constraints_hint_at_such_batches(
     sharding_type, device, fails, batch_sizes, caplog
 ):
     """Tables fail whichever features have the other numbers of samples: a batch is one tensor."""
-    lines = _warned(caplog, sharding_type, device, batch_sizes)
-    assert len(lines) == (1 if fails and batch_sizes else 0)
-    assert all(sharding_type in line and "(a)" in line for line in lines)
+    messages = _warned(caplog, sharding_type, device, batch_sizes)
+    assert len(messages) == (1 if fails and batch_sizes else 0)
+    for message in messages:
+        check(message, "variable-batches-fail", names=["batch_sizes", sharding_type, "(a)"])

@@ -96,5 +96,5 @@ def test_a_slow_clock_changes_no_plan(name, monkeypatch):
     ],
 )  # fmt: skip
 def test_impossible_settings_are_refused_at_once(setting, value):
-    with refused("value-outside-limits"):
+    with refused("value-outside-limits", names=[setting, value]):
         Improvement(**{setting: value})

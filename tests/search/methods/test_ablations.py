@@ -67,7 +67,7 @@ def test_other_models_are_searched_with(tmp_path):
     task, simulator = toy_task(14), Simulator(linear_models())
     found = WithModels(BeamSearch(), OtherModels(str(tmp_path / "other"))).find(task, simulator).plan
     assert found == BeamSearch().find(task, Simulator(random_models(seed=9))).plan
-    with refused("unknown-name"):
+    with refused("unknown-name", names=["'nowhere'"]):
         WithModels(BeamSearch(), OtherModels("nowhere")).find(task, simulator)
 
 

@@ -1,5 +1,6 @@
 """Row-wise and data-parallel tables: when the default search chooses them, and what it never does."""
 
+import re
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -159,17 +160,17 @@ def test_rows_save_the_less_the_fewer_blocks_have_the_lookups():
 
 
 @pytest.mark.parametrize(
-    ("table", "topology", "memory", "refused"),
+    ("table", "topology", "memory", "names"),
     [
-        (HUGE, ON_HOSTS, MemoryUse("rowwise_adagrad", 1), r"'huge' takes 93\.\d GiB even at 4 columns"),
-        (VIDEOS, Topology(8, "16GiB"), MemoryUse(), r"'videos' takes 19\.\d GiB even at 64 columns"),
+        (HUGE, ON_HOSTS, MemoryUse("rowwise_adagrad", 1), ["'huge'", "93.1 GiB", "4 columns"]),
+        (VIDEOS, Topology(8, "16GiB"), MemoryUse(), ["'videos'", "19.1 GiB", "64 columns"]),
     ],
     ids=["pooled", "sequence"],
 )
-def test_a_table_that_fits_with_no_column_split_is_row_wise(table, topology, memory, refused):
+def test_a_table_that_fits_with_no_column_split_is_row_wise(table, topology, memory, names):
     """With their optimizer state, or a half of a sequence table: a shard that takes more than a device holds."""
     task = Task((table, *criteo()[:3]), topology, BATCH, memory)
-    with pytest.raises(InfeasibleError, match=refused):
+    with refused("table-exceeds-device", names=names, kind=InfeasibleError):
         ALONE.find(task, H100)
     plan = found(ALL, task)
     assert plan.forms[0] is Form.ROW_WISE
@@ -182,7 +183,7 @@ def test_tables_that_do_not_pack_column_wise_are_row_wise():
     """Three tables of 4 columns on two devices that hold one and a half each."""
     tables = tuple(hot_table(f"t{i}", 1_000_000, 4, 1) for i in range(3))
     task = Task(tables, Topology(2, int(tables[0].size_bytes * 1.5)), BATCH)
-    with pytest.raises(InfeasibleError):
+    with refused("plan-not-found", kind=InfeasibleError):
         ALONE.find(task, H100)
     assert Form.ROW_WISE in found(ALL, task).forms
 
@@ -262,7 +263,7 @@ def test_rules_on_sharding_types_hold_for_all_tables(form):
 def test_a_sharding_type_that_a_table_cannot_have_is_refused():
     """Three rows don't make eight blocks."""
     task = _criteo(constraints=Constraints((TableRule("criteo_5", sharding_types=("row_wise",)),)))
-    with refused("constraints-no-sharding-type"):
+    with refused("constraints-no-sharding-type", where="constraints", names=["'criteo_5'", "row_wise"]):
         ALL.find(task, H100)
 
 
@@ -372,9 +373,9 @@ def test_sharding_types_are_chosen_by_a_setting():
     for forms in (["column_wise"], ["column_wise", "row_wise"], ["column_wise", "data_parallel"]):
         plan = search(task, H100, sharding_types=forms, improvement={"perturbations": 5})
         assert set(plan.forms) <= {Form(form) for form in forms}
-    with refused("searcher-types-not-column-wise"):
+    with refused("searcher-types-not-column-wise", where="searcher", names=["['row_wise']"]):
         NeuroShard(sharding_types=("row_wise",))
-    with refused("unknown-name"):
+    with refused("unknown-name", names=["'copy'"]):
         NeuroShard(sharding_types=("column_wise", "copy"))
 
 
@@ -390,35 +391,41 @@ def test_sequence_tables_stay_column_wise_if_models_do_not_know_row_wise_ones():
 
 @pytest.mark.parametrize("searcher", ["neuroshard", "torchrec_all_types"])
 @pytest.mark.parametrize(
-    ("rows", "devices", "rule", "why"),
+    ("rows", "devices", "rule", "numbers"),
     [
-        (5, 4, {}, "row_wise: 5 rows are too few for 4 devices"),
-        (900, 4, {"devices": (0, 1)}, "row_wise: it is allowed on 2 devices of 4, and would be on all"),
-        (900, 1, {}, "row_wise: one device has whole tables only"),
-        (900, 4, {"min_blocks": 9}, "row_wise: it must have at least 9 shards, and would have 4 on 4 devices"),
-        (900, 4, {"max_shards": 2}, "row_wise: it must have at most 2 shards, and would have 4 on 4 devices"),
+        (5, 4, {}, [5, 4]),
+        (900, 4, {"devices": (0, 1)}, [2, 4]),
+        (900, 1, {}, []),
+        (900, 4, {"min_blocks": 9}, [9, 4, 4]),
+        (900, 4, {"max_shards": 2}, [2, 4, 4]),
     ],
 )
-def test_a_table_without_an_allowed_sharding_type_is_named(searcher, rows, devices, rule, why):
+def test_a_table_without_an_allowed_sharding_type_is_named(searcher, rows, devices, rule, numbers):
+    """With the reason: the rows or shards that the table has or would have, and the devices."""
     rules = Constraints((TableRule("t0", sharding_types=("row_wise",), **rule),))
     task = plain_task([32, 64], [rows, 100], devices=devices, constraints=rules)
-    with refused("constraints-no-sharding-type"):
+    with refused("constraints-no-sharding-type", where="constraints", names=["'t0'"]) as caught:
         search(task, H100, searcher)
+    assert caught.value.message.limit.startswith("row_wise: ")
+    assert list(map(int, re.findall(r"\d+", caught.value.message.limit))) == numbers
 
 
 @pytest.mark.parametrize(
-    ("searcher", "simulator", "forms", "why"),
+    ("searcher", "simulator", "forms"),
     [
-        ("neuroshard", H100, ["column_wise", "data_parallel"], "searcher.sharding_types leaves it out"),
-        ("torchrec_all_types", H100, ["column_wise", "data_parallel"], "searcher.sharding_types leaves it out"),
-        ("torchrec", H100, ["column_wise"], "searcher.sharding_types leaves it out"),
-        ("neuroshard", Simulator(linear_models(4)), FORMS, "the models don't know it"),
+        ("neuroshard", H100, ["column_wise", "data_parallel"]),
+        ("torchrec_all_types", H100, ["column_wise", "data_parallel"]),
+        ("torchrec", H100, ["column_wise"]),
+        ("neuroshard", Simulator(linear_models(4)), FORMS),
     ],
 )
-def test_the_setting_that_leaves_out_the_only_sharding_type_of_a_table_is_named(searcher, simulator, forms, why):
+def test_the_setting_that_leaves_out_the_only_sharding_type_of_a_table_is_named(searcher, simulator, forms):
+    """The setting is named unless the models are the cause."""
     task = plain_task([32, 64], devices=4, constraints=Constraints((TableRule("t0", sharding_types=("row_wise",)),)))
-    with refused("constraints-no-sharding-type"):
+    with refused("constraints-no-sharding-type", where="constraints", names=["'t0'"]) as caught:
         search(task, simulator, searcher, sharding_types=forms)
+    assert caught.value.message.limit.startswith("row_wise: ")
+    assert ("searcher.sharding_types" in caught.value.message.limit) == (simulator is H100)
 
 
 @pytest.mark.parametrize(
@@ -429,15 +436,19 @@ def test_a_table_that_can_not_have_its_sharding_type_is_named_with_that_type(ask
     task = replace(
         plain_task([32, 64], devices=4, constraints=rules), topology=Topology(4, "80GiB", devices_per_host=2)
     )
-    with refused("constraints-no-sharding-type"):
+    with refused("constraints-no-sharding-type", names=["'t0'"]) as caught:
         search(task, H100, "neuroshard")
+    reason = caught.value.message.limit
+    assert named in caught.value.message.what
+    assert reason.startswith(f"{named}: ")
+    assert {"searcher=neuroshard", "table_row_wise", "searcher.sharding_types"} <= set(reason.split())
 
 
 @pytest.mark.parametrize("types", [("table_wise",), ("column_wise", "table_row_wise")])
 def test_searched_sharding_types_that_contradict_a_rule_are_named(types):
     rules = Constraints((TableRule("t0", sharding_types=("data_parallel",)),))
     task = plain_task([32, 64], devices=4, constraints=rules)
-    with refused("table-no-sharding-type"):
+    with refused("table-no-sharding-type", names=["'t0'", f"searcher.sharding_types=[{','.join(sorted(types))}]"]):
         search(task, H100, "neuroshard", sharding_types=types)
 
 
@@ -451,7 +462,7 @@ def test_of_rejected_plans_the_cheapest_is_reported():
     task, simulator = Task(tables, Topology(8, 582_080), 1024), Simulator(CostModels.load("h100"))
     found = NeuroShard().find(task, simulator)
     assert Form.ROW_WISE in found.rejected.forms
-    assert "cheaper was found" in rejected_remark(found.plan, found.rejected, simulator)
+    assert rejected_remark(found.plan, found.rejected, simulator).code == "search-cheaper-plan-rejected"
 
 
 @pytest.mark.parametrize("forms", [("row_wise",), FORMS])
@@ -460,7 +471,7 @@ def test_buffers_that_leave_no_memory_are_named_for_all_sharding_types_and_tiers
     rules = Constraints((TableRule("t0", sharding_types=forms),))
     task = plain_task([16, 16], memory_bytes=10_000, memory=MemoryUse("sgd", 1), constraints=rules)
     task = replace(task, topology=replace(task.topology, host_memory_bytes=host_memory_bytes))
-    with refused("device-buffers-too-large", kind=InfeasibleError):
+    with refused("device-buffers-too-large", names=["22.2 KiB", "topology.memory_bytes"], kind=InfeasibleError):
         ALL.find(task, H100)
 
 

@@ -64,7 +64,7 @@ def test_the_search_finds_them_if_asked_to():
     assert ms_of(plan) < 0.95 * ms_of(alone)
     assert set(plan.forms[:4]) == {Form.ROW_WISE}
     assert {len(hosts) for hosts in _hosts(plan)[:4]} == {1}
-    with refused("unknown-name"):
+    with refused("unknown-name", names=["'racks'"]):
         NeuroShard(sharding_types=("column_wise", "racks"))
     assert to_sharding_plan(plan).plan[""]["rows0"].sharding_type == "table_row_wise"
 

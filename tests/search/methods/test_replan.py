@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard import Constraints, CostModels, Found, Plan, Searcher, Simulator, TableRule, Task, Topology, UserError
+from neuroshard import Constraints, CostModels, Found, Plan, Searcher, Simulator, TableRule, Task, Topology
 from neuroshard.plans.moves import moved_between, moved_bytes, table_changes
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.stages.search.local.improvement import Improvement
@@ -62,10 +62,9 @@ def test_the_more_may_move_the_lower_the_cost(compute, known):
 def test_models_that_do_not_know_a_sharding_type_of_the_plan_are_refused():
     task = toy_task(3)
     for where, form in ((range(4), "row_wise"), (COPIES, "data_parallel")):
-        said = f"table 'toy0' is {form}, and these cost models know costs of column_wise"
-        with pytest.raises(UserError, match=said):
+        with refused("plan-sharding-type-unsupported", where="plan", names=["'toy0'", form, "column_wise"]):
             Replan(laid_out(task, where, 0, 0)).find(task, Simulator(linear_models()))
-    with refused("unknown-name"):
+    with refused("unknown-name", names=["'copy'"]):
         Replan(laid_out(task, COPIES, 0, 0), sharding_types=("copy",))
 
 
@@ -84,13 +83,13 @@ def test_the_remark_names_cost_and_as_many_moved_bytes_as_explain():
     found = Replan(start, improvement=FEW).find(task, simulator)
     shown = readable_bytes(sum(move.size_bytes for move in table_changes(start, found.plan)))
     assert shown != readable_bytes(0)
-    assert found.remark.startswith(f"moves {shown} of ")
-    assert "ms (" in found.remark
+    assert shown in found.remark
+    assert f"{ms_of(found.plan, simulator):.2f} ms" in found.remark
 
 
 def test_starts_of_other_tables_are_refused():
     start = Random().find(toy_task(6), Simulator(linear_models())).plan
-    with refused("replan-start-other-tables"):
+    with refused("replan-start-other-tables", names=["6 tables", "'toy6'", "searcher=neuroshard"]):
         Replan(start).find(replace(toy_task(6), tables=toy_task(12).tables[6:]), Simulator(linear_models()))
 
 
@@ -113,7 +112,7 @@ def test_what_can_stay_stays_where_tables_and_devices_come_and_go():
     assert {name: places for name, places in _where(found.plan).items() if name != "new"} == {
         name: places for name, places in before.items() if name != "toy0"
     }
-    assert found.remark.startswith("1 table added (new), 1 table removed (toy0), moves 0 bytes of ")
+    assert all(one in found.remark for one in ("(new)", "(toy0)", "0 bytes"))
     two = replace(task, topology=Topology(2, 1 << 30))
     of_two = Simulator(linear_models(2))
     gone = sum(task.tables[p.shard.table].with_dim(p.shard.dim).size_bytes for p in start.placements if p.device > 1)
@@ -121,11 +120,11 @@ def test_what_can_stay_stays_where_tables_and_devices_come_and_go():
     stayed = {name: places for name, places in before.items() if places[-1][0] < 2}
     assert 0 < len(stayed) < 8
     assert stayed.items() <= _where(found.plan).items()
-    assert "4 -> 2 devices, moves " in found.remark
-    cost_ms = ms_of(found.plan, of_two)
-    forced = f"{readable_bytes(gone)} must be moved in any case, which alone would give {cost_ms:.2f} ms"
-    assert found.remark.endswith(f"; {forced}")
-    with pytest.raises(UserError, match=f"max_moved_bytes={gone - 1}: at least {gone} bytes must be moved"):
+    assert "4 -> 2 devices" in found.remark
+    _, forced = found.remark.split("; ", 1)
+    assert readable_bytes(gone) in forced
+    assert f"{ms_of(found.plan, of_two):.2f} ms" in forced
+    with refused("replan-moves-exceed-limit", names=["max_moved_bytes", gone - 1, gone]):
         Replan(start, gone - 1, **few).find(two, of_two)
 
 
@@ -147,7 +146,7 @@ def test_tables_that_change_are_the_same_tables(other):
     moved = Replan(start, improvement=FEW, min_gain=1.0).find(replace(changed, constraints=elsewhere), simulator)
     as_now = changed.tables[0].bytes_per_element * changed.tables[0].dim
     assert moved_bytes(start, moved.plan) == min(task.tables[0].rows, changed.tables[0].rows) * as_now
-    assert f"moves {readable_bytes(moved_bytes(start, moved.plan))} of" in moved.remark
+    assert readable_bytes(moved_bytes(start, moved.plan)) in moved.remark
 
 
 def test_with_a_min_gain_of_1_nothing_is_searched_that_can_stay():
@@ -180,16 +179,16 @@ def test_moves_that_save_less_than_the_min_gain_are_not_made():
     assert plans[2] == start
     found = NeuroShard(improvement=FEW).find(task, simulator).plan
     assert Replan(found).find(task, simulator).plan == found
-    with refused("value-outside-limits"):
+    with refused("value-outside-limits", names=["min_gain", -1]):
         Replan(start, min_gain=-1)
 
 
 def test_impossible_settings_are_refused():
     task, simulator = toy_task(6), Simulator(linear_models())
     start = Random().find(task, simulator).plan
-    with refused("value-outside-limits"):
+    with refused("value-outside-limits", names=["max_moved_bytes", -1]):
         Replan(start, -1)
-    with refused("size-unreadable"):
+    with refused("size-unreadable", names=["max_moved_bytes", "'much'"]):
         Replan(start, "much")
     free, limited = (Replan(start, limit, FEW).find(task, simulator).plan for limit in (None, "1000 PiB"))
     assert free == limited
@@ -276,8 +275,7 @@ def test_tables_change_their_sharding_type_if_that_helps_and_moves_bytes_within_
         assert plan.violations == ()
         assert most is None or moved_between(start, plan).sum() <= most
         changed = sum(one is not other for one, other in zip(start.forms, plan.forms, strict=True))
-        said = f"{changed} of 16 tables change their sharding type"
-        assert (said in found.remark) == (changed > 0)
+        assert (f"{changed} of 16 tables" in found.remark) == (changed > 0)
         costs.append((ms_of(plan), changed))
     assert costs[0] == (pytest.approx(ms_of(start)), 0)
     assert costs[1][1] > 0
@@ -308,7 +306,7 @@ def test_tables_keep_their_types_and_numbers_of_shards_if_asked():
     start = laid_out(task, range(4), {0: 64, 1: 64}, COPIES, *[0] * 13)
     free, held = (Replan(start, improvement=FEW, keep_types=keep).find(task, H100) for keep in (False, True))
     assert free.plan.forms != start.forms
-    assert "checkpoints: " in free.warning
+    assert (free.warning.code, free.warning.where) == ("checkpoint-state-lost", "checkpoints")
     assert held.warning is None
     assert held.plan.forms == start.forms
     assert [len(its) for its in held.plan.by_table] == [len(its) for its in start.by_table]

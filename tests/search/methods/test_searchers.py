@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard import InfeasibleError, Simulator, Table, Task, Topology, UserError
+from neuroshard import InfeasibleError, Simulator, Table, Task, Topology
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.registry import build
 from neuroshard.plumbing.schema import to_bytes
@@ -134,7 +134,7 @@ def test_a_tight_packing_is_found():
     dims = [128, 128, 128, 64, 64, 4]
     total = sum(dims) * 1000 * 4
     task = plain_task(dims, devices=3, memory_bytes=total // 3 + 4 * 1000 * 4)
-    with refused("searcher-no-device-with-room", kind=InfeasibleError):
+    with refused("searcher-no-device-with-room", names=["'t3'", "188 KiB"], kind=InfeasibleError):
         Greedy("size", max_halvings=0).find(task, Simulator(linear_models(3)))
     assert BeamSearch(max_splits=1).find(task, Simulator(linear_models(3))).plan.fits
 
@@ -143,17 +143,16 @@ def test_the_smallest_cap_named_by_an_error_works():
     tables = plain_tables(16, 1000 + 317 * np.arange(5), 1.0)
     total = sum(table.size_bytes for table in tables)
     simulator = Simulator(linear_models(3))
-    with pytest.raises(InfeasibleError) as caught:
+    with refused("plan-not-found", names=["'t4'"], kind=InfeasibleError) as caught:
         BeamSearch().find(Task(tables, Topology(3, total // 3 + 1), 256), simulator)
-    cap = to_bytes(re.search(r"([\d.]+ [KM]iB) on each would do", str(caught.value)).group(1), "cap")
-    assert "'t4'" in str(caught.value)
+    cap = to_bytes(re.search(r"[\d.]+ [KM]iB", caught.value.message.remedy)[0], "cap")
     assert BeamSearch().find(Task(tables, Topology(3, int(cap * 1.01)), 256), simulator).plan.fits
 
 
 def test_neuroshard_splits_what_fits_no_device():
     task = plain_task([64, 64, 64], memory_bytes=1000 * 100 * 4)
-    said = "table 't2' needs 250 KiB, the emptiest device that may hold it has 141 KiB"
-    with pytest.raises(InfeasibleError, match=said):
+    named = ["'t2'", "250 KiB", "141 KiB"]
+    with refused("searcher-no-device-with-room", names=named, kind=InfeasibleError):
         Greedy("size", max_halvings=0).find(task, Simulator(linear_models(2)))
     plan = BeamSearch().find(task, Simulator(linear_models(2))).plan
     assert plan.fits
@@ -162,10 +161,10 @@ def test_neuroshard_splits_what_fits_no_device():
 
 def test_infeasible_errors_name_what_is_in_the_way():
     simulator = Simulator(linear_models(2))
-    with refused("tables-exceed-devices", kind=InfeasibleError):
+    with refused("tables-exceed-devices", names=["750 KiB", "topology.memory_bytes"], kind=InfeasibleError):
         BeamSearch().find(plain_task([128] * 3, memory_bytes=600_000), simulator)
     tall, small = Table("tall", 25_000, 4, 1.0, ONCE), Table("small", 10, 4, 1.0, ONCE)
-    with refused("table-exceeds-device", kind=InfeasibleError):
+    with refused("table-exceeds-device", names=["'tall'", "391 KiB", "4 columns"], kind=InfeasibleError):
         BeamSearch().find(Task((tall, small), Topology(2, 390_000), 256), simulator)
 
 
@@ -178,9 +177,9 @@ def test_the_package_can_be_called():
 
 def test_unknown_searchers_and_settings_name_the_nearest():
     task, simulator = toy_task(6), Simulator(linear_models())
-    with refused("unknown-name"):
+    with refused("unknown-name", names=["'dim_gredy'", "'dim_greedy'"]):
         ns.search(task, simulator, searcher="dim_gredy")
-    with refused("unknown-name"):
+    with refused("unknown-name", names=["'beam_widht'", "'beam_width'"]):
         ns.search(task, simulator, beam_widht=2)
 
 
@@ -198,10 +197,10 @@ def test_unknown_searchers_and_settings_name_the_nearest():
     ],
 )
 def test_impossible_settings_are_refused(kind, setting):
-    with pytest.raises(UserError, match=next(iter(setting))):
+    with refused("value-outside-limits", names=[*setting, *map(repr, setting.values())]):
         kind(**setting)
 
 
 def test_models_for_another_number_of_devices_are_refused():
-    with refused("models-devices-differ"):
+    with refused("models-devices-differ", names=["4 devices", "2 devices"]):
         BeamSearch().find(toy_task(6, num_devices=2), Simulator(linear_models(4)))

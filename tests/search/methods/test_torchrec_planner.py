@@ -22,7 +22,7 @@ EVERY_FORM = TorchRecSearch((1, 2), sharding_types=("column_wise", "row_wise", "
 def test_it_splits_what_does_not_fit_whole():
     task, simulator = plain_task([64, 8, 8], memory_bytes=1000 * 50 * 4), Simulator(linear_models(2))
     task = replace(task, tables=tuple(replace(table, name=f"odd name. {table.name}") for table in task.tables))
-    with pytest.raises(InfeasibleError):
+    with refused("torchrec-search-no-plan", kind=InfeasibleError):
         TorchRecSearch(split_factors=(1,)).find(task, simulator)
     plan = found(TorchRecSearch(split_factors=(1, 2)), task, simulator)
     assert sorted(p.shard.dim for p in plan.placements if p.shard.table == 0) == [32, 32]
@@ -50,16 +50,16 @@ def test_our_estimates_make_its_plans_cheaper():
 
 
 def test_unknown_words_are_named():
-    with refused("unknown-name"):
+    with refused("unknown-name", names=["sort_by", "'size'"]):
         TorchRecSearch(sort_by=("size",))
-    with refused("unknown-name"):
+    with refused("unknown-name", names=["estimates", "'simulated'"]):
         TorchRecSearch(estimates="simulated")
 
 
 def test_it_uses_all_of_torchrecs_types_where_asked_to():
     """A table that fits with no column split becomes row-wise, and small tables may be data-parallel."""
     task = plain_task(8, [40_000, 10, 10, 10], devices=4, memory_bytes=40_000 * 4 * 3)
-    with pytest.raises(InfeasibleError):
+    with refused("table-exceeds-device", names=["'t0'", "4 columns"], kind=InfeasibleError):
         TorchRecSearch((1, 2)).find(task, H100)
     assert found(EVERY_FORM, task).forms[0] is Form.ROW_WISE
     small_ones = Constraints((TableRule("t[1-3]", sharding_types=("column_wise",)),))
@@ -68,7 +68,7 @@ def test_it_uses_all_of_torchrecs_types_where_asked_to():
 
 
 def test_buffers_that_leave_no_memory_are_named():
-    with refused("device-buffers-too-large", kind=InfeasibleError):
+    with refused("device-buffers-too-large", names=["15 KiB"], kind=InfeasibleError):
         EVERY_FORM.find(plain_task([16], memory_bytes=1000, memory=MemoryUse("sgd", 1)), H100)
 
 

@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from neuroshard import CostModels, Plan, Prediction, Simulator, Table, Task, Topology, UserError, search
+from neuroshard import CostModels, Plan, Prediction, Simulator, Table, Task, Topology, search
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.parts import Framework
 from neuroshard.models.trust import Margin, Margins
@@ -64,7 +64,7 @@ def test_what_all_devices_wait_for_their_hosts_is_told():
     ready_ms = Simulator(linear_models(2)).cost(plan.task, plan).total_ms
     models = replace(linear_models(2), framework=Framework(1.0, {}, {}, {}, {"step": ready_ms + 10})).in_torchrec()
     waiting = _summary_of(explain(plan, Simulator(models.beside_dense(0.0))))["host"]
-    assert waiting.startswith("devices wait 9.00 ms until it has launched all their work")
+    assert "9.00 ms" in waiting
     assert "host" not in _summary_of(explain(plan, Simulator(models.beside_dense(10.0))))
 
 
@@ -121,26 +121,27 @@ def test_moves_between_sharding_types_are_named():
 
 def test_a_plan_without_columns_is_explained():
     found = explain(laid_out(_task([8, 16]), COPIES, [0, 1]), H100)
-    assert "none: the devices are balanced" in _shown(found)
+    assert _summary_of(found)["bottleneck"].startswith("none")
     assert found.plan.device_dims == (0, 0)
     assert found.exchange_excess_ms == pytest.approx(0)
 
 
 def test_learned_models_of_every_sharding_type_explain_mixed_plans():
-    shown = _shown(explain(_mixed(), Simulator(random_form_models())))
-    assert "input" in shown
-    assert "isn't counted" in " ".join(shown.split())
+    found = explain(_mixed(), Simulator(random_form_models()))
+    assert [part.name for part in found.cost.parts if not part.counts] == ["input"]
+    assert "input" in _shown(found)
     assert "input" not in _shown(explain(whole(_task([64, 8])), SIMULATOR))
 
 
 def test_models_that_cannot_cost_a_sharding_type_refuse_to_explain_it():
-    with refused("plan-sharding-type-unsupported"):
+    with refused("plan-sharding-type-unsupported", where="plan", names=["'t0'", "row_wise", "column_wise"]):
         explain(_mixed(), SIMULATOR)
 
 
 def test_plans_that_break_their_task_are_explained_too():
     found = explain(whole(_task([32, 32], memory_bytes=1000), 0), SIMULATOR)
-    assert "the plan breaks its task: device 0 needs" in found.warnings[0]
+    assert found.warnings[0].code == "explained-plan-violation"
+    assert "device 0" in found.warnings[0].what
     assert all(isinstance(answer, str) for answer in found.heuristics.values())
 
 
@@ -240,7 +241,7 @@ def test_names_are_shown_as_they_are(files, capsys):
 def test_a_page_is_written_to_html_files_only(files, name):
     (files / "page.txt").write_text("kept")
     before = {path: path.read_bytes() for path in files.iterdir() if path.is_file()}
-    with refused("explain-out-suffix"):
+    with refused("explain-out-suffix", names=[name, ".html"]):
         Explain(str(files / "one.json"), "no such model", str(files / name)).run()
     assert {path: path.read_bytes() for path in files.iterdir() if path.is_file()} == before
 
@@ -250,20 +251,20 @@ def test_a_page_never_replaces_a_plan_or_a_directory(files):
     plan.write_bytes((files / "one.json").read_bytes())
     (files / "other.html").symlink_to(plan)
     for out in (plan, files / "other.html", files / "models" / ".." / "plan.html"):
-        with refused("explain-out-is-plan"):
+        with refused("explain-out-is-plan", names=[out]):
             Explain(str(plan), "no such model", str(out)).run()
     assert plan.read_bytes() == (files / "one.json").read_bytes()
     (files / "folder.html").mkdir()
-    with refused("explain-out-not-file"):
+    with refused("explain-out-not-file", names=[files / "folder.html"]):
         Explain(str(plan), "no such model", str(files / "folder.html")).run()
 
 
 def test_mistakes_are_named(files):
-    with refused("explain-tables-differ"):
+    with refused("explain-tables-differ", names=[files / "one.json", files / "other.json", "t2"]):
         Explain([str(files / "one.json"), str(files / "other.json")], str(files / "models"), None).run()
-    with refused("explain-plan-count"):
+    with refused("explain-plan-count", names=["3 plans"]):
         Explain([str(files / "one.json")] * 3, str(files / "models"), None).run()
-    with refused("file-missing"):
+    with refused("file-missing", names=["nowhere.json"]):
         Explain("nowhere.json", str(files / "models"), None).run()
 
 
@@ -276,11 +277,12 @@ def test_plans_are_explained_by_the_models_that_found_them(tmp_path):
     plans = [_found_with("roofline:h100"), _found_with("cpu")]
     assert models_of(plans[:1], None) == (ModelChoice("roofline:h100"), "")
     assert models_of(plans[:1], ModelChoice("cpu")) == (ModelChoice("cpu"), "")
-    assert "found with cpu" in models_of(plans, None)[1]
-    assert "doesn't say" in models_of([_found_with("unknown")], None)[1]
+    assert "cpu" in models_of(plans, None)[1]
+    assert "model=NAME" in models_of([_found_with("unknown")], None)[1]
     for gone in (str(tmp_path / "gone"), None):
-        with pytest.raises(UserError, match="give model=NAME"):
+        with refused("explain-models-missing") as caught:
             models_of([_found_with(gone)], None)
+        assert "model=cpu" in caught.value.message.remedy
 
 
 def test_costs_explained_are_those_that_were_promised(tmp_path):
@@ -298,8 +300,8 @@ def test_two_plans_are_costed_on_one_task(files, capsys):
     paths = [str(files / "two.json"), str(files / "hot.json")]
     result = Explain(paths, str(files / "models"), None).run()
     assert result.explanations[0].cost.total_ms == result.explanations[1].cost.total_ms
-    assert "both plans with the tables of the second one's task" in result.note
-    assert Explain(paths[:1], str(files / "models"), None).run().note.count("both plans") == 0
+    assert "tables" in result.note.split()
+    assert Explain(paths[:1], str(files / "models"), None).run().note == ""
 
 
 def test_plans_whose_tables_grew_are_compared(files, capsys):
@@ -328,7 +330,7 @@ def test_plans_that_fit_no_common_task_are_costed_each_on_its_own(files, change)
     Plan(task, plan.placements).save(files / "other_task.json")
     for names in (("two", "other_task"), ("other_task", "two")):
         result = Explain([str(files / f"{name}.json") for name in names], "roofline:h100", None).run()
-        assert "both plans" not in result.note
+        assert result.note == ""
         assert [its.plan.task for its in result.explanations] == [
             Plan.load(files / f"{name}.json").task for name in names
         ]
@@ -364,9 +366,9 @@ def test_a_balanced_plan_has_no_bottleneck():
     for found, balanced in ((even, True), (uneven, False)):
         text = _shown(found)
         assert found.is_balanced == balanced
-        assert (_summary_of(found)["bottleneck"] == "none: the devices are balanced") == balanced
+        assert _summary_of(found)["bottleneck"].startswith("none") == balanced
         assert ("What slows device" in text) != balanced
-        assert ("is the straggler" in text) != balanced
+        assert (f"Device {found.bottleneck}, " in text) != balanced
 
 
 def test_columns_are_counted_alike_everywhere():

@@ -42,5 +42,5 @@ def test_parts_without_a_place_are_refused(passes):
     content = _kept(passes, PLACES)
     content["plans"][0]["parts"]["launch"] = [1.0, 2.0]
     passes.path(0).write_text(json.dumps(content))
-    with refused("journal-value-wrong"):
+    with refused("journal-value-wrong", names=[passes.path(0), "1 plan", "2 devices"]):
         passes.get(0)

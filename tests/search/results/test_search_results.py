@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from neuroshard.models.bundle import Card, save_bundle
-from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import exclusive
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
@@ -66,72 +65,78 @@ def test_a_killed_run_searches_only_what_is_missing(run, killed, tmp_path):
     assert _Counting.calls == 6
 
 
-def test_another_runs_directory_is_refused(run):
+def test_another_runs_directory_is_refused(run, tmp_path):
     run(Random()).run()
-    for other in (run(Random(seed=1)), run(Greedy("dim")), run(Random(), tasks=(toy_task(4),))):
-        with refused("out-begun-otherwise"):
+    others = {
+        "settings.seed=0": run(Random(seed=1)),
+        "class='Random'": run(Greedy("dim")),
+        "tasks": run(Random(), tasks=(toy_task(4),)),
+    }
+    for what, other in others.items():
+        with refused("out-begun-otherwise", names=[tmp_path / "run", what]):
             other.run()
 
 
 def test_two_runs_at_once_are_refused(run, tmp_path):
-    with exclusive(tmp_path / "run"), refused("out-in-use"):
+    with exclusive(tmp_path / "run"), refused("out-in-use", names=[tmp_path / "run"]):
         run(Random()).run()
     run(Random()).run()
 
 
 def test_damaged_records_say_what_to_delete(run, killed, tmp_path):
-    (tmp_path / "run" / "records" / "task-0001.json").write_text('{"format": "neuroshard-task-1"}')
-    with refused("field-missing"):
+    path = tmp_path / "run" / "records" / "task-0001.json"
+    path.write_text('{"format": "neuroshard-task-1"}')
+    with refused("field-missing", where=f"task {path}", names=["'task'"]) as caught:
         run(_Counting()).run()
+    assert str(path) in caught.value.message.remedy
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "code", "names"),
     [
-        ({"task": 2}, "is of task 2"),
-        ({"task": True}, "task=True must be a whole number"),
-        ({"plan": "../outside.json"}, r"'../outside.json' must be a file in the run's directory"),
-        ({"plan": "/dev/zero"}, "'/dev/zero' must be a file in the run's directory"),
-        ({"plan": "a/../../b"}, "must be a file in the run's directory"),
-        ({"plan": "."}, "must be a file in the run's directory"),
-        ({"plan": 3}, "plan=3 must be text or nothing"),
-        ({"plan": None}, "either a plan or an error"),
-        ({"error": "x"}, "either a plan or an error"),
-        ({"seconds": -1}, "seconds=-1"),
-        ({"predicted_ms": 1e300}, r"predicted_ms=1e\+300 must be a number of at most"),
-        ({"predicted_ms": "5"}, "predicted_ms='5' must be a number"),
-        ({"warnings": ["x"]}, r"warnings=\['x'\] must be text or nothing"),
-        ({"sekonds": 1}, "unknown field 'sekonds'"),
+        ({"task": 2}, "journal-value-wrong", ["task 2"]),
+        ({"task": True}, "value-outside-limits", ["task", True]),
+        ({"plan": "../outside.json"}, "search-record-plan-outside", ["'../outside.json'"]),
+        ({"plan": "/dev/zero"}, "search-record-plan-outside", ["'/dev/zero'"]),
+        ({"plan": "a/../../b"}, "search-record-plan-outside", ["'a/../../b'"]),
+        ({"plan": "."}, "search-record-plan-outside", ["'.'"]),
+        ({"plan": 3}, "value-outside-limits", ["plan", 3]),
+        ({"plan": None}, "search-record-plan-or-error", ["task 1"]),
+        ({"error": "x"}, "search-record-plan-or-error", ["task 1"]),
+        ({"seconds": -1}, "value-outside-limits", ["seconds", -1]),
+        ({"predicted_ms": 1e300}, "value-outside-limits", ["predicted_ms", 1e300]),
+        ({"predicted_ms": "5"}, "value-outside-limits", ["predicted_ms", "'5'"]),
+        ({"warnings": ["x"]}, "value-outside-limits", ["warnings", ["x"]]),
+        ({"sekonds": 1}, "unknown-name", ["'sekonds'"]),
     ],
 )
-def test_wrong_values_in_records_are_one_line(run, killed, tmp_path, change, message):
+def test_wrong_values_in_records_are_one_line(run, killed, tmp_path, change, code, names):
     path = tmp_path / "run" / "records" / "task-0001.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(UserError, match=message) as caught:
+    with refused(code, where="" if code == "journal-value-wrong" else f"task {path}", names=names) as caught:
         run(_Counting()).run()
-    assert "task-0001.json" in str(caught.value)
-    assert str(caught.value).endswith("delete it, and the task is searched again")
+    assert str(path) in caught.value.message.remedy
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "code", "names"),
     [
-        (lambda frame: frame.assign(plan="../outside.json"), "must be a file in the run's directory"),
-        (lambda frame: frame.assign(plan="/dev/zero"), "must be a file in the run's directory"),
-        (lambda frame: frame.assign(plan=7), "plan=7 must be text or nothing"),
-        (lambda frame: frame.assign(task=frame.task + 1), "tasks must be 0, 1, ..., 4, each once"),
-        (lambda frame: frame.assign(task=0), "each once"),
-        (lambda frame: frame[:3], "holds results of 3 tasks, not 5"),
-        (lambda frame: frame.drop(columns="seconds"), "'seconds' is missing"),
-        (lambda frame: frame.assign(seconds="1"), "seconds='1' must be a number"),
-        (lambda frame: frame.assign(sekonds=1), "unknown field 'sekonds'"),
+        (lambda frame: frame.assign(plan="../outside.json"), "search-record-plan-outside", ["'../outside.json'"]),
+        (lambda frame: frame.assign(plan="/dev/zero"), "search-record-plan-outside", ["'/dev/zero'"]),
+        (lambda frame: frame.assign(plan=7), "value-outside-limits", ["plan", 7]),
+        (lambda frame: frame.assign(task=frame.task + 1), "search-run-task-numbers", ["5 tasks"]),
+        (lambda frame: frame.assign(task=0), "search-run-task-numbers", ["5 tasks"]),
+        (lambda frame: frame[:3], "search-run-task-count", ["3 tasks", "5 tasks"]),
+        (lambda frame: frame.drop(columns="seconds"), "field-missing", ["'seconds'"]),
+        (lambda frame: frame.assign(seconds="1"), "value-outside-limits", ["seconds", "'1'"]),
+        (lambda frame: frame.assign(sekonds=1), "unknown-name", ["'sekonds'"]),
     ],
 )
-def test_wrong_values_in_results_are_one_line(run, tmp_path, change, message):
+def test_wrong_values_in_results_are_one_line(run, tmp_path, change, code, names):
     run(Random()).run()
     path = tmp_path / "run" / "results.parquet"
     change(pd.read_parquet(path)).to_parquet(path, index=False)
-    with pytest.raises(UserError, match=message):
+    with refused(code, where="" if code == "search-run-task-count" else str(path), names=names):
         run(Random()).run()
 
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from neuroshard.plumbing.errors import UserError
 from neuroshard.stages.search.rl import agent
 from neuroshard.stages.search.rl.agent import load_agent
+from tests.kit.messages import refused
 
+SCALE = "policy.encoder.scale"
 HEAD = "policy.head.0.weight"
 
 
@@ -22,42 +23,42 @@ def policy(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "code", "names"),
     [
-        (lambda t: t | {HEAD: t[HEAD] * float("nan")}, f"tensor {HEAD} holds numbers that are not finite"),
-        (lambda t: t | {HEAD: t[HEAD].int()}, f"tensor {HEAD} is torch.int32"),
-        (lambda t: t | {HEAD: t[HEAD].double()}, f"tensor {HEAD} is torch.float64"),
-        (lambda t: t | {HEAD: t[HEAD][:1].clone()}, f"tensor {HEAD} is torch.float32 of shape"),
-        (lambda t: t | {HEAD: torch.zeros(())}, f"tensor {HEAD} is torch.float32 of shape"),
-        (lambda t: t | {"policy.encoder.scale": -t["policy.encoder.scale"]}, "encoder.scale must be positive"),
-        (lambda t: t | {"costs.scale_ms": t["costs.scale_ms"] * 0}, "costs.scale_ms must be positive"),
-        (lambda t: {name: t[name] for name in t if name != HEAD}, f"'{HEAD}' is missing, or of another agent"),
-        (lambda t: t | {"policy.more": torch.zeros(1)}, "'policy.more' is missing, or of another agent"),
+        (lambda t: t | {HEAD: t[HEAD] * float("nan")}, "policy-tensor-not-finite", [HEAD]),
+        (lambda t: t | {HEAD: t[HEAD].int()}, "policy-tensor-shape", [HEAD, "torch.int32"]),
+        (lambda t: t | {HEAD: t[HEAD].double()}, "policy-tensor-shape", [HEAD, "torch.float64"]),
+        (lambda t: t | {HEAD: t[HEAD][:1].clone()}, "policy-tensor-shape", [HEAD, "torch.float32 of shape (1, "]),
+        (lambda t: t | {HEAD: torch.zeros(())}, "policy-tensor-shape", [HEAD, "torch.float32 of shape ()"]),
+        (lambda t: t | {SCALE: -t[SCALE]}, "policy-tensor-not-positive", [SCALE]),
+        (lambda t: t | {"costs.scale_ms": t["costs.scale_ms"] * 0}, "policy-tensor-not-positive", ["costs.scale_ms"]),
+        (lambda t: {name: t[name] for name in t if name != HEAD}, "policy-tensor-names", [f"'{HEAD}'"]),
+        (lambda t: t | {"policy.more": torch.zeros(1)}, "policy-tensor-names", ["'policy.more'"]),
     ],
 )
-def test_wrong_weights_are_one_line(policy, change, message):
+def test_wrong_weights_are_one_line(policy, change, code, names):
     load_agent(str(policy))
     file = policy / "policy.safetensors"
     save_file(change(load_file(file)), file)
-    with pytest.raises(UserError, match=message):
+    with refused(code, where=f"policy {policy}", names=names):
         load_agent(str(policy))
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "message"),
+    ("path", "value", "code", "names"),
     [
-        (["policy", "settings", "table"], [10**12], r"table\[0\]=1000000000000 must be a whole number of at most 4096"),
-        (["policy", "settings", "table"], "", "table='' must be a list"),
-        (["policy", "settings", "head"], True, "head=True must be a whole number"),
-        (["policy", "settings", "hat"], 3, "settings of the dreamshard policy.*'hat'"),
-        (["policy", "kind"], "dreamchart", "unknown kind of policy 'dreamchart'; did you mean 'dreamshard'"),
-        (["policy", "kind"], [], r"policy.kind=\[\] must be text"),
-        (["costs", "partial_share"], 2, "partial_share=2 must be a number of at most"),
-        (["features"], None, "features=None must be a list"),
-        (["format"], 1, "not of format 'neuroshard-policy-2' but 1"),
+        (["policy", "settings", "table"], [10**12], "value-outside-limits", ["table[0]", 10**12, 4096]),
+        (["policy", "settings", "table"], "", "value-outside-limits", ["table", "''"]),
+        (["policy", "settings", "head"], True, "value-outside-limits", ["head", True]),
+        (["policy", "settings", "hat"], 3, "policy-settings-wrong", ["dreamshard", "'hat'"]),
+        (["policy", "kind"], "dreamchart", "unknown-name", ["'dreamchart'"]),
+        (["policy", "kind"], [], "value-outside-limits", ["policy.kind", []]),
+        (["costs", "partial_share"], 2, "value-outside-limits", ["partial_share", 2, 1]),
+        (["features"], None, "value-outside-limits", ["features", None]),
+        (["format"], 1, "file-format-other", ["'neuroshard-policy-2'", 1]),
     ],
 )
-def test_wrong_descriptions_are_one_line(policy, path, value, message):
+def test_wrong_descriptions_are_one_line(policy, path, value, code, names):
     file = policy / "policy.json"
     content = json.loads(file.read_text())
     holder = content
@@ -65,5 +66,7 @@ def test_wrong_descriptions_are_one_line(policy, path, value, message):
         holder = holder[key]
     holder[path[-1]] = value
     file.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=message):
+    with refused(code, names=names) as caught:
         load_agent(str(policy))
+    assert caught.value.message.where.startswith(f"policy {policy}")
+    assert "neuroshard train-policy" in caught.value.message.remedy

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from neuroshard import InfeasibleError, Simulator, UserError
+from neuroshard import InfeasibleError, Simulator
 from neuroshard.layouts import in_columns
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.stages.search.methods.heuristics import Random
@@ -116,11 +116,11 @@ def test_a_run_leaves_its_policy_and_overwrites_none(tmp_path, models):
     assert plan.fits
     left = _files(tmp_path, "run")
     for name in ("run.json", "policy.json"):
-        with pytest.raises(UserError, match=name):
+        with refused("out-other-contents", names=[tmp_path / "run", name]):
             _run(tmp_path, seed=6).run()
         assert _files(tmp_path, "run") == left
         (tmp_path / "run" / "run.json").unlink(missing_ok=True)
-    with refused("num-valid-outside"):
+    with refused("num-valid-outside", names=["num_valid", 8, 7]):
         _run(tmp_path, num_valid=8).run()
 
 
@@ -138,12 +138,12 @@ def test_damaged_files_are_one_line(tmp_path, models):
     _run(tmp_path).run()
     policy = tmp_path / "run" / "policy.safetensors"
     policy.write_bytes(policy.read_bytes()[:500])
-    with refused("policy-file-damaged"):
+    with refused("policy-file-damaged", names=[tmp_path / "run"]):
         load_agent(str(tmp_path / "run"))
     policy.unlink()
-    with refused("file-missing"):
+    with refused("file-missing", where=f"policy {tmp_path / 'run'}", names=[policy]):
         load_agent(str(tmp_path / "run"))
-    with refused("file-missing"):
+    with refused("file-missing", names=[tmp_path / "nowhere", "autoshard, dreamshard"]):
         load_agent(str(tmp_path / "nowhere"))
 
 
@@ -156,7 +156,7 @@ def test_installed_policies_say_where_they_come_from():
 
 def test_a_policy_that_gets_stuck_says_so():
     tight = task([5, 4, 3], memory_bytes=int(1.5 * 1000 * 8 * 4))
-    with refused("policy-search-stuck", kind=InfeasibleError):
+    with refused("policy-search-stuck", where="policy dreamshard", kind=InfeasibleError):
         PolicySearch("dreamshard", samples=8).find(tight, Simulator(linear_models(2)))
 
 
@@ -166,5 +166,5 @@ def test_samples_never_make_it_worse():
         searchers = PolicySearch("dreamshard"), PolicySearch("dreamshard", samples=16)
         alone, more = (ms_of(one.find(toy_task(12, seed=seed), simulator).plan, simulator) for one in searchers)
         assert more <= alone
-    with refused("value-outside-limits"):
+    with refused("value-outside-limits", names=["samples", -1]):
         PolicySearch("dreamshard", samples=-1)

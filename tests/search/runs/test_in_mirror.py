@@ -50,8 +50,8 @@ def test_plans_for_many_devices_are_measured_on_one_and_runs_go_on(plans, tmp_pa
     assert set(stretches["rank"]) == {rank for its in found["ranks"] for rank in its}
     total = stretches[stretches["method"] == "columns"].groupby("rank")["ms"].sum()
     assert found.loc["columns", "local_ms"] >= total.max()
-    assert "on 16 ranks" in shown(result)
-    assert "differs from itself by" in shown(result)
+    assert "16 ranks" in shown(result)
+    assert f"{result.tasks[0].floor:.1%}" in shown(result)
 
     files = sorted((out / "ranks/task-0000").iterdir())
     kept = files[0].read_bytes()
@@ -60,7 +60,7 @@ def test_plans_for_many_devices_are_measured_on_one_and_runs_go_on(plans, tmp_pa
     _run(plans, out)
     assert sorted((out / "ranks/task-0000").iterdir()) == files
     assert files[0].read_bytes() == kept
-    with refused("out-begun-otherwise"):
+    with refused("out-begun-otherwise", names=["turns=2", 3]):
         _run(plans, out, InMirror(replace(MEASURE.protocol, turns=3)))
 
 

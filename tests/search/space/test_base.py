@@ -80,7 +80,7 @@ def test_what_leaves_no_memory_is_refused():
     size = TABLES[0].size_bytes
     for memory, forms in ((size - 1, [COPIES, COLUMNS]), (2 * size - 1, [COPIES, COPIES])):
         task = Task(TABLES[:2], Topology(4, memory), 64)
-        with refused("device-memory-row-wise-tables", kind=InfeasibleError):
+        with refused("device-memory-row-wise-tables", names=["device 0"], kind=InfeasibleError):
             Base.of(task, Spread(task).others(np.array(forms)), H100.models.compute)
     task = Task(TABLES[:2], Topology(4, 2 * size), 64)
     everywhere = Base.of(task, Spread(task).others(np.array([COPIES, COPIES])), H100.models.compute)
@@ -91,7 +91,7 @@ def test_what_leaves_no_memory_is_refused():
 def test_buffers_that_leave_a_device_no_memory_are_named_before_its_tables():
     task = Task(TABLES[:1], Topology(2, (1 << 20, 100)), 64, MemoryUse("sgd", 1))
     for forms in ([COPIES], [ROWS]):
-        with refused("device-buffers-too-large", kind=InfeasibleError):
+        with refused("device-buffers-too-large", names=["KiB", "topology.memory_bytes"], kind=InfeasibleError):
             Base.of(task, Spread(task).others(np.array(forms)), H100.models.compute)
 
 

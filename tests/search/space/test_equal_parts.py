@@ -10,6 +10,7 @@ from neuroshard.plumbing.registry import build
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.targets.target import constrained
 from neuroshard.testing import linear_models, toy_task
+from tests.kit.messages import refused
 from tests.kit.searches import H100, ms_of
 
 SIMULATOR = Simulator(linear_models(4))
@@ -75,11 +76,11 @@ def test_tables_too_large_to_be_halved_are_cut_in_more():
     task = _task(rows=10_000)
     part = 10_000 * 16 * 4
     task = replace(task, topology=replace(task.topology, memory_bytes=part + 200_000))
-    with pytest.raises(InfeasibleError):
+    with refused("table-exceeds-device", names=["'hot'", "32 columns"], kind=InfeasibleError):
         SEARCH.find(_halved(task), SIMULATOR)
     assert _widths(SEARCH.find(task, SIMULATOR).plan) == [16] * 4
     tighter = replace(task, topology=replace(task.topology, memory_bytes=part // 2))
-    with pytest.raises(InfeasibleError):
+    with refused("tables-exceed-devices", names=["4 devices"], kind=InfeasibleError):
         SEARCH.find(tighter, SIMULATOR)
 
 

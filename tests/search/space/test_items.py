@@ -82,19 +82,19 @@ def test_a_whole_table_may_be_pinned_and_kept_together():
     assert item.devices == (1, 2)
     plan = search(task, Simulator(linear_models()), searcher="dim_greedy")
     assert plan.violations == ()
-    with refused("pin-splits-group"):
+    with refused("pin-splits-group", where="constraints", names=["'t0'", "`together`"]):
         replace(task, constraints=replace(rules, pinned=(PinnedShard("t0", 8, (1,)),)))
 
 
 def test_tables_that_may_not_be_column_wise_are_refused():
-    with refused("constraints-not-column-wise"):
+    with refused("constraints-not-column-wise", where="constraints", names=["'t1'", "data_parallel or row_wise"]):
         _items(TableRule("t1", sharding_types=("row_wise", "data_parallel")))
 
 
 def test_plans_with_row_wise_or_data_parallel_tables_are_not_items():
     task = toy_task(2)
     for where, form in ((range(4), "row_wise"), (COPIES, "data_parallel")):
-        with refused("plan-sharding-type-unsupported"):
+        with refused("plan-sharding-type-unsupported", where="plan", names=["'toy0'", form]):
             items_of(task).held(laid_out(task, where, 0))
 
 

@@ -15,6 +15,7 @@ from neuroshard.stages.search.space.packing import pack
 from neuroshard.testing import ONCE
 from neuroshard.words.form import CALLS
 from neuroshard.words.placement import ON_DEVICE
+from tests.kit.messages import refused
 from tests.kit.plans import whole
 from tests.kit.searches import H100, found, sizes_of
 from tests.kit.tasks import plain_tables
@@ -96,21 +97,21 @@ def test_what_cannot_fit_is_refused_before_any_model_is_asked(task, asked):
 )
 @pytest.mark.parametrize("training", [False, True])
 def test_every_searcher_refuses_by_the_sum_first(searcher, training, asked):
-    with pytest.raises(InfeasibleError):
+    with refused("tables-exceed-devices", kind=InfeasibleError):
         searcher.find(_task(0.99, training=training), H100)
     assert len(asked) == 0
 
 
 def test_a_plan_that_has_outgrown_its_devices_is_refused_by_the_sum_first(asked):
     before = whole(_task(8.0), 0)
-    with pytest.raises(InfeasibleError):
+    with refused("tables-exceed-devices", kind=InfeasibleError):
         Replan(start=before, rest=QUICKLY).find(_task(0.99), H100)
     assert len(asked) == 0
 
 
 def test_the_planner_refuses_by_the_sum_first(asked):
     ours = planner(4, "cuda", 1 << 20, on_host=2, models="roofline:h100", batch_size=64)
-    with pytest.raises(InfeasibleError):
+    with refused("both-memories-too-small", kind=InfeasibleError):
         ours.plan(bags(*"abcdef", rows=20_000, dim=128))
     assert len(asked) == 0
 
