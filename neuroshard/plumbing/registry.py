@@ -7,15 +7,14 @@ Hydra builds whatever `_target_` names. The command line and the configs belong 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from enum import Enum
-from functools import cache, partial, reduce
+from functools import cache, partial
 from importlib import import_module
 from inspect import Parameter, signature
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from neuroshard.plumbing.configs import FOLDER, choices, is_group, quoted
@@ -24,7 +23,6 @@ from neuroshard.plumbing.schema import shown
 
 _BUILDING = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")  # Hydra's words for what is built
 _FULL_KEY = re.compile(r"full_key: (\S+)")  # in OmegaConf's errors: the setting that they are about
-_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _OWN = f"{__name__.partition('.')[0]}."
 _OF_USERS = ("command-line", "hydra.searchpath")  # who adds folders to Hydra's search path, by Hydra's names
 
@@ -127,70 +125,53 @@ def instantiate_config(config: Any, **objects: Any) -> Any:
     """
     from hydra.utils import instantiate
 
-    if isinstance(config, DictConfig):
-        check_complete(config)
-        _Written(OmegaConf.to_container(config._get_root(), resolve=False)).check(
-            _resolved(config), OmegaConf.to_container(config, resolve=False)
-        )
+    check_complete(config)
+    _check_settings(config)
     return _unwrapped(partial(instantiate, config, _convert_="all", **objects))
 
 
-def check_complete(config: DictConfig) -> None:
-    """Raise UserError if a setting has no value."""
-    for key in _missing_in(OmegaConf.to_container(config, resolve=False)):
+def check_complete(config: Any) -> None:
+    """Raise UserError if a setting of a config has no value."""
+    held = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else {}
+    for key in _missing_in(held):
         limit = "a value is needed"
         raise UserError("config-value-missing", f"{key} has no value", limit=limit, remedy=f"Set {key}=...")
 
 
 def _missing_in(held: Any, prefix: str = "") -> Iterator[str]:
     """Yield the settings without a value, with dots."""
-    for key, value in held.items():
-        if isinstance(value, dict):
-            yield from _missing_in(value, f"{prefix}{key}.")
-        elif value == "???":
+    for key, value in held.items() if isinstance(held, dict) else ():
+        if value == "???":
             yield f"{prefix}{key}"
+        yield from _missing_in(value, f"{prefix}{key}.")
 
 
-@dataclass(frozen=True)
-class _Written:
-    """A whole config as it is written, by which errors name settings: those that `${...}` refers to, if it does.
+def _check_settings(config: Any) -> None:
+    """Raise UserError if a class or a function in a config does not take a setting, or not a value of that type.
 
-    Attributes:
-        root: the config, without Hydra's own settings or with them.
+    An object that `${...}` refers to is named by the place where people write it: OmegaConf returns that very node.
     """
-
-    root: Any
-
-    def check(self, held: Mapping[str, Any], written: Any, prefix: str = "") -> None:
-        """Raise UserError if a class or a function does not take a setting, or not a value of that type."""
-        names = {key: self._name(key, written, prefix) for key in held}
+    if isinstance(config, ListConfig):
+        for inner in config:
+            _check_settings(inner)
+    elif isinstance(config, DictConfig):
+        held = _resolved(config)
+        place = f"{config._get_full_key(None)}.".removeprefix(".").removeprefix("run.")
         if "_target_" in held:
-            _check_taken({key: value for key, value in held.items() if key not in _BUILDING}, held["_target_"], names)
-        for key, value in held.items():
-            for inner in value if isinstance(value, list) else [value]:
-                if isinstance(inner, dict):
-                    below = written.get(key) if isinstance(written, dict) else None
-                    self.check(inner, below if isinstance(below, dict) else self._at(names[key]), f"{names[key]}.")
-
-    def _name(self, key: str, written: Any, prefix: str) -> str:
-        value = written.get(key) if isinstance(written, dict) else None
-        found = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
-        return found[1] if found else f"{prefix}{key}"
-
-    def _at(self, name: str) -> Any:
-        return reduce(lambda held, key: held.get(key) if isinstance(held, dict) else None, name.split("."), self.root)
+            _check_taken({key: value for key, value in held.items() if key not in _BUILDING}, held["_target_"], place)
+        for inner in config.values():
+            _check_settings(inner)
 
 
-def _check_taken(settings: Mapping[str, Any], target: str, names: Mapping[str, str]) -> None:
-    """Raise UserError if a target does not take a setting, or not its value; `names` are for errors."""
+def _check_taken(settings: Mapping[str, Any], target: str, place: str) -> None:
+    """Raise UserError if a target does not take a setting, or not its value; errors put `place` before names."""
     made = _located(target)
     taken = _names_of(made)
     for key in settings:
         if taken is not None and key not in taken:
-            group = names[key].removesuffix(key)
-            raise unknown_name("setting", names[key], [f"{group}{name}" for name in taken])
+            raise unknown_name("setting", f"{place}{key}", [f"{place}{name}" for name in taken])
     if target.startswith(_OWN):
-        _check_types(made, settings, names)
+        _check_types(made, settings, place)
 
 
 def _located(target: str) -> Any:
@@ -217,7 +198,7 @@ def _names_of(made: Any) -> list[str] | None:
     return None if any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values()) else list(parameters)
 
 
-def _check_types(made: Any, settings: Mapping[str, Any], names: Mapping[str, str]) -> None:
+def _check_types(made: Any, settings: Mapping[str, Any], place: str) -> None:
     """Raise UserError if a setting isn't of the annotated type; classes that are `checked` check plain types."""
     from neuroshard.plumbing.checked import check_values, is_checked  # slow to import
 
@@ -226,12 +207,9 @@ def _check_types(made: Any, settings: Mapping[str, Any], names: Mapping[str, str
     hints = get_type_hints(type.__getattribute__(made, "__init__") if isinstance(made, type) else made)
     for key, value in settings.items():
         if key in hints and not _may_be(value, hints[key]):
-            raise UserError(
-                "setting-is-group",
-                f"{names[key]} is {shown(value)}",
-                limit=f"{names[key]} is a group of settings",
-                remedy=f"Set {names[key]}.NAME=... for a setting NAME in this group",
-            )
+            name = f"{place}{key}"
+            limit, remedy = f"{name} is a group of settings", f"Set {name}.NAME=... for a setting NAME in this group"
+            raise UserError("setting-is-group", f"{name} is {shown(value)}", limit=limit, remedy=remedy)
 
 
 def _may_be(value: Any, hint: Any) -> bool:

@@ -1,18 +1,23 @@
 """Every config composes and builds what it says."""
 
+import re
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import yaml
 from hydra.core.hydra_config import HydraConfig
+from hydra.utils import get_object
 from omegaconf import OmegaConf
 
-from neuroshard import CostModels, Simulator
+from neuroshard import CostModels, Simulator, UserError
 from neuroshard.app.commands import COMMANDS
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.registry import instantiate_config
+from neuroshard.plumbing.settings_files import texts_of
 from neuroshard.stages.search.methods.heuristics import Greedy
 from tests.kit.hydra_configs import compose_config, with_hydra
+from tests.kit.messages import check
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 NEEDED = {
@@ -36,6 +41,7 @@ MANDATORY = {
 }
 FEWER = {"tables.num_tables": 60, "tasks.draw.max_tables": 60, "tasks.draw.count": 21}  # drawn when a command is built
 OF_ALL = {"experiment", "roofline", "settings", "hydra"}
+LISTED = re.compile(r"\S+(?: \| \S+)+(?=:)")
 CASES = [(c, g, name) for c, groups in GROUPS.items() for g in groups for name in choices(g)]
 
 
@@ -91,6 +97,53 @@ def files(tmp_path_factory):
 @pytest.mark.parametrize(("command", "group", "name"), CASES)
 def test_every_choice_of_every_command_builds(command, group, name, files):
     assert hasattr(instantiate_config(_chosen(command, {group: name}, files).run), "run")
+
+
+def _listed(node, place):
+    """(key, values) of every setting below a node whose text begins with the values that it may have: "a | b: ..."."""
+    made = get_object(node["_target_"]) if "_target_" in node else None
+    for key, text in (texts_of(made) if made else {}).items():
+        if key in node and (found := LISTED.match(text)):
+            yield f"{place}{key}", found[0].split(" | ")
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _listed(value, f"{place}{key}.")
+
+
+def _check_listed(config, key, values):
+    def built(value):
+        changed = deepcopy(config)  # building resolves what it reads
+        OmegaConf.update(changed, key, value)
+        return instantiate_config(changed.run)
+
+    for value in values:
+        assert hasattr(built(yaml.safe_load(value)), "run")
+    with pytest.raises(UserError) as raised:
+        built("zzz").run()  # `export` looks its target up when it runs
+    message = raised.value.message
+    numbers = all(value.isdigit() for value in values)
+    check(message, "value-outside-limits" if numbers else "unknown-name", names=["'zzz'"])
+    if not numbers:
+        assert set(re.split("[:,] ", message.limit)[1:]) >= {*values} - {"null"}
+
+
+@pytest.mark.parametrize(("command", "group", "name"), CASES)
+def test_listed_values_of_choices_are_those_that_are_taken(command, group, name, files):
+    used = {"verify": "kernels"} if (command, group) == ("search", "hardware") else {}
+    config = _chosen(command, {group: name, **used}, files)
+    for key, values in _listed(OmegaConf.to_container(config[group], resolve=False), f"{group}."):
+        _check_listed(config, key, values)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_listed_values_of_commands_are_those_that_are_taken(command, monkeypatch):
+    monkeypatch.setattr("neuroshard.targets.target.Plan", None)
+    config = _with_fewer(_compose(command, [], MANDATORY.get(command, [])))
+    run = OmegaConf.to_container(config.run, resolve=False)
+    found = list(_listed({key: run[key] for key in run if not isinstance(run[key], dict)}, ""))
+    assert found or command not in ("search", "evaluate", "explain", "export")
+    for key, values in found:
+        _check_listed(config, key, values)
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in GROUPS])

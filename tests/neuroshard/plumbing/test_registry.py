@@ -74,9 +74,9 @@ def test_settings_that_are_not_taken_are_refused_at_any_depth(wrap, code, names,
 @pytest.mark.parametrize(
     ("code", "names", "value"),
     [
-        ("setting-group-as-value", ["improvement", 3], 3),
-        ("setting-group-as-value", ["improvement", "'x'"], "x"),
-        ("setting-group-as-value", ["improvement", "[1]"], [1]),
+        ("setting-is-group", ["improvement", 3], 3),
+        ("setting-is-group", ["improvement", "'x'"], "x"),
+        ("setting-is-group", ["improvement", "[1]"], [1]),
         ("unknown-name", ["'improvement.bogus'"], {"bogus": 1}),
     ],
 )
