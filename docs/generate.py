@@ -110,9 +110,10 @@ def _setting(command: str, key: str) -> Iterator[str]:
     """Yield the lines for a setting: its default and what it means, or the other choices of a group."""
     config, chosen = _composed(command)
     if key in (*_groups(command), "experiment"):
-        value = chosen.get(key)
+        value = chosen.get(key) or "NAME"
         others = ", ".join(name for name in choices(key) if name != value)
-        text = f"or {others}" if value else ", ".join(n for n in choices(key) if n.split("_")[0] == command)
+        of_command = ", ".join(name for name in choices(key) if name.split("_")[0] == command)
+        text = f"or {others}" if chosen.get(key) else f"none by default; or {of_command}"
     else:
         value, text = OmegaConf.to_container(config, resolve=False), _said(command, key)
         for name in key.split("."):
