@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from neuroshard.app.searching import search
+    from neuroshard.app.pipeline import search
     from neuroshard.cost.cost import Cost, Prediction
     from neuroshard.models.cost_models import CostModels
     from neuroshard.models.simulator import Simulator
@@ -71,7 +71,7 @@ __all__ = [
 
 # Where the names live: they are imported when somebody asks for them, so that `import neuroshard` costs nothing.
 _HOMES = {
-    "app.searching": ("search",),
+    "app.pipeline": ("search",),
     "cost.cost": ("Cost", "Prediction"),
     "models.cost_models": ("CostModels",),
     "models.simulator": ("Simulator",),
