@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from neuroshard.app.pipeline import search
+    from neuroshard.app.pipeline import collect, evaluate, pretrain, search
     from neuroshard.cost.cost import Cost, Prediction
     from neuroshard.models.cost_models import CostModels
     from neuroshard.models.simulator import Simulator
@@ -61,8 +61,11 @@ __all__ = [
     "TierAssignment",
     "Topology",
     "UserError",
+    "collect",
+    "evaluate",
     "export_plan",
     "load_tables",
+    "pretrain",
     "search",
     "table_from_trace",
     "tables_from_batches",
@@ -71,7 +74,7 @@ __all__ = [
 
 # Where the names live: they are imported when somebody asks for them, so that `import neuroshard` costs nothing.
 _HOMES = {
-    "app.pipeline": ("search",),
+    "app.pipeline": ("collect", "evaluate", "pretrain", "search"),
     "cost.cost": ("Cost", "Prediction"),
     "models.cost_models": ("CostModels",),
     "models.simulator": ("Simulator",),
