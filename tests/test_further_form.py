@@ -24,11 +24,11 @@ def _edited(path, old, new):
 
 
 def _house(folder):
-    """The product with one more sharding type; all but the packages of words and layouts are links."""
+    """The product with one more sharding type, and settings written anew; most of its folders are links."""
     package = folder / "neuroshard"
     package.mkdir()
     for entry in (ROOT / "neuroshard").iterdir():
-        if entry.name in ("words", "layouts"):
+        if entry.name in ("words", "layouts", "plumbing", "conf"):
             shutil.copytree(entry, package / entry.name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             (package / entry.name).symlink_to(entry)
@@ -40,7 +40,18 @@ def _house(folder):
     every, first = package / "layouts" / "__init__.py", "from neuroshard.layouts.layout import"
     _edited(every, first, f"from neuroshard.layouts.host_copies import HostCopies\n{first}")
     _edited(every, "(COLUMNS, ROWS, COPIES)}", "(COLUMNS, ROWS, COPIES, HostCopies())}")
+    _run(folder, "-m", "neuroshard.plumbing.settings_files", str(package / "conf" / "settings"))  # as `make docs` does
     return folder
+
+
+def _run(house, *arguments):
+    """Run Python on the house; return what it prints."""
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=house, env=os.environ | {"PYTHONPATH": str(house)},
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("further form")]  # its tests read what one process found
@@ -50,13 +61,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("further form")]  # its 
 def found(tmp_path_factory):
     """The results of the exam, in a process of its own: the sharding type is there from the first import on."""
     house = _house(tmp_path_factory.mktemp("house"))
-    command = [sys.executable, str(KIT / "exam.py"), str(tmp_path_factory.mktemp("out"))]
-    environment = os.environ | {"PYTHONPATH": str(house)}
-    done = subprocess.run(
-        command, cwd=house, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    printed = _run(house, str(KIT / "exam.py"), str(tmp_path_factory.mktemp("out")))
+    return json.loads(printed.splitlines()[-1])
 
 
 def test_searches_choose_it_where_it_is_cheapest(found):
