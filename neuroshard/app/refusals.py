@@ -32,12 +32,13 @@ def refusal_of(error: Exception, command: str, words: Sequence[str]) -> UserErro
         names = _setting_names(command, words)
         if found[1] not in names:
             return unknown_name(f"setting of neuroshard {command}", found[1], names)
-        return UserError(
-            "sweep-setting-of-other",
-            f"{found[1]} is not a setting of every choice in the sweep",
-            limit=f"the sweep sets {found[1]} in every job",
-            remedy=f"Run the choices without {found[1]} as a sweep of their own",
-        )
+        if not {"-m", "--multirun"}.isdisjoint(words):
+            return UserError(
+                "sweep-setting-of-other",
+                f"{found[1]} is not a setting of every choice in the sweep",
+                limit=f"the sweep sets {found[1]} in every job",
+                remedy=f"Run the choices without {found[1]} as a sweep of their own",
+            )
     if found := _SEVERAL.search(text):
         remedy = "Add -m to run a job for each value, or quote the value if it is a single one"
         limit = "only a sweep takes several values"
