@@ -17,7 +17,7 @@ CORE_ROOMS = (
     *("plumbing", "words", "tables", "cost", "layouts", "tasks", "plans", "records", "bundles", "models", "searching"),
     *("torchrec", "targets", "hardware", "lab", "testing", "app"),
 )
-SEARCH_ROOMS = ("space", "kernels", "placement", "local", "rl", "methods", "results", "report", "runs")
+SEARCH_ROOMS = ("published", "space", "kernels", "local", "rl", "methods", "results", "report", "runs")
 
 
 @cache
@@ -113,7 +113,7 @@ def _cycle(graph):
 def test_no_import_goes_in_a_circle():
     graph = _graph()
     assert {"neuroshard.models", "neuroshard.plans.plan"} <= graph["neuroshard.models.simulator"]
-    assert "neuroshard.stages.search.space.items" in graph["neuroshard.stages.search.space.sizes"]
+    assert "neuroshard.stages.search.published.grid" in graph["neuroshard.stages.search.published.beam"]
     assert _cycle(graph) == []
     graph["neuroshard.plans.plan"].add("neuroshard.models.simulator")
     assert _cycle(graph) != []

@@ -100,7 +100,7 @@ def test_settings_of_calls_build_nothing(code, where, named, settings, tmp_path,
         ns.load_tables("criteo", **settings)
 
 
-GRID = "neuroshard.stages.search.placement.grid.GridSettings"
+GRID = "neuroshard.stages.search.published.grid.GridSettings"
 SEARCH = {"_target_": "neuroshard.stages.search.methods.published.BeamSearch"}
 
 
