@@ -74,18 +74,6 @@ class PlacementRules(NamedTuple):
         confined: BoolArray = ~self.allowed.all(axis=1) | (np.diff(self.rival_first) > 0)
         return confined
 
-    def take(self, kept: BoolArray) -> "PlacementRules":
-        """Return the rules of the items that are kept (I,); all of their rivals must be kept too."""
-        place, count = kept.cumsum() - 1, np.diff(self.rival_first)
-        return PlacementRules(
-            self.allowed[kept],
-            self.min_shards[kept],
-            self.max_shards[kept],
-            self.min_width[kept],
-            np.concatenate([[0], count[kept].cumsum()]),
-            place[self.rivals[np.repeat(kept, count)]],
-        )
-
 
 class ShardTable(NamedTuple):
     """Every shard of I items at every width: N = sum over items of (width + 1) rows. Compiled functions take it.
@@ -151,20 +139,6 @@ class ShardTable(NamedTuple):
         """Return the units that each device with shards of `widths` (I, D) sends for each sample, (D,)."""
         units: FloatArray = self.sent_units[self.first + widths.T].sum(axis=-1)
         return units
-
-    def take(self, kept: BoolArray) -> "ShardTable":
-        """Return the table of the items that are kept (I,), with the same costs."""
-        rows, width = kept[self.item], self.full_width[kept]
-        return ShardTable(
-            self.rules.take(kept),
-            np.concatenate([[0], (width + 1).cumsum()[:-1]]),
-            self.size_bytes[rows],
-            self.state_bytes[rows],
-            self.sent_units[rows],
-            self.vectors[rows],
-            self.cost_ms[rows],
-            self.least_score[rows],
-        )
 
 
 def always_added(vectors: Float32Array, head: ComputeHead) -> tuple[BoolArray, FloatArray]:

@@ -12,9 +12,9 @@ from neuroshard.layouts import given_bytes
 from neuroshard.models import SumModel
 from neuroshard.models.composed import columns_model
 from neuroshard.models.simulator import Simulator
-from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.published.problem import PlacementProblem
-from neuroshard.stages.search.published.shard_table import least_score
+from neuroshard.stages.search.published.shard_table import PlacementRules, ShardTable, least_score
 from neuroshard.stages.search.space.fixed_load import FixedLoad
 from neuroshard.stages.search.space.packing import check_total
 from neuroshard.stages.search.space.search_space import SearchSpace, row_loads
@@ -74,7 +74,7 @@ class CostedSpace(SearchSpace):
         """
         kept = np.isin(self.first_tables, fixed.column_wise)
         items = tuple(item for item, stays in zip(self.items, kept.tolist(), strict=True) if stays)
-        return replace(self, fixed=fixed, items=items, shards=self.shards.take(kept))
+        return replace(self, fixed=fixed, items=items, shards=_taken(self.shards, kept))
 
     def step(self, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return (n, D) ms until each device is ready, and until it has ended, of n whole plans: `FixedLoad.step`."""
@@ -97,3 +97,31 @@ class CostedSpace(SearchSpace):
         """The kernel calls of the tables that are on the devices already."""
         loads = self.fixed.loads
         return None if loads is None else self.simulator.called(loads, len(loads))
+
+
+def _taken(shards: ShardTable, kept: BoolArray) -> ShardTable:
+    """Return the shards of the items that are kept (I,), with the same costs."""
+    rows, width = kept[shards.item], shards.full_width[kept]
+    return ShardTable(
+        _taken_rules(shards.rules, kept),
+        np.concatenate([[0], (width + 1).cumsum()[:-1]]),
+        shards.size_bytes[rows],
+        shards.state_bytes[rows],
+        shards.sent_units[rows],
+        shards.vectors[rows],
+        shards.cost_ms[rows],
+        shards.least_score[rows],
+    )
+
+
+def _taken_rules(rules: PlacementRules, kept: BoolArray) -> PlacementRules:
+    """Return the rules of the items that are kept (I,); all of their rivals must be kept too."""
+    place, count = kept.cumsum() - 1, np.diff(rules.rival_first)
+    return PlacementRules(
+        rules.allowed[kept],
+        rules.min_shards[kept],
+        rules.max_shards[kept],
+        rules.min_width[kept],
+        np.concatenate([[0], count[kept].cumsum()]),
+        place[rules.rivals[np.repeat(kept, count)]],
+    )
