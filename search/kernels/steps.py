@@ -156,7 +156,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
     """
     widths, (num_shards, start, items, without), sums, size, units, score = contents
     rules, first, size_bytes = all_shards.rules, all_shards.first, all_shards.size_bytes
-    given, vectors, least = all_shards.sent_units, all_shards.vectors, all_shards.least_score
+    sent, vectors, least = all_shards.sent_units, all_shards.vectors, all_shards.least_score
     weight, num_devices = costs.weight, widths.shape[1]
     ready = ready_all(contents, costs)
     order = np.argsort(ready)
@@ -179,7 +179,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                 # What both devices hold of the item before and after the step, as entries of `all_shards`.
                 source_old, target_old = first[item] + widths[item, source], first[item] + widths[item, target]
                 source_new, target_new = source_old - portion, target_old + portion
-                gone = given[first[item] + portion]
+                gone = sent[first[item] + portion]
                 source_units, source_score = units[source] - gone, without[p_item]  # while nothing comes back
                 if not whole:
                     source_score = score_with(sums[source], vectors[source_new], vectors[source_old], weight)
@@ -198,7 +198,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                     back = items[p_back] if p_back >= start[target] else -1
                     looked += 1
                     back_units = widths[back, target] if back >= 0 else 0
-                    returning = given[first[back] + back_units] if back >= 0 else 0.0
+                    returning = sent[first[back] + back_units] if back >= 0 else 0.0
                     target_score = score[target] if back < 0 else without[p_back]
                     target_units = units[target] + gone - returning
                     if back == item:

@@ -179,11 +179,11 @@ class LocalSearch:
         moved = sign * steps[:, UNITS_OUT]
         returned = -sign * np.where(steps[:, ITEM_BACK] >= 0, widths[back, steps[:, TARGET]], 0)
         entry, entry_back = first[item] + widths[item, device], first[back] + widths[back, device]
-        vectors, given = (
+        vectors, sent = (
             of[entry + moved] - of[entry] + of[entry_back + returned] - of[entry_back]
             for of in (self._shards.vectors, self._shards.sent_units)
         )
-        return plan.contents.sums[device] + vectors, plan.units[device] + given
+        return plan.contents.sums[device] + vectors, plan.units[device] + sent
 
     def _exchanges(self) -> Exchanges:
         """Tabulate what exchanges cost a device, by its units and the widest's, where others are about as wide.

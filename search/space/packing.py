@@ -268,7 +268,7 @@ def _is_short(space: SearchSpace, memory_bytes: IntArray) -> bool:
 
 
 def pack(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
-    """Pack items within memory_bytes (D,) and their limits, `widths` (I, D), with few cuts; None if that fails."""
+    """Pack items within memory_bytes (D,) and their rules, `widths` (I, D), with few cuts; None if that fails."""
     if _is_short(space, memory_bytes):
         return None
     shards, rules = space.shards, space.shards.rules
@@ -302,8 +302,8 @@ def _pack_in_order(space: SearchSpace, memory_bytes: IntArray, order: IntArray) 
 def _pack_item(space: SearchSpace, item: int, free: IntArray, open_to: BoolArray, widths: IntArray) -> bool:
     """Put an item on devices `open_to` (D,), and change `free` and `widths`, (D,); return False if it does not fit."""
     left, shards = int(space.shards.full_width[item]), 0
-    limits = space.shards.rules
-    least, most, narrowest = int(limits.min_shards[item]), int(limits.max_shards[item]), int(limits.min_width[item])
+    rules = space.shards.rules
+    least, most, narrowest = int(rules.min_shards[item]), int(rules.max_shards[item]), int(rules.min_width[item])
     size = space.shards.size_bytes[space.shards.first[item] : space.shards.first[item] + left + 1]
     devices = np.flatnonzero(open_to)
     for device in devices[np.argsort(-free[devices], kind="stable")].tolist():

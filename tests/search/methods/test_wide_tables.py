@@ -134,7 +134,7 @@ def test_that_there_is_no_plan_is_said_only_where_no_cut_fits():
     for free, fits in ((total * 0.51, True), (total * 0.49, False)):
         tight = replace(task, topology=Topology(2, int(free)))
         if fits:
-            check_width(costed_space_of(tight, H100).items.plan(packed(costed_space_of(tight, H100))))
+            check_width(costed_space_of(tight, H100).plan(packed(costed_space_of(tight, H100))))
         else:
             with refused("tables-exceed-devices", kind=InfeasibleError):
                 BeamSearch().find(tight, H100)
