@@ -26,7 +26,7 @@ class DeviceRoom(NamedTuple):
     def empty(cls, shards: ShardTable, memory_bytes: IntArray) -> "DeviceRoom":
         """Return the room of empty devices with memory_bytes (D,) and no cap on the units that they send."""
         widths = np.zeros(shards.rules.allowed.shape, dtype=np.int64)
-        return cls(widths, memory_bytes.copy(), np.full(len(memory_bytes), shards.total_sent_units))
+        return cls(widths, memory_bytes.copy(), np.full(len(memory_bytes), np.inf))
 
 
 @jit_inline

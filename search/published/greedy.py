@@ -80,7 +80,7 @@ def place_greedily(
     widths = np.zeros((shards.num_items, len(memory_bytes)), dtype=np.int64)
     vectors = np.zeros((len(memory_bytes), shards.vectors.shape[1]), dtype=np.float32)
     devices = np.empty(len(rows), dtype=np.int64)
-    for position, (row, item) in enumerate(zip(rows, shards.item[rows], strict=True)):
+    for position, (row, item) in enumerate(zip(rows, shards.item_of(rows), strict=True)):
         before = shards.first[item] + widths[item]  # (D,) shards of the item that are there: shards that meet, join
         after = before + row - shards.first[item]
         more_bytes = shards.size_bytes[after] - shards.size_bytes[before]

@@ -1,6 +1,6 @@
 """Greedy grid search (Zha et al. 2023, section 3.3): place column splits under every cap, keep the cheapest."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,7 +14,6 @@ from neuroshard.plumbing.threads import in_threads, useful_threads
 from neuroshard.stages.search.published._greedy_jit import place_all_greedily
 from neuroshard.stages.search.published.device_room import DeviceRoom
 from neuroshard.stages.search.published.greedy import DeviceScore, Placements
-from neuroshard.stages.search.published.problem import PlacementProblem
 from neuroshard.stages.search.published.shard_table import ComputeHead, ShardTable, always_added
 
 # With so many devices or more, shards are placed by the score that they add on any device: then few devices but those
@@ -23,6 +22,35 @@ from neuroshard.stages.search.published.shard_table import ComputeHead, ShardTab
 _MANY = 64
 _ALIKE = 1e-3  # relative: devices whose fixed compute differs by less, as if blocks differ by a row, count as alike
 _COSTED_TOGETHER = 64  # placements, at least, in a call of the communication models
+
+
+# The predicted costs of n plans, (n,) ms, from the compute time of the shards on each device, (n, D) ms, and the units
+# that each device sends for each sample, (n, D).
+PlanCosts = Callable[[FloatArray, FloatArray], FloatArray]
+
+
+@dataclass(frozen=True, eq=False)
+class PlacementProblem:
+    """What is to be placed on D devices, and the cost of it.
+
+    Attributes:
+        shards: every shard that the search may use.
+        head: the last layer of the compute model.
+        memory_bytes: (D,) memory of each device.
+        fixed_ms: (D,) compute time of the tables that are on each device already.
+        plan_costs: predicts the costs of plans.
+    """
+
+    shards: ShardTable
+    head: ComputeHead
+    memory_bytes: IntArray
+    fixed_ms: FloatArray
+    plan_costs: PlanCosts
+
+    @property
+    def num_devices(self) -> int:
+        """D, the number of devices."""
+        return len(self.memory_bytes)
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class ShardTable(NamedTuple):
     @property
     def full_width(self) -> IntArray:
         """Units of each whole item, (I,)."""
-        widths: IntArray = np.diff(self.first, append=len(self.size_bytes)) - 1
+        widths: IntArray = np.append(self.first[1:], len(self.size_bytes)) - self.first - 1
         return widths
 
     @property
@@ -124,6 +124,11 @@ class ShardTable(NamedTuple):
     def item(self) -> IntArray:
         """The item of each row, (N,)."""
         return np.repeat(np.arange(self.num_items), self.full_width + 1)
+
+    def item_of(self, rows: IntArray) -> IntArray:
+        """Return the item of each of some rows, (...,)."""
+        item: IntArray = np.searchsorted(self.first, rows, side="right") - 1
+        return item
 
     @property
     def total_sent_units(self) -> float:
@@ -186,15 +191,15 @@ def evenly_split(shards: ShardTable, counts: IntArray) -> IntArray:
 
 def splittable(shards: ShardTable, splits: IntArray) -> IntArray:
     """Return the different shards of column splits (S,) that may be split further, (n,), ascending."""
-    rows, item_of, rules = np.unique(splits), shards.item, shards.rules
-    item, count = item_of[rows], np.bincount(item_of[splits], minlength=shards.num_items)
+    rows, rules = np.unique(splits), shards.rules
+    item, count = shards.item_of(rows), np.bincount(shards.item_of(splits), minlength=shards.num_items)
     may: BoolArray = (rows - shards.first[item] >= 2 * rules.min_width[item]) & (count < rules.max_shards)[item]
     return rows[may]
 
 
 def split_each(shards: ShardTable, splits: IntArray, rows: IntArray) -> IntArray:
     """Return n column splits, (n, S + 1), that replace one of `rows` (n,) each by two halves of about equal width."""
-    first = shards.first[shards.item[rows]]
+    first = shards.first[shards.item_of(rows)]
     half = (rows - first) // 2
     after = np.empty((len(rows), len(splits) + 1), dtype=np.int64)
     after[:, :-1] = splits

@@ -13,7 +13,7 @@ from neuroshard.models import SumModel
 from neuroshard.models.composed import columns_model
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
-from neuroshard.stages.search.published.problem import PlacementProblem
+from neuroshard.stages.search.published.grid import PlacementProblem
 from neuroshard.stages.search.published.shard_table import PlacementRules, ShardTable, least_score
 from neuroshard.stages.search.space.fixed_load import FixedLoad
 from neuroshard.stages.search.space.packing import check_total
