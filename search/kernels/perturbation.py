@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
-from neuroshard.stages.search.jit import jit
+from neuroshard.stages.search.jit import jit, jit_inline
 from neuroshard.stages.search.kernels.estimates import (
     Contents,
     Costs,
@@ -142,7 +142,7 @@ def _bytes_at(size_bytes: IntArray, first: IntArray, widths: IntArray, item: int
     return int(size_bytes[before + more] - size_bytes[before])
 
 
-@jit
+@jit_inline
 def _moved(plan: Contents, all_shards: ShardTable, bounds: Bounds, step: tuple[int, int, int, int, int]) -> int:
     """Count the bytes more that have to be moved after a step."""
     source, target, out, portion, back = step
@@ -197,7 +197,7 @@ def _relisted(plan: Contents, step: tuple[int, int, int, int, int]) -> Contents:
     return _with_lists(plan, lists)
 
 
-@jit
+@jit_inline
 def _put(plan: Contents, all_shards: ShardTable, item: int, device: int, units: int) -> None:
     """Put so many units more (or less) of an item on a device; its score is left alone."""
     before = all_shards.first[item] + plan.widths[item, device]

@@ -161,7 +161,7 @@ def _widths(
     """
     shards, rules = space.shards, space.shards.rules
     room, rows = DeviceRoom.empty(shards, space.free_bytes), fewest_shards(shards)
-    its = shards.item[rows]
+    its = shards.item_of(rows)
     first = [_Shard(*pair) for pair in zip(its.tolist(), (rows - shards.first[its]).tolist(), strict=True)]
     count = np.bincount(its, minlength=shards.num_items)
     order = np.lexsort((ranks(first), ~rules.confined[its], rules.allowed.sum(axis=1)[its]))
