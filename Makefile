@@ -75,7 +75,7 @@ format: $(INSTALLED)  ## rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(INSTALLED)  ## write the generated pages: docs/cli.md, docs/api.md
+docs: $(INSTALLED)  ## write what is generated: docs/cli.md, docs/api.md, conf/settings, conf/hydra/help
 	$(BIN)/python docs/generate.py
 
 results: $(INSTALLED)  ## make the tables and pictures of docs/results.md, but finished ones; about an hour, let nothing else run

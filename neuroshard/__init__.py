@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from neuroshard.plumbing.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from neuroshard.app.searching import search
+    from neuroshard.app.pipeline import collect, evaluate, pretrain, search
     from neuroshard.cost.cost import Cost, Prediction
     from neuroshard.models.cost_models import CostModels
     from neuroshard.models.simulator import Simulator
@@ -62,8 +62,11 @@ __all__ = [
     "TierAssignment",
     "Topology",
     "UserError",
+    "collect",
+    "evaluate",
     "export_plan",
     "load_tables",
+    "pretrain",
     "search",
     "table_from_trace",
     "tables_from_batches",
@@ -72,7 +75,7 @@ __all__ = [
 
 # Where the names live: they are imported when somebody asks for them, so that `import neuroshard` costs nothing.
 _HOMES = {
-    "app.searching": ("search",),
+    "app.pipeline": ("collect", "evaluate", "pretrain", "search"),
     "cost.cost": ("Cost", "Prediction"),
     "models.cost_models": ("CostModels",),
     "models.simulator": ("Simulator",),

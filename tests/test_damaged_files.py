@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from neuroshard import CostModels, Found, Plan, Simulator, UserError, load_tables
-from neuroshard.app.arguments import as_overrides, split_flags
-from neuroshard.app.overrides import check_overrides
+from neuroshard.app.arguments import for_hydra
 from neuroshard.models import Card, load_bundle, save_bundle
 from neuroshard.plumbing.registry import instantiate_config
 from neuroshard.records import DataDirectory, Manifest
@@ -220,8 +219,7 @@ WORDS = st.sampled_from(
 @pytest.mark.timeout(3600)
 def test_overrides_of_any_kind_are_one_line(command, overrides):
     with suppress(UserError):
-        flags, texts = split_flags(command, overrides)
-        check_overrides(command, as_overrides(command, texts), sweeping=bool(flags))
+        for_hydra(command, overrides)
 
 
 KEYS = [

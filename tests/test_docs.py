@@ -7,12 +7,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import neuroshard as ns
-from neuroshard.app.arguments import as_overrides, split_flags
+from neuroshard.app.arguments import for_hydra
 from neuroshard.app.cli import main
 from neuroshard.app.commands import COMMANDS
-from neuroshard.app.overrides import check_overrides
+from neuroshard.plumbing.registry import composed
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ROOT / "docs", ROOT / "benchmarks" / "archive"
@@ -22,7 +23,8 @@ PAGES = [
     ROOT / "SECURITY.md",
     *(page for one in FOLDERS for page in sorted(one.glob("*.md"))),
 ]
-OWN = ("models", "completion", "COMMAND")
+OWN = ("models", "COMMAND", "-sc")
+OWN_PARTS = ("hydra.searchpath", "--config-dir")  # need the package of a page, whose test runs them
 
 
 def _blocks(text):
@@ -62,9 +64,23 @@ def test_every_command_is_one(page, arguments):
     if command in OWN:
         return
     assert command in COMMANDS
-    if rest and "--help" not in rest:
-        flags, texts = split_flags(command, [text for text in rest if text not in ("...", "[...]")])
-        check_overrides(command, as_overrides(command, texts), sweeping=bool(flags))
+    texts = for_hydra(command, [text for text in rest if text not in ("...", "[...]")])
+    if any(text.startswith(OWN_PARTS) for text in texts):
+        return
+    composed(command, list(_first_job(texts)))
+
+
+def _first_job(texts):
+    """The settings of the first job of a sweep, or of a command that is no sweep."""
+    parser, flags = OverridesParser.create(), ("-", "job")
+    for text in (text for text in texts if not text.startswith(flags)):
+        (override,) = parser.parse_overrides([text])
+        if "hydra/" not in text and not text.startswith("hydra."):
+            yield (
+                f"{override.input_line.partition('=')[0]}={next(override.sweep_string_iterator())}"
+                if (override.is_sweep_override())
+                else text
+            )
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +92,14 @@ def generate():
 
 
 def test_generated_pages_are_current(generate):
-    for name, text in generate.pages().items():
-        assert (ROOT / "docs" / name).read_text() == text, f"docs/{name} is out of date: make docs"
+    for path, text in generate.pages().items():
+        assert path.read_text() == text, f"{path} is out of date: make docs"
 
 
 def test_constants_are_printed_by_value_and_not_by_their_types_docstring(generate, monkeypatch):
     monkeypatch.setattr(ns, "TENTH", 0.1, raising=False)
     monkeypatch.setattr(ns, "__all__", [*ns.__all__, "TENTH"])
-    text = generate.pages()["api.md"]
+    text = generate.pages()[ROOT / "docs" / "api.md"]
     assert "ns.TENTH = 0.1\n" in text
     for kind in (bool, int, float, str, tuple, dict):
         assert kind.__doc__.splitlines()[0] not in text

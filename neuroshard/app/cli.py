@@ -1,5 +1,6 @@
-"""The `neuroshard` command: each subcommand is one Hydra config, whose `run` node says what to build and run."""
+"""The `neuroshard` command: each subcommand is a Hydra application, whose `run` node says what to build and run."""
 
+import logging
 import os
 import re
 import signal
@@ -10,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from neuroshard import __version__
-from neuroshard.app.arguments import HELP_FLAGS, as_overrides, quoted, split_flags
-from neuroshard.app.commands import ALL, COMMANDS, LISTINGS, listing_usage, purpose_of, usage
-from neuroshard.app.completion import bash_script, completions
+from neuroshard.app.arguments import for_hydra
+from neuroshard.app.commands import ALL, COMMANDS, HELP_FLAGS, MODELS, usage
 from neuroshard.app.failures import (
     DEFECT,
     EXIT_BUG,
@@ -24,9 +24,8 @@ from neuroshard.app.failures import (
     failure_of,
     report_of,
 )
-from neuroshard.app.overrides import check_overrides, check_settings
-from neuroshard.app.settings import command_help
-from neuroshard.plumbing.errors import UserError, raised_by, unknown_name
+from neuroshard.plumbing.configs import FOLDER, quoted
+from neuroshard.plumbing.errors import raised_by, unknown_name
 from neuroshard.plumbing.messages import Message, number_of
 
 if TYPE_CHECKING:
@@ -35,8 +34,10 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 _HYDRA = ("hydra", "hydra_plugins", "omegaconf")
 _ESCAPED = re.compile(r"\\(.)")  # what Hydra writes for special characters of a job's settings
-# Hydra writes nothing of its own where people work: commands say where their files go.
-_QUIET = ("hydra.output_subdir=null", "hydra.run.dir=.", "hydra/job_logging=none", "hydra/hydra_logging=none")
+_SWEEP = ("-m", "--multirun", "hydra.mode=MULTIRUN")
+_COMPLETION = ("-sc", "--shell-completion")
+_FULL_ERROR = "HYDRA_FULL_ERROR"
+_ASKED = "NEUROSHARD_FULL_ERROR"  # says to the processes of jobs that the user set Hydra's variable
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -54,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise
     except BaseException as error:
         end_without_reader(error)  # `neuroshard ... | head` has seen enough
+        if _shows_traces():
+            raise
         complain(report_of(error))
         sys.exit(exit_code(error))
 
@@ -63,63 +66,50 @@ def _dispatch(words: list[str]) -> None:
         print(usage(), end="")
     elif words[0] in ("--version", "-V"):
         print(f"neuroshard {__version__}")
-    elif words[0] in LISTINGS and any(text in HELP_FLAGS for text in words[1:]):
-        print(listing_usage(words[0]), end="")
-    elif words[0] == "completion":
-        print(bash_script(ALL), end="")
-    elif words[0] == "complete":  # what the completion script asks: WORD COMMAND [WORDS BEFORE ...]
-        print("\n".join(completions(words[1], words[2], words[3:])))
+    elif words[0] in _COMPLETION:
+        _complete(words)
+    elif words[0] == "models" and any(text in HELP_FLAGS for text in words[1:]):
+        print(f"neuroshard models: {MODELS}\n\nusage: neuroshard models [NAME]")
     elif words[0] == "models":
         from neuroshard.app.listing import show_models  # slow to import: not for --help
         from neuroshard.plumbing.progress import plain_console
 
         show_models(words[1:], plain_console())
     elif words[0] in COMMANDS:
-        _run_command(words[0], words[1:])
+        _hand_to_hydra(words[0], for_hydra(words[0], words[1:]))
     else:
         raise unknown_name("command", words[0], ALL)
 
 
-def _run_command(command: str, arguments: list[str]) -> None:
-    flags, texts = split_flags(command, arguments)
-    overrides = as_overrides(command, texts)
-    if any(flag in HELP_FLAGS for flag in flags):
-        check_settings(command, overrides)
-        print(command_help(command, purpose_of(command), overrides), end="")
-        return
-    from neuroshard.app.makers import check_built, check_made  # slow to import: not for --help
+def _complete(words: list[str]) -> None:
+    """Answer a shell: the commands, or Hydra's completion of a command's settings."""
+    name, command, *rest = [*os.environ.get("COMP_LINE", "").split(" "), "", ""]
+    if words[1:2] != ["query=bash"]:
+        command = COMMANDS[0]  # the script that Hydra installs is the same for every command
+    elif not any(rest):
+        print(" ".join(one for one in ALL if one.startswith(command)))
+    os.environ["COMP_LINE"] = " ".join([name, *rest]).rstrip()
+    if command in COMMANDS:
+        _hand_to_hydra(command, words)
 
-    check_overrides(command, overrides, sweeping=bool(flags))
-    check_made(command, overrides, sweeping=bool(flags))
-    if flags:
-        check_built(command, overrides)
-    _hand_to_hydra(command, [*flags[:1], *(override.text for override in overrides)])
+
+def _shows_traces() -> bool:
+    """Return True if the user asks for the traces of errors, by Hydra's variable."""
+    return _ASKED in os.environ
 
 
 def _hand_to_hydra(command: str, arguments: list[str]) -> None:
-    import hydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from neuroshard.app.sweep import compared, jobs_in, sweep_folder
+    if not any(text in _SWEEP for text in arguments):
+        _start(command, arguments)
+        return
+    from neuroshard.app.sweep import compared, jobs_in, sweep_folder  # slow to import: not for --help
     from neuroshard.plumbing.progress import plain_console
-    from neuroshard.plumbing.registry import store_configs
 
-    store_configs(command)
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions come here instead of being printed there
     with sweep_folder(arguments) as folder:
-        sys.argv = ["neuroshard", *arguments, *_QUIET, f"hydra.sweep.dir={quoted(str(folder))}"]
-        try:
-            hydra.main(version_base="1.3", config_name=command)(_run)()
-        except (HydraException, OmegaConfBaseException) as error:
-            raise _refused(error) from error
-        except (ValueError, TypeError, AttributeError) as error:
-            if not raised_by(error, *_HYDRA):  # Hydra refuses some of its own settings by exceptions of Python's
-                raise
-            raise _refused(error) from error
+        _start(command, [*arguments, f"hydra.sweep.dir={quoted(str(folder))}"])
         jobs = jobs_in(folder)
-    if table := compared(jobs):
-        plain_console().print(table)
+    if jobs:
+        plain_console().print(compared(jobs))
     if failed := [job for job in jobs if job.failure is not None]:
         complain(
             Message(
@@ -131,16 +121,39 @@ def _hand_to_hydra(command: str, arguments: list[str]) -> None:
         raise Ended(EXIT_BUG if any(job.failure == DEFECT for job in failed) else EXIT_USER_ERROR)
 
 
-def _refused(error: Exception) -> UserError:
-    """Make the UserError of an error by which Hydra or OmegaConf refuses the settings."""
-    remedy = "Correct the setting that the message of Hydra names"
-    return UserError("hydra-refused", "Hydra refuses the settings", limit=str(error), remedy=remedy)
+def _start(command: str, arguments: list[str]) -> None:
+    """Run a command as a Hydra application; what Hydra refuses becomes a UserError."""
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    logging.raiseExceptions = False  # the reader of --info may have seen enough
+    if os.environ.get(_FULL_ERROR) == "1":
+        os.environ.setdefault(_ASKED, "1")
+    os.environ[_FULL_ERROR] = "1"  # exceptions come here instead of being printed there
+    sys.argv = ["neuroshard", *arguments]
+    try:
+        hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=command)(_run)()
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
+        # Hydra refuses some of its own settings by exceptions of Python's, which may also be defects of ours.
+        if not isinstance(error, (HydraException, OmegaConfBaseException)) and not raised_by(error, *_HYDRA):
+            raise
+        from neuroshard.app.refusals import refusal_of
+
+        raise refusal_of(error, command, arguments) from error
+    except SystemExit as stop:  # Hydra's, after --help and the like; a job's own never come here
+        if stop.code:
+            raise Ended(stop.code) from None
+    finally:
+        if not _shows_traces():
+            del os.environ[_FULL_ERROR]
 
 
 def _run(config: Any) -> None:
     """Build what the config describes, run it, print its result; Hydra calls it, once for each job.
 
-    What fails ends the program with one line; a sweep goes on with its other jobs. (Hydra would print what is raised.)
+    What fails ends the program with one line; a sweep goes on with its other jobs, which print nothing else. (Hydra
+    would print what is raised.)
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
@@ -148,22 +161,25 @@ def _run(config: Any) -> None:
 
     from neuroshard.app.sweep import Job
     from neuroshard.plumbing.progress import plain_console
-    from neuroshard.plumbing.registry import instantiate_config
+    from neuroshard.plumbing.registry import check_complete, instantiate_config
 
     here = HydraConfig.get()
     written: Any = OmegaConf.to_container(here.overrides.task, resolve=False)
     settings = tuple(_ESCAPED.sub(r"\1", text) for text in written)
     job = Job(here.job.num, settings) if here.mode == RunMode.MULTIRUN else None
     try:
+        check_complete(config)
         built = instantiate_config(config.run)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on there is something to keep
         result: Result | None = built.run()
-        if result is not None:
+        if result is not None and job is None:
             result.show(plain_console())
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         end_without_reader(error)
+        if _shows_traces():
+            raise
         if job is None:
             complain(report_of(error))
             raise Ended(exit_code(error)) from None

@@ -6,11 +6,9 @@ COMMANDS = (
     *("collect", "pretrain", "search", "evaluate"),
     *("explain", "export", "report", "compile", "train-policy"),
 )
-LISTINGS = {  # which have no settings
-    "models": ("[NAME]", "list the installed cost models; with NAME, print the card of that model"),
-    "completion": ("", 'print a bash completion script: eval "$(neuroshard completion)"'),
-}
-ALL = (*COMMANDS, *LISTINGS)
+HELP_FLAGS = ("-h", "--help")
+MODELS = "list the installed cost models; with NAME, print the card of that model"
+ALL = (*COMMANDS, "models")
 
 _USAGE = """\
 neuroshard shards the embedding tables of recommendation models across devices.
@@ -20,8 +18,10 @@ usage: neuroshard COMMAND [setting=value ...] [-m] [--help]
 commands:
 {commands}
 
-setting=value changes a setting; `neuroshard COMMAND --help` lists them, with the choices of every group.
+setting=value changes a setting; `neuroshard COMMAND --help` lists the settings that people change first.
 -m sweeps: `neuroshard search -m tasks=paper searcher=random,neuroshard` runs one job for each combination.
+Each command is a Hydra application: --cfg job, --info, --config-dir and launchers work as in Hydra's documentation.
+Completion in bash: eval "$(neuroshard -sc install=bash)"
 """
 
 
@@ -32,11 +32,5 @@ def purpose_of(command: str) -> str:
 
 def usage() -> str:
     """Write the text of `neuroshard --help`."""
-    said = {name: purpose_of(name) for name in COMMANDS} | {name: what for name, (_, what) in LISTINGS.items()}
+    said = {name: purpose_of(name) for name in COMMANDS} | {"models": MODELS}
     return _USAGE.format(commands="\n".join(f"  {name:<12} {what}" for name, what in said.items()))
-
-
-def listing_usage(command: str) -> str:
-    """Write the text of `neuroshard COMMAND --help` for one without settings."""
-    takes, what = LISTINGS[command]
-    return f"neuroshard {command}: {what}\n\nusage: neuroshard {command} {takes}".rstrip() + "\n"

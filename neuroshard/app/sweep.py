@@ -45,11 +45,16 @@ class Job:
 def sweep_folder(arguments: Sequence[str]) -> Iterator[Path]:
     """Make a folder for what jobs of a sweep leave, and for Hydra's own files.
 
-    It is a temporary one, unless jobs run on machines that don't see that.
+    It is a temporary one, unless jobs run on machines that don't see that, or the arguments name a folder.
     """
-    with tempfile.TemporaryDirectory(prefix="neuroshard-") as temporary:
-        elsewhere = any(text.startswith(_ELSEWHERE) for text in arguments)
-        yield _SHARED.absolute() / time.strftime("%Y-%m-%d_%H-%M-%S") if elsewhere else Path(temporary)
+    given = [text.partition("=")[2].strip("'") for text in arguments if text.startswith("hydra.sweep.dir=")]
+    if given:
+        yield Path(given[-1])
+    elif any(text.startswith(_ELSEWHERE) for text in arguments):
+        yield _SHARED.absolute() / time.strftime("%Y-%m-%d_%H-%M-%S")
+    else:
+        with tempfile.TemporaryDirectory(prefix="neuroshard-") as temporary:
+            yield Path(temporary)
 
 
 def jobs_in(folder: Path) -> list[Job]:
@@ -57,23 +62,23 @@ def jobs_in(folder: Path) -> list[Job]:
     return [parse(read_json(path, "job"), Job, f"job {path}") for path in sorted(folder.glob("job-*.json"))]
 
 
-def compared(jobs: Sequence[Job]) -> Grid | None:
-    """Make a table with a row for each job, and the settings that differ between jobs; None if no job has figures.
+def compared(jobs: Sequence[Job]) -> Grid:
+    """Make a table with a row for each job, the settings that differ between jobs, and figures if jobs have any.
 
     The table of a single job has all settings of the job: if it ran on another machine, nothing else is printed here.
     """
-    if all(job.outcome is None for job in jobs):
-        return None
     keys = list(dict.fromkeys(text.partition("=")[0] for job in jobs for text in job.settings))
     several = len(jobs) > 1
     differ = [key for key in keys if key != _PLACE and len({job.setting(key) for job in jobs}) > several]
-    grid = Grid(title="The sweep", caption=_CAPTION)
+    have_figures = any(job.outcome is not None for job in jobs)
+    grid = Grid(title="The sweep", caption=_CAPTION if have_figures else None)
     for key in differ:
         grid.add_column(Text(key))
-    for column in ("solved", "predicted ms", "search s"):
+    for column in ("solved", "predicted ms", "search s") if have_figures else ("result",):
         grid.add_column(column, justify="right")
     for job in jobs:
-        grid.add_row(*(Text(job.setting(key)) for key in differ), *_figures(job, jobs))
+        figures = _figures(job, jobs) if have_figures else (job.failure or "done",)
+        grid.add_row(*(Text(job.setting(key)) for key in differ), *figures)
     return grid
 
 

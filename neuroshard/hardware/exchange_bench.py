@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -81,7 +81,7 @@ def circles(rank: int, num_devices: int, host_size: int) -> dict[Collective, Cir
 
 
 def _groups(members: Sequence[tuple[int, ...]]) -> list[Among]:
-    return [dist.new_group(list(ranks)) for ranks in members]
+    return [cast(Among, dist.new_group(list(ranks))) for ranks in members]
 
 
 def make_exchange(sample: CommSample, circles: Mapping[Collective, Circle], device: torch.device) -> Exchange:

@@ -4,7 +4,7 @@ import gc
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch.distributed as dist
@@ -26,7 +26,7 @@ class Group:
     """This process's place in its group, and a channel of theirs: agreeing must not use what is being measured."""
 
     def __init__(self, timeout_s: float) -> None:
-        self.control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self.control = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)))
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def barrier(self) -> None:
@@ -78,7 +78,7 @@ class Torchrun(Meter[Sample]):
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         meet = (lambda store: store.wait([_LEADING], _IDLE)) if rank else (lambda store: store.set(_LEADING, ""))
         self._bench = join(how, rank, size, "env://", meet)
-        self._orders = dist.new_group(backend="gloo", timeout=_IDLE)
+        self._orders = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=_IDLE))
 
     def measure(self, samples: Sequence[Sample], seeds: Sequence[int]) -> list[Outcome]:
         """Measure an outcome for each sample, together with all followers; the seeds fix the order of the runs."""

@@ -1,94 +1,111 @@
-"""Building objects from `conf/` by name: where the components of NeuroShard are joined.
+"""Building objects from `conf/` by name: Hydra composes the files, and settings are checked before anything is built.
 
-What is built is said in `conf/` alone. Hydra would build whatever a setting's value names by `_target_`, so every value
-that comes from a user, on the command line or in a call, passes `check_setting`.
+Hydra builds whatever `_target_` names. The command line and the configs belong to the person who runs them
+(SECURITY.md); files from other people never come here: they are parsed by `schema.parse`.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from enum import Enum
+from functools import cache, partial
 from importlib import import_module
-from typing import Any, Self
+from inspect import Parameter, signature
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from neuroshard.plumbing.configs import EXPERIMENT, Composed, choices, files_of, filled, missing, own
+from neuroshard.plumbing.configs import FOLDER, choices, is_group, quoted
 from neuroshard.plumbing.errors import UserError, check_name, first_line, raised_by, unknown_name, user_error_in
-from neuroshard.plumbing.schema import nested_too_deeply, shown
-from neuroshard.plumbing.signatures import signature_of
+from neuroshard.plumbing.schema import shown
 
-_BUILDING = re.compile(r"(?<!\w)_(?:target|args|partial|recursive|convert)_(?!\w)")  # Hydra's words for what is built
-_ESCAPED = re.compile(r"(?<!\\)(?:\\\\)*\\\$\{")  # OmegaConf takes it as it is written
+_BUILDING = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")  # Hydra's words for what is built
 _FULL_KEY = re.compile(r"full_key: (\S+)")  # in OmegaConf's errors: the setting that they are about
-_NAMED = re.compile(r"\$\{\s*(?:hydra:)?[\w.@/\[\]-]+\s*\}")
-_PACKAGE = __name__.partition(".")[0]
-_MAX_DEPTH = 20  # of lists and fields in each other
+_OWN = f"{__name__.partition('.')[0]}."
+_OF_USERS = ("command-line", "hydra.searchpath")  # who adds folders to Hydra's search path, by Hydra's names
+
+
+def composed(name: str | None, overrides: Sequence[str] = (), search_path: Sequence[str] = ()) -> DictConfig:
+    """Compose a config of `conf/` as Hydra does for a command.
+
+    Args:
+        name: name of the command, such as "search"; None composes what the overrides add.
+        overrides: settings as on the command line.
+        search_path: further folders or packages, after `conf/`, as in hydra.searchpath.
+    """
+    from hydra import compose, initialize_config_dir  # slow to import
+    from hydra.core.global_hydra import GlobalHydra
+
+    further = [f"hydra.searchpath=[{','.join(map(quoted, search_path))}]"] if search_path else []
+    running = GlobalHydra.instance().hydra  # of a command, or of another application that calls us
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(version_base="1.3", config_dir=str(FOLDER)):
+            return compose(name, overrides=[*further, *overrides])
+    finally:
+        GlobalHydra.instance().hydra = running
+
+
+def config_of(command: str, asked: Mapping[str, Any]) -> DictConfig:
+    """Compose a command's config after the choices and values in `asked`."""
+    config = composed(command, [f"{key}={value}" for key, value in asked.items() if is_group(key)], _search_path())
+    for key, value in asked.items():
+        if not is_group(key):
+            OmegaConf.update(config, key, value)
+    return config
 
 
 def described(group: str, name: str) -> dict[str, Any]:
-    """Read `conf/<group>/<name>.yaml`, with the defaults of what it builds; raise UserError if there is none."""
-    check_name(group, name, choices(group))
-    return own(filled(group, name))
+    """Return the settings of a choice in a group, as they are written; raise UserError if there is no such choice."""
+    return deepcopy(_described(group, name, _search_path()))
 
 
-def check_setting(name: str, value: object) -> None:
-    """Raise UserError if a setting would say which class is built: every value inside a setting must be plain.
+@cache
+def _described(group: str, name: str, search_path: Sequence[str]) -> dict[str, Any]:
+    from hydra.errors import MissingConfigException
 
-    `${...}` in texts may name settings, also Hydra's (`${hydra:...}`); resolvers could make anything of a text.
-    """
-    inner = list(_within(name, value, _MAX_DEPTH))
-    for key in (name, *(key for node in inner if isinstance(node, Mapping) for key in node)):
-        if _BUILDING.search(str(key)):
-            where = "" if key == name else name
-            limit, remedy = "a setting cannot say which class is built", f"Remove {shown(key)}"
-            raise UserError("setting-builds", f"{shown(key)} cannot be set", where=where, limit=limit, remedy=remedy)
-    for text in inner:
-        if isinstance(text, str) and "${" in _NAMED.sub("", _ESCAPED.sub("", text)):
-            limit = "${...} may name settings only"
-            remedy = "Name a setting, such as ${batch_size}, or write the value"
-            raise UserError("setting-resolver", f"{name}={shown(text)} uses a resolver", limit=limit, remedy=remedy)
+    if not search_path:
+        check_name(group, name, choices(group))
+    try:
+        config = composed(None, [f"+{group}={quoted(name)}"], search_path)
+    except MissingConfigException as error:
+        raise unknown_name(group, name, error.options or choices(group)) from None
+    held: dict[str, Any] = OmegaConf.to_container(config[group], resolve=False)  # type: ignore[assignment]
+    return held
 
 
-def _within(name: str, value: object, depth: int) -> Iterator[object]:
-    """Yield a value and all values inside it."""
-    if not depth:
-        raise nested_too_deeply(_MAX_DEPTH).at(name)
-    plain = OmegaConf.to_container(value, resolve=False) if OmegaConf.is_config(value) else value
-    yield plain
-    if isinstance(plain, (Mapping, list, tuple)):
-        for inner in plain.values() if isinstance(plain, Mapping) else plain:
-            yield from _within(name, inner, depth - 1)
+def _search_path() -> tuple[str, ...]:
+    """Return the folders and packages that the user added to Hydra's search path, if a command runs."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return ()
+    sources = HydraConfig.get().runtime.config_sources
+    return tuple(f"{one.schema}://{one.path}" for one in sources if one.provider.startswith(_OF_USERS))
 
 
 def build(group: str, name: str, /, **settings: Any) -> Any:
     """Build the object that `conf/<group>/<name>.yaml` describes, with `settings` over its own.
 
     Raises:
-        UserError: no such name, no such setting, or a setting that is missing, out of range or refused by
-            `check_setting`.
+        UserError: no such name, no such setting, or a setting that is missing or out of range.
     """
     config = described(group, name)
-    for setting, value in settings.items():
-        check_setting(setting, value)
+    for setting in settings:
         if setting not in config:
-            valid = [key for key in config if key != "_target_"]
+            valid = [key for key in config if key not in _BUILDING]
             raise (
                 unknown_name(f"setting of {group} {name}", setting, valid)
                 if valid
                 else UserError("setting-of-none", f"{group} {name!r} has no settings", remedy=f"Remove {setting}")
             )
-        if isinstance(config[setting], dict) and _plain(value) and not isinstance(value, dict) and value is not None:
-            inner = ", ".join(key for key in config[setting] if not _BUILDING.fullmatch(key))
-            raise UserError(
-                "setting-group-as-value",
-                f"{setting} is {shown(value)}",
-                limit=f"{setting} is a group of settings ({inner})",
-                remedy=f"Set {setting} to a mapping of these settings",
-            )
     objects = {key: value for key, value in settings.items() if not _plain(value)}
     plain = {key: value for key, value in settings.items() if key not in objects}
-    merged = OmegaConf.merge({key: value for key, value in config.items() if key not in objects}, plain)
+    merged = OmegaConf.create({key: value for key, value in config.items() if key not in objects})
+    for key, value in plain.items():
+        OmegaConf.update(merged, key, value, merge=isinstance(value, dict))
     if not objects:
         return instantiate_config(merged)
     return _unwrapped(partial(instantiate_config(merged, _partial_=True), **objects))  # Hydra takes dataclasses apart
@@ -97,32 +114,6 @@ def build(group: str, name: str, /, **settings: Any) -> Any:
 def _plain(value: Any) -> bool:
     """Return True if a config can hold a value; objects, such as a plan, are passed on as they are."""
     return value is None or isinstance(value, (bool, int, float, str, list, tuple, dict))
-
-
-def config_of(command: str, asked: Mapping[str, Any]) -> DictConfig:
-    """Compose a command's config after the choices and values in `asked`; raise UserError if one can't be read."""
-    try:
-        return OmegaConf.create(dict(Composed.of(command, asked).settings))
-    except OmegaConfBaseException as error:
-        raise _of_config(error) from error
-
-
-def store_configs(command: str) -> None:
-    """Store the configs of a command for Hydra."""
-    from hydra.core.config_store import ConfigStore
-
-    store = ConfigStore.instance()
-    store.repo = _Shared(store.repo)
-    for group, name, content in files_of(command):
-        package = "_global_" if group == EXPERIMENT else None  # it sets what other files hold
-        store.store(group=group or None, name=name, node=content, package=package)
-
-
-class _Shared(dict[str, Any]):
-    """The configs that Hydra composes. A deep copy returns the same object: nothing changes it, and copies are slow."""
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
 
 
 def instantiate_config(config: Any, **objects: Any) -> Any:
@@ -134,48 +125,123 @@ def instantiate_config(config: Any, **objects: Any) -> Any:
     """
     from hydra.utils import instantiate
 
-    held: Any = OmegaConf.to_container(config, resolve=False) if isinstance(config, DictConfig) else {}
-    if without := missing(held):
-        remedy = f"Set {without[0]}"
-        raise UserError("config-value-missing", f"{without[0]} has no value", limit="a value is needed", remedy=remedy)
-    _check_taken(_resolved(config))
+    check_complete(config)
+    _check_settings(config)
     return _unwrapped(partial(instantiate, config, _convert_="all", **objects))
 
 
-def _check_taken(held: Mapping[str, Any], prefix: str = "") -> None:
-    """Raise UserError if a class or a function of this package does not take a setting, or not a value of that type."""
-    target = str(held.get("_target_", ""))
-    if target.startswith(f"{_PACKAGE}."):
-        settings = {key: value for key, value in held.items() if not _BUILDING.fullmatch(key)}
-        names = signature_of(target).names
-        for key in settings:
-            if names is not None and key not in names:
-                raise unknown_name("setting", f"{prefix}{key}", [f"{prefix}{name}" for name in names])
-        _check_types(target, settings)
-    for key, value in held.items():
-        for inner in value if isinstance(value, list) else [value]:
-            if isinstance(inner, dict):
-                _check_taken(inner, f"{prefix}{key}.")
+def check_complete(config: Any) -> None:
+    """Raise UserError if a setting of a config has no value."""
+    held = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else {}
+    for key in _missing_in(held):
+        limit = "a value is needed"
+        raise UserError("config-value-missing", f"{key} has no value", limit=limit, remedy=f"Set {key}=...")
 
 
-def _check_types(target: str, settings: Mapping[str, Any]) -> None:
-    """Raise UserError if a setting isn't of the annotated type; classes that are `checked` see to that themselves."""
+def _missing_in(held: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the settings without a value, with dots."""
+    for key, value in held.items() if isinstance(held, dict) else ():
+        if value == "???":
+            yield f"{prefix}{key}"
+        yield from _missing_in(value, f"{prefix}{key}.")
+
+
+def _check_settings(config: Any) -> None:
+    """Raise UserError if a class or a function in a config does not take a setting, or not a value of that type.
+
+    An object that `${...}` refers to is named by the place where people write it: OmegaConf returns that very node.
+    """
+    if isinstance(config, ListConfig):
+        for inner in config:
+            _check_settings(inner)
+    elif isinstance(config, DictConfig):
+        held = _resolved(config)
+        place = f"{config._get_full_key(None)}.".removeprefix(".").removeprefix("run.")
+        if "_target_" in held:
+            _check_taken({key: value for key, value in held.items() if key not in _BUILDING}, held["_target_"], place)
+        for inner in config.values():
+            _check_settings(inner)
+
+
+def _check_taken(settings: Mapping[str, Any], target: str, place: str) -> None:
+    """Raise UserError if a target does not take a setting, or not its value; errors put `place` before names."""
+    made = _located(target)
+    taken = _names_of(made)
+    for key in settings:
+        if taken is not None and key not in taken:
+            raise unknown_name("setting", f"{place}{key}", [f"{place}{name}" for name in taken])
+    if target.startswith(_OWN):
+        _check_types(made, settings, place)
+
+
+def _located(target: str) -> Any:
+    """Import a class or a function; raise UserError if it is not there. What an import of ours raises is a defect."""
+    module, _, name = target.rpartition(".")
+    if target.startswith(_OWN):
+        return getattr(import_module(module), name)
+    from hydra.utils import get_object
+
+    try:
+        return get_object(target)
+    except (ImportError, ValueError, AttributeError) as error:
+        limit = str(error.__cause__ or error)
+        remedy = "Correct _target_, or add the folder of its package to PYTHONPATH"
+        raise UserError("target-not-found", f"{target} cannot be imported", limit=limit, remedy=remedy) from None
+
+
+def _names_of(made: Any) -> list[str] | None:
+    """List the parameters of a class or a function; None if it takes any, or if Python does not know them."""
+    try:
+        parameters = signature(made).parameters
+    except (TypeError, ValueError):
+        return None
+    return None if any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values()) else list(parameters)
+
+
+def _check_types(made: Any, settings: Mapping[str, Any], place: str) -> None:
+    """Raise UserError if a setting isn't of the annotated type; classes that are `checked` check plain types."""
     from neuroshard.plumbing.checked import check_values, is_checked  # slow to import
 
-    module, _, name = target.rpartition(".")
-    built = getattr(import_module(module), name)
-    if not is_checked(built):
-        check_values(built, settings)
+    if not is_checked(made):
+        check_values(made, settings)
+    hints = get_type_hints(type.__getattribute__(made, "__init__") if isinstance(made, type) else made)
+    for key, value in settings.items():
+        if key in hints and not _may_be(value, hints[key]):
+            name = f"{place}{key}"
+            limit, remedy = f"{name} is a group of settings", f"Set {name}.NAME=... for a setting NAME in this group"
+            raise UserError("setting-is-group", f"{name} is {shown(value)}", limit=limit, remedy=remedy)
 
 
-def _resolved(config: Any) -> Any:
-    """Return a config's plain values, with other settings in place of each `${...}`; of anything else, nothing.
+def _may_be(value: Any, hint: Any) -> bool:
+    """Return False if a value is plain and the annotation names nothing but classes of objects."""
+    if isinstance(value, list):
+        return all(_may_be(inner, hint) for inner in value)
+    kinds = [kind for kind in _kinds(hint) if kind is not Ellipsis]
+    if isinstance(value, dict) or (value is None and NoneType in kinds):
+        return True
+    return not all(_is_object(kind) for kind in kinds if kind is not NoneType)
+
+
+def _kinds(hint: Any) -> Iterator[Any]:
+    """Yield the types in an annotation, those inside unions and sequences too."""
+    if get_origin(hint) is None:
+        yield hint
+    for inner in get_args(hint):
+        yield from _kinds(inner)
+
+
+def _is_object(kind: Any) -> bool:
+    return isinstance(kind, type) and kind.__module__.startswith(_OWN) and not issubclass(kind, Enum)
+
+
+def _resolved(config: DictConfig) -> Any:
+    """Return a config's plain values, with other settings in place of each `${...}`.
 
     Raises:
         UserError: a `${...}` names nothing, or itself; unlike Hydra's error, this one says in which setting.
     """
     try:
-        return OmegaConf.to_container(config, resolve=True) if isinstance(config, DictConfig) else {}
+        return OmegaConf.to_container(config, resolve=True)
     except OmegaConfBaseException as error:
         raise _of_config(error) from error
 

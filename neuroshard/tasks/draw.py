@@ -28,7 +28,11 @@ def whole(
     """Make one task of all tables as they are.
 
     Args:
+        tables: tables of the task.
+        topology: number of devices, and memory of each.
         batch_size: global batch size (samples per step over all devices).
+        memory: what counts against the memory of a device.
+        constraints: rules for tables.
     """
     return (Task(tables, topology, batch_size, memory, constraints),)
 
@@ -76,7 +80,12 @@ def drawn(
     """Draw random tasks from the tables, with random dims; constraints hold in tasks that have their tables.
 
     Args:
+        tables: tables to draw from.
+        topology: number of devices, and memory of each.
         batch_size: global batch size (samples per step over all devices).
+        draw: how tasks are drawn.
+        memory: what counts against the memory of a device; None counts the weights alone.
+        constraints: rules for tables; None sets no rules.
 
     Raises:
         UserError: fewer tables than a task may hold.

@@ -2,21 +2,21 @@
 
 import re
 from copy import deepcopy
-from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 import yaml
 from hydra.core.hydra_config import HydraConfig
+from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from neuroshard import CostModels, Simulator, UserError
 from neuroshard.app.commands import COMMANDS
-from neuroshard.app.settings import settings_of
-from neuroshard.plumbing.configs import Composed, choices
+from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.registry import instantiate_config
+from neuroshard.plumbing.settings_files import texts_of
 from neuroshard.stages.search.methods.heuristics import Greedy
-from tests.kit.hydra_configs import compose_config, composed, settings_by_hydra
+from tests.kit.hydra_configs import compose_config, with_hydra
 from tests.kit.messages import check
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -40,7 +40,8 @@ MANDATORY = {
     "report": ["runs=runs"],
 }
 FEWER = {"tables.num_tables": 60, "tasks.draw.max_tables": 60, "tasks.draw.count": 21}  # drawn when a command is built
-GROUP_NAMES = {group for groups in GROUPS.values() for group in groups}
+OF_ALL = {"experiment", "roofline", "settings", "hydra"}
+LISTED = re.compile(r"\S+(?: \| \S+)+(?=:)")
 CASES = [(c, g, name) for c, groups in GROUPS.items() for g in groups for name in choices(g)]
 
 
@@ -49,7 +50,7 @@ pytestmark = pytest.mark.xdist_group("configs")  # what one test composed serves
 
 def _compose(command, choices, settings=()):
     """The config of a command, where Hydra's own can be read: of its defaults, what builds doesn't hang on the rest."""
-    HydraConfig.instance().set_config(composed(command, ()))
+    HydraConfig.instance().set_config(with_hydra(command, ()))
     config = compose_config(command, choices)
     for setting in settings:
         key, _, value = setting.partition("=")
@@ -98,75 +99,51 @@ def test_every_choice_of_every_command_builds(command, group, name, files):
     assert hasattr(instantiate_config(_chosen(command, {group: name}, files).run), "run")
 
 
-@pytest.mark.parametrize(("command", "group", "name"), CASES)
-def test_every_setting_is_said_in_a_line(command, group, name):
-    given = {group: name}
-    found = settings_of(Composed.of(command, given))
-    assert found
-    assert [setting.key for setting in found if not setting.what] == []
+def _listed(node, place):
+    """(key, values) of every setting below a node whose text begins with the values that it may have: "a | b: ..."."""
+    made = get_object(node["_target_"]) if "_target_" in node else None
+    for key, text in (texts_of(made) if made else {}).items():
+        if key in node and (found := LISTED.match(text)):
+            yield f"{place}{key}", found[0].split(" | ")
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _listed(value, f"{place}{key}.")
 
 
-def _composable():
-    """What each command is composed with: its defaults, every choice of every group, every experiment.
+def _check_listed(config, key, values):
+    def built(value):
+        changed = deepcopy(config)  # building resolves what it reads
+        OmegaConf.update(changed, key, value)
+        return instantiate_config(changed.run)
 
-    A choice of each group at a time, since Hydra is slow; what other commands had already, and experiments, which
-    choose between what was tried alone, are left to the slow tests.
-    """
-    seen = set()
-    for command in COMMANDS:
-        yield command, {}
-        groups = GROUPS.get(command, [])
-        for names in zip_longest(*map(choices, groups)):
-            given = {group: name for group, name in zip(groups, names, strict=True) if name}
-            yield pytest.param(command, given, marks=[pytest.mark.slow] if given.items() <= seen else [])
-            seen |= given.items()
-    for name in choices("experiment"):
-        yield pytest.param(name.split("_")[0], {"experiment": name}, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("command", "given"), _composable())
-def test_settings_are_those_that_hydra_composes(command, given):
-    overrides = [f"{group}={name}" for group, name in given.items()]
-    chosen = composed(command, tuple(overrides)).hydra.runtime.choices
-    assert Composed.of(command, given).chosen.items() <= chosen.items()
-    assert Composed.of(command, given).settings == settings_by_hydra(command, overrides)
-
-
-def _closed():
-    """(command, choice that has it, key, values) of every setting that `conf/` lists the values of, once."""
-    seen = set()
-    for command, group, name in [*((command, "", "") for command in COMMANDS), *CASES]:
-        given = {group: name} if group else {}
-        for setting in settings_of(Composed.of(command, given)):
-            its_own = setting.key.startswith(f"{group}.") if group else setting.key.split(".")[0] not in GROUP_NAMES
-            if its_own and setting.values and setting.value not in ("true", "false"):
-                place = (group if group else command, name, setting.key)
-                if place not in seen:
-                    seen.add(place)
-                    yield command, given, setting.key, setting.values
-
-
-def _with(config, key, value):
-    own = deepcopy(config)  # building resolves what it reads
-    OmegaConf.update(own, key, value)
-    return instantiate_config(own.run)
-
-
-@pytest.mark.parametrize(("command", "given", "key", "values"), _closed())
-def test_listed_values_are_those_that_are_taken(command, given, key, values, files, monkeypatch):
-    config = _chosen(command, given, files)
     for value in values:
-        assert hasattr(_with(config, key, yaml.safe_load(value)), "run")
+        assert hasattr(built(yaml.safe_load(value)), "run")
     with pytest.raises(UserError) as raised:
-        built = _with(config, key, "zzz")
-        monkeypatch.setattr("neuroshard.targets.target.Plan", None)
-        assert command == "export"
-        built.run()  # where it first looks its target up
+        built("zzz").run()  # `export` looks its target up when it runs
     message = raised.value.message
     numbers = all(value.isdigit() for value in values)
     check(message, "value-outside-limits" if numbers else "unknown-name", names=["'zzz'"])
     if not numbers:
-        assert set(re.split("[:,] ", message.limit)[1:]) == {*values} - {"null"}
+        assert set(re.split("[:,] ", message.limit)[1:]) >= {*values} - {"null"}
+
+
+@pytest.mark.parametrize(("command", "group", "name"), CASES)
+def test_listed_values_of_choices_are_those_that_are_taken(command, group, name, files):
+    used = {"verify": "kernels"} if (command, group) == ("search", "hardware") else {}
+    config = _chosen(command, {group: name, **used}, files)
+    for key, values in _listed(OmegaConf.to_container(config[group], resolve=False), f"{group}."):
+        _check_listed(config, key, values)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_listed_values_of_commands_are_those_that_are_taken(command, monkeypatch):
+    monkeypatch.setattr("neuroshard.targets.target.Plan", None)
+    config = _with_fewer(_compose(command, [], MANDATORY.get(command, [])))
+    run = OmegaConf.to_container(config.run, resolve=False)
+    found = list(_listed({key: run[key] for key in run if not isinstance(run[key], dict)}, ""))
+    assert found or command not in ("search", "evaluate", "explain", "export")
+    for key, values in found:
+        _check_listed(config, key, values)
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in GROUPS])
@@ -183,7 +160,7 @@ def test_every_experiment_composes(name):
 
 def test_every_group_is_tested():
     groups = {path.name for path in CONF.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert groups == {group for groups in GROUPS.values() for group in groups} | {"experiment", "roofline"}
+    assert groups == {group for groups in GROUPS.values() for group in groups} | OF_ALL
 
 
 def test_every_command_has_a_config():
@@ -193,7 +170,7 @@ def test_every_command_has_a_config():
 def test_sweeps_go_to_slurm():
     """As far as that can be seen without a cluster."""
     overrides = ["experiment=search_beam", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=cpu"]
-    launcher = composed("search", tuple(overrides)).hydra.launcher
+    launcher = with_hydra("search", tuple(overrides)).hydra.launcher
     assert launcher._target_.endswith("SlurmLauncher")
     assert launcher.partition == "cpu"
 

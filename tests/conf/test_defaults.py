@@ -1,105 +1,106 @@
-"""A setting's default stands once: in the class that takes it, or in `conf/`."""
+"""A setting's default stands once: in the class that takes it, or in `conf/`; the classes write `conf/settings/`."""
 
-import inspect
-from copy import deepcopy
-from dataclasses import MISSING, fields, is_dataclass
-from enum import Enum
-from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
+from omegaconf import OmegaConf
 
-from neuroshard.app.settings import said_of
-from neuroshard.plumbing import configs
-from neuroshard.plumbing.configs import Composed, comments, content_of, filled
-from neuroshard.plumbing.signatures import NEEDED, signature_of
+from neuroshard.plumbing.configs import FOLDER
+from neuroshard.plumbing.registry import composed
+from neuroshard.plumbing.settings_files import settings_files
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
-FILES = sorted(str(path.relative_to(CONF)) for path in CONF.rglob("*.yaml"))
-NO_SETTINGS = {"clock"}  # defaults that no config can hold
-
-
-def _targets(node):
-    if isinstance(node, dict):
-        yield from ([node["_target_"]] if "_target_" in node else [])
-        for inner in node.values():
-            yield from _targets(inner)
-    elif isinstance(node, list):
-        for inner in node:
-            yield from _targets(inner)
+SETTINGS = FOLDER / "settings"
+BY_HAND = sorted(
+    str(path.relative_to(FOLDER))
+    for path in FOLDER.rglob("*.yaml")
+    if path.parent.name not in ("settings", "output", "help", "experiment")
+)
 
 
-TARGETS = sorted({target for file in FILES for target in _targets(content_of(file))})
+def _read(file):
+    return yaml.safe_load((FOLDER / file).read_text())
 
 
-def _taken(target):
-    """(name, default) of what a `_target_` takes, as Python says."""
-    module, _, name = target.rpartition(".")
-    made = getattr(import_module(module), name)
-    factories = {one.name: one.default_factory for one in fields(made)} if is_dataclass(made) else {}
-    for key, parameter in inspect.signature(made).parameters.items():
-        factory = factories.get(key, MISSING)
-        yield key, parameter.default if factory is MISSING else factory()
+def test_settings_are_those_of_the_classes():
+    for path, text in settings_files(SETTINGS).items():
+        assert path.read_text() == text, f"{path} is out of date: make docs"
 
 
-def _as_yaml(value):
-    if value is inspect.Parameter.empty:
-        return NEEDED
-    if is_dataclass(value):
-        target = f"{type(value).__module__}.{type(value).__name__}"
-        return {"_target_": target} | {one.name: _as_yaml(getattr(value, one.name)) for one in fields(value)}
-    if isinstance(value, Enum):
-        return value.value
-    return [_as_yaml(item) for item in value] if isinstance(value, (list, tuple)) else value
+def test_every_file_of_settings_is_used():
+    used = "\n".join(path.read_text() for path in FOLDER.rglob("*.yaml") if path.parent != SETTINGS)
+    assert [path.stem for path in SETTINGS.glob("*.yaml") if f"/settings/{path.stem}@" not in used] == []
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_defaults_are_read_as_python_has_them(target):
-    taken = {key: _as_yaml(default) for key, default in _taken(target) if key not in NO_SETTINGS}
-    assert dict(signature_of(target).defaults) == taken
-    assert list(signature_of(target).defaults) == list(taken)
+def test_every_setting_has_a_comment():
+    for path in SETTINGS.glob("*.yaml"):
+        lines = path.read_text().partition("\nrun:")[0].splitlines()
+        for above, line in pairwise(lines):
+            key = line.strip().partition(":")[0]
+            if key.isidentifier() and not key.startswith("_") and key not in ("defaults", "hydra"):
+                assert " # " in line or above.strip().startswith("# "), f"{path.stem}: {line}"
 
 
-def _filled(file):
-    group, _, name = file.removesuffix(".yaml").rpartition("/")
-    if group == "experiment":
-        return Composed.of(name.split("_")[0], {group: name}).settings
-    return filled(group, name) if group else Composed.of(name, {}).settings
+def test_the_writer_reads_dataclasses_functions_and_bases(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass, field\n"
+        "@dataclass\n"
+        "class Inner:\n"
+        '    """Inside.\n\n    Attributes:\n        a: what a is. More.\n    """\n'
+        "    a: int = 1\n"
+        "@dataclass\n"
+        "class Outer(Inner):\n"
+        '    """Outside.\n\n    Attributes:\n        b: text or None.\n        inner: all of it.\n    """\n'
+        "    b: str | None = None\n"
+        "    c: tuple[int, ...] = ()\n"
+        "    inner: Inner = field(default_factory=Inner)\n"
+    )
+    (tmp_path / "Outer.yaml").write_text("_target_: mine.Outer\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        (text,) = settings_files(tmp_path).values()
+    assert text.splitlines()[1:] == [
+        "_target_: mine.Outer",
+        "a: 1 # what a is",
+        "b: null # text or null",
+        "c: []",
+        "inner: # all of it",
+        "  _target_: mine.Inner",
+        "  a: 1 # what a is",
+    ]
 
 
-def _keys(node, path=()):
+def _leaves(node, prefix=""):
     for key, value in node.items():
-        if key not in ("defaults", "hydra"):
-            yield (*path, key)
-            yield from _keys(value, (*path, key)) if isinstance(value, dict) else ()
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
-def _without(content, path):
-    copy = deepcopy(content)
-    node = copy
-    for key in path[:-1]:
-        node = node[key]
-    del node[path[-1]]
-    return copy
+def _included(file):
+    """What the other files of a config's defaults list hold: everything but the values in the file itself."""
+    held = _read(file)
+    group = str(Path(file).parent) if "/" in file else ""
+    settings = {}
+    for entry in held.get("defaults", []):
+        if isinstance(entry, str) and entry != "_self_":
+            name, _, package = entry.partition("@")
+            inside = SETTINGS / f"{name.removeprefix('/settings/')}.yaml"
+            values = yaml.safe_load(inside.read_text()) if name.startswith("/") else _whole(group, name)
+            for key in filter(None, reversed(package.replace("_here_", "").split("."))):
+                values = {key: values}
+            settings = OmegaConf.to_container(OmegaConf.merge(settings, values))
+    return settings
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_no_file_repeats_a_default(file, monkeypatch):
-    content, whole, repeated = content_of(file), _filled(file), []
-    for path in _keys(content):
-        if path in (("run",), ("run", "_target_")):
-            continue
-        without = _without(content, path)
-        monkeypatch.setattr(configs, "content_of", lambda one, its=without: its if one == file else content_of(one))
-        if _filled(file) == whole:
-            repeated.append(".".join(path))
-    assert repeated == []
+def _whole(group, name):
+    return OmegaConf.to_container(composed(None, [f"+{group}={name}"])[group])
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_no_comment_repeats_what_a_class_says(file, monkeypatch):
-    group, written = file.rpartition("/")[0], comments(file)
-    settings = {group: _filled(file)} if group else _filled(file)
-    monkeypatch.setattr("neuroshard.app.settings.comments", lambda _: {})
-    said = {key: said_of(Composed("", {}, settings), f"{group}.{key}".lstrip(".")) for key in written}
-    assert written.items() & said.items() == set()
+@pytest.mark.parametrize("file", BY_HAND)
+def test_no_file_repeats_a_default(file):
+    own = {key: value for key, value in _read(file).items() if key not in ("defaults", "hydra")}
+    included = dict(_leaves(_included(file)))
+    assert [key for key, value in _leaves(own) if key in included and included[key] == value] == []

@@ -14,6 +14,8 @@ import torch
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.planner.types import TopologyFactory, TrainerConfig
 
+from neuroshard import CostModels
+from tests.kit.commands import done
 from tests.kit.processes import PATIENCE_S, of_all, on_gloo
 from tests.kit.torchrec_models import CPU, topology
 from tests.kit.training import held
@@ -116,6 +118,27 @@ def test_torchrec_dlrm_cuda_plans_every_table_for_eight_gpus():
             taken[shard.placement.rank()] += 4 * shard.shard_sizes[0] * shard.shard_sizes[1]
         assert covered.eq(rows).all(), number
     assert 0 < min(taken) <= max(taken) < 80 << 30
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("measures")
+@pytest.mark.filterwarnings("ignore::neuroshard.NeuroShardWarning")
+def test_the_pipeline_in_python_does_what_the_commands_do(tmp_path, capsys):
+    """The commands take what it wrote for their own, unfinished or not, and change nothing."""
+    example = _example("pipeline")
+    measured = example.main(tmp_path, num_calls=60, num_exchanges=24)
+    assert set(measured) == set(example.SEARCHERS)
+    assert all(min(costs) > 0 for costs in measured.values())
+    contents = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
+    sizes = "tables.num_tables=40", "batch_size=512", "comm.num_devices=[2]"
+    counts = "num_compute_samples=60", "num_comm_samples=24", "num_second_pass=16", "max_noise=null"
+    done(capsys, "collect", *sizes, *counts, f"out={tmp_path}/data")
+    files = [str(tmp_path / f"{searcher}.json") for searcher in example.SEARCHERS]
+    done(capsys, "evaluate", *files, "model=null", f"out={tmp_path}/measured")
+    for path, content in contents.items():
+        assert path.suffix == ".png" or path.read_bytes() == content, path
+    done(capsys, "pretrain", f"data={tmp_path}/data", f"out={tmp_path}/again")
+    assert CostModels.load(str(tmp_path / "again")).digest == CostModels.load(str(tmp_path / "models")).digest
 
 
 def test_the_example_of_the_readme_has_arguments_that_exist():

@@ -41,10 +41,12 @@ def test_jobs_of_other_tasks_do_not_decide_which_tasks_count():
     assert [row[1:3] for row in _shown(few, many)[1:]] == [["1/2", "8.00"], ["2/2", "2.00"]]
 
 
-def test_jobs_without_figures_have_no_table():
-    assert compared([_job(0, "seed=1"), _job(1, "seed=2")]) is None
-    assert compared([_job(0, "seed=1")]) is None
-    assert compared([]) is None
+def test_jobs_without_figures_have_their_results():
+    assert _shown(_job(0, "seed=1"), _job(1, "seed=2", failure="failed")) == [
+        ["seed", "result"],
+        ["1", "done"],
+        ["2", "failed"],
+    ]
 
 
 def test_a_sweep_of_one_job_has_a_table_with_its_settings():
@@ -56,7 +58,7 @@ def test_a_sweep_of_one_job_has_a_table_with_its_settings():
 def test_jobs_are_kept_in_the_sweeps_folder_in_order():
     infeasible = failure_of(InfeasibleError("memory-full", "full"))
     jobs = [_job(10, "a=x=y", costs=[1.5, None]), _job(2, failure=infeasible)]
-    with sweep_folder(["searcher=a,b"]) as folder:
+    with sweep_folder(["-m", "searcher=a,b"]) as folder:
         for job in jobs:
             job.keep(folder)
         assert jobs_in(folder) == jobs[::-1]
@@ -68,7 +70,12 @@ def test_jobs_are_kept_in_the_sweeps_folder_in_order():
 
 def test_jobs_on_other_machines_share_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with sweep_folder(["hydra/launcher=submitit_slurm"]) as folder:
+    with sweep_folder(["-m", "hydra/launcher=submitit_slurm"]) as folder:
         _job(0).keep(folder)
     assert folder.parent == tmp_path / "runs" / "sweeps"
     assert len(jobs_in(folder)) == 1
+
+
+def test_the_folder_may_be_given(tmp_path):
+    with sweep_folder(["-m", f"hydra.sweep.dir={tmp_path}"]) as folder:
+        assert folder == tmp_path
