@@ -30,8 +30,8 @@ from neuroshard.stages.search.space.forms import (
     leaders,
     ranked_changes,
 )
-from neuroshard.stages.search.space.packing import check_total, narrowest_shards, shortage
-from neuroshard.stages.search.space.search_space import SearchSpace
+from neuroshard.stages.search.space.memory_checks import check_total, shortage
+from neuroshard.stages.search.space.search_space import SearchSpace, narrowest_shards
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS
 

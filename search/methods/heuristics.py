@@ -16,7 +16,7 @@ from neuroshard.plumbing.schema import Count, Seed
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.published.device_room import DeviceRoom
 from neuroshard.stages.search.published.shard_table import fewest_shards
-from neuroshard.stages.search.space.packing import check_total, no_room
+from neuroshard.stages.search.space.memory_checks import check_total, no_room
 from neuroshard.stages.search.space.room import devices_with_room, put
 from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.tables import Table

@@ -11,7 +11,7 @@ from neuroshard.stages.search.published.beam import beam_search
 from neuroshard.stages.search.published.grid import GridSearch, GridSettings
 from neuroshard.stages.search.space.costed_space import CostedSpace
 from neuroshard.stages.search.space.fixed_load import FixedLoad
-from neuroshard.stages.search.space.packing import packed
+from neuroshard.stages.search.space.memory_checks import packed
 from neuroshard.tasks.task import Task
 
 

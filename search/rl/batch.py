@@ -13,7 +13,7 @@ from neuroshard.models.features import FeatureSet
 from neuroshard.models.perceptron import perceptron
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import number_of
-from neuroshard.stages.search.space.packing import check_total, check_whole
+from neuroshard.stages.search.space.memory_checks import check_total, check_whole
 from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import Tier

@@ -11,7 +11,7 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.space.packing import packed
+from neuroshard.stages.search.space.memory_checks import packed
 from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.task import Task

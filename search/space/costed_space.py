@@ -16,7 +16,7 @@ from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.published.grid import PlacementProblem
 from neuroshard.stages.search.published.shard_table import PlacementRules, ShardTable, least_score
 from neuroshard.stages.search.space.fixed_load import FixedLoad
-from neuroshard.stages.search.space.packing import check_total
+from neuroshard.stages.search.space.memory_checks import check_total
 from neuroshard.stages.search.space.search_space import SearchSpace, row_loads
 
 

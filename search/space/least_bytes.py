@@ -17,14 +17,8 @@ from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.stages.search.space.fixed_load import FixedLoad, check_buffers, device_memory
 from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, allowed_forms
 from neuroshard.stages.search.space.homes import LEAST_CACHED, memory_shortage
-from neuroshard.stages.search.space.packing import (
-    check_confined,
-    check_total,
-    memory_in_all,
-    narrowest_shards,
-    too_large,
-)
-from neuroshard.stages.search.space.search_space import SearchSpace
+from neuroshard.stages.search.space.memory_checks import check_confined, check_total, memory_in_all, too_large
+from neuroshard.stages.search.space.search_space import SearchSpace, narrowest_shards
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS, FORMS, Call
 from neuroshard.words.placement import ON_DEVICE, Tier, TierAssignment

@@ -158,6 +158,17 @@ class SearchSpace:
         return LoadSets(sets.loads, np.bincount(device[sets.owners], minlength=widths.shape[1]))
 
 
+def narrowest_shards(space: SearchSpace) -> tuple[IntArray, IntArray, IntArray]:
+    """Split each item as finely as the rules allow; return units and bytes of the widest shard, and room, (I,) each.
+
+    Room is the memory of the largest device that may hold the item.
+    """
+    shards, rules, width = space.shards, space.shards.rules, space.shards.full_width
+    narrowest = np.where(rules.max_shards > 1, -(-width // rules.max_shards), width)
+    room: IntArray = np.where(rules.allowed, space.free_bytes, 0).max(axis=1)
+    return narrowest, shards.size_bytes[shards.first + narrowest], room
+
+
 def _rounded(units: FloatArray) -> FloatArray:
     """Round units (n,) to the nearest fractions, none of them to 0."""
     return np.maximum(np.round(units * _FRACTIONS), 1) / _FRACTIONS

@@ -8,7 +8,7 @@ import pytest
 from neuroshard import CostModels, Simulator, Topology, search
 from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.space.packing import packed
+from neuroshard.stages.search.space.memory_checks import packed
 from neuroshard.testing import sequence_task
 from tests.kit.random_models import random_form_models
 from tests.kit.searches import costed_space_of, ms_of

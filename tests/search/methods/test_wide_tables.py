@@ -20,7 +20,7 @@ from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.published.shard_table import fewest_shards
 from neuroshard.stages.search.report.explanation import explain
-from neuroshard.stages.search.space.packing import packed
+from neuroshard.stages.search.space.memory_checks import packed
 from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.targets.target import TARGETS, target_named
 from neuroshard.testing import linear_models, toy_tables

@@ -21,7 +21,8 @@ from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.space.exact import keeps, pack_exactly
 from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
 from neuroshard.stages.search.space.forms import Spread, allowed_forms, known_calls
-from neuroshard.stages.search.space.packing import pack, packed, smallest_factor
+from neuroshard.stages.search.space.memory_checks import packed
+from neuroshard.stages.search.space.packing import pack, smallest_factor
 from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.testing import ONCE, constrained_task, linear_models, toy_task
