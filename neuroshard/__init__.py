@@ -11,6 +11,8 @@ plan = ns.search(task, sim)
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from neuroshard.plumbing.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from neuroshard.app.pipeline import collect, evaluate, pretrain, search
     from neuroshard.cost.cost import Cost, Prediction
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from neuroshard.words.placement import Placement, Shard, Tier, TierAssignment
     from neuroshard.words.topology import Topology
 
-__version__ = "0.1.0"
 __all__ = [
     "Constraints",
     "Cost",

@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from neuroshard import __version__
 from neuroshard.plumbing.messages import number_of
+from neuroshard.plumbing.version import __version__
 
 _REVISION = ("cpu family", "model", "stepping")
 _KERNELS = ("torch", "fbgemm-gpu", "fbgemm-gpu-cpu")

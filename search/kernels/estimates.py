@@ -5,8 +5,9 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
-from neuroshard.stages.search.space.compiled import fast_leaf, inlined, kernel
-from neuroshard.stages.search.space.items import Limits
+from neuroshard.stages.search.jit import jit, jit_paste
+from neuroshard.stages.search.published.device_room import score_with
+from neuroshard.stages.search.published.shard_table import ShardTable
 
 
 class Lists(NamedTuple):
@@ -24,15 +25,15 @@ class Lists(NamedTuple):
     without: FloatArray
 
 
-@kernel
-def listed(held: IntArray) -> Lists:
+@jit
+def listed(widths: IntArray) -> Lists:
     """List the items of each device, from units of each item on each device (I, D); `rescore` fills the scores."""
-    num_items, num_devices = held.shape
+    num_items, num_devices = widths.shape
     shards = np.zeros(num_items, np.int64)
     start = np.zeros(num_devices + 1, np.int64)
     for i in range(num_items):
         for d in range(num_devices):
-            if held[i, d] > 0:
+            if widths[i, d] > 0:
                 shards[i] += 1
                 start[d + 1] += 1
     start = start.cumsum()
@@ -41,31 +42,31 @@ def listed(held: IntArray) -> Lists:
     for i in range(num_items):
         if shards[i]:
             for d in range(num_devices):
-                if held[i, d] > 0:
+                if widths[i, d] > 0:
                     items[filled[d]] = i
                     filled[d] += 1
     return Lists(shards, start, items, np.empty(len(items)))
 
 
-@kernel
+@jit
 def on_device(lists: Lists, device: int) -> IntArray:
     """List the items that a device holds, ascending."""
     return lists.items[lists.start[device] : lists.start[device + 1]]
 
 
-@kernel
+@jit
 def copied(lists: Lists) -> Lists:
     """Copy what `relisted` writes to."""
     return Lists(lists.shards.copy(), lists.start.copy(), lists.items, lists.without.copy())
 
 
-@kernel
-def relisted(lists: Lists, held: IntArray, item: int, device: int) -> Lists:
-    """List again after `held[item, device]` has changed; numbers are changed in place, scores left to `rescore`."""
+@jit
+def relisted(lists: Lists, widths: IntArray, item: int, device: int) -> Lists:
+    """List again after `widths[item, device]` has changed; numbers are changed in place, scores left to `rescore`."""
     shards, start, items, without = lists
     place = start[device] + np.searchsorted(on_device(lists, device), item)
     listed_there = place < start[device + 1] and items[place] == item
-    if listed_there == (held[item, device] > 0):
+    if listed_there == (widths[item, device] > 0):
         return lists
     more = -1 if listed_there else 1
     shards[item] += more
@@ -80,30 +81,11 @@ def relisted(lists: Lists, held: IntArray, item: int, device: int) -> Lists:
     return Lists(shards, start, after, scores)
 
 
-class AllShards(NamedTuple):
-    """Every possible shard of I items, as the catalog has them.
-
-    Attributes:
-        limits: the items'.
-        first: (I,) first entry of each item.
-        size_bytes, state_bytes, given, vectors: (N,), (N,), (N,), (N, H) of each entry.
-        least_score: (N,) what each adds to the score of a device that holds nothing of its item, at least.
-    """
-
-    limits: Limits
-    first: IntArray
-    size_bytes: IntArray
-    state_bytes: IntArray
-    given: FloatArray
-    vectors: Float32Array
-    least_score: FloatArray
-
-
 class Contents(NamedTuple):
     """The shards on D devices, and their sums.
 
     Attributes:
-        held: (I, D) units of each item on each device.
+        widths: (I, D) units of each item on each device.
         lists: the same without what is 0.
         sums: (D, H) of the vectors on each device, bias included.
         size_bytes: (D,) bytes on each device.
@@ -111,7 +93,7 @@ class Contents(NamedTuple):
         score: (D,) sum(relu(sums) * weight); 0 for an empty device.
     """
 
-    held: IntArray
+    widths: IntArray
     lists: Lists
     sums: Float32Array
     size_bytes: IntArray
@@ -141,7 +123,7 @@ class Exchanges(NamedTuple):
     lead: FloatArray
 
 
-@inlined
+@jit_paste
 def _cell(position: float, count: int) -> tuple[int, float]:
     """Clip a position to 0 ... count - 1; return the whole number below it, and the distance from that number."""
     within = min(max(position, 0.0), count - 1.0)
@@ -149,7 +131,7 @@ def _cell(position: float, count: int) -> tuple[int, float]:
     return low, within - low
 
 
-@inlined
+@jit_paste
 def backward_ms(exchanges: Exchanges, own: float, widest: float) -> float:
     """Interpolate the ms of a device's backward communication, from its own units and the widest device's."""
     table = exchanges.backward
@@ -160,7 +142,7 @@ def backward_ms(exchanges: Exchanges, own: float, widest: float) -> float:
     return float(low * (1 - y) + high * y)
 
 
-@inlined
+@jit_paste
 def transfer_ms(
     exchanges: Exchanges, own: float, widest: float, wait: float, next_wait: float, mean_wait: float, most_wait: float
 ) -> float:
@@ -181,7 +163,7 @@ def transfer_ms(
     return total
 
 
-@kernel
+@jit
 def step_ms(exchanges: Exchanges, ready: FloatArray, units: FloatArray) -> float:
     """Estimate the ms of a step of D devices with so many units (D,), each ready at so many ms (D,)."""
     last, before = -np.inf, -np.inf
@@ -214,59 +196,50 @@ class Costs(NamedTuple):
     base_ms: FloatArray
 
 
-@fast_leaf
-def score_with(base: Float32Array, plus: Float32Array, minus: Float32Array, weight: Float32Array) -> float:
-    """Compute the score of sums `base` after one vector more and one less."""
-    total = np.float32(0)
-    for h in range(len(weight)):
-        total += max(base[h] + plus[h] - minus[h], np.float32(0)) * weight[h]
-    return float(total)
-
-
-@kernel
-def fill(contents: Contents, device: int, all_shards: AllShards, costs: Costs) -> None:
+@jit
+def fill(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) -> None:
     """Add up a device's sums, bytes, units and score from what it holds."""
-    held, lists, sums, size, units, _ = contents
+    widths, lists, sums, size, units, _ = contents
     sums[device], size[device], units[device] = costs.bias, 0, 0.0
     for item in on_device(lists, device):
-        shard = all_shards.first[item] + held[item, device]
+        shard = all_shards.first[item] + widths[item, device]
         sums[device] += all_shards.vectors[shard]
         size[device] += all_shards.size_bytes[shard]
-        units[device] += all_shards.given[shard]
+        units[device] += all_shards.sent_units[shard]
     rescore(contents, device, all_shards, costs)
 
 
-@kernel
-def rescore(contents: Contents, device: int, all_shards: AllShards, costs: Costs) -> None:
+@jit
+def rescore(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) -> None:
     """Compute a device's score from its sums, and what it would be without each of its shards."""
-    held, (_, start, items, without), sums, _, units, score = contents
+    widths, (_, start, items, without), sums, _, units, score = contents
     nothing = np.zeros(len(costs.weight), np.float32)
     score[device] = score_with(sums[device], nothing, nothing, costs.weight) if units[device] > 0 else 0.0
     for p in range(start[device], start[device + 1]):
         empty = all_shards.first[items[p]]
-        shard = empty + held[items[p], device]
+        shard = empty + widths[items[p], device]
         without[p] = score_with(sums[device], all_shards.vectors[empty], all_shards.vectors[shard], costs.weight)
 
 
-@kernel
-def contents_of(held: IntArray, all_shards: AllShards, costs: Costs) -> Contents:
+@jit
+def contents_of(widths: IntArray, all_shards: ShardTable, costs: Costs) -> Contents:
     """Add up the sums, bytes, units and score of every device from what they hold (I, D)."""
-    devices = held.shape[1]
+    devices = widths.shape[1]
     sums, units = np.empty((devices, len(costs.bias)), np.float32), np.empty(devices)
-    contents = Contents(held, listed(held), sums, np.empty(devices, np.int64), units, np.empty(devices))
+    contents = Contents(widths, listed(widths), sums, np.empty(devices, np.int64), units, np.empty(devices))
     for d in range(devices):
         fill(contents, d, all_shards, costs)
     return contents
 
 
-@inlined
+@jit_paste
 def ready_ms(costs: Costs, device: int, score: float, units: float, widest: float) -> float:
     """Compute when a device's backward communication and compute have ended, ms."""
     compute = max(score + costs.offset, 0.0) * costs.scale_ms if units > 0 else 0.0
     return float(compute + costs.base_ms[device] + backward_ms(costs.exchanges, units, widest))
 
 
-@kernel
+@jit
 def ready_all(contents: Contents, costs: Costs) -> FloatArray:
     """Compute (D,) ms at which each device has ended backward communication and compute."""
     score, units = contents.score, contents.units
@@ -276,7 +249,7 @@ def ready_all(contents: Contents, costs: Costs) -> FloatArray:
     return ready
 
 
-@kernel
+@jit
 def estimate_ms(contents: Contents, costs: Costs) -> float:
     """Estimate the cost of a plan, ms."""
     return step_ms(costs.exchanges, ready_all(contents, costs), contents.units)
@@ -292,7 +265,7 @@ class Others(NamedTuple):
     widest: float
 
 
-@kernel
+@jit
 def others_of(ready: FloatArray, units: FloatArray, source: int, target: int) -> Others:
     """Summarise when all devices but two are ready, and their units, from both (D,) of all devices."""
     last, before, first, total, widest = -np.inf, -np.inf, np.inf, 0.0, 0.0
@@ -308,7 +281,7 @@ def others_of(ready: FloatArray, units: FloatArray, source: int, target: int) ->
     return Others(last, before, first, total, widest)
 
 
-@inlined
+@jit_paste
 def after_ms(
     costs: Costs,
     others: Others,

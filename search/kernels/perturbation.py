@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.stages.search.jit import jit, jit_inline
 from neuroshard.stages.search.kernels.estimates import (
-    AllShards,
     Contents,
     Costs,
     Lists,
@@ -19,8 +19,7 @@ from neuroshard.stages.search.kernels.estimates import (
     rescore,
 )
 from neuroshard.stages.search.kernels.steps import Bounds, Steps, after_moving, best_steps, may_move, moved_by
-from neuroshard.stages.search.space.compiled import kernel
-from neuroshard.stages.search.space.items import Limits
+from neuroshard.stages.search.published.shard_table import PlacementRules, ShardTable
 
 _LEAST_GAIN = 1e-6  # relative
 _TRIES = 64  # to draw a step that is allowed
@@ -34,9 +33,9 @@ class _Touched(NamedTuple):
     devices: BoolArray
 
 
-@kernel
+@jit
 def explore(
-    start: Contents, all_shards: AllShards, bounds: Bounds, costs: Costs, perturbation_steps: int, seeds: IntArray,
+    start: Contents, all_shards: ShardTable, bounds: Bounds, costs: Costs, perturbation_steps: int, seeds: IntArray,
     estimate: FloatArray,
 ) -> tuple[int, IntArray]:  # fmt: skip
     """Perturb a plan K times by random steps, and improve each result by the best step until none helps.
@@ -49,16 +48,16 @@ def explore(
         estimate: (K,) of their costs, ms; filled.
 
     Returns:
-        how many plans were looked at, and (n, 4) what is held otherwise than in `start`: plan, item, device, units.
+        how many plans were looked at, and (n, 4) what is widths otherwise than in `start`: plan, item, device, units.
     """
     looked, changes = 0, np.empty((0, 4), np.int64)
     mine = Contents(
-        start.held.copy(), start.lists, start.sums.copy(), start.size_bytes.copy(), start.units.copy(),
+        start.widths.copy(), start.lists, start.sums.copy(), start.size_bytes.copy(), start.units.copy(),
         start.score.copy(),
     )  # fmt: skip
     for k in range(len(seeds)):
         plan, left = _with_lists(mine, copied(start.lists)), bounds
-        touched = _Touched(np.zeros(plan.held.shape[0], np.bool_), np.zeros(plan.held.shape[1], np.bool_))
+        touched = _Touched(np.zeros(plan.widths.shape[0], np.bool_), np.zeros(plan.widths.shape[1], np.bool_))
         np.random.seed(seeds[k])
         for _ in range(perturbation_steps):
             plan, left = _perturb(plan, touched, all_shards, left, costs)
@@ -71,55 +70,55 @@ def explore(
     return looked, changes
 
 
-@kernel
+@jit
 def _with_lists(plan: Contents, lists: Lists) -> Contents:
-    return Contents(plan.held, lists, plan.sums, plan.size_bytes, plan.units, plan.score)
+    return Contents(plan.widths, lists, plan.sums, plan.size_bytes, plan.units, plan.score)
 
 
-@kernel
+@jit
 def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> IntArray:
     """List what plan `number` holds otherwise than the start, (n, 4), and make its arrays the start's again."""
     items, devices, count = np.flatnonzero(touched.items), np.flatnonzero(touched.devices), 0
     changes = np.empty((len(items) * len(devices), 4), np.int64)
     for d in devices:
         for i in items:
-            if plan.held[i, d] != start.held[i, d]:
-                changes[count] = np.array([number, i, d, plan.held[i, d]])
-                plan.held[i, d] = start.held[i, d]
+            if plan.widths[i, d] != start.widths[i, d]:
+                changes[count] = np.array([number, i, d, plan.widths[i, d]])
+                plan.widths[i, d] = start.widths[i, d]
                 count += 1
         plan.sums[d], plan.size_bytes[d] = start.sums[d], start.size_bytes[d]
         plan.units[d], plan.score[d] = start.units[d], start.score[d]
     return changes[:count]
 
 
-@kernel
+@jit
 def _perturb(
-    plan: Contents, touched: _Touched, all_shards: AllShards, bounds: Bounds, costs: Costs
+    plan: Contents, touched: _Touched, all_shards: ShardTable, bounds: Bounds, costs: Costs
 ) -> tuple[Contents, Bounds]:
     """Take one random step that is allowed, if one is drawn before long; return the limits after it, too."""
-    held = plan.held
-    limits, first, size_bytes = all_shards.limits, all_shards.first, all_shards.size_bytes
+    widths = plan.widths
+    rules, first, size_bytes = all_shards.rules, all_shards.first, all_shards.size_bytes
     for _ in range(_TRIES):
-        source, target = np.random.randint(held.shape[1]), np.random.randint(held.shape[1])
+        source, target = np.random.randint(widths.shape[1]), np.random.randint(widths.shape[1])
         here, there = on_device(plan.lists, source), on_device(plan.lists, target)
         if source == target or not len(here):
             continue
         out = here[np.random.randint(len(here))]
-        back, back_units, portion = -1, 0, held[out, source]
+        back, back_units, portion = -1, 0, widths[out, source]
         if len(there) and np.random.randint(2):
             back = there[np.random.randint(len(there))]
-            back_units = held[back, target]
+            back_units = widths[back, target]
         else:
             while portion > 1 and np.random.randint(2):
                 portion //= 2
         step = (source, target, out, portion, back)
-        if back == out or not _allowed(plan, limits, step, back_units):
+        if back == out or not _allowed(plan, rules, step, back_units):
             continue
-        more = _bytes_at(size_bytes, first, held, out, target, portion)
-        less = _bytes_at(size_bytes, first, held, out, source, -portion)
+        more = _bytes_at(size_bytes, first, widths, out, target, portion)
+        less = _bytes_at(size_bytes, first, widths, out, source, -portion)
         if back >= 0:
-            more += _bytes_at(size_bytes, first, held, back, target, -back_units)
-            less += _bytes_at(size_bytes, first, held, back, source, back_units)
+            more += _bytes_at(size_bytes, first, widths, back, target, -back_units)
+            less += _bytes_at(size_bytes, first, widths, back, source, back_units)
         room = bounds.memory_bytes - plan.size_bytes
         moved = _moved(plan, all_shards, bounds, step)
         if more <= room[target] and less <= room[source] and moved <= bounds.bytes_left:
@@ -127,39 +126,39 @@ def _perturb(
     return plan, bounds
 
 
-@kernel
-def _allowed(plan: Contents, limits: Limits, step: tuple[int, int, int, int, int], back_units: int) -> bool:
+@jit
+def _allowed(plan: Contents, rules: PlacementRules, step: tuple[int, int, int, int, int], back_units: int) -> bool:
     source, target, out, portion, back = step
-    held, shards = plan.held, plan.lists.shards
-    if not may_move(limits, held, shards[out], out, portion, (source, target), back):
+    widths, shards = plan.widths, plan.lists.shards
+    if not may_move(rules, widths, shards[out], out, portion, (source, target), back):
         return False
-    return back < 0 or bool(may_move(limits, held, shards[back], back, back_units, (target, source), out))
+    return back < 0 or bool(may_move(rules, widths, shards[back], back, back_units, (target, source), out))
 
 
-@kernel
-def _bytes_at(size_bytes: IntArray, first: IntArray, held: IntArray, item: int, device: int, more: int) -> int:
+@jit
+def _bytes_at(size_bytes: IntArray, first: IntArray, widths: IntArray, item: int, device: int, more: int) -> int:
     """Count the bytes that `more` units of an item add on a device."""
-    before = first[item] + held[item, device]
+    before = first[item] + widths[item, device]
     return int(size_bytes[before + more] - size_bytes[before])
 
 
-@kernel
-def _moved(plan: Contents, all_shards: AllShards, bounds: Bounds, step: tuple[int, int, int, int, int]) -> int:
+@jit_inline
+def _moved(plan: Contents, all_shards: ShardTable, bounds: Bounds, step: tuple[int, int, int, int, int]) -> int:
     """Count the bytes more that have to be moved after a step."""
     source, target, out, portion, back = step
-    moved = moved_by(all_shards, plan.held, bounds.before, out, portion, (source, target))
+    moved = moved_by(all_shards, plan.widths, bounds.before, out, portion, (source, target))
     if back >= 0:
-        moved += moved_by(all_shards, plan.held, bounds.before, back, plan.held[back, target], (target, source))
+        moved += moved_by(all_shards, plan.widths, bounds.before, back, plan.widths[back, target], (target, source))
     return int(moved)
 
 
-@kernel
+@jit
 def _apply(
-    plan: Contents, touched: _Touched, all_shards: AllShards, step: tuple[int, int, int, int, int], costs: Costs
+    plan: Contents, touched: _Touched, all_shards: ShardTable, step: tuple[int, int, int, int, int], costs: Costs
 ) -> tuple[Contents, int]:
     """Take a step; return the plan after it, and how many units of the item that comes back moved."""
     source, target, out, portion, back = step
-    back_units = plan.held[back, target] if back >= 0 else 0
+    back_units = plan.widths[back, target] if back >= 0 else 0
     _put(plan, all_shards, out, source, -portion)
     _put(plan, all_shards, out, target, portion)
     if back >= 0:
@@ -175,42 +174,42 @@ def _apply(
     return plan, int(back_units)
 
 
-@kernel
+@jit
 def _take_back(plan: Contents, step: tuple[int, int, int, int, int], back_units: int) -> Contents:
-    """Restore what was held before a step."""
+    """Restore what was widths before a step."""
     source, target, out, portion, back = step
-    plan.held[out, source] += portion
-    plan.held[out, target] -= portion
+    plan.widths[out, source] += portion
+    plan.widths[out, target] -= portion
     if back >= 0:
-        plan.held[back, target] += back_units
-        plan.held[back, source] -= back_units
+        plan.widths[back, target] += back_units
+        plan.widths[back, source] -= back_units
     return _relisted(plan, step)
 
 
-@kernel
+@jit
 def _relisted(plan: Contents, step: tuple[int, int, int, int, int]) -> Contents:
     """List again what a step's devices hold of its items."""
     source, target, out, _, back = step
     lists = plan.lists
     for item in (out, back):
         if item >= 0:
-            lists = relisted(relisted(lists, plan.held, item, source), plan.held, item, target)
+            lists = relisted(relisted(lists, plan.widths, item, source), plan.widths, item, target)
     return _with_lists(plan, lists)
 
 
-@kernel
-def _put(plan: Contents, all_shards: AllShards, item: int, device: int, units: int) -> None:
+@jit_inline
+def _put(plan: Contents, all_shards: ShardTable, item: int, device: int, units: int) -> None:
     """Put so many units more (or less) of an item on a device; its score is left alone."""
-    before = all_shards.first[item] + plan.held[item, device]
+    before = all_shards.first[item] + plan.widths[item, device]
     plan.sums[device] += all_shards.vectors[before + units] - all_shards.vectors[before]
     plan.size_bytes[device] += all_shards.size_bytes[before + units] - all_shards.size_bytes[before]
-    plan.units[device] += all_shards.given[before + units] - all_shards.given[before]
-    plan.held[item, device] += units
+    plan.units[device] += all_shards.sent_units[before + units] - all_shards.sent_units[before]
+    plan.widths[item, device] += units
 
 
-@kernel
+@jit
 def _local_search(
-    plan: Contents, touched: _Touched, all_shards: AllShards, bounds: Bounds, costs: Costs
+    plan: Contents, touched: _Touched, all_shards: ShardTable, bounds: Bounds, costs: Costs
 ) -> tuple[Contents, int]:
     """Take the best step from the most loaded devices until none helps; count the plans looked at."""
     best = Steps(np.empty((1, 5), np.int64), np.empty(1))

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
+from neuroshard.stages.search.jit import jit, jit_inline_fast, jit_paste
 from neuroshard.stages.search.kernels.estimates import (
-    AllShards,
     Contents,
     Costs,
     Others,
@@ -15,11 +15,10 @@ from neuroshard.stages.search.kernels.estimates import (
     others_of,
     ready_all,
     ready_ms,
-    score_with,
     step_ms,
 )
-from neuroshard.stages.search.space.compiled import fast_leaf, inlined, kernel
-from neuroshard.stages.search.space.items import Limits, may_lie
+from neuroshard.stages.search.published.device_room import may_hold, score_with
+from neuroshard.stages.search.published.shard_table import PlacementRules, ShardTable
 
 # Columns of a step: source, target, item that goes, units of it, item that comes back (-1: none).
 SOURCE, TARGET, ITEM_OUT, UNITS_OUT, ITEM_BACK = range(5)
@@ -41,7 +40,7 @@ class Bounds(NamedTuple):
     bytes_left: int
 
 
-@inlined
+@jit_paste
 def after_moving(bounds: Bounds, moved: int) -> Bounds:
     """Return the same limits once so many bytes more have moved."""
     return Bounds(bounds.memory_bytes, bounds.before, bounds.bytes_left - moved)
@@ -54,46 +53,46 @@ class Steps(NamedTuple):
     estimate: FloatArray
 
 
-@inlined
+@jit_paste
 def may_move(
-    limits: Limits, held: IntArray, shards: int, item: int, portion: int, ends: tuple[int, int], leaving: int
+    rules: PlacementRules, widths: IntArray, shards: int, item: int, portion: int, ends: tuple[int, int], leaving: int
 ) -> bool:
     """Return True if `portion` units of an item may go from one of the `ends` to the other, while `leaving` goes back.
 
     The item is on `shards` devices now.
     """
     source, target = ends
-    after = shards - (portion == held[item, source]) + (held[item, target] == 0)
-    if not limits.min_shards[item] <= after <= limits.max_shards[item]:
+    after = shards - (portion == widths[item, source]) + (widths[item, target] == 0)
+    if not rules.min_shards[item] <= after <= rules.max_shards[item]:
         return False
-    if 0 < held[item, source] - portion < limits.min_width[item]:
+    if 0 < widths[item, source] - portion < rules.min_width[item]:
         return False
-    if held[item, target] + portion < limits.min_width[item]:
+    if widths[item, target] + portion < rules.min_width[item]:
         return False
-    return bool(may_lie(limits, held, item, target, leaving))
+    return bool(may_hold(rules, widths, item, target, leaving))
 
 
-@inlined
-def _more_moved(all_shards: AllShards, item: int, was: int, now: int, then: int) -> int:
+@jit_paste
+def _more_moved(all_shards: ShardTable, item: int, was: int, now: int, then: int) -> int:
     """Count the bytes more to be moved to a device where `now` units of an item become `then`; once there `was`."""
     first, state_bytes = all_shards.first[item], all_shards.state_bytes
     there = state_bytes[first + was]
     return int(max(state_bytes[first + then] - there, 0) - max(state_bytes[first + now] - there, 0))
 
 
-@inlined
+@jit_paste
 def moved_by(
-    all_shards: AllShards, held: IntArray, before: IntArray, item: int, portion: int, ends: tuple[int, int]
+    all_shards: ShardTable, widths: IntArray, before: IntArray, item: int, portion: int, ends: tuple[int, int]
 ) -> int:
     """Count the bytes more to be moved when `portion` units of an item go from one of the `ends` to the other."""
     source, target = ends
-    now_source, now_target = held[item, source], held[item, target]
+    now_source, now_target = widths[item, source], widths[item, target]
     less = _more_moved(all_shards, item, before[item, source], now_source, now_source - portion)
     more = _more_moved(all_shards, item, before[item, target], now_target, now_target + portion)
     return int(less + more)
 
 
-@inlined
+@jit_paste
 def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: float) -> int:
     """Write a step down, in place of the worst if there is no room; return how many there are then."""
     place = count
@@ -105,7 +104,7 @@ def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: 
     return min(count + 1, len(best.estimate))
 
 
-@inlined
+@jit_paste
 def _too_late(
     costs: Costs, device: int, score: float, units: float, widest: float, left_ms: float, worth: float
 ) -> bool:
@@ -113,7 +112,7 @@ def _too_late(
     return bool(ready_ms(costs, device, score, units, widest) + left_ms >= worth)
 
 
-@inlined
+@jit_paste
 def _last_but(order: IntArray, ready: FloatArray, source: int, target: int) -> float:
     """Find when the last of all devices but two is ready, ms, from (D,) when each is, and their order by that."""
     for place in range(len(order) - 1, -1, -1):
@@ -122,7 +121,7 @@ def _last_but(order: IntArray, ready: FloatArray, source: int, target: int) -> f
     return -np.inf
 
 
-@inlined
+@jit_paste
 def _widest_but(units: FloatArray, source: int) -> float:
     """Compute the units of the widest device, at least, after any step from the source: another's, or the mean."""
     widest = units.mean()
@@ -132,9 +131,9 @@ def _widest_but(units: FloatArray, source: int) -> float:
     return float(widest)
 
 
-@kernel
+@jit
 def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than what they would do
-    contents: Contents, source: int, all_shards: AllShards, bounds: Bounds, costs: Costs, worth: float, best: Steps
+    contents: Contents, source: int, all_shards: ShardTable, bounds: Bounds, costs: Costs, worth: float, best: Steps
 ) -> tuple[int, int]:
     """Fill `best` with the best steps from `source` that are allowed and estimated below `worth`, ms.
 
@@ -155,9 +154,10 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
     Returns:
         how many there are, in no order, and how many were looked at.
     """
-    held, (num_shards, start, items, without), sums, size, units, score = contents
-    limits, first, size_bytes, _, given, vectors, least = all_shards
-    weight, num_devices = costs.weight, held.shape[1]
+    widths, (num_shards, start, items, without), sums, size, units, score = contents
+    rules, first, size_bytes = all_shards.rules, all_shards.first, all_shards.size_bytes
+    sent, vectors, least = all_shards.sent_units, all_shards.vectors, all_shards.least_score
+    weight, num_devices = costs.weight, widths.shape[1]
     ready = ready_all(contents, costs)
     order = np.argsort(ready)
     now = (units.max(), float(int(units.mean())))
@@ -173,13 +173,13 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
         floor = _last_but(order, ready, source, target) - earlier_ms + left_ms
         for p_item in range(start[source], start[source + 1]):
             item = items[p_item]
-            portion = held[item, source]
+            portion = widths[item, source]
             while portion > 0 and floor < worth:
-                whole = portion == held[item, source]
+                whole = portion == widths[item, source]
                 # What both devices hold of the item before and after the step, as entries of `all_shards`.
-                source_old, target_old = first[item] + held[item, source], first[item] + held[item, target]
+                source_old, target_old = first[item] + widths[item, source], first[item] + widths[item, target]
                 source_new, target_new = source_old - portion, target_old + portion
-                gone = given[first[item] + portion]
+                gone = sent[first[item] + portion]
                 source_units, source_score = units[source] - gone, without[p_item]  # while nothing comes back
                 if not whole:
                     source_score = score_with(sums[source], vectors[source_new], vectors[source_old], weight)
@@ -197,8 +197,8 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                         break
                     back = items[p_back] if p_back >= start[target] else -1
                     looked += 1
-                    back_units = held[back, target] if back >= 0 else 0
-                    returning = given[first[back] + back_units] if back >= 0 else 0.0
+                    back_units = widths[back, target] if back >= 0 else 0
+                    returning = sent[first[back] + back_units] if back >= 0 else 0.0
                     target_score = score[target] if back < 0 else without[p_back]
                     target_units = units[target] + gone - returning
                     if back == item:
@@ -209,7 +209,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                     source_bytes = size[source] + size_bytes[source_new] - size_bytes[source_old]
                     target_bytes = size[target] + size_bytes[target_new] - size_bytes[target_old]
                     if back >= 0:
-                        back_old = first[back] + held[back, source]
+                        back_old = first[back] + widths[back, source]
                         back_new, back_left = back_old + back_units, first[back] + back_units
                         source_least = least[back_new] if back_old == first[back] else -np.inf  # a(b)
                         both = source_units + returning
@@ -222,17 +222,17 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                             continue
                         if _too_late(costs, target, target_score + target_gain, target_units, widest, left_ms, worth):
                             continue
-                        if not may_move(limits, held, num_shards[back], back, back_units, (target, source), item):
+                        if not may_move(rules, widths, num_shards[back], back, back_units, (target, source), item):
                             continue
                         source_bytes += size_bytes[back_new] - size_bytes[back_old]
                         target_bytes -= size_bytes[back_left] - size_bytes[first[back]]
-                        moved = moved_by(all_shards, held, bounds.before, back, back_units, (target, source))
+                        moved = moved_by(all_shards, widths, bounds.before, back, back_units, (target, source))
                         source_after = score_with(rest, vectors[back_new], vectors[back_old], weight)
                     if source_bytes > bounds.memory_bytes[source] or target_bytes > bounds.memory_bytes[target]:
                         continue
-                    if not may_move(limits, held, num_shards[item], item, portion, (source, target), back):
+                    if not may_move(rules, widths, num_shards[item], item, portion, (source, target), back):
                         continue
-                    moved += moved_by(all_shards, held, bounds.before, item, portion, (source, target))
+                    moved += moved_by(all_shards, widths, bounds.before, item, portion, (source, target))
                     if moved > bounds.bytes_left:
                         continue
                     target_after = _score_after_swap(
@@ -250,7 +250,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
     return count, looked
 
 
-@fast_leaf
+@jit_inline_fast
 def _score_after_swap(
     base: Float32Array, plus: Float32Array, minus: Float32Array, gone: Float32Array, weight: Float32Array
 ) -> float:

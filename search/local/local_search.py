@@ -14,7 +14,7 @@ from neuroshard.cost.loads import Traffic
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.plumbing.threads import in_threads, useful_threads
-from neuroshard.stages.search.kernels.estimates import AllShards, Contents, Costs, Exchanges, contents_of, estimate_ms
+from neuroshard.stages.search.kernels.estimates import Contents, Costs, Exchanges, contents_of, estimate_ms
 from neuroshard.stages.search.kernels.perturbation import explore
 from neuroshard.stages.search.kernels.steps import (
     ITEM_BACK,
@@ -26,7 +26,7 @@ from neuroshard.stages.search.kernels.steps import (
     Steps,
     best_steps,
 )
-from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.costed_space import CostedSpace
 
 _COSTED_STEPS = 32  # of all steps, so many that look best are costed with the communication models
 _OWN_STEPS, _WIDEST_STEPS = 33, 9  # of the tables of exchanges, up to twice the mean
@@ -56,9 +56,9 @@ class CostedPlan:
         return float(self.total_ms.max())
 
     @property
-    def held(self) -> IntArray:
+    def widths(self) -> IntArray:
         """Units of 4 columns of each item on each device, (I, D)."""
-        return self.contents.held
+        return self.contents.widths
 
     @property
     def units(self) -> FloatArray:
@@ -69,26 +69,23 @@ class CostedPlan:
 class LocalSearch:
     """Improves plans of one task."""
 
-    def __init__(self, catalog: Catalog, start: IntArray, max_moved_bytes: int | None = None) -> None:
+    def __init__(self, space: CostedSpace, start: IntArray, max_moved_bytes: int | None = None) -> None:
         """Move so many bytes away from `start` (I, D), which are counted item by item; None sets no limit.
 
         That is never less than table by table.
         """
-        self._catalog = catalog
-        self._head = head = catalog.model.head
-        self._memory_bytes = catalog.items.free_bytes
+        self._space = space
+        self._head = head = space.model.head
+        self._memory_bytes = space.free_bytes
         self._start, self._max_moved_bytes = start, max_moved_bytes
-        self._shards = AllShards(
-            catalog.items.limits, catalog.first, catalog.size_bytes, catalog.state_bytes, catalog.given,
-            catalog.vectors, catalog.least_score,
-        )  # fmt: skip
-        base_ms, exchanges = catalog.items.base.compute_ms, self._exchanges()
+        self._shards = space.shards
+        base_ms, exchanges = space.fixed.compute_ms, self._exchanges()
         self._costs = Costs(head.bias, head.weight, head.offset, head.scale_ms, exchanges, base_ms)
         self.looked = 0  # plans so far; one costed by the communication models counts as two for every device
 
-    def costed(self, held: IntArray) -> CostedPlan:
-        """Cost the plan `held` (I, D)."""
-        return self._costed([held.copy()])[0]
+    def costed(self, widths: IntArray) -> CostedPlan:
+        """Cost the plan `widths` (I, D)."""
+        return self._costed([widths.copy()])[0]
 
     def others(
         self, plan: CostedPlan, perturbation_steps: int, seeds: Sequence[int], worth: float = np.inf
@@ -108,27 +105,27 @@ class LocalSearch:
             )
             return looked, [changes[changes[:, 0] == k, 1:] for k in range(len(own))], estimate
 
-        threads = min(useful_threads(len(seeds) * plan.held.size), len(seeds))
+        threads = min(useful_threads(len(seeds) * plan.widths.size), len(seeds))
         chunks = np.array_split(np.array(seeds, dtype=np.int64), threads)
         looked, changes, estimates = zip(*in_threads(explored, chunks, threads), strict=True)
         self.looked += sum(looked)
         estimate, every = np.concatenate(estimates), [one for some in changes for one in some]
         near = np.flatnonzero(estimate < min(estimate_ms(plan.contents, self._costs), estimate.min()) * worth)
-        return self._costed([_changed(plan.held, every[k]) for k in near]) if len(near) else []
+        return self._costed([_changed(plan.widths, every[k]) for k in near]) if len(near) else []
 
     def _bounds(self, plan: CostedPlan) -> Bounds:
         left = _NO_LIMIT
         if self._max_moved_bytes is not None:
-            moved = self._catalog.moved_bytes(self._start, plan.held)
+            moved = self._space.moved_bytes(self._start, plan.widths)
             left = min(self._max_moved_bytes, _NO_LIMIT) - int(moved.sum())
         return Bounds(self._memory_bytes, self._start, left)
 
     def _costed(self, every: Sequence[IntArray]) -> list[CostedPlan]:
         """Cost plans that hold so much (I, D) each, in one call of the communication models."""
-        plans = [contents_of(held, self._shards, self._costs) for held in every]
+        plans = [contents_of(widths, self._shards, self._costs) for widths in every]
         units = np.stack([plan.units for plan in plans])
         compute_ms = self._head.finish(np.stack([plan.score for plan in plans])) * (units > 0)
-        ready_ms, total_ms = self._catalog.step(compute_ms, units)
+        ready_ms, total_ms = self._space.step(compute_ms, units)
         self.looked += 2 * units.size
         return [CostedPlan(*its) for its in zip(plans, compute_ms, total_ms, ready_ms, strict=True)]
 
@@ -142,7 +139,7 @@ class LocalSearch:
             if total_ms[step] >= worth_ms:
                 break
             # By whole sums again: where a wide table leaves narrow ones, what is left of a sum is rounded coarsely.
-            after = self.costed(applied(plan.held, steps[step]))
+            after = self.costed(applied(plan.widths, steps[step]))
             if after.cost_ms < worth_ms:
                 return after
         return None
@@ -172,37 +169,37 @@ class LocalSearch:
             sums, after = self._after(plan, steps, device, sign)
             units[row, device] = after
             compute_ms[row, device] = self._head.finish(np.maximum(sums, 0) @ self._head.weight) * (after > 0)
-        total: FloatArray = self._catalog.step(compute_ms, units)[1].max(axis=1)
+        total: FloatArray = self._space.step(compute_ms, units)[1].max(axis=1)
         return total
 
     def _after(self, plan: CostedPlan, steps: IntArray, device: IntArray, sign: int) -> tuple[Float32Array, FloatArray]:
         """Compute (K, H) sums and (K,) units of one end of each step after it; sign 1 where the moved item arrives."""
-        first, held = self._catalog.first, plan.held
+        first, widths = self._shards.first, plan.widths
         item, back = steps[:, ITEM_OUT], np.maximum(steps[:, ITEM_BACK], 0)
         moved = sign * steps[:, UNITS_OUT]
-        returned = -sign * np.where(steps[:, ITEM_BACK] >= 0, held[back, steps[:, TARGET]], 0)
-        entry, entry_back = first[item] + held[item, device], first[back] + held[back, device]
-        vectors, given = (
+        returned = -sign * np.where(steps[:, ITEM_BACK] >= 0, widths[back, steps[:, TARGET]], 0)
+        entry, entry_back = first[item] + widths[item, device], first[back] + widths[back, device]
+        vectors, sent = (
             of[entry + moved] - of[entry] + of[entry_back + returned] - of[entry_back]
-            for of in (self._catalog.vectors, self._catalog.given)
+            for of in (self._shards.vectors, self._shards.sent_units)
         )
-        return plan.contents.sums[device] + vectors, plan.units[device] + given
+        return plan.contents.sums[device] + vectors, plan.units[device] + sent
 
     def _exchanges(self) -> Exchanges:
         """Tabulate what exchanges cost a device, by its units and the widest's, where others are about as wide.
 
         Up to twice the mean, or to what a device with the widest item whole gives out.
         """
-        models, devices = self._catalog.simulator.models, len(self._memory_bytes)
-        total, mean = self._catalog.total_given, self._catalog.total_given / devices
-        most = max(2 * mean, min(float(self._catalog.given[self._catalog.whole].max()) + mean, total))
+        models, devices, shards = self._space.simulator.models, len(self._memory_bytes), self._shards
+        total, mean = shards.total_sent_units, shards.total_sent_units / devices
+        most = max(2 * mean, min(float(shards.sent_units[shards.whole].max()) + mean, total))
         own = np.linspace(0, most, _OWN_STEPS)
         widest = np.linspace(mean, most, min(ceil(most / mean) - 1, _MOST_FINER) * (_WIDEST_STEPS - 1) + 1)
         units = np.empty((len(own), len(widest), devices))
         units[...] = np.clip((total - own[:, None] - widest) / max(devices - 2, 1), 0, widest)[..., None]
         units[..., -1] = widest
         units[..., 0] = own[:, None]
-        task = self._catalog.items.task
+        task = self._space.task
         columns = units.reshape(-1, devices) * DIM_MULTIPLE
         traffic = Traffic.of_columns(columns, task.batch_size, task.topology.fast_links)
         backward = models.backward.predict(traffic, np.zeros((len(traffic), devices)))[:, 0]
@@ -213,20 +210,20 @@ class LocalSearch:
         return Exchanges(*steps, backward.reshape(shape), segments.copy(), forward.share, forward.lead)
 
 
-def _changed(held: IntArray, changes: IntArray) -> IntArray:
-    """Copy `held` (I, D) with other units, by (n, 3) items, devices and units."""
-    after = held.copy()
+def _changed(widths: IntArray, changes: IntArray) -> IntArray:
+    """Copy `widths` (I, D) with other units, by (n, 3) items, devices and units."""
+    after = widths.copy()
     after[changes[:, 0], changes[:, 1]] = changes[:, 2]
     return after
 
 
-def applied(held: IntArray, step: IntArray) -> IntArray:
-    """Apply one step (5,) to a copy of `held` (I, D)."""
+def applied(widths: IntArray, step: IntArray) -> IntArray:
+    """Apply one step (5,) to a copy of `widths` (I, D)."""
     source, target, out, units, back = step.tolist()
-    after = held.copy()
+    after = widths.copy()
     after[out, source] -= units
     after[out, target] += units
     if back >= 0:
-        after[back, source] += held[back, target]
+        after[back, source] += widths[back, target]
         after[back, target] = 0
     return after

@@ -18,8 +18,8 @@ from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch,
 from neuroshard.stages.search.methods.acceptance import cheapest
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.improved import EvenLayouts
-from neuroshard.stages.search.space.base import Base, device_memory
-from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.costed_space import CostedSpace
+from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
 from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, Choices, Forms, Spread, allowed_forms, total_by_form
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.words.form import FORMS, Call
@@ -243,24 +243,24 @@ def simpler(
 
 def _with_fewer_shards(plan: Plan, simulator: Simulator, most_ms: float) -> Plan:
     """Merge shards of column-wise tables while the plan costs no more than `most_ms`."""
-    base = Base.of_plan(plan, simulator.compute_for(plan.task))
-    in_columns = set(base.in_columns.tolist())
+    fixed = FixedLoad.of_plan(plan, simulator.compute_for(plan.task))
+    in_columns = set(fixed.column_wise.tolist())
     if sum(placed.shard.table in in_columns for placed in plan.placements) == len(in_columns):
         return plan
-    catalog = Catalog.checked(base, simulator)
-    held = catalog.items.held(plan)
-    local = LocalSearch(catalog, held)
-    begun = local.costed(held)
+    space = CostedSpace.checked(fixed, simulator)
+    widths = space.widths(plan)
+    local = LocalSearch(space, widths)
+    begun = local.costed(widths)
     other_ms = simulator.cost(plan.task, plan).total_ms - begun.cost_ms  # of parts that local search doesn't know
-    return catalog.items.plan(_merged(catalog, local, begun, most_ms - other_ms).held)
+    return space.plan(_merged(space, local, begun, most_ms - other_ms).widths)
 
 
-def _merged(catalog: Catalog, local: LocalSearch, plan: CostedPlan, most_ms: float) -> CostedPlan:
+def _merged(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: float) -> CostedPlan:
     """Merge shards, the cheapest merges first, as long as the plan costs no more than `most_ms`.
 
     Every item's narrowest shard may join any other of it. The plan itself if none may.
     """
-    while len(steps := _merges(catalog, plan.held)):
+    while len(steps := _merges(space, plan.widths)):
         total_ms = local.totals_ms(plan, steps)
         order = np.argsort(total_ms, kind="stable")
         likely = _independent(steps[order[total_ms[order] <= most_ms]])
@@ -275,10 +275,10 @@ def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms
     """Take as many of some independent steps (K, 5) as `most_ms` lets: all, or the first half, or a quarter, ..."""
     count = len(steps)
     while count:
-        held = plan.held
+        widths = plan.widths
         for step in steps[:count]:
-            held = applied(held, step)
-        if (after := local.costed(held)).cost_ms <= most_ms:
+            widths = applied(widths, step)
+        if (after := local.costed(widths)).cost_ms <= most_ms:
             return after
         count //= 2
     return None
@@ -295,16 +295,16 @@ def _independent(steps: IntArray) -> IntArray:
     return steps[np.array(kept, dtype=np.bool_)]
 
 
-def _merges(catalog: Catalog, held: IntArray) -> IntArray:
+def _merges(space: CostedSpace, widths: IntArray) -> IntArray:
     """List steps (K, 5) that move an item's narrowest shard to a device that holds another and has room for both."""
-    first, size_bytes = catalog.first[:, None], catalog.size_bytes
-    free = catalog.items.free_bytes - size_bytes[first + held].sum(axis=0)
-    item = np.flatnonzero((held > 0).sum(axis=1) > np.maximum(catalog.items.limits.min_shards, 1))
-    source = np.where(held[item] > 0, held[item], np.iinfo(np.int64).max).argmin(axis=1)
-    units = held[item, source]
-    more = np.minimum(held[item] + units[:, None], catalog.full_width[item][:, None])
-    grows = size_bytes[first[item] + more] - size_bytes[first[item] + held[item]]
-    may = (held[item] > 0) & (np.arange(held.shape[1]) != source[:, None]) & (grows <= free)
+    first, size_bytes = space.shards.first[:, None], space.shards.size_bytes
+    free = space.free_bytes - space.shards.device_bytes(widths)
+    item = np.flatnonzero((widths > 0).sum(axis=1) > np.maximum(space.shards.rules.min_shards, 1))
+    source = np.where(widths[item] > 0, widths[item], np.iinfo(np.int64).max).argmin(axis=1)
+    units = widths[item, source]
+    more = np.minimum(widths[item] + units[:, None], space.shards.full_width[item][:, None])
+    grows = size_bytes[first[item] + more] - size_bytes[first[item] + widths[item]]
+    may = (widths[item] > 0) & (np.arange(widths.shape[1]) != source[:, None]) & (grows <= free)
     which, target = may.nonzero()
     none = np.full(len(which), -1)
     return np.stack([source[which], target, item[which], units[which], none], axis=1)

@@ -14,8 +14,8 @@ from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.searching.searcher import Found
 from neuroshard.stages.search.methods.improved import ImprovedSearch, Start
-from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.space.costed_space import CostedSpace
+from neuroshard.stages.search.space.fixed_load import FixedLoad
 from neuroshard.stages.search.space.form_estimates import FormEstimates, SharedWork
 from neuroshard.stages.search.space.forms import (
     BLOCKS,
@@ -30,9 +30,8 @@ from neuroshard.stages.search.space.forms import (
     leaders,
     ranked_changes,
 )
-from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.packing import check_total, narrowest_shards, shortage
-from neuroshard.stages.search.space.sizes import Sizes, device_loads
+from neuroshard.stages.search.space.memory_checks import check_total, shortage
+from neuroshard.stages.search.space.search_space import SearchSpace, narrowest_shards
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS
 
@@ -56,7 +55,7 @@ class FormChoices:
         estimates: estimated costs of choices.
         spread: placements of row-wise and data-parallel tables.
         may: (t,) tables that the constraints allow to be column-wise.
-        catalog: all shards of the tables in `may`; None if there are none.
+        space: all shards of the tables in `may`; None if there are none.
     """
 
     asked: Task
@@ -68,7 +67,7 @@ class FormChoices:
     estimates: FormEstimates
     spread: Spread
     may: IntArray
-    catalog: Catalog | None
+    space: CostedSpace | None
 
     @classmethod
     def of(
@@ -78,16 +77,16 @@ class FormChoices:
 
         Plans are made for the task `asked`, which has the same tables; None stands for `task`.
         """
-        may, fitting, catalog = np.flatnonzero(allowed[:, COLUMNS]), allowed.copy(), None
+        may, fitting, space = np.flatnonzero(allowed[:, COLUMNS]), allowed.copy(), None
         if len(may):
-            sizes = Sizes.of(Items.of(Base.empty(task, may)))
-            catalog = Catalog.costed(sizes, simulator, simulator.compute_for(task))
-            _, least, room = narrowest_shards(sizes)
-            too_large = [table for item in np.flatnonzero(least > room) for table, _ in sizes.items.items[item].tables]
+            uncosted = SearchSpace.of(FixedLoad.empty(task, may))
+            space = CostedSpace.costed(uncosted, simulator, simulator.compute_for(task))
+            _, least, room = narrowest_shards(space)
+            too_large = [table for item in np.flatnonzero(least > room) for table, _ in space.items[item]]
             fitting[too_large, COLUMNS] = False  # even where they are cut as finely as they may be
             fitting[:, COLUMNS] |= ~fitting.any(axis=1)  # what fits nowhere stays there, and the search says so
-        estimates = FormEstimates.of(task, simulator, allowed, catalog)
-        return cls(asked or task, task, simulator, fitting, leaders(task), quick, estimates, Spread(task), may, catalog)
+        estimates = FormEstimates.of(task, simulator, allowed, space)
+        return cls(asked or task, task, simulator, fitting, leaders(task), quick, estimates, Spread(task), may, space)
 
     @property
     def first(self) -> IntArray:
@@ -101,8 +100,8 @@ class FormChoices:
         Raises:
             InfeasibleError: no plan was found.
         """
-        base = Base.of(self.task, self.spread.others(forms), self.simulator.compute_for(self.task))
-        found = columns.found(base, self.simulator)
+        fixed = FixedLoad.of(self.task, self.spread.others(forms), self.simulator.compute_for(self.task))
+        found = columns.found(fixed, self.simulator)
         return found if self.task is self.asked else found.of(self.asked)
 
     def quick_ms(self, forms: IntArray) -> float:
@@ -111,31 +110,31 @@ class FormChoices:
         No plan is made if the row-wise and data-parallel tables load all devices alike.
         """
         try:
-            base = self._base(forms)
-            if base.free_bytes.min() < 0:
+            fixed = self._fixed_load(forms)
+            if fixed.free_bytes.min() < 0:
                 return float("inf")
-            compute_ms, units = np.zeros((2, 1, len(base.free_bytes)))
-            if self.catalog is not None and len(base.in_columns):
-                catalog = self.catalog.beside(base)
-                if (held := self.quick.first_held(catalog)) is None:
+            compute_ms, units = np.zeros((2, 1, len(fixed.free_bytes)))
+            if self.space is not None and len(fixed.column_wise):
+                space = self.space.take(fixed)
+                if (widths := self.quick.first_widths(space)) is None:
                     return float("inf")
-                compute_ms = catalog.model.predict(device_loads(catalog.items, held.T))[None]
-                units = catalog.given_by(held.T)[None]
+                compute_ms = space.model.predict(space.device_loads(widths))[None]
+                units = space.shards.device_units(widths)[None]
         except InfeasibleError:
             return float("inf")
-        ready_ms = base.step(self.simulator, compute_ms, units)[1].max(axis=1)
+        ready_ms = fixed.step(self.simulator, compute_ms, units)[1].max(axis=1)
         return float((ready_ms + self.simulator.waited_ms(self.task, ready_ms, *self._work(forms)))[0])
 
-    def _base(self, forms: IntArray) -> Base:
-        """Compute the load of a choice's row-wise and data-parallel tables: of one device, unless lookups are uneven.
+    def _fixed_load(self, forms: IntArray) -> FixedLoad:
+        """Return the load of a choice's row-wise and data-parallel tables: of one device, unless lookups are uneven.
 
         Raises:
             InfeasibleError: they take more memory than there is.
         """
         if not self._uneven[np.isin(forms, BLOCKS)].any():
-            return self.estimates.base(forms)
-        base = Base.of(self.task, self.spread.others(forms), self.simulator.compute_for(self.task))
-        return replace(base, compute_ms=base.compute_ms + self.simulator.shared_ms(self.task, *self._work(forms)))
+            return self.estimates.fixed_load(forms)
+        fixed = FixedLoad.of(self.task, self.spread.others(forms), self.simulator.compute_for(self.task))
+        return replace(fixed, compute_ms=fixed.compute_ms + self.simulator.shared_ms(self.task, *self._work(forms)))
 
     def _work(self, forms: IntArray) -> SharedWork:
         return self.estimates.other_parts.work(self.simulator, Forms(forms[None]))
@@ -326,12 +325,12 @@ class FormChoices:
         """Return the error that no plan was found: for all tables column-wise if they may be, else `error`."""
         if len(self.may) < len(self.task.tables):
             return error
-        sizes = Sizes.of(Items.of(Base.empty(self.task)))
+        space = SearchSpace.of_task(self.task)
         try:
-            check_total(sizes)
+            check_total(space)
         except InfeasibleError as short:
             return short
-        return error if (self.first == COLUMNS).all() else shortage(sizes)
+        return error if (self.first == COLUMNS).all() else shortage(space)
 
 
 @dataclass(frozen=True, eq=False)

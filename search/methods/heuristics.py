@@ -14,11 +14,11 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, check_name
 from neuroshard.plumbing.schema import Count, Seed
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
-from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.catalog import fewest_shards
-from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.packing import check_total, no_room
-from neuroshard.stages.search.space.sizes import Room, Sizes, devices_with_room, put
+from neuroshard.stages.search.published.device_room import DeviceRoom
+from neuroshard.stages.search.published.shard_table import fewest_shards
+from neuroshard.stages.search.space.memory_checks import check_total, no_room
+from neuroshard.stages.search.space.room import devices_with_room, put
+from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 
@@ -59,21 +59,21 @@ class Greedy(Searcher):
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Find the greedy plan; the simulator is not used."""
-        sizes = _sizes(task)
-        return Found(sizes.items.plan(self.held(sizes)))
+        space = _space(task)
+        return Found(space.plan(self.widths(space)))
 
-    def held(self, sizes: Sizes) -> IntArray:
+    def widths(self, space: SearchSpace) -> IntArray:
         """Place tables greedily: (I, D) units of each item on each device. Hosts may get more than they hold.
 
         Raises:
             InfeasibleError: some table finds no room.
         """
-        items, load = sizes.items, np.zeros(sizes.items.task.topology.num_devices)
+        load = np.zeros(space.task.topology.num_devices)
 
         @cache
         def score(shard: _Shard) -> float:
             """Score the columns of the shard's tables."""
-            return sum(SCORES[self.score](table) for table in items.tables(shard.item, shard.width))
+            return sum(SCORES[self.score](table) for table in space.tables(shard.item, shard.width))
 
         def least_loaded(shard: _Shard, devices: IntArray) -> int:
             """Choose a device with the least score so far, and add the shard's."""
@@ -85,15 +85,15 @@ class Greedy(Searcher):
             """Rank the highest score first."""
             return -np.array([score(shard) for shard in shards])
 
-        return _held(sizes, f"{self.score} greedy", self.max_halvings, ranks, least_loaded)
+        return _widths(space, f"{self.score} greedy", self.max_halvings, ranks, least_loaded)
 
-    def first_held(self, catalog: Sizes) -> IntArray | None:
-        """Return `held` for local search to set out from; None where some table finds no room.
+    def first_widths(self, space: SearchSpace) -> IntArray | None:
+        """Return `widths` for local search to set out from; None where some table finds no room.
 
         There are no caps on columns, which hinder the published search where one table is hot and devices are few.
         """
         try:
-            return self.held(catalog)
+            return self.widths(space)
         except InfeasibleError:
             return None
 
@@ -116,24 +116,24 @@ class Random(Searcher):
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Find the random plan; the simulator is not used."""
         rng = np.random.default_rng(self.seed)
-        sizes = _sizes(task)
-        held = _held(
-            sizes, "random", self.max_halvings,
+        space = _space(task)
+        widths = _widths(
+            space, "random", self.max_halvings,
             lambda shards: np.argsort(rng.permutation(len(shards))),
             lambda _, devices: int(rng.choice(devices)),
         )  # fmt: skip
-        return Found(sizes.items.plan(held))
+        return Found(space.plan(widths))
 
 
-def _sizes(task: Task) -> Sizes:
-    """Compute the sizes of all shards of a task's tables.
+def _space(task: Task) -> SearchSpace:
+    """Return all shards of a task's tables.
 
     Raises:
         InfeasibleError: the bytes alone prove that no column-wise plan fits.
     """
-    sizes = Sizes.of(Items.of(Base.empty(task)))
-    check_total(sizes)
-    return sizes
+    space = SearchSpace.of_task(task)
+    check_total(space)
+    return space
 
 
 class _Shard(NamedTuple):
@@ -144,14 +144,14 @@ class _Shard(NamedTuple):
     halvings: int = 0
 
 
-def _held(
-    sizes: Sizes,
+def _widths(
+    space: SearchSpace,
     method: str,
     max_halvings: int,
     ranks: Callable[[Sequence[_Shard]], FloatArray | IntArray],
     choose: Callable[[_Shard, IntArray], int],
 ) -> IntArray:
-    """Place every item in as few shards as its limits allow, most confined first, by ascending rank: `held` (I, D).
+    """Place every item in as few shards as its rules allow, most confined first, by ascending rank; return (I, D).
 
     Each goes to the device that is chosen among those that have room. Where none has, its halves go one by one, and so
     on.
@@ -159,23 +159,24 @@ def _held(
     Raises:
         InfeasibleError: no allowed device has room for a shard that may not be halved, or no device is allowed.
     """
-    items, room, layout = sizes.items, Room.empty(sizes, sizes.items.free_bytes), fewest_shards(sizes)
-    its = sizes.item[layout]
-    shards = [_Shard(*pair) for pair in zip(its.tolist(), (layout - sizes.first[its]).tolist(), strict=True)]
-    limits, count = items.limits, np.bincount(its, minlength=len(items))
-    order = np.lexsort((ranks(shards), ~items.confined[its], limits.allowed.sum(axis=1)[its]))
-    waiting = [shards[index] for index in order[::-1]]
+    shards, rules = space.shards, space.shards.rules
+    room, rows = DeviceRoom.empty(shards, space.free_bytes), fewest_shards(shards)
+    its = shards.item_of(rows)
+    first = [_Shard(*pair) for pair in zip(its.tolist(), (rows - shards.first[its]).tolist(), strict=True)]
+    count = np.bincount(its, minlength=shards.num_items)
+    order = np.lexsort((ranks(first), ~rules.confined[its], rules.allowed.sum(axis=1)[its]))
+    waiting = [first[index] for index in order[::-1]]
     while waiting:
         item, width, halvings = shard = waiting.pop()
-        devices = np.flatnonzero(devices_with_room(room, item, width))
+        devices = np.flatnonzero(devices_with_room(shards, room, item, width))
         if len(devices):
-            put(room, item, width, choose(shard, devices))
+            put(shards, room, item, width, choose(shard, devices))
             continue
-        too_often = halvings >= max_halvings or count[item] >= limits.max_shards[item]
-        free_bytes = room.free_bytes[devices_with_room(room, item, 0)]  # where it may be, bytes aside
-        if too_often or width < 2 * limits.min_width[item] or not len(free_bytes):
-            size_bytes = int(sizes.size_bytes[sizes.first[item] + width])
-            raise no_room(items, item, width, size_bytes, free_bytes, method)
+        too_often = halvings >= max_halvings or count[item] >= rules.max_shards[item]
+        free_bytes = room.free_bytes[devices_with_room(shards, room, item, 0)]  # where it may be, bytes aside
+        if too_often or width < 2 * rules.min_width[item] or not len(free_bytes):
+            size_bytes = int(shards.size_bytes[shards.first[item] + width])
+            raise no_room(space, item, width, size_bytes, free_bytes, method)
         count[item] += 1
         waiting += [_Shard(item, half, halvings + 1) for half in (width // 2, width - width // 2)]
-    return room.held
+    return room.widths

@@ -22,9 +22,11 @@ from neuroshard.searching.searcher import Found, Searcher, tried_within_hosts
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
 from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch
 from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest
-from neuroshard.stages.search.placement.grid import GridSearch, GridSettings
-from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.catalog import Catalog, equal_shards, even_layout, fewest_shards
+from neuroshard.stages.search.published.grid import GridSearch, GridSettings
+from neuroshard.stages.search.published.shard_table import fewest_shards
+from neuroshard.stages.search.space.costed_space import CostedSpace
+from neuroshard.stages.search.space.even_splits import equal_splits, even_splits
+from neuroshard.stages.search.space.fixed_load import FixedLoad
 from neuroshard.stages.search.space.packing import pack
 from neuroshard.tasks.task import Task
 
@@ -38,7 +40,7 @@ _STARTS = 3  # and from so many at least: the cheapest may be where it gets stuc
 class Start(Protocol):
     """Gives a first plan of a task."""
 
-    def first_held(self, catalog: Catalog) -> IntArray | None:
+    def first_widths(self, space: CostedSpace) -> IntArray | None:
         """Find a first plan, (I, D) units of 4 columns of each item on each device; None if this start has none.
 
         Raises:
@@ -65,25 +67,25 @@ class EvenLayouts:
     grid: GridSettings = field(default_factory=GridSettings)
     refined: bool = True
 
-    def first_held(self, catalog: Catalog) -> IntArray | None:
+    def first_widths(self, space: CostedSpace) -> IntArray | None:
         """Place even layouts by grid search; return the cheapest plan, else one packed by bytes alone, if any fits."""
-        grid = GridSearch(catalog, self.grid)
-        for shares, counts in ((_EVEN_SHARES, _shard_counts(catalog)), (_NARROW_SHARES, ())):
-            even = [even_layout(catalog, most) for most in shares] + [fewest_shards(catalog)]
-            even += [equal_shards(catalog, count) for count in counts]
-            layouts = list({layout.tobytes(): layout for layout in even}.values())
-            threads = useful_threads(sum(map(len, layouts)) * max(self.grid.points, 1))
-            placed = in_threads(lambda layout: grid.place(layout[None])[0], layouts, threads)
+        grid = GridSearch(space.problem, self.grid)
+        for shares, counts in ((_EVEN_SHARES, _shard_counts(space)), (_NARROW_SHARES, ())):
+            even = [even_splits(space, most) for most in shares] + [fewest_shards(space.shards)]
+            even += [equal_splits(space.shards, count) for count in counts]
+            distinct = list({splits.tobytes(): splits for splits in even}.values())
+            threads = useful_threads(sum(map(len, distinct)) * max(self.grid.points, 1))
+            placed = in_threads(lambda splits: grid.place(splits[None])[0], distinct, threads)
             best = min(placed, key=lambda one: one.cost_ms)
             if best.cost_ms < float("inf"):
-                return grid.held(grid.refined(best) if self.refined else best)
-        return pack(catalog, catalog.items.free_bytes)
+                return grid.widths(grid.refined(best) if self.refined else best)
+        return pack(space, space.free_bytes)
 
 
-def _shard_counts(catalog: Catalog) -> list[int]:
+def _shard_counts(space: CostedSpace) -> list[int]:
     """List numbers of shards that all tables are cut into: powers of two, up to as many as there are devices."""
-    powers = (1 << power for power in range(1, catalog.items.task.topology.num_devices.bit_length()))
-    return [count for count in powers if count * catalog.num_items <= _MOST_SHARDS]
+    powers = (1 << power for power in range(1, space.task.topology.num_devices.bit_length()))
+    return [count for count in powers if count * space.shards.num_items <= _MOST_SHARDS]
 
 
 @dataclass(frozen=True)
@@ -92,9 +94,9 @@ class ExistingPlan:
 
     plan: Plan
 
-    def first_held(self, catalog: Catalog) -> IntArray | None:
+    def first_widths(self, space: CostedSpace) -> IntArray | None:
         """Return the plan as (I, D) units of 4 columns of each item on each device."""
-        return catalog.items.held(self.plan)
+        return space.widths(self.plan)
 
 
 @dataclass(frozen=True)
@@ -123,84 +125,84 @@ class ImprovedSearch(Searcher):
             InfeasibleError: no start has a plan.
             UserError: the models can't serve the task.
         """
-        return self.found(Base.empty(task), simulator)
+        return self.found(FixedLoad.empty(task), simulator)
 
-    def found(self, base: Base, simulator: Simulator) -> Found:
-        """Find a plan that keeps the tables that `base` has placed (row-wise, data-parallel) and places the others."""
-        if not len(base.in_columns):
-            return Found(base.plan())
-        names = frozenset(base.task.tables[placed.shard.table].name for placed in base.others)
+    def found(self, fixed: FixedLoad, simulator: Simulator) -> Found:
+        """Find a plan that keeps the tables that `fixed` has placed (row-wise, data-parallel) and places the others."""
+        if not len(fixed.column_wise):
+            return Found(fixed.plan())
+        names = frozenset(fixed.task.tables[placed.shard.table].name for placed in fixed.others)
 
         def find(task: Task) -> Found:
             """Find a plan of the task, or of the task with tables assigned to hosts."""
-            return self._found(Catalog.checked(replace(base, task=task), simulator))
+            return self._found(CostedSpace.checked(replace(fixed, task=task), simulator))
 
-        return tried_within_hosts(base.task, find, names)
+        return tried_within_hosts(fixed.task, find, names)
 
-    def _found(self, catalog: Catalog) -> Found:
-        plans = _first_plans(self.starts, catalog)
-        costs = catalog.costs(plans)
-        every = [*plans, self._best_end(plans, costs, catalog).held]
-        costs += catalog.costs(every[-1:])
-        fits = _fitting(every, catalog)
+    def _found(self, space: CostedSpace) -> Found:
+        plans = _first_plans(self.starts, space)
+        costs = space.costs(plans)
+        every = [*plans, self._best_end(plans, costs, space).widths]
+        costs += space.costs(every[-1:])
+        fits = _fitting(every, space)
         every, costs = list(compress(every, fits)), list(compress(costs, fits))
         if self.acceptance is None:
-            return Found(catalog.items.plan(every[cheapest(costs)]))
-        chosen, rejected = self.acceptance.among(costs, catalog.items.task, catalog.simulator)
-        other = None if rejected is None else catalog.items.plan(every[rejected])
-        return Found(catalog.items.plan(every[chosen]), rejected=other)
+            return Found(space.plan(every[cheapest(costs)]))
+        chosen, rejected = self.acceptance.among(costs, space.task, space.simulator)
+        other = None if rejected is None else space.plan(every[rejected])
+        return Found(space.plan(every[chosen]), rejected=other)
 
-    def _best_end(self, plans: Sequence[IntArray], costs: Sequence[Cost], catalog: Catalog) -> CostedPlan:
+    def _best_end(self, plans: Sequence[IntArray], costs: Sequence[Cost], space: CostedSpace) -> CostedPlan:
         """Search locally from first plans (I, D) that cost so much; return the cheapest end.
 
         The cheapest few share half of the perturbations and of the plans that may be looked at. The cheapest of their
         ends gets the other half.
         """
         if len(plans) == 1:
-            return self._end(plans[0], 0, catalog)[1]
-        unlike = {held.tobytes(): (cost.total_ms, held) for held, cost in zip(plans, costs, strict=True)}
+            return self._end(plans[0], 0, space)[1]
+        unlike = {widths.tobytes(): (cost.total_ms, widths) for widths, cost in zip(plans, costs, strict=True)}
         cheapest_first = sorted(unlike.values(), key=itemgetter(0))
         most_ms = max(cheapest_first[0][0] * _NEAR, *(ms for ms, _ in cheapest_first[:_STARTS]))
-        near = [held for ms, held in cheapest_first if ms <= most_ms]
+        near = [widths for ms, widths in cheapest_first if ms <= most_ms]
         each, rest = (replace(self, improvement=self.improvement.shared(count)) for count in (2 * len(near), 2))
-        lowest = min((each._end(held, 0, catalog)[1] for held in near), key=predicted_ms)
-        return min(lowest, rest._end(lowest.held, 1, catalog)[1], key=predicted_ms)
+        lowest = min((each._end(widths, 0, space)[1] for widths in near), key=predicted_ms)
+        return min(lowest, rest._end(lowest.widths, 1, space)[1], key=predicted_ms)
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """List ends of local searches from all first plans, by other seeds; first plans; perturbations of the best."""
-        base = Base.of_plan(plan, simulator.compute_for(plan.task))
-        if not len(base.in_columns):
+        fixed = FixedLoad.of_plan(plan, simulator.compute_for(plan.task))
+        if not len(fixed.column_wise):
             return (plan,)
-        catalog = Catalog.checked(base, simulator)
-        first = _first_plans(self.starts, catalog)
-        ends = self._ends(first, catalog, -(-count // len(first)))
-        perturbed = self._perturbed(first[cheapest(catalog.costs(first))], catalog, count)
-        return in_turns(plan, (ends, map(catalog.items.plan, first), perturbed), simulator, count)
+        space = CostedSpace.checked(fixed, simulator)
+        first = _first_plans(self.starts, space)
+        ends = self._ends(first, space, -(-count // len(first)))
+        perturbed = self._perturbed(first[cheapest(space.costs(first))], space, count)
+        return in_turns(plan, (ends, map(space.plan, first), perturbed), simulator, count)
 
-    def _ends(self, first: list[IntArray], catalog: Catalog, times: int) -> Iterator[Plan]:
+    def _ends(self, first: list[IntArray], space: CostedSpace, times: int) -> Iterator[Plan]:
         """Search locally from each of some plans (I, D), so many times; yield the cheapest plan's end first."""
-        order = np.argsort([cost.total_ms for cost in catalog.costs(first)], kind="stable").tolist()
+        order = np.argsort([cost.total_ms for cost in space.costs(first)], kind="stable").tolist()
         for number in range(times):
-            for held in (first[index] for index in order):
-                yield catalog.items.plan(self._end(held, number, catalog)[1].held)
+            for widths in (first[index] for index in order):
+                yield space.plan(self._end(widths, number, space)[1].widths)
 
-    def _perturbed(self, held: IntArray, catalog: Catalog, count: int) -> Iterator[Plan]:
+    def _perturbed(self, widths: IntArray, space: CostedSpace, count: int) -> Iterator[Plan]:
         """Perturb the end of local search from a plan (I, D) `count` times; yield the results, the cheapest first."""
-        local, best = self._end(held, 0, catalog)
+        local, best = self._end(widths, 0, space)
         seeds = range(self.improvement.seed, self.improvement.seed + count)
         perturbed = local.others(best, max(self.improvement.perturbation_steps, 1), seeds)
-        yield from (catalog.items.plan(one.held) for one in sorted(perturbed, key=predicted_ms))
+        yield from (space.plan(one.widths) for one in sorted(perturbed, key=predicted_ms))
 
-    def _end(self, held: IntArray, number: int, catalog: Catalog) -> tuple[LocalSearch, CostedPlan]:
+    def _end(self, widths: IntArray, number: int, space: CostedSpace) -> tuple[LocalSearch, CostedPlan]:
         """Search locally from a plan (I, D) to an end; numbers stand for other random steps, 0 for those of `find`."""
         steps = replace(self.improvement, seed=self.improvement.seed + number * self.improvement.perturbations)
-        local = LocalSearch(catalog, held, self.max_moved_bytes)
-        return local, steps.improve(local, local.costed(held))
+        local = LocalSearch(space, widths, self.max_moved_bytes)
+        return local, steps.improve(local, local.costed(widths))
 
 
-def _first_plans(starts: Sequence[Start], catalog: Catalog) -> list[IntArray]:
+def _first_plans(starts: Sequence[Start], space: CostedSpace) -> list[IntArray]:
     """Find every start's plan, (I, D), in order; raise InfeasibleError if no start has one."""
-    plans = [held for start in starts if (held := start.first_held(catalog)) is not None]
+    plans = [widths for start in starts if (widths := start.first_widths(space)) is not None]
     if not plans:
         raise InfeasibleError(
             "search-no-first-plan",
@@ -211,14 +213,14 @@ def _first_plans(starts: Sequence[Start], catalog: Catalog) -> list[IntArray]:
     return plans
 
 
-def _fitting(plans: Sequence[IntArray], catalog: Catalog) -> list[bool]:
+def _fitting(plans: Sequence[IntArray], space: CostedSpace) -> list[bool]:
     """Return for each plan (I, D) if devices have room for it; all True if none has, so that an error names one.
 
     Bytes of single shards tell that, except those of cached tables, whose bytes depend on the shards beside them.
     """
-    if not len(shared_caches(catalog.items.task)):
+    if not len(shared_caches(space.task)):
         return [True] * len(plans)
-    fits = [catalog.items.plan(held).fits for held in plans]
+    fits = [space.plan(widths).fits for widths in plans]
     return fits if any(fits) else [True] * len(plans)
 
 

@@ -24,9 +24,9 @@ from neuroshard.stages.search.methods.form_choices import FormChoices, Tried
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch, Start, in_turns
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.placement.grid import GridSettings
-from neuroshard.stages.search.space.base import Base, device_memory
+from neuroshard.stages.search.published.grid import GridSettings
 from neuroshard.stages.search.space.equal_parts import parts_that_cost_less, parts_that_fit
+from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
 from neuroshard.stages.search.space.forms import (
     COLUMNS,
     OTHERS,
@@ -253,8 +253,8 @@ class NeuroShard(Searcher):
             plan = caches_grown(homes_anew(found.plan, options, compute), options, simulator)
             others, start = [replace(found, plan=plan, fewer=None)], settled(plan)
             with suppress(InfeasibleError):
-                base = Base.of_plan(start, simulator.compute_for(start.task))
-                others.append(self.column_search.found(base, simulator).of(plan.task))
+                fixed = FixedLoad.of_plan(start, simulator.compute_for(start.task))
+                others.append(self.column_search.found(fixed, simulator).of(plan.task))
             best = self._cheapest([found, *others], simulator)
             if best is found:
                 break

@@ -24,7 +24,7 @@ from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest
 from neuroshard.stages.search.methods.form_changes import FormChanges
 from neuroshard.stages.search.methods.improved import ExistingPlan, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.stages.search.space.base import Base
+from neuroshard.stages.search.space.fixed_load import FixedLoad
 from neuroshard.stages.search.space.forms import known_calls
 from neuroshard.stages.search.space.homes import settled
 from neuroshard.tasks.changes import TaskChanges
@@ -211,12 +211,12 @@ class Replan(Searcher):
     def _improved(self, start: Plan, first: Plan, most: int | None, simulator: Simulator) -> Found:
         """Move shards of the column-wise tables of `first` if predicted to help, at most `most` bytes from `start`."""
         kept = kept_on_hosts(first)
-        base = Base.of_plan(kept, simulator.compute_for(kept.task))
-        if not len(base.in_columns):
+        fixed = FixedLoad.of_plan(kept, simulator.compute_for(kept.task))
+        if not len(fixed.column_wise):
             return Found(first)
         left = None if most is None else most - int(moved_between(start, first).sum())
         steps = ImprovedSearch((ExistingPlan(kept),), self.improvement, max_moved_bytes=left)
-        found = steps.found(base, simulator)
+        found = steps.found(fixed, simulator)
         moved = replace(found.plan, task=first.task)
         before, after = simulator.costs(first.task, [first, moved])
         return replace(found, plan=moved if after.total_ms < before.total_ms else first)

@@ -3,7 +3,6 @@
 A run that was killed measures nothing twice.
 """
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from neuroshard.cost.cost import PARTS, Cost, Part, When
-from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
@@ -20,8 +18,7 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import NonNegative, PositiveCount
-from neuroshard.searching.dense_time import find_plan
-from neuroshard.searching.searcher import Found, Searcher
+from neuroshard.searching.searcher import Found
 from neuroshard.stages.search.results.search_results import predicted_columns
 from neuroshard.stages.search.results.verdict import Verdict
 from neuroshard.tasks.task import Task
@@ -112,18 +109,6 @@ class Searched:
     seconds: float
     candidate_plans: tuple[Plan, ...] = ()
     passes: tuple[Pass, ...] = ()
-
-    @classmethod
-    def of(cls, searcher: Searcher, task: Task, simulator: Simulator, candidate_plans: int = 0) -> "Searched":
-        """Search a task, and list at most `candidate_plans` candidate plans."""
-        start = time.perf_counter()
-        try:
-            found = find_plan(searcher, task, simulator)
-        except InfeasibleError as error:
-            return cls(error, time.perf_counter() - start)
-        count = candidate_plans
-        plans = searcher.candidate_plans(found.plan, simulator, count) if count > 1 else (found.plan,) * count
-        return cls(found, time.perf_counter() - start, tuple(map(simulator.predicted, plans)))
 
     @property
     def answer(self) -> Found:

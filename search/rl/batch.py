@@ -13,10 +13,8 @@ from neuroshard.models.features import FeatureSet
 from neuroshard.models.perceptron import perceptron
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import number_of
-from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.packing import check_total, check_whole
-from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.stages.search.space.memory_checks import check_total, check_whole
+from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import Tier
 
@@ -28,7 +26,7 @@ class TaskBatch:
     """B tasks of I items on D devices; an item is a table as a rule, P tables at most (kept together).
 
     Attributes:
-        items: (B,) the items of each task.
+        spaces: (B,) the items and the shards of each task.
         features: (B, I, P, F) of their tables; zeros where an item has fewer.
         present: (B, I, P) 1 where there is a table, else 0.
         dims: (B, I) columns that a sample gets.
@@ -38,7 +36,7 @@ class TaskBatch:
         memory_bytes: (B, D) int64.
     """
 
-    items: tuple[Items, ...]
+    spaces: tuple[SearchSpace, ...]
     features: torch.Tensor
     present: torch.Tensor
     dims: torch.Tensor
@@ -55,8 +53,8 @@ class TaskBatch:
             UserError: the tasks differ in their number of items or devices.
             InfeasibleError: a task can't fit, or wants an item split.
         """
-        items = tuple(Items.of(Base.empty(task)) for task in tasks)
-        shapes = {(len(some), some.task.topology.num_devices) for some in items}
+        spaces = tuple(SearchSpace.of_task(task) for task in tasks)
+        shapes = {(len(some.items), some.task.topology.num_devices) for some in spaces}
         if len(shapes) > 1:
             different = ", ".join(
                 f"some tasks have {number_of(tables, 'table')} and {number_of(devices, 'device')}"
@@ -71,12 +69,12 @@ class TaskBatch:
                 if devices_differ
                 else "Set tasks.draw.min_tables and tasks.draw.max_tables to the same number",
             )
-        for some in items:
+        for some in spaces:
             check_whole(some, method)
-        most_tables = max(len(item.tables) for some in items for item in some.items)
-        rivals = max(int(np.diff(some.limits.rival_first).max()) for some in items)
-        each = [_tensors(some, most_tables, rivals) for some in items]
-        return cls(items, *(torch.stack(same) for same in zip(*each, strict=True)))
+        most_tables = max(len(tables) for some in spaces for tables in some.items)
+        rivals = max(int(np.diff(some.shards.rules.rival_first).max()) for some in spaces)
+        each = [_tensors(some, most_tables, rivals) for some in spaces]
+        return cls(spaces, *(torch.stack(same) for same in zip(*each, strict=True)))
 
     @property
     def num_items(self) -> int:
@@ -89,7 +87,7 @@ class TaskBatch:
         return self.memory_bytes.shape[1]
 
     def __len__(self) -> int:
-        return len(self.items)
+        return len(self.spaces)
 
     def repeat(self, times: int) -> "TaskBatch":
         """Repeat every task so many times in a row."""
@@ -97,8 +95,10 @@ class TaskBatch:
 
     def take(self, tasks: torch.Tensor) -> "TaskBatch":
         """Take some of the tasks (n,), repeats allowed."""
-        items = tuple(self.items[index] for index in tasks.tolist())
-        return TaskBatch(items, *(getattr(self, field.name)[tasks] for field in fields(self) if field.name != "items"))
+        spaces = tuple(self.spaces[index] for index in tasks.tolist())
+        return TaskBatch(
+            spaces, *(getattr(self, field.name)[tasks] for field in fields(self) if field.name != "spaces")
+        )
 
     def encode(self, network: nn.Module) -> torch.Tensor:
         """Encode the items by a network, (B, I, H): the sum over their tables."""
@@ -106,8 +106,8 @@ class TaskBatch:
         return encoded
 
 
-def _tensors(items: Items, most_tables: int, most_rivals: int) -> list[torch.Tensor]:
-    task = items.task
+def _tensors(space: SearchSpace, most_tables: int, most_rivals: int) -> list[torch.Tensor]:
+    task = space.task
     for table in task.tables:
         if not table.pooled:
             raise UserError(
@@ -123,21 +123,19 @@ def _tensors(items: Items, most_tables: int, most_rivals: int) -> list[torch.Ten
             limit="learned policies place only tables in device memory",
             remedy="Set searcher=neuroshard",
         )
-    sizes = Sizes.of(items)
-    check_total(sizes)
-    every = [items.tables(index, item.width) for index, item in enumerate(items.items)]
-    features = np.zeros((len(items), most_tables, len(FEATURES.columns)), dtype=np.float32)
-    present = np.zeros((len(items), most_tables), dtype=np.float32)
+    check_total(space)
+    every, rules = space.whole_tables(), space.shards.rules
+    features = np.zeros((len(every), most_tables, len(FEATURES.columns)), dtype=np.float32)
+    present = np.zeros((len(every), most_tables), dtype=np.float32)
     for index, tables in enumerate(every):
         features[index, : len(tables)] = FEATURES(Loads.of(tables, task.batch_size))
         present[index, : len(tables)] = 1
     dims = np.array([sum(table.output_columns for table in tables) for tables in every], dtype=np.float32)
-    size_bytes = sizes.size_bytes[sizes.whole]
-    limits = items.limits
-    rivals = np.repeat(np.arange(len(items))[:, None], most_rivals, axis=1)
-    for index, (start, end) in enumerate(pairwise(limits.rival_first)):
-        rivals[index, : end - start] = limits.rivals[start:end]
-    arrays = (features, present, dims, size_bytes, limits.allowed, rivals, items.free_bytes)
+    size_bytes = space.shards.size_bytes[space.shards.whole]
+    rivals = np.repeat(np.arange(len(every))[:, None], most_rivals, axis=1)
+    for index, (start, end) in enumerate(pairwise(rules.rival_first)):
+        rivals[index, : end - start] = rules.rivals[start:end]
+    arrays = (features, present, dims, size_bytes, rules.allowed, rivals, space.free_bytes)
     return [torch.from_numpy(array) for array in arrays]
 
 

@@ -19,7 +19,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import Positive, PositiveCount, Share
 from neuroshard.stages.search.rl.batch import TableEncoder, TaskBatch
-from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.space.search_space import SearchSpace
 
 NUM_PARTS = len(PARTS)
 
@@ -51,12 +51,12 @@ class SimulatorCosts:
 
     def item_vectors(self, batch: TaskBatch) -> torch.Tensor:
         """Add up the vectors of each item's tables, (B, I, H)."""
-        once = {id(items): self._of_task(items) for items in {id(items): items for items in batch.items}.values()}
-        return torch.stack([once[id(items)] for items in batch.items])
+        once = {id(space): self._of_task(space) for space in {id(space): space for space in batch.spaces}.values()}
+        return torch.stack([once[id(space)] for space in batch.spaces])
 
-    def _of_task(self, items: Items) -> torch.Tensor:
-        tables = [items.tables(number, item.width) for number, item in enumerate(items.items)]
-        flat = Loads.of([table for some in tables for table in some], items.task.batch_size)
+    def _of_task(self, space: SearchSpace) -> torch.Tensor:
+        tables = space.whole_tables()
+        flat = Loads.of([table for some in tables for table in some], space.task.batch_size)
         return torch.from_numpy(sums_of(self._model.embed(flat), np.array([len(some) for some in tables])))
 
     def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
@@ -69,8 +69,8 @@ class SimulatorCosts:
             count: (B, D) items on them.
         """
         compute = self._model.head(vectors.numpy()) * (count.numpy() > 0)
-        columns, task = dims.numpy().astype(np.float64), batch.items[0].task
-        if len(sizes := {some.task.batch_size for some in batch.items}) > 1:
+        columns, task = dims.numpy().astype(np.float64), batch.spaces[0].task
+        if len(sizes := {some.task.batch_size for some in batch.spaces}) > 1:
             raise UserError(
                 "policy-batch-sizes-differ",
                 f"the tasks have several batch sizes ({', '.join(map(str, sorted(sizes)))})",

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from neuroshard.plans.plan import Plan
@@ -107,6 +106,6 @@ class Environment:
     def plans(self, state: EpisodeState) -> list[Plan | None]:
         """Make the plans of a final state, (B,); None where the episode is dead."""
         return [
-            items.plan(held.numpy() * np.array([[item.width] for item in items.items])) if alive else None
-            for items, held, alive in zip(self.batch.items, state.held, state.alive.tolist(), strict=True)
+            space.plan(held.numpy() * space.shards.full_width[:, None]) if alive else None
+            for space, held, alive in zip(self.batch.spaces, state.held, state.alive.tolist(), strict=True)
         ]

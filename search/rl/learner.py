@@ -198,12 +198,8 @@ class Session:
 
 def _placed_plan(batch: TaskBatch, index: int, held: torch.Tensor) -> Plan:
     """Make the plan of the items placed so far, of a task that has only their tables."""
-    items = batch.items[index]
-    places = [
-        (table, device)
-        for item, device in held.nonzero().tolist()
-        for table, _ in items.items[item].columns(items.items[item].width)
-    ]
-    tables = tuple(items.task.tables[table] for table, _ in places)
-    task = replace(items.task, tables=tables, constraints=items.task.constraints.of(tables))
+    space = batch.spaces[index]
+    places = [(table, device) for item, device in held.nonzero().tolist() for table, _ in space.items[item]]
+    tables = tuple(space.task.tables[table] for table, _ in places)
+    task = replace(space.task, tables=tables, constraints=space.task.constraints.of(tables))
     return assemble(task, [(number, tables[number].dim, device) for number, (_, device) in enumerate(places)])

@@ -11,10 +11,8 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.packing import packed
-from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.stages.search.space.memory_checks import packed
+from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.task import Task
 from neuroshard.words.topology import Topology
@@ -44,7 +42,7 @@ class Compile:
         simulator = Simulator(CostModels.load(_MODEL))
         improvement = Improvement(perturbations=1)
         Greedy("size").find(task, simulator)
-        packed(Sizes.of(Items.of(Base.empty(task))))
+        packed(SearchSpace.of_task(task))
         plan = NeuroShard(improvement=improvement).find(task, simulator).plan
         Replan(plan, improvement=improvement).find(task, simulator)
         return CompileResult(time.perf_counter() - start)

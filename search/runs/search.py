@@ -1,9 +1,9 @@
 """The search run: one searcher, many tasks."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from rich.text import Text
 from neuroshard.hardware.hardware import is_follower
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
+from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.files import check_directory, digest_of
@@ -31,6 +32,7 @@ from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanF
 from neuroshard.stages.search.results.comparison import grid_of
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun, predicted_columns
 from neuroshard.stages.search.runs.in_parts import Measure
+from neuroshard.stages.search.runs.search_task import search_task
 from neuroshard.stages.search.runs.verify import Verify, save_candidate_plans
 from neuroshard.targets.target import target_named
 from neuroshard.tasks.task import Task
@@ -138,12 +140,14 @@ class Search(ModelSettings):
                     SearchRun.journal(directory.path).clear()
                     directory.forget()
                 directory.begin(depends, self.tasks)
-                records, journal = list[SearchRecord](), SearchRun.journal(directory.path)
+                records, plans, journal = list[SearchRecord](), dict[int, Plan](), SearchRun.journal(directory.path)
                 for number in range(len(self.tasks)):
                     if (record := journal.get(number)) is None:
                         answer = self._answer(directory.path, number, simulator, first, measure, progress)
-                        record = self._record(directory.path, number, answer, simulator)
+                        record, plan = self._record(directory.path, number, answer, simulator)
                         journal.keep(number, record)
+                        if plan is not None and number < _SHOWN_TASKS:
+                            plans[number] = plan
                     records.append(record)
                     progress.advance(bar)
                 if self.verify is not None:
@@ -152,7 +156,7 @@ class Search(ModelSettings):
                 run.save(depends | {"versions": versions()})
             if first is not None and isinstance(first.found, InfeasibleError):
                 raise first.found  # written down before: reports count it
-        return SearchResult(run, self.tasks)
+        return SearchResult(run, self.tasks, plans)
 
     def _measuring(self) -> AbstractContextManager[Measure | None]:
         if self.verify is None:
@@ -174,7 +178,7 @@ class Search(ModelSettings):
         }
 
     def _search_one(self, task: Task, simulator: Simulator) -> Searched:
-        return Searched.of(self.searcher, task, simulator, 0 if self.verify is None else self.verify.candidate_plans)
+        return search_task(self.searcher, task, simulator, 0 if self.verify is None else self.verify.candidate_plans)
 
     def _answer(
         self,
@@ -199,10 +203,13 @@ class Search(ModelSettings):
             files.begin(searched)
         return self.verify.judged(measure, files, searched, self.count_input, progress)
 
-    def _record(self, directory: Path, number: int, answer: Searched, simulator: Simulator) -> SearchRecord:
+    def _record(
+        self, directory: Path, number: int, answer: Searched, simulator: Simulator
+    ) -> tuple[SearchRecord, Plan | None]:
+        """Save the plan of a task, if there is one; return the task's record and the plan."""
         found = answer.found
         if isinstance(found, InfeasibleError):
-            return SearchRecord(number, None, str(found), None, answer.seconds)
+            return SearchRecord(number, None, str(found), None, answer.seconds), None
         name = f"plans/task-{number:04d}.json"
         plan = simulator.predicted(found.plan)
         plan.save(directory / name)
@@ -213,10 +220,11 @@ class Search(ModelSettings):
         warnings = "\n".join(str(one) for one in doubts if one) or None
         told = plan.prediction
         assert told is not None
-        return SearchRecord(
+        record = SearchRecord(
             number, name, None, seconds=answer.seconds, remark=remark, warnings=warnings, caveat=told.caveat,
             measured_ms=answer.measured_ms, **predicted_columns(plan),
         )  # fmt: skip
+        return record, plan
 
     def _left_out(self, models: CostModels) -> tuple[Message, ...]:
         """Return a warning if predicted costs leave out part of the steps that plans are for, or are measured in."""
@@ -228,10 +236,17 @@ class Search(ModelSettings):
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A search run with the tasks that it searched."""
+    """A search run with the tasks that it searched.
+
+    Attributes:
+        saved: the run, as files have it.
+        tasks: the tasks.
+        plans: the plans of shown tasks that this process found, by number of the task; others are in files.
+    """
 
     saved: SearchRun
     tasks: tuple[Task, ...]
+    plans: Mapping[int, Plan] = field(default_factory=dict)
 
     @property
     def outcome(self) -> JobFigures:
@@ -244,7 +259,7 @@ class SearchResult:
         """Print a row for every task (the first 20) and the summary; of a single task, where its tables went."""
         console.print(self._grid())
         records = self.saved.records
-        plan = self.saved.plan_of(records[0]) if len(records) == 1 else None
+        plan = self._plan_of(records[0]) if len(records) == 1 else None
         lines = [] if plan is not None else [f"predicted costs {line}" for line in (*self._scopes(), *self._caveats())]
         lines += [f"task {r.task}: {r.remark}" for r in records[:_SHOWN_TASKS] if r.remark is not None]
         if len(records) > _SHOWN_TASKS:
@@ -260,6 +275,10 @@ class SearchResult:
         print_lines(console, lines)
         for warning in self._warnings():
             console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    def _plan_of(self, record: SearchRecord) -> Plan | None:
+        """Return the plan of a task, from its file if another process found it; None if there is no plan."""
+        return self.plans.get(record.task) or self.saved.plan_of(record)
 
     def _grid(self) -> Grid:
         shown = self.saved.records[:_SHOWN_TASKS]
@@ -282,7 +301,7 @@ class SearchResult:
 
     def _scopes(self) -> list[str]:
         """List what the predicted costs count: the same for all, as a rule."""
-        plans = (self.saved.plan_of(record) for record in self.saved.records[:_SHOWN_TASKS])
+        plans = (self._plan_of(record) for record in self.saved.records[:_SHOWN_TASKS])
         known = [plan.prediction.scope for plan in plans if plan is not None and plan.prediction is not None]
         return [f"count {one}" for one in dict.fromkeys(known) if one is not None]
 

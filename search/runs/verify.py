@@ -23,6 +23,7 @@ from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanFiles, MeasuredOnce, Pass, Searched
 from neuroshard.stages.search.results.search_results import SearchRecord
 from neuroshard.stages.search.runs.in_parts import InParts, Means, Measure
+from neuroshard.stages.search.runs.search_task import search_task
 from neuroshard.tasks.task import Task
 
 _SEED_RANGE = 2**31
@@ -67,7 +68,7 @@ class Verify:
             UserError: its plans can't be measured here.
         """
         self.check([task])
-        searched = Searched.of(searcher, task, simulator, self.candidate_plans)
+        searched = search_task(searcher, task, simulator, self.candidate_plans)
         with TemporaryDirectory() as run, progress_bar() as progress:
             files = CandidatePlanFiles(Path(run), 0)
             files.begin(searched)

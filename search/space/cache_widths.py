@@ -6,43 +6,51 @@ the same device. So they never fill a device with more than it holds. A task who
 different devices, or cut the wide tables, has lower bounds (`neuroshard.plans.caches`).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from neuroshard.cost.loads import Loads
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
-from neuroshard.stages.search.space.items import Items
+from neuroshard.stages.search.published.shard_table import PlacementRules
+from neuroshard.tasks.task import Task
 from neuroshard.words.placement import TIERS, Tier
 
+# The tables of an item: (index of the table, units of 4 columns). Only a single table is ever split.
+ItemTables = tuple[tuple[int, int], ...]
 
-def charged_widths(items: Items, loads: Loads, item: IntArray) -> FloatArray | None:
-    """Compute (n,) columns of the cache row that each of n loads is charged for, by the item (n,) of each.
+
+def charged_widths(
+    task: Task, items: Sequence[ItemTables], rules: PlacementRules, loads: Loads, item: IntArray
+) -> FloatArray | None:
+    """Return the columns of the cache row that each of n loads is charged for, (n,), by the item of each load, (n,).
 
     None if every load is charged for its own width: nothing is cached, each width has a cache of its own, or all cached
     tables of a kernel call are as wide. Column shards of the latter may differ in width, so a plan of them may take
     more than it is charged for; it is then refused, and its tables stay whole (`separated`).
     """
     cached = loads.tier == TIERS.index(Tier.UVM_CACHING)
-    if not cached.any() or not items.task.memory.shares_caches:
+    if not cached.any() or not task.memory.shares_caches:
         return None
     charged, kernel = loads.dim.copy(), loads.kernel
     for number in np.unique(kernel[cached]).tolist():
         which = np.flatnonzero(cached & (kernel == number))
         if len(np.unique(loads.table_dim[which])) > 1:
-            beside = _widest_beside(items, loads.take(which), item[which])
+            beside = _widest_beside(items, rules, loads.take(which), item[which])
             charged[which] = np.maximum(charged[which], beside[item[which]])
     return charged if (charged > loads.dim).any() else None
 
 
-def _widest_beside(items: Items, loads: Loads, item: IntArray) -> FloatArray:
+def _widest_beside(items: Sequence[ItemTables], rules: PlacementRules, loads: Loads, item: IntArray) -> FloatArray:
     """Compute (I,) columns of the widest shard that may share a device and a cache with each item.
 
     The `loads` (n,) are all shards of one kernel call, with the item (n,) of each. A shard of an item never meets
     another shard of the same item, but tables that are kept together do meet.
     """
-    widest, allowed = np.zeros(len(items)), items.limits.allowed
-    together = np.array([len(its.tables) > 1 for its in items.items])
-    can_be = np.array([_widest_shard(items, number) for number in range(len(items))])
+    widest, allowed = np.zeros(len(items)), rules.allowed
+    together = np.array([len(tables) > 1 for tables in items])
+    can_be = _widest_shards(items, rules)
     np.maximum.at(widest, item, np.where(together[item], loads.dim, np.minimum(loads.dim, can_be[item])))
     by_device = np.where(allowed, widest[:, None], 0.0)  # (I, D)
     first = by_device.argmax(axis=0)
@@ -53,14 +61,15 @@ def _widest_beside(items: Items, loads: Loads, item: IntArray) -> FloatArray:
     return np.where(together, np.maximum(beside, widest), beside)
 
 
-def _widest_shard(items: Items, number: int) -> int:
-    """Compute the columns of the widest shard that an item's limits allow."""
-    item = items.items[number]
-    return (item.width - item.min_width * (max(item.min_shards, 1) - 1)) * DIM_MULTIPLE
+def _widest_shards(items: Sequence[ItemTables], rules: PlacementRules) -> IntArray:
+    """Return the columns of the widest shard that the rules allow of each item, (I,)."""
+    width = np.array([sum(units for _, units in tables) for tables in items], dtype=np.int64)
+    widest: IntArray = (width - rules.min_width * (np.maximum(rules.min_shards, 1) - 1)) * DIM_MULTIPLE
+    return widest
 
 
-def has_bounds(items: Items) -> bool:
+def has_bounds(task: Task, items: Sequence[ItemTables], rules: PlacementRules) -> bool:
     """Return True if the bytes of some item are a bound, because wider cached tables may come to the same device."""
-    table = np.array([table for item in items.items for table, _ in item.tables], dtype=np.int64)
-    item = np.repeat(np.arange(len(items)), [len(one.tables) for one in items.items])
-    return charged_widths(items, items.task.loads.take(table), item) is not None
+    table = np.array([table for tables in items for table, _ in tables], dtype=np.int64)
+    item = np.repeat(np.arange(len(items)), [len(tables) for tables in items])
+    return charged_widths(task, items, rules, task.loads.take(table), item) is not None

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
-from neuroshard.stages.search.space.items import Items, keeps_limits
-from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.stages.search.published.shard_table import PlacementRules, ShardTable
+from neuroshard.stages.search.space.room import keeps_rules
+from neuroshard.stages.search.space.search_space import SearchSpace
 
 _MOST_UNKNOWNS = 4000  # beyond that a single node of the solver's tree takes long
 _EFFORT = 400_000  # unknowns x nodes: counted, so that every machine gives the same answer
@@ -18,86 +19,88 @@ _SCALE = 1 << 20  # memory of a device in the program: the solver's numbers are 
 _MARGINS = (0, 4)  # of _SCALE: room that is left free, in case rounded bytes made the first packing too large
 
 
-def pack_exactly(sizes: Sizes, memory_bytes: IntArray) -> IntArray | None:
-    """Return a packing (I, D) that keeps within memory_bytes (D,) and the items' limits.
+def pack_exactly(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
+    """Return a packing (I, D) that keeps within memory_bytes (D,) and the items' rules.
 
     None proves nothing: the task may be too large, or the solver may have spent its budget.
     """
     for margin in _MARGINS:
-        held = _solved(sizes, memory_bytes, margin)
-        if held is None or keeps(sizes, held, memory_bytes):
-            return held
+        widths = _solved(space.shards, memory_bytes, margin)
+        if widths is None or keeps(space.shards, widths, memory_bytes):
+            return widths
     return None
 
 
-def _solved(sizes: Sizes, memory_bytes: IntArray, margin: int) -> IntArray | None:
+def _solved(shards: ShardTable, memory_bytes: IntArray, margin: int) -> IntArray | None:
     """Return a packing (I, D) by rounded bytes, which may be too large; None if the solver finds none."""
     from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import: only where it is used
     from scipy.sparse import block_diag, coo_array, eye_array, hstack, kron
 
-    limits, width = sizes.items.limits, sizes.full_width
-    count, devices = limits.allowed.shape
+    rules, width = shards.rules, shards.full_width
+    count, devices = rules.allowed.shape
     unknowns = 2 * count * devices
     if not 0 < unknowns <= _MOST_UNKNOWNS:
         return None
-    whole = np.minimum(limits.max_shards, limits.allowed.sum(axis=1)) == 1
-    narrowest = np.where(whole, width, limits.min_width)
+    whole = np.minimum(rules.max_shards, rules.allowed.sum(axis=1)) == 1
+    narrowest = np.where(whole, width, rules.min_width)
     cells = eye_array(count * devices)
     over_devices = kron(eye_array(count), np.ones((1, devices)))
-    pairs = _rival_pairs(sizes.items)
+    pairs = _rival_pairs(rules)
     apart, no_units = kron(pairs, eye_array(devices)), coo_array((len(pairs) * devices, count * devices))
-    shards = _joined(width, limits.min_shards), _joined(width, limits.max_shards)
+    counts = _joined(width, rules.min_shards), _joined(width, rules.max_shards)
     rows: tuple[tuple[Any, Any, Any], ...] = (
-        (block_diag([over_devices, over_devices]), *shards),
+        (block_diag([over_devices, over_devices]), *counts),
         (hstack([cells, -kron(np.diag(narrowest), eye_array(devices))]), 0, np.inf),
         (hstack([cells, -kron(np.diag(width), eye_array(devices))]), -np.inf, 0),
         (hstack([no_units, apart]), -np.inf, 1),
-        _bytes_fit(sizes, whole, memory_bytes, margin),
+        _bytes_fit(shards, whole, memory_bytes, margin),
     )
     answer: Any = milp(
         np.zeros(unknowns),
         integrality=np.ones(unknowns, dtype=np.int64),
-        bounds=Bounds(0, _joined((limits.allowed * width[:, None]).ravel(), limits.allowed.ravel().astype(np.int64))),
+        bounds=Bounds(0, _joined((rules.allowed * width[:, None]).ravel(), rules.allowed.ravel().astype(np.int64))),
         constraints=[LinearConstraint(matrix, lower, upper) for matrix, lower, upper in rows if matrix.shape[0]],
         options={"node_limit": max(1, _EFFORT // unknowns)},
     )
     if answer.x is None:
         return None
-    held: IntArray = np.round(answer.x[: count * devices]).astype(np.int64).reshape(count, devices)
-    return held
+    widths: IntArray = np.round(answer.x[: count * devices]).astype(np.int64).reshape(count, devices)
+    return widths
 
 
 def _bytes_fit(
-    sizes: Sizes, whole: BoolArray, memory_bytes: IntArray, margin: int
+    shards: ShardTable, whole: BoolArray, memory_bytes: IntArray, margin: int
 ) -> tuple[FloatArray, float, FloatArray]:
     """Return the constraint that every device's bytes fit in its memory: weights (D, n), least and most (D,)."""
-    entry = sizes.first + 1
-    unit = np.where(whole, 0, sizes.size_bytes[np.minimum(entry + 1, sizes.whole)] - sizes.size_bytes[entry])
-    fixed = np.where(whole, sizes.size_bytes[sizes.whole], sizes.size_bytes[entry] - unit)
+    entry = shards.first + 1
+    unit = np.where(whole, 0, shards.size_bytes[np.minimum(entry + 1, shards.whole)] - shards.size_bytes[entry])
+    fixed = np.where(whole, shards.size_bytes[shards.whole], shards.size_bytes[entry] - unit)
     common = max(int(np.gcd.reduce(_joined(unit, fixed))), 1)  # bytes of memory beyond a multiple of it are of no use
     memory = np.maximum(memory_bytes, 0) // common
     scale = np.maximum(memory / _SCALE, 1)
-    weights, devices = np.zeros((len(memory), 2, sizes.num_items, len(memory))), np.arange(len(memory))
+    weights, devices = np.zeros((len(memory), 2, shards.num_items, len(memory))), np.arange(len(memory))
     for which, size in enumerate((unit, fixed)):
         scaled = size // common / scale[:, None]
         weights[devices, which, :, devices] = np.minimum(scaled, 2 * _SCALE)  # beyond that nothing fits anyway
     return weights.reshape(len(memory), -1), -np.inf, memory / scale - np.where(scale > 1, margin, 0)
 
 
-def keeps(sizes: Sizes, held: IntArray, memory_bytes: IntArray) -> bool:
-    """Return True if `held` (I, D) places all columns in memory_bytes (D,) and the items' limits, in whole numbers."""
-    size = [sum(column) for column in sizes.size_bytes[sizes.first[:, None] + held].T.tolist()]
+def keeps(shards: ShardTable, widths: IntArray, memory_bytes: IntArray) -> bool:
+    """Return True if `widths` (I, D) places all columns in memory_bytes (D,) and the items' rules, in whole numbers."""
+    size = [sum(column) for column in shards.size_bytes[shards.first[:, None] + widths].T.tolist()]
     return bool(
-        (held.sum(axis=1) == sizes.full_width).all()
-        and keeps_limits(sizes.items.limits, held)
+        (widths.sum(axis=1) == shards.full_width).all()
+        and keeps_rules(shards.rules, widths)
         and all(used <= room for used, room in zip(size, memory_bytes.tolist(), strict=True))
     )
 
 
-def _rival_pairs(items: Items) -> IntArray:
+def _rival_pairs(rules: PlacementRules) -> IntArray:
     """Return pairs of items that may not share a device, as 1 in the columns of both, (P, I)."""
-    pairs = [(one, other) for one in range(len(items)) for other in items.rivals_of(one).tolist() if one < other]
-    both = np.zeros((len(pairs), len(items)), dtype=np.int64)
+    pairs = [
+        (one, other) for one in range(len(rules.min_shards)) for other in rules.rivals_of(one).tolist() if one < other
+    ]
+    both = np.zeros((len(pairs), len(rules.min_shards)), dtype=np.int64)
     both[np.repeat(np.arange(len(pairs)), 2), np.array(pairs, dtype=np.int64).ravel()] = 1
     return both
 

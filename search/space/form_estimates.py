@@ -20,8 +20,9 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.plumbing.threads import in_threads, useful_threads
-from neuroshard.stages.search.space.base import Base, device_memory
-from neuroshard.stages.search.space.catalog import Catalog, even_layout
+from neuroshard.stages.search.space.costed_space import CostedSpace
+from neuroshard.stages.search.space.even_splits import even_splits
+from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
 from neuroshard.stages.search.space.forms import COLUMNS, Choices, Forms, known_calls, total_by_form
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
@@ -57,25 +58,26 @@ class Cuts:
     total_bytes: FloatArray
 
     @classmethod
-    def of(cls, catalog: Catalog | None, num_tables: int, numbers: int) -> "Cuts":
-        """Cut the tables of a catalog, if there is one, with vectors of so many numbers; zeros for all others.
+    def of(cls, space: CostedSpace | None, num_tables: int, numbers: int) -> "Cuts":
+        """Cut the tables of a space, if there is one, with vectors of so many numbers; zeros for all others.
 
         What is kept together counts as the first table of it.
         """
         shape = (num_tables, len(_SHARES))
         cuts = cls(np.zeros((*shape, numbers)), *np.zeros((3, *shape)), *np.zeros((2, num_tables)))
-        if catalog is None:
+        if space is None:
             return cuts
-        table = np.array([item.tables[0][0] for item in catalog.items.items])  # (I,)
+        every, table = space.shards, space.first_tables
+        item_of = every.item
         for cut, share in enumerate(_SHARES):
-            shards = even_layout(catalog, share)
-            its = table[catalog.item[shards]]
-            np.add.at(cuts.vectors[:, cut], its, catalog.vectors[shards])
-            np.maximum.at(cuts.cost_ms[:, cut], its, catalog.cost_ms[shards])
-            np.maximum.at(cuts.columns[:, cut], its, catalog.given[shards] * DIM_MULTIPLE)
-            np.maximum.at(cuts.size_bytes[:, cut], its, catalog.size_bytes[shards])
-        np.add.at(cuts.given, table, catalog.given[catalog.whole] * DIM_MULTIPLE)
-        np.add.at(cuts.total_bytes, table, catalog.size_bytes[catalog.whole])
+            rows = even_splits(space, share)
+            its = table[item_of[rows]]
+            np.add.at(cuts.vectors[:, cut], its, every.vectors[rows])
+            np.maximum.at(cuts.cost_ms[:, cut], its, every.cost_ms[rows])
+            np.maximum.at(cuts.columns[:, cut], its, every.sent_units[rows] * DIM_MULTIPLE)
+            np.maximum.at(cuts.size_bytes[:, cut], its, every.size_bytes[rows])
+        np.add.at(cuts.given, table, every.sent_units[every.whole] * DIM_MULTIPLE)
+        np.add.at(cuts.total_bytes, table, every.size_bytes[every.whole])
         return cuts
 
 
@@ -168,13 +170,13 @@ class FormEstimates:
     other_parts: "OtherParts"
 
     @classmethod
-    def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, catalog: Catalog | None) -> "FormEstimates":
+    def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, space: CostedSpace | None) -> "FormEstimates":
         """Prepare for a task whose tables may have sharding types `allowed` (T, F).
 
-        The catalog is of the column-wise tables; None if there are none.
+        The space is of the column-wise tables; None if there are none.
         """
         compute, known = simulator.compute_for(task), known_calls(simulator.models)
-        head = ReluHead.of_cost() if catalog is None else catalog.model.head
+        head = ReluHead.of_cost() if space is None else space.model.head
         kernels = np.unique(task.loads.kernel)
         in_columns = [(kernel, CALLS[call]) for kernel, call in zip(kernels, calls_of(kernels), strict=True)]
         others = tuple(
@@ -183,7 +185,7 @@ class FormEstimates:
             for kernel, its in in_columns
             if call in known and not LAYOUTS[call.form].free and call == replace(its, form=call.form)
         )
-        cuts = Cuts.of(catalog, len(allowed), len(head.bias))
+        cuts = Cuts.of(space, len(allowed), len(head.bias))
         return cls(task, simulator, head, cuts, others, OtherParts.of(task, simulator, others))
 
     def costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
@@ -195,13 +197,13 @@ class FormEstimates:
         estimates = in_threads(self._costs, list(chunks), useful_threads(len(choices) * len(self.task.tables)))
         return np.concatenate([costs[0] for costs in estimates]), np.concatenate([costs[1] for costs in estimates])
 
-    def base(self, forms: IntArray) -> Base:
-        """Make the base of a choice's (T,) row-wise and data-parallel tables: the same load on every device."""
+    def fixed_load(self, forms: IntArray) -> FixedLoad:
+        """Return the load of a choice's (T,) row-wise and data-parallel tables: the same load on every device."""
         shared, devices = self.everywhere(Forms(forms[None])), self.task.topology.num_devices
         size_bytes = np.full(devices, np.ceil(shared.size_bytes[0])).astype(np.int64)
         size_bytes += sum(group.widened_bytes(self.task, forms) for group in self.others)
         compute_ms, given = np.full(devices, shared.compute_ms[0]), np.repeat(shared.given, devices, axis=0)
-        return Base(self.task, np.flatnonzero(forms == COLUMNS), size_bytes, compute_ms, given)
+        return FixedLoad(self.task, np.flatnonzero(forms == COLUMNS), size_bytes, compute_ms, given)
 
     def everywhere(self, choices: Choices) -> "Shared":
         """Compute the costs of row-wise and data-parallel tables on every device, for B choices of sharding types.

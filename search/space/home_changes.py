@@ -10,7 +10,7 @@ from neuroshard.models import ComputeModel
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
-from neuroshard.stages.search.space.base import device_memory
+from neuroshard.stages.search.space.fixed_load import device_memory
 from neuroshard.stages.search.space.homes import HomeOptions, rehomed
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import Placement

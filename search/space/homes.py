@@ -12,7 +12,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import readable_bytes
-from neuroshard.stages.search.space.base import device_memory, placed_bytes
+from neuroshard.stages.search.space.fixed_load import device_memory, placed_bytes
 from neuroshard.stages.search.space.kept_caches import pinned_in_caches, within_bounds
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task

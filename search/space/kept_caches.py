@@ -6,9 +6,8 @@ import numpy as np
 
 from neuroshard.plans.caches import of_mixed_widths, shared_caches
 from neuroshard.plans.plan import Plan
-from neuroshard.stages.search.space.base import Base, device_memory, placed_bytes
-from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory, placed_bytes
+from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.tasks.constraints import PinnedShard
 from neuroshard.words.placement import TIERS, Tier
 
@@ -22,8 +21,8 @@ def within_bounds(plan: Plan) -> bool:
     columns = np.flatnonzero([layout.free for layout in plan.layouts])
     if not len(columns):
         return True
-    sizes = Sizes.of(Items.of(replace(Base.empty(plan.task, columns), others=tuple(others))))
-    used = sizes.size_bytes[sizes.first[:, None] + sizes.items.held(plan)].sum(axis=0)
+    space = SearchSpace.of(replace(FixedLoad.empty(plan.task, columns), others=tuple(others)))
+    used = space.shards.device_bytes(space.widths(plan))
     if others:
         used = used + placed_bytes(plan.task, others)
     return bool((used <= device_memory(plan.task)).all())

@@ -14,18 +14,11 @@ from neuroshard.layouts import LAYOUTS, Layout
 from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import readable_bytes
-from neuroshard.stages.search.space.base import Base, check_buffers, device_memory
+from neuroshard.stages.search.space.fixed_load import FixedLoad, check_buffers, device_memory
 from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, allowed_forms
 from neuroshard.stages.search.space.homes import LEAST_CACHED, memory_shortage
-from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.packing import (
-    check_confined,
-    check_total,
-    memory_in_all,
-    narrowest_shards,
-    too_large,
-)
-from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.stages.search.space.memory_checks import check_confined, check_total, memory_in_all, too_large
+from neuroshard.stages.search.space.search_space import SearchSpace, narrowest_shards
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS, FORMS, Call
 from neuroshard.words.placement import ON_DEVICE, Tier, TierAssignment
@@ -120,7 +113,7 @@ def _too_many(task: Task, least_bytes: int) -> InfeasibleError:
     """Return the error that all tables of a task together take too many bytes."""
     if all(its.free for its in task.limits):
         try:
-            check_total(Sizes.of(Items.of(Base.empty(task))))
+            check_total(SearchSpace.of_task(task))
         except InfeasibleError as error:
             return error
     return InfeasibleError(
@@ -136,13 +129,13 @@ def _check_each(task: Task, allowed: BoolArray) -> None:
     in_columns = np.flatnonzero(allowed[:, COLUMNS])
     if not len(in_columns):
         return
-    sizes = Sizes.of(Items.of(Base.empty(task, in_columns)))
-    check_confined(sizes)
-    _, least, room = narrowest_shards(sizes)
+    space = SearchSpace.of(FixedLoad.empty(task, in_columns))
+    check_confined(space)
+    _, least, room = narrowest_shards(space)
     tight = np.flatnonzero(least > room)
-    leading = np.array([sizes.items.items[item].tables[0][0] for item in tight.tolist()], dtype=np.int64)
+    leading = space.first_tables[tight]
     if len(nowhere := tight[~_fits_otherwise(task, leading, allowed)]):
-        raise too_large(sizes, nowhere)
+        raise too_large(space, nowhere)
 
 
 def _fits_otherwise(task: Task, tables: IntArray, allowed: BoolArray) -> BoolArray:

@@ -7,27 +7,15 @@ from math import inf
 
 from neuroshard import CostModels, Placement, Plan, Searcher, Simulator, Task
 from neuroshard.models.trust import Margin, Margins
-from neuroshard.stages.search.space.base import Base
-from neuroshard.stages.search.space.catalog import Catalog
-from neuroshard.stages.search.space.items import Items
-from neuroshard.stages.search.space.sizes import Sizes
+from neuroshard.stages.search.space.costed_space import CostedSpace
+from neuroshard.stages.search.space.fixed_load import FixedLoad
 
 H100 = Simulator(CostModels.load("roofline:h100"))  # knows every sharding type, exchange and tier
 
 
-def items_of(task: Task) -> Items:
-    """Return the items of a task with no table on a device yet."""
-    return Items.of(Base.empty(task))
-
-
-def sizes_of(task: Task) -> Sizes:
-    """Return the sizes of a task's items."""
-    return Sizes.of(items_of(task))
-
-
-def catalog_of(task: Task, simulator: Simulator) -> Catalog:
-    """Return the catalog of a task with no table on a device yet."""
-    return Catalog.checked(Base.empty(task), simulator)
+def costed_space_of(task: Task, simulator: Simulator) -> CostedSpace:
+    """Return the costed search space of a task with no table on a device yet."""
+    return CostedSpace.checked(FixedLoad.empty(task), simulator)
 
 
 def found(searcher: Searcher, task: Task, simulator: Simulator = H100) -> Plan:

@@ -20,7 +20,7 @@ from neuroshard.stages.pretrain.pretrain import Pretrain
 from neuroshard.stages.pretrain.training import TrainingSettings
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.stages.search.placement.grid import GridSettings
+from neuroshard.stages.search.published.grid import GridSettings
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.words.collective import Collective, name_of
 from neuroshard.words.form import CALLS, IN_COLUMNS, ON_DEVICE_CALLS, Call, Form

@@ -430,7 +430,7 @@ def test_a_run_goes_on_with_the_same_models_only(here, capsys):
 
 
 def test_places_that_cannot_be_are_refused_before_the_search(here, capsys, monkeypatch):
-    monkeypatch.setattr("neuroshard.stages.search.runs.search.Searched", None)
+    monkeypatch.setattr("neuroshard.stages.search.runs.search.search_task", None)
     (here / "file").write_text("")
     for out in (f"out={here}/file", f"out={here}/file/inside"):
         _refused(capsys, "out-under-file", *_search(here, out), where=out, names=[here / "file"])

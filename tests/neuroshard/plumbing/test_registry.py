@@ -54,7 +54,7 @@ def test_hydra_is_not_imported_with_the_package():
     assert shown == "False False\n"
 
 
-GRID = "neuroshard.stages.search.placement.grid.GridSettings"
+GRID = "neuroshard.stages.search.published.grid.GridSettings"
 SEARCH = {"_target_": "neuroshard.stages.search.methods.published.BeamSearch"}
 
 

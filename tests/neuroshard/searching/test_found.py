@@ -6,7 +6,7 @@ import neuroshard as ns
 from neuroshard.searching.searcher import within_hosts
 from neuroshard.stages.search.methods.ablations import NoCommunication, WithModels
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.results.candidate_plan_files import Searched
+from neuroshard.stages.search.runs.search_task import search_task
 from neuroshard.testing import linear_models, toy_task
 from neuroshard.torchrec.finder import Finder
 from tests.kit.messages import refused
@@ -41,7 +41,7 @@ class GivesPlanOnHosts(ns.Searcher):
 
 CALLERS = {
     "ns.search": lambda searcher: ns.search(TASK, SIMULATOR, searcher),
-    "runs and verify": lambda searcher: Searched.of(searcher, TASK, SIMULATOR, 2),
+    "runs and verify": lambda searcher: search_task(searcher, TASK, SIMULATOR, 2),
     "the planner": lambda searcher: Finder(searcher, SIMULATOR).found(TASK),
     "re-planning": lambda searcher: Replan(whole(toy_task(3), 0), rest=searcher).find(toy_task(6), SIMULATOR),
     "ablations": lambda searcher: WithModels(searcher, NoCommunication()).find(TASK, SIMULATOR),

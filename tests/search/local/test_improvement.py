@@ -12,19 +12,19 @@ from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.space.base import device_memory
+from neuroshard.stages.search.space.fixed_load import device_memory
 from neuroshard.stages.search.space.packing import pack
 from neuroshard.testing import random_models, toy_task
 from tests.kit.messages import refused
-from tests.kit.searches import catalog_of
+from tests.kit.searches import costed_space_of
 
 CLOCKS = ("time", "monotonic", "perf_counter", "process_time")
 
 
 def _local(task, simulator):
-    catalog = catalog_of(task, simulator)
-    start = pack(catalog, device_memory(task))
-    local = LocalSearch(catalog, start)
+    space = costed_space_of(task, simulator)
+    start = pack(space, device_memory(task))
+    local = LocalSearch(space, start)
     return local, local.costed(start)
 
 

@@ -10,11 +10,12 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.space.base import device_memory
-from neuroshard.stages.search.space.catalog import even_layout
+from neuroshard.stages.search.space.even_splits import even_splits
+from neuroshard.stages.search.space.fixed_load import device_memory
 from neuroshard.stages.search.space.packing import pack
+from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.testing import constrained_task, linear_models, random_models, toy_task
-from tests.kit.searches import catalog_of, items_of, ms_of
+from tests.kit.searches import costed_space_of, ms_of
 from tests.kit.tasks import hot_table, plain_task
 
 
@@ -47,16 +48,16 @@ def _simulator(num_devices, seed):
 
 
 def _local(task, simulator, start=None, max_moved_bytes=None):
-    catalog = catalog_of(task, simulator)
-    start = np.zeros(catalog.items.limits.allowed.shape, dtype=np.int64) if start is None else start
-    return LocalSearch(catalog, start, max_moved_bytes)
+    space = costed_space_of(task, simulator)
+    start = np.zeros(space.shards.rules.allowed.shape, dtype=np.int64) if start is None else start
+    return LocalSearch(space, start, max_moved_bytes)
 
 
 def _check(task, simulator, found, rel):
     """A plan that was found keeps all limits, and is what the simulator says of it."""
-    plan = items_of(task).plan(found.held)
+    plan = SearchSpace.of_task(task).plan(found.widths)
     assert plan.violations == ()
-    assert (found.held >= 0).all()
+    assert (found.widths >= 0).all()
     assert found.cost_ms == pytest.approx(simulator.cost(task, plan).total_ms, rel=rel)
     assert tuple(found.contents.size_bytes) == plan.device_bytes
     assert tuple(4 * found.units) == plan.device_dims
@@ -70,7 +71,7 @@ def test_steps_keep_every_column_and_lower_the_cost(seed):
     different = 0
     for number in range(ROUNDS):
         for other in local.others(state, 3, range(4)):
-            different += (other.held != state.held).any()
+            different += (other.widths != state.widths).any()
             _check(task, simulator, other, REL)
         better = local.best_step(state)
         if better is None:
@@ -87,8 +88,8 @@ def test_other_plans_depend_on_their_seeds_alone():
     state = local.costed(_random_held(task, np.random.default_rng(1)))
     together, alone = local.others(state, 2, [5, 6, 7]), [local.others(state, 2, [seed])[0] for seed in (5, 6, 7)]
     for one, other in zip(together, alone, strict=True):
-        assert (one.held == other.held).all()
-    assert len({other.held.tobytes() for other in local.others(state, 2, range(20))}) > 1
+        assert (one.widths == other.widths).all()
+    assert len({other.widths.tobytes() for other in local.others(state, 2, range(20))}) > 1
 
 
 def test_plans_are_improved_by_what_exchanges_cost_too():
@@ -108,7 +109,7 @@ def test_steps_stay_within_memory():
     held[np.arange(10), np.argsort([-t.size_bytes for t in task.tables]) % 3] = [t.dim // 4 for t in task.tables]
     local = _local(tight, simulator, held)
     state = local.costed(held)
-    assert items_of(tight).plan(state.held).fits
+    assert SearchSpace.of_task(tight).plan(state.widths).fits
     for number in range(ROUNDS):
         others = local.others(state, 3, range(3 * number, 3 * number + 3))
         for other in others:
@@ -120,7 +121,7 @@ def test_steps_stay_within_memory():
 def test_steps_keep_constraints(seed):
     task, num_devices = constrained_task(seed), 2 + seed % 3
     simulator = Simulator(random_models(num_devices, seed))
-    held = pack(catalog_of(task, simulator), device_memory(task))
+    held = pack(costed_space_of(task, simulator), device_memory(task))
     if held is None:
         pytest.skip("nothing fits")
     local = _local(task, simulator, held)
@@ -130,7 +131,7 @@ def test_steps_keep_constraints(seed):
             _check(task, simulator, other, REL)
             state = other
         state = local.best_step(state) or state
-        assert items_of(task).plan(state.held).violations == ()
+        assert SearchSpace.of_task(task).plan(state.widths).violations == ()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -142,7 +143,7 @@ def test_steps_move_no_more_than_allowed(seed):
     state, moved = local.costed(before), []
     for number in range(4 * ROUNDS):
         (state,) = local.others(state, 2, [number])
-        columns = np.maximum(state.held - before, 0).sum(axis=1) * 4
+        columns = np.maximum(state.widths - before, 0).sum(axis=1) * 4
         moved.append(sum(c * t.rows * 4 for c, t in zip(columns.tolist(), task.tables, strict=True)))
     assert limit / 2 < max(moved) <= limit
     still = _local(task, simulator, before, 1)
@@ -162,13 +163,15 @@ def test_a_balanced_pair_is_left_alone():
 def test_even_layouts_leave_no_shard_too_large(most):
     for seed in range(4):
         task = toy_task(10, num_devices=8, seed=seed)
-        catalog = catalog_of(task, Simulator(linear_models(8)))
-        layout = even_layout(catalog, most)
-        item, width = catalog.item[layout], layout - catalog.first[catalog.item[layout]]
-        cost = catalog.cost_ms[layout]
-        share = np.maximum(cost / (catalog.cost_ms[catalog.whole].sum() / 8), width / (catalog.full_width.sum() / 8))
+        space = costed_space_of(task, Simulator(linear_models(8)))
+        layout = even_splits(space, most)
+        item, width = space.shards.item[layout], layout - space.shards.first[space.shards.item[layout]]
+        cost = space.shards.cost_ms[layout]
+        share = np.maximum(
+            cost / (space.shards.cost_ms[space.shards.whole].sum() / 8), width / (space.shards.full_width.sum() / 8)
+        )
         count = np.bincount(item)[item]
-        can_split = (count < 8) & (count < catalog.full_width[item])
+        can_split = (count < 8) & (count < space.shards.full_width[item])
         assert (share[can_split] <= most + 1e-9).all()
 
 

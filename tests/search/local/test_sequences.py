@@ -8,10 +8,10 @@ import pytest
 from neuroshard import CostModels, Simulator, Topology, search
 from neuroshard.stages.search.local.local_search import LocalSearch
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.space.packing import packed
+from neuroshard.stages.search.space.memory_checks import packed
 from neuroshard.testing import sequence_task
 from tests.kit.random_models import random_form_models
-from tests.kit.searches import catalog_of, ms_of
+from tests.kit.searches import costed_space_of, ms_of
 
 MODELS = {"roofline": CostModels.load("roofline:h100"), "by_form": random_form_models()}
 
@@ -27,15 +27,15 @@ def _cases():
 
 @pytest.mark.parametrize(("task", "simulator"), _cases())
 def test_plans_on_the_way_cost_what_the_simulator_says(task, simulator):
-    catalog = catalog_of(task, simulator)
-    start = packed(catalog)
-    local = LocalSearch(catalog, start)
+    space = costed_space_of(task, simulator)
+    start = packed(space)
+    local = LocalSearch(space, start)
     state = local.costed(start)
     for number in range(6):
         others = local.others(state, 3, range(4 * number, 4 * number + 4))
         state = others[-1]
         for other in filter(None, (*others, local.best_step(state))):
-            plan = catalog.items.plan(other.held)
+            plan = space.plan(other.widths)
             assert plan.violations == ()
             assert other.cost_ms == pytest.approx(ms_of(plan, simulator), rel=2e-3)
             np.testing.assert_allclose(4 * other.units, plan.traffic.columns[0], atol=0.05)

@@ -10,7 +10,7 @@ from neuroshard.models import ReluHead
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.stages.search.methods.ablations import NoCommunication, OtherModels, SingleTableCosts, WithModels
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.placement.grid import GridSettings
+from neuroshard.stages.search.published.grid import GridSettings
 from neuroshard.testing import LinearCompute, OpaqueCompute, linear_models, random_models, toy_task
 from tests.kit.messages import refused
 from tests.kit.searches import ms_of

@@ -16,11 +16,12 @@ from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.space.homes import settled
+from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.testing.toys import cached_task
 from neuroshard.words.placement import Tier
 from tests.kit.messages import refused
 from tests.kit.plans import laid_out, tables
-from tests.kit.searches import H100, found, items_of, ms_of, sizes_of
+from tests.kit.searches import H100, found, ms_of
 from tests.kit.tasks import hot_table, plain_tables
 from tests.search.methods.test_searchers import PEERS, _searcher
 
@@ -120,14 +121,14 @@ def test_running_jobs_stay_within_their_caches():
 def test_bytes_that_searches_add_up_are_never_too_few(seed, placing):
     """Of whole or halved cached tables, on random devices."""
     task, rng = cached_task(seed), np.random.default_rng(placing)
-    sizes = sizes_of(task)
-    held = np.zeros((sizes.num_items, task.topology.num_devices), dtype=np.int64)
-    for item, width in enumerate(sizes.full_width.tolist()):
+    space = SearchSpace.of_task(task)
+    held = np.zeros((space.shards.num_items, task.topology.num_devices), dtype=np.int64)
+    for item, width in enumerate(space.shards.full_width.tolist()):
         first, second = rng.choice(task.topology.num_devices, 2, replace=False)
         part = int(rng.integers(0, width)) if rng.random() < 0.5 else 0
         held[item, [first, second]] = width - part, part
-    plan = sizes.items.plan(held)
-    assert (sizes.size_bytes[sizes.first[:, None] + held].sum(axis=0) >= plan.device_bytes).all()
+    plan = space.plan(held)
+    assert (space.shards.device_bytes(held) >= plan.device_bytes).all()
 
 
 @given(st.integers(0, 1000), st.integers(2, 4))
@@ -161,9 +162,9 @@ def test_a_settled_plan_fits_its_own_bounds(seed):
     memory = tuple(max(size + received, 1) for size in free.device_bytes)
     plan = settled(replace(free, task=replace(task, topology=replace(task.topology, memory_bytes=memory))))
     assert plan.violations == ()
-    sizes = sizes_of(plan.task)
-    held = items_of(plan.task).held(plan)
-    assert (sizes.size_bytes[sizes.first[:, None] + held].sum(axis=0) <= plan.device_bytes).all()
+    space = SearchSpace.of_task(plan.task)
+    held = SearchSpace.of_task(plan.task).widths(plan)
+    assert (space.shards.device_bytes(held) <= plan.device_bytes).all()
 
 
 def test_rules_that_contradict_others_are_left_out():
@@ -183,7 +184,7 @@ def test_rules_that_contradict_others_are_left_out():
 
 def test_tables_of_one_width_are_planned_as_without_bounds():
     task = _task(100, 2, ([64] * 4, 100_000))
-    sizes = sizes_of(task)
+    space = SearchSpace.of_task(task)
     alone = task.memory.device_bytes(task.loads)
-    assert sizes.size_bytes[sizes.whole].tolist() == alone.tolist()
-    assert (np.diff(sizes.size_bytes[sizes.first[0] : sizes.first[1]])[1:] > 0).all()
+    assert space.shards.size_bytes[space.shards.whole].tolist() == alone.tolist()
+    assert (np.diff(space.shards.size_bytes[space.shards.first[0] : space.shards.first[1]])[1:] > 0).all()

@@ -12,7 +12,7 @@ from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.improved import EvenLayouts, in_turns
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.placement.grid import GridSettings
+from neuroshard.stages.search.published.grid import GridSettings
 from neuroshard.testing import constrained_task, linear_models, random_models, toy_task
 from neuroshard.words.form import Form
 from tests.kit.random_models import random_form_models

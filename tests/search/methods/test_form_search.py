@@ -16,7 +16,7 @@ from neuroshard.stages.search.methods.acceptance import Acceptance, rejected_rem
 from neuroshard.stages.search.methods.form_choices import FormChoices
 from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.stages.search.space.base import Base
+from neuroshard.stages.search.space.fixed_load import FixedLoad
 from neuroshard.stages.search.space.forms import allowed_forms
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tables.sources.criteo import criteo
@@ -273,9 +273,9 @@ class _Asked:
     def __init__(self, start):
         self.start, self.asked = start, []
 
-    def first_held(self, catalog):
-        self.asked.append(len(catalog.items.base.in_columns))
-        return self.start.first_held(catalog)
+    def first_widths(self, space):
+        self.asked.append(len(space.fixed.column_wise))
+        return self.start.first_widths(space)
 
 
 class _Recorded:
@@ -285,10 +285,10 @@ class _Recorded:
         self.searcher, self.asked = searcher, []
 
     def find(self, task, simulator):
-        return self.found(Base.empty(task), simulator)
+        return self.found(FixedLoad.empty(task), simulator)
 
     def found(self, base, simulator):
-        self.asked.append((base.task, len(base.in_columns)))
+        self.asked.append((base.task, len(base.column_wise)))
         return self.searcher.found(base, simulator)
 
 

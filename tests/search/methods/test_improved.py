@@ -16,11 +16,11 @@ from neuroshard.stages.search.methods.improved import EvenLayouts, ExistingPlan,
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.placement.grid import GridSettings
+from neuroshard.stages.search.published.grid import GridSettings
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.testing import LinearCompute, OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
 from tests.kit.messages import refused
-from tests.kit.searches import H100, catalog_of, ms_of
+from tests.kit.searches import H100, costed_space_of, ms_of
 
 NONE, FEW, STEPS = Improvement(perturbations=0, max_plans=1), Improvement(perturbations=5), Improvement(perturbations=0)
 
@@ -31,11 +31,11 @@ class _OneDevice:
 
     device: int | None
 
-    def first_held(self, catalog) -> IntArray | None:
+    def first_widths(self, space) -> IntArray | None:
         if self.device is None:
             return None
-        held = np.zeros(catalog.items.limits.allowed.shape, dtype=np.int64)
-        held[:, self.device] = catalog.full_width
+        held = np.zeros(space.shards.rules.allowed.shape, dtype=np.int64)
+        held[:, self.device] = space.shards.full_width
         return held
 
 
@@ -119,7 +119,7 @@ def test_narrow_shards_find_room_where_memory_is_nearly_full():
     """The published search packs by bytes alone there, at several times the cost."""
     tables = criteo()
     task = Task(tables, Topology(8, int(1.02 * sum(table.size_bytes for table in tables) / 8)), 65536)
-    catalog = catalog_of(task, H100)
-    packed, even = (catalog.items.plan(start.first_held(catalog)) for start in (BeamSearch(), EvenLayouts()))
+    space = costed_space_of(task, H100)
+    packed, even = (space.plan(start.first_widths(space)) for start in (BeamSearch(), EvenLayouts()))
     assert ms_of(even) < ms_of(packed) / 1.5
     assert not even.violations

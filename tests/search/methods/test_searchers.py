@@ -14,7 +14,7 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.placement.grid import GridSettings
+from neuroshard.stages.search.published.grid import GridSettings
 from neuroshard.testing import ONCE, OpaqueCompute, SearcherConformance, linear_models, random_models, toy_task
 from tests.kit.messages import refused
 from tests.kit.searches import ms_of

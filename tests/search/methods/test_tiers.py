@@ -17,7 +17,7 @@ from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.placement.grid import GridSettings
+from neuroshard.stages.search.published.grid import GridSettings
 from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.space.home_changes import caches_grown
 from neuroshard.stages.search.space.homes import HomeOptions, homed, rehomed

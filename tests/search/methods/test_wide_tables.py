@@ -18,15 +18,16 @@ from neuroshard.stages.augment.local import PlanAugmentation
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
+from neuroshard.stages.search.published.shard_table import fewest_shards
 from neuroshard.stages.search.report.explanation import explain
-from neuroshard.stages.search.space.catalog import fewest_shards
-from neuroshard.stages.search.space.packing import packed
+from neuroshard.stages.search.space.memory_checks import packed
+from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.targets.target import TARGETS, target_named
 from neuroshard.testing import linear_models, toy_tables
 from neuroshard.words.placement import Shard
 from tests.kit.messages import refused
 from tests.kit.plans import COPIES, laid_out, read_back, table
-from tests.kit.searches import H100, catalog_of, found, sizes_of
+from tests.kit.searches import H100, costed_space_of, found
 
 LIMIT = 2048  # FBGEMM's, as its sources have it
 SETTINGS = {
@@ -101,10 +102,10 @@ def test_widths_are_as_few_and_even_as_they_go():
 
 
 def test_the_published_search_sets_out_from_the_fewest_shards():
-    catalog = catalog_of(wide_task(4), H100)
-    layout = fewest_shards(catalog)
-    widths = 4 * (layout - catalog.first[catalog.item[layout]])
-    of_each = [sorted(widths[catalog.item[layout] == item].tolist()) for item in range(len(DIMS))]
+    space = costed_space_of(wide_task(4), H100)
+    layout = fewest_shards(space.shards)
+    widths = 4 * (layout - space.shards.first[space.shards.item[layout]])
+    of_each = [sorted(widths[space.shards.item[layout] == item].tolist()) for item in range(len(DIMS))]
     assert of_each == [[2048], [1024, 1028], [2048, 2048], [1364, 1368, 1368], [2000] * 3]
     check_width(found(BeamSearch(max_splits=0), wide_task(4)))
 
@@ -112,28 +113,28 @@ def test_the_published_search_sets_out_from_the_fewest_shards():
 def test_bytes_and_costs_of_what_a_device_holds_are_those_of_its_shards():
     rng = np.random.default_rng(0)
     task = wide_task(3, memory_bytes=1 << 32, memory=ns.MemoryUse("rowwise_adagrad", 2))
-    catalog = catalog_of(task, H100)
+    space = costed_space_of(task, H100)
     for _ in range(20):
         held = np.zeros((len(task.tables), 3), dtype=np.int64)
-        for item, width in enumerate(catalog.full_width.tolist()):
+        for item, width in enumerate(space.shards.full_width.tolist()):
             cuts = np.sort(rng.integers(0, width + 1, size=2))
             held[item] = np.diff([0, *cuts, width])[rng.permutation(3)]
-        plan = catalog.items.plan(held)
+        plan = space.plan(held)
         check_width(plan)
-        assert catalog.size_bytes[catalog.first[:, None] + held].sum(axis=0).tolist() == [*plan.device_bytes]
-        assert catalog.items.held(plan).tolist() == held.tolist()
-        assert catalog.costs([held])[0].total_ms == pytest.approx(H100.cost(task, plan).total_ms, rel=1e-6)
+        assert space.shards.device_bytes(held).tolist() == [*plan.device_bytes]
+        assert space.widths(plan).tolist() == held.tolist()
+        assert space.costs([held])[0].total_ms == pytest.approx(H100.cost(task, plan).total_ms, rel=1e-6)
         assert moved_bytes(plan, plan) == 0
 
 
 def test_that_there_is_no_plan_is_said_only_where_no_cut_fits():
     task = wide_task(2, dims=(4096, 6000))
-    sizes = sizes_of(task)
-    total = int(sizes.size_bytes[sizes.whole].sum())
+    space = SearchSpace.of_task(task)
+    total = int(space.shards.size_bytes[space.shards.whole].sum())
     for free, fits in ((total * 0.51, True), (total * 0.49, False)):
         tight = replace(task, topology=Topology(2, int(free)))
         if fits:
-            check_width(catalog_of(tight, H100).items.plan(packed(catalog_of(tight, H100))))
+            check_width(costed_space_of(tight, H100).plan(packed(costed_space_of(tight, H100))))
         else:
             with refused("tables-exceed-devices", kind=InfeasibleError):
                 BeamSearch().find(tight, H100)

@@ -42,6 +42,16 @@ def test_predicted_costs_count_the_input_where_it_is_asked_for(tmp_path):
         Search(str(tmp_path / "columns"), tasks, *searched, str(tmp_path / "none"), count_input=True).run()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_run_shows_the_plans_that_it_found_as_it_shows_plans_from_files(tmp_path, monkeypatch, count):
+    search = Search("roofline:h100", (toy_task(6),) * count, Greedy("dim"), "dim_greedy", str(tmp_path / "out"))
+    first = search.run()
+    with monkeypatch.context() as patched:
+        patched.setattr("neuroshard.plans.plan.Plan.load", None)  # a plan that was just written is not read again
+        lines = shown(first)
+    assert shown(search.run()) == lines
+
+
 def test_costs_that_nobody_measured_say_so_once_and_in_every_file(tmp_path):
     run = Search("roofline:h100", (toy_task(6),), Greedy("dim"), "dim_greedy", str(tmp_path / "out")).run()
     lines = shown(run).splitlines()

@@ -23,7 +23,7 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.placement.grid import GridSettings
+from neuroshard.stages.search.published.grid import GridSettings
 from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanFiles
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.in_steps import InSteps

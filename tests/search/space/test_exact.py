@@ -18,16 +18,18 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.ablations import NoCommunication, WithModels
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.space.base import Base, device_memory
 from neuroshard.stages.search.space.exact import keeps, pack_exactly
+from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
 from neuroshard.stages.search.space.forms import Spread, allowed_forms, known_calls
-from neuroshard.stages.search.space.packing import pack, packed, smallest_factor
+from neuroshard.stages.search.space.memory_checks import packed
+from neuroshard.stages.search.space.packing import pack, smallest_factor
+from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.testing import ONCE, constrained_task, linear_models, toy_task
 from neuroshard.words.form import Form
 from tests.kit.exhaustive import TinyTask, checked_plan, tiny_task
 from tests.kit.messages import refused
-from tests.kit.searches import H100, found, sizes_of
+from tests.kit.searches import H100, found
 from tests.kit.tasks import plain_tables, plain_task
 
 SPLITTING = (
@@ -75,13 +77,13 @@ def test_exact_answers_agree_with_trying_all(pooled, tasks):
             task = tiny.task()
         except UserError:
             continue
-        sizes = sizes_of(task)
-        held = pack_exactly(sizes, device_memory(task))
+        space = SearchSpace.of_task(task)
+        held = pack_exactly(space, device_memory(task))
         if held is None:
             assert not tiny.has_plan()
         else:
             decided += 1
-            assert sizes.items.plan(held).violations == ()
+            assert space.plan(held).violations == ()
     assert decided > tasks / 8
 
 
@@ -96,13 +98,13 @@ def test_pins_in_any_order_have_a_plan(first):
 def test_what_is_kept_is_what_plans_keep():
     for seed in range(20):
         task = constrained_task(seed)
-        sizes = sizes_of(task)
-        held = pack(sizes, np.full(task.topology.num_devices, 1 << 40))
+        space = SearchSpace.of_task(task)
+        held = pack(space, np.full(task.topology.num_devices, 1 << 40))
         rng = np.random.default_rng(seed)
         for _ in range(20):
-            assert keeps(sizes, held, device_memory(task)) == (sizes.items.plan(held).violations == ())
+            assert keeps(space.shards, held, device_memory(task)) == (space.plan(held).violations == ())
             item, (source, target) = int(rng.integers(len(held))), rng.integers(len(held[0]), size=2)
-            if sizes.items.limits.max_shards[item] > 1 and len(sizes.items.rivals_of(item)) == 0:
+            if space.shards.rules.max_shards[item] > 1 and len(space.shards.rules.rivals_of(item)) == 0:
                 units = int(rng.integers(held[item, source] + 1))
                 held[item, source] -= units
                 held[item, target] += units
@@ -110,9 +112,9 @@ def test_what_is_kept_is_what_plans_keep():
 
 def test_small_devices_beside_huge_ones_are_used_to_the_byte():
     task = plain_task([8, 8, 4], [1 << 30, 3, 3], 1.0, 3, (32 << 30, 96, 48))
-    assert packed(sizes_of(task)).tolist() == [[2, 0, 0], [0, 2, 0], [0, 0, 1]]
+    assert packed(SearchSpace.of_task(task)).tolist() == [[2, 0, 0], [0, 2, 0], [0, 0, 1]]
     with pytest.raises(InfeasibleError):
-        packed(sizes_of(replace(task, topology=Topology(3, (32 << 30, 96, 47)))))
+        packed(SearchSpace.of_task(replace(task, topology=Topology(3, (32 << 30, 96, 47)))))
 
 
 def test_the_solver_is_limited_by_counts_alone(monkeypatch):
@@ -121,52 +123,52 @@ def test_the_solver_is_limited_by_counts_alone(monkeypatch):
         optimize, "milp", lambda *some, options, **more: given_options.append(options) or solve(*some, **more)
     )
     task = plain_task([8], 10, 1.0)
-    assert pack_exactly(sizes_of(task), device_memory(task)) is not None
+    assert pack_exactly(SearchSpace.of_task(task), device_memory(task)) is not None
     assert [list(options) for options in given_options] == [["node_limit"]]
 
 
 def _toy_sizes(count, seed, num_devices):
     task = toy_task(count, num_devices, seed=seed)
-    return task, sizes_of(task)
+    return task, SearchSpace.of_task(task)
 
 
 @given(st.integers(1, 20), st.integers(0, 9), st.integers(1, 6), st.floats(0.8, 2.0))
 def test_packings_hold_every_column_within_every_cap(count, seed, num_devices, slack):
-    task, sizes = _toy_sizes(count, seed, num_devices)
+    task, space = _toy_sizes(count, seed, num_devices)
     caps = np.linspace(0.8, 1.2, num_devices) * slack * task.size_bytes / num_devices
-    held = pack(sizes, caps.astype(np.int64))
+    held = pack(space, caps.astype(np.int64))
     if held is None:
         return
-    assert (held.sum(axis=1) == sizes.full_width).all()
-    assert (sizes.size_bytes[sizes.first[:, None] + held].sum(axis=0) <= caps).all()
+    assert (held.sum(axis=1) == space.shards.full_width).all()
+    assert (space.shards.device_bytes(held) <= caps).all()
 
 
 @given(st.integers(1, 20), st.integers(0, 9), st.integers(1, 6))
 def test_the_smallest_cap_is_enough_and_near_the_bound(count, seed, num_devices):
-    task, sizes = _toy_sizes(count, seed, num_devices)
-    cap = int(np.ceil(1000 * smallest_factor(sizes, np.full(num_devices, 1000))))
-    assert pack(sizes, np.full(num_devices, cap)) is not None
-    slice_bytes = int(sizes.size_bytes[sizes.first + 1].max())
+    task, space = _toy_sizes(count, seed, num_devices)
+    cap = int(np.ceil(1000 * smallest_factor(space, np.full(num_devices, 1000))))
+    assert pack(space, np.full(num_devices, cap)) is not None
+    slice_bytes = int(space.shards.size_bytes[space.shards.first + 1].max())
     assert task.size_bytes / num_devices <= cap <= 1.01 * (task.size_bytes / num_devices + slice_bytes)
 
 
 def test_exact_packing_finds_what_filling_by_size_misses():
     task = plain_task(4, UNEVEN, 1.0, memory_bytes=16 * 16)
-    sizes, memory = sizes_of(task), np.array(task.shard_memory)
-    assert pack(sizes, memory) is None
-    assert sizes.items.plan(pack_exactly(sizes, memory)).fits
-    assert pack_exactly(sizes, memory - 16) is None
+    space, memory = SearchSpace.of_task(task), np.array(task.shard_memory)
+    assert pack(space, memory) is None
+    assert space.plan(pack_exactly(space, memory)).fits
+    assert pack_exactly(space, memory - 16) is None
     assert NeuroShard().find(task, Simulator(linear_models(2))).plan.fits
 
 
 def test_packings_keep_constraints():
     kept = 0
     for seed in range(30):
-        sizes = sizes_of(constrained_task(seed))
-        held = pack(sizes, np.array(sizes.items.task.shard_memory))
+        space = SearchSpace.of_task(constrained_task(seed))
+        held = pack(space, np.array(space.task.shard_memory))
         if held is not None:
             kept += 1
-            assert sizes.items.plan(held).violations == ()
+            assert space.plan(held).violations == ()
     assert kept >= 20
 
 
@@ -189,17 +191,17 @@ def _has_plan(task):
     allowed = allowed_forms(task, known_calls(H100.models))
     for forms in product(*(np.flatnonzero(row).tolist() for row in allowed)):
         try:
-            base = Base.of(task, Spread(task).others(np.array(forms)), H100.models.compute)
+            base = FixedLoad.of(task, Spread(task).others(np.array(forms)), H100.models.compute)
         except InfeasibleError:
             continue
-        if not len(base.in_columns) or TinyTask(_columns_task(base), Constraints()).has_plan():
+        if not len(base.column_wise) or TinyTask(_columns_task(base), Constraints()).has_plan():
             return True
     return False
 
 
 def _columns_task(base):
     """The column-wise tables as a task of their own, with the memory that others leave: a byte at least."""
-    task, tables = base.task, tuple(base.task.tables[table] for table in base.in_columns)
+    task, tables = base.task, tuple(base.task.tables[table] for table in base.column_wise)
     columns, devices = sum(table.output_columns for table in tables), task.topology.num_devices
     received = task.memory.received_bytes(columns, task.batch_size, devices)
     memory = tuple((np.maximum(base.free_bytes, 1) + received).tolist())
@@ -249,10 +251,10 @@ def _of_kib(sizes_kib, memory_bytes, use, reserved_bytes=0):
 
 
 @pytest.mark.parametrize("use", [MemoryUse(), MemoryUse("adam", 1)], ids=["weights", "training"])
-@pytest.mark.parametrize("sizes", [[3000], [3500, 3500, 3500], [200] * 50, [200, 200, 200, 3, 7]])
-def test_the_memory_that_is_named_does(sizes, use):
+@pytest.mark.parametrize("space", [[3000], [3500, 3500, 3500], [200] * 50, [200, 200, 200, 3, 7]])
+def test_the_memory_that_is_named_does(space, use):
     """Of one table, whose narrowest shards fit no device, as of many."""
-    task = _of_kib(sizes, 160 * KIB, use, reserved_bytes=40 * KIB)
+    task = _of_kib(space, 160 * KIB, use, reserved_bytes=40 * KIB)
     for searcher in (QUICKLY, BeamSearch(max_splits=2)):
         with refused("tables-exceed-devices", names=["4 devices"], kind=InfeasibleError) as caught:
             searcher.find(task, H100)

@@ -10,14 +10,13 @@ from neuroshard.layouts import LAYOUTS, in_columns, in_copies, in_rows, placed_l
 from neuroshard.models.parts import Framework
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.space import form_estimates
-from neuroshard.stages.search.space.base import Base
+from neuroshard.stages.search.space.fixed_load import FixedLoad
 from neuroshard.stages.search.space.form_estimates import FormEstimates, most_expensive
 from neuroshard.stages.search.space.forms import Changes, Forms, Spread, allowed_forms
-from neuroshard.stages.search.space.sizes import device_loads
 from neuroshard.testing import constrained_task
 from neuroshard.words.form import CALLS, FORMS, Form
 from tests.kit.random_models import random_by_form
-from tests.kit.searches import H100, catalog_of, ms_of
+from tests.kit.searches import H100, costed_space_of, ms_of
 from tests.kit.tasks import hot_table
 
 COLUMNS, ROWS, COPIES = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
@@ -51,12 +50,12 @@ def _task(count=12, num_devices=4, memory_bytes="80GiB"):
 
 
 def _estimates(task, simulator=H100):
-    return FormEstimates.of(task, simulator, allowed_forms(task, CALLS), catalog_of(task, simulator))
+    return FormEstimates.of(task, simulator, allowed_forms(task, CALLS), costed_space_of(task, simulator))
 
 
 def _cost(task, forms):
-    base = Base.of(task, Spread(task).others(forms), H100.models.compute)
-    plan = NeuroShard().column_search.found(base, H100).plan if len(base.in_columns) else base.plan()
+    base = FixedLoad.of(task, Spread(task).others(forms), H100.models.compute)
+    plan = NeuroShard().column_search.found(base, H100).plan if len(base.column_wise) else base.plan()
     return ms_of(plan)
 
 
@@ -88,7 +87,7 @@ def test_placed_column_wise_tables_cost_what_their_plan_does_beside_any_sharding
     base, rng = _task(), np.random.default_rng(5)
     tables = tuple(replace(t, pooled=not its) for t, its in zip(base.tables, sequences, strict=True))
     task, one_in_columns = replace(base, tables=tables), np.where(np.arange(12) == 1, COLUMNS, ROWS)
-    catalog, estimates = catalog_of(task, simulator), _estimates(task, simulator)
+    space, estimates = costed_space_of(task, simulator), _estimates(task, simulator)
     for choice in (np.full(12, ROWS), one_in_columns, *rng.choice(len(FORMS), (4, 12))):
         forms = np.where(sequences & (choice == COPIES), COLUMNS, choice)
         in_one = np.flatnonzero(forms == COLUMNS).tolist()
@@ -98,8 +97,8 @@ def test_placed_column_wise_tables_cost_what_their_plan_does_beside_any_sharding
         for index, dim, device in places:
             units[device, index] = dim // 4
             given[device] += tables[index].output_columns
-        compute = catalog.model.predict(device_loads(catalog.items, units))
-        total = estimates.base(forms).step(simulator, compute[None], given[None] / 4)[1].max()
+        compute = space.model.predict(space.device_loads(units.T))
+        total = estimates.fixed_load(forms).step(simulator, compute[None], given[None] / 4)[1].max()
         assert total == pytest.approx(ms_of(plan, simulator), rel=1e-4)
         assert np.isfinite(estimates.costs(Forms(forms[None]))[0][0])
 

@@ -12,12 +12,13 @@ from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.methods.torchrec_planner import TorchRecSearch
 from neuroshard.stages.search.space.least_bytes import LeastBytes, check_least_bytes
 from neuroshard.stages.search.space.packing import pack
+from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.testing import ONCE
 from neuroshard.words.form import CALLS
 from neuroshard.words.placement import ON_DEVICE
 from tests.kit.messages import refused
 from tests.kit.plans import whole
-from tests.kit.searches import H100, found, sizes_of
+from tests.kit.searches import H100, found
 from tests.kit.tasks import plain_tables
 from tests.kit.torchrec_models import bags, planner
 
@@ -117,9 +118,9 @@ def test_the_planner_refuses_by_the_sum_first(asked):
 
 
 def test_packing_more_than_there_is_room_for_looks_at_no_device(monkeypatch):
-    sizes, looked = sizes_of(_task(0.99)), []
+    space, looked = SearchSpace.of_task(_task(0.99)), []
     monkeypatch.setattr("neuroshard.stages.search.space.packing._pack_item", lambda *_: looked.append(1))
-    assert pack(sizes, sizes.items.free_bytes) is None
+    assert pack(space, space.free_bytes) is None
     assert looked == []
 
 

@@ -10,76 +10,76 @@ from neuroshard import Constraints, MemoryUse, PinnedShard, Simulator, TableRule
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.plans.moves import moved_between
 from neuroshard.plans.plan import assemble
+from neuroshard.stages.search.published.device_room import DeviceRoom, may_hold
 from neuroshard.stages.search.rl.batch import TaskBatch
 from neuroshard.stages.search.rl.cost_network import SimulatorCosts
 from neuroshard.stages.search.rl.environment import Environment
-from neuroshard.stages.search.space.base import device_memory
-from neuroshard.stages.search.space.items import keeps_limits, may_lie, open_devices
+from neuroshard.stages.search.space.fixed_load import device_memory
 from neuroshard.stages.search.space.packing import pack
-from neuroshard.stages.search.space.sizes import Room, device_loads, devices_with_room, may_put, put
+from neuroshard.stages.search.space.room import devices_with_room, keeps_rules, may_put, open_devices, put
+from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.testing import constrained_task, linear_models, random_models, toy_task
 from tests.kit.messages import refused
 from tests.kit.plans import COPIES, laid_out
-from tests.kit.searches import items_of, sizes_of
 from tests.kit.tasks import plain_task
 
 SEEDS = pytest.mark.parametrize("seed", range(8))
 
 
-def _items(*rules, **constraints):
-    return items_of(plain_task([16, 16, 32, 8], devices=3, constraints=Constraints(rules, **constraints)))
+def _space(*rules, **constraints):
+    return SearchSpace.of_task(plain_task([16, 16, 32, 8], devices=3, constraints=Constraints(rules, **constraints)))
 
 
-def _parts(items):
-    return [item.tables for item in items.items]
+def _devices(space, item):
+    return np.flatnonzero(space.shards.rules.allowed[item]).tolist()
 
 
 def test_without_constraints_items_are_tables():
     task = toy_task(7)
-    items = items_of(task)
-    assert _parts(items) == [((i, t.dim // 4),) for i, t in enumerate(task.tables)]
-    assert items.limits.allowed.all()
-    assert not items.confined.any()
+    space = SearchSpace.of_task(task)
+    assert list(space.items) == [((i, t.dim // 4),) for i, t in enumerate(task.tables)]
+    assert space.shards.rules.allowed.all()
+    assert not space.shards.rules.confined.any()
 
 
 def test_tables_kept_together_are_one_item_that_is_not_split():
-    items = _items(TableRule("t1", devices=(0, 2)), TableRule("t3", devices=(1, 2)), together=(("t3", "t1"),))
-    assert _parts(items) == [((0, 4),), ((1, 4), (3, 2)), ((2, 8),)]
-    assert items.items[1].devices == (2,)
-    assert items.items[1].max_shards == 1
-    plan = items.plan(np.array([[4, 0, 0], [0, 0, 6], [3, 5, 0]]))
-    assert plan == assemble(items.task, [(0, 16, 0), (1, 16, 2), (3, 8, 2), (2, 12, 0), (2, 20, 1)])
+    space = _space(TableRule("t1", devices=(0, 2)), TableRule("t3", devices=(1, 2)), together=(("t3", "t1"),))
+    assert list(space.items) == [((0, 4),), ((1, 4), (3, 2)), ((2, 8),)]
+    assert _devices(space, 1) == [2]
+    assert space.shards.rules.max_shards[1] == 1
+    plan = space.plan(np.array([[4, 0, 0], [0, 0, 6], [3, 5, 0]]))
+    assert plan == assemble(space.task, [(0, 16, 0), (1, 16, 2), (3, 8, 2), (2, 12, 0), (2, 20, 1)])
     assert plan.violations == ()
 
 
 def test_pinned_shards_are_items_apart_from_the_rest_of_their_table():
-    items = _items(TableRule("t2", min_shards=3), pinned=(PinnedShard("t2", 8, (1,)),))
-    assert _parts(items) == [((0, 4),), ((1, 4),), ((2, 2),), ((2, 6),), ((3, 2),)]
-    assert items.items[2].devices == (1,)
-    assert (items.items[3].min_shards, items.items[3].max_shards) == (2, 6)
-    assert items.rivals_of(2).tolist() == [3]
-    assert items.rivals_of(3).tolist() == [2]
+    space = _space(TableRule("t2", min_shards=3), pinned=(PinnedShard("t2", 8, (1,)),))
+    assert list(space.items) == [((0, 4),), ((1, 4),), ((2, 2),), ((2, 6),), ((3, 2),)]
+    rules = space.shards.rules
+    assert _devices(space, 2) == [1]
+    assert (rules.min_shards[3], rules.max_shards[3]) == (2, 6)
+    assert rules.rivals_of(2).tolist() == [3]
+    assert rules.rivals_of(3).tolist() == [2]
 
 
 def test_tables_kept_apart_are_rivals():
-    items = _items(apart=(("t0", "t1"), ("t1", "t3")), together=(("t2", "t3"),))
-    assert [items.rivals_of(i).tolist() for i in range(3)] == [[1], [0, 2], [1]]
+    space = _space(apart=(("t0", "t1"), ("t1", "t3")), together=(("t2", "t3"),))
+    assert [space.shards.rules.rivals_of(i).tolist() for i in range(3)] == [[1], [0, 2], [1]]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_plans_become_matrices_and_back(seed):
     task = constrained_task(seed)
-    sizes = sizes_of(task)
-    held = pack(sizes, np.full(task.topology.num_devices, 1 << 40))
-    plan = sizes.items.plan(held)
-    assert sizes.items.plan(sizes.items.held(plan)) == plan
+    space = SearchSpace.of_task(task)
+    held = pack(space, np.full(task.topology.num_devices, 1 << 40))
+    plan = space.plan(held)
+    assert space.plan(space.widths(plan)) == plan
 
 
 def test_a_whole_table_may_be_pinned_and_kept_together():
     rules = Constraints(together=(("t0", "t1"),), pinned=(PinnedShard("t0", 12, devices=(1, 2)),))
     task = plain_task([12, 12], devices=4, constraints=rules)
-    (item,) = items_of(task).items
-    assert item.devices == (1, 2)
+    assert _devices(SearchSpace.of_task(task), 0) == [1, 2]
     plan = search(task, Simulator(linear_models()), searcher="dim_greedy")
     assert plan.violations == ()
     with refused("pin-splits-group", where="constraints", names=["'t0'", "`together`"]):
@@ -88,57 +88,55 @@ def test_a_whole_table_may_be_pinned_and_kept_together():
 
 def test_tables_that_may_not_be_column_wise_are_refused():
     with refused("constraints-not-column-wise", where="constraints", names=["'t1'", "data_parallel or row_wise"]):
-        _items(TableRule("t1", sharding_types=("row_wise", "data_parallel")))
+        _space(TableRule("t1", sharding_types=("row_wise", "data_parallel")))
 
 
 def test_plans_with_row_wise_or_data_parallel_tables_are_not_items():
     task = toy_task(2)
     for where, form in ((range(4), "row_wise"), (COPIES, "data_parallel")):
         with refused("plan-sharding-type-unsupported", where="plan", names=["'toy0'", form]):
-            items_of(task).held(laid_out(task, where, 0))
+            SearchSpace.of_task(task).widths(laid_out(task, where, 0))
 
 
-def _random_held(items, rng):
+def _random_held(shards, rng):
     """Every item on one to three devices, allowed there or not."""
-    held = np.zeros(items.limits.allowed.shape, dtype=np.int64)
-    for number, item in enumerate(items.items):
-        devices = rng.permutation(held.shape[1])[
-            : rng.integers(1, min(3, item.max_shards, item.width, held.shape[1]) + 1)
-        ]
-        cuts = np.sort(rng.choice(np.arange(1, item.width), size=len(devices) - 1, replace=False))
-        held[number, devices] = np.diff([0, *cuts, item.width])
+    held, most_shards = np.zeros(shards.rules.allowed.shape, dtype=np.int64), shards.rules.max_shards.tolist()
+    for item, (most, width) in enumerate(zip(most_shards, shards.full_width.tolist(), strict=True)):
+        devices = rng.permutation(held.shape[1])[: rng.integers(1, min(3, most, width, held.shape[1]) + 1)]
+        cuts = np.sort(rng.choice(np.arange(1, width), size=len(devices) - 1, replace=False))
+        held[item, devices] = np.diff([0, *cuts, width])
     return held
 
 
-def _may_lie(items, held, item, device, leaving):
+def _may_hold(rules, held, item, device, leaving):
     there = set(np.flatnonzero(held[:, device])) - {leaving}
-    return bool(items.limits.allowed[item, device]) and not there.intersection(items.rivals_of(item).tolist())
+    return bool(rules.allowed[item, device]) and not there.intersection(rules.rivals_of(item).tolist())
 
 
 @SEEDS
 def test_the_rule_is_that_of_items(seed):
-    items, rng = items_of(constrained_task(seed)), np.random.default_rng(seed)
-    answers = []
+    shards, rng = SearchSpace.of_task(constrained_task(seed)).shards, np.random.default_rng(seed)
+    rules, answers = shards.rules, []
     for _ in range(10):
-        held = _random_held(items, rng)
-        for item in range(len(items)):
-            for leaving in (-1, *items.rivals_of(item).tolist()):
-                found = [may_lie(items.limits, held, item, d, leaving) for d in range(held.shape[1])]
-                assert found == [_may_lie(items, held, item, d, leaving) for d in range(held.shape[1])]
+        held = _random_held(shards, rng)
+        for item in range(shards.num_items):
+            for leaving in (-1, *rules.rivals_of(item).tolist()):
+                found = [may_hold(rules, held, item, d, leaving) for d in range(held.shape[1])]
+                assert found == [_may_hold(rules, held, item, d, leaving) for d in range(held.shape[1])]
             answers += found
-            assert open_devices(items.limits, held, item).tolist() == [
-                _may_lie(items, held, item, d, -1) for d in range(held.shape[1])
+            assert open_devices(rules, held, item).tolist() == [
+                _may_hold(rules, held, item, d, -1) for d in range(held.shape[1])
             ]
     assert {True, False} == set(answers)
 
 
 @SEEDS
 def test_limits_are_kept_where_plans_break_none(seed):
-    items, rng = items_of(constrained_task(seed)), np.random.default_rng(seed)
+    space, rng = SearchSpace.of_task(constrained_task(seed)), np.random.default_rng(seed)
     for _ in range(200):
-        held = _random_held(items, rng)
-        if keeps_limits(items.limits, held):
-            broken = items.plan(held).violations
+        held = _random_held(space.shards, rng)
+        if keeps_rules(space.shards.rules, held):
+            broken = space.plan(held).violations
             assert not [line for line in broken if not line.startswith("device ")]
 
 
@@ -146,51 +144,54 @@ def test_every_limit_counts():
     rules = Constraints((TableRule("t0", devices=(0, 1), min_shards=2), TableRule("t1", min_dim=8)))
     task = plain_task([32, 16], devices=3, constraints=rules)
     good = np.array([[7, 1, 0], [4, 0, 0]])
-    limits = items_of(task).limits
-    assert keeps_limits(limits, good)
+    limits = SearchSpace.of_task(task).shards.rules
+    assert keeps_rules(limits, good)
     for row, held in ((0, [7, 0, 1]), (0, [8, 0, 0]), (1, [3, 0, 1]), (1, [0, 0, 0])):
         bad = good.copy()
         bad[row] = held
-        assert not keeps_limits(limits, bad)
-    apart = items_of(replace(task, constraints=replace(rules, apart=(("t0", "t1"),)))).limits
-    assert not keeps_limits(apart, good)
-    assert keeps_limits(apart, np.array([[7, 1, 0], [0, 0, 4]]))
+        assert not keeps_rules(limits, bad)
+    apart = SearchSpace.of_task(replace(task, constraints=replace(rules, apart=(("t0", "t1"),)))).shards.rules
+    assert not keeps_rules(apart, good)
+    assert keeps_rules(apart, np.array([[7, 1, 0], [0, 0, 4]]))
 
 
 def _room(task):
-    sizes = sizes_of(task)
-    return sizes, Room.empty(sizes, device_memory(task))
+    space = SearchSpace.of_task(task)
+    return space, DeviceRoom.empty(space.shards, device_memory(task))
 
 
 @SEEDS
 def test_room_is_what_is_left(seed):
     """Shards are put wherever they may be; what may be put is worked out again each time."""
     task, rng = constrained_task(seed), np.random.default_rng(seed)
-    sizes, room = _room(task)
-    room.free_units[:] = cap = int(sizes.full_width.sum() * 0.6)
-    limits = sizes.items.limits
-    for item in rng.permutation(sizes.num_items).tolist():
-        width = int(sizes.full_width[item])
+    space, room = _room(task)
+    room.free_units[:] = cap = int(space.shards.full_width.sum() * 0.6)
+    limits = space.shards.rules
+    for item in rng.permutation(space.shards.num_items).tolist():
+        width = int(space.shards.full_width[item])
         for part in (width - width // 2, width // 2) if limits.max_shards[item] > 1 and width > 1 else (width,):
             expected = []
             for device in range(len(room.free_bytes)):
-                after = room.held[:, device].copy()
+                after = room.widths[:, device].copy()
                 after[item] += part
-                fits = sizes.size_bytes[sizes.first + after].sum() <= device_memory(task)[device] and after.sum() <= cap
-                meets = limits.min_shards[item] > 1 and room.held[item, device] > 0
-                expected.append(bool(fits) and not meets and _may_lie(sizes.items, room.held, item, device, -1))
-            assert devices_with_room(room, item, part).tolist() == expected
-            assert [may_put(room, item, part, device) for device in range(len(expected))] == expected
+                fits = (
+                    space.shards.size_bytes[space.shards.first + after].sum() <= device_memory(task)[device]
+                    and after.sum() <= cap
+                )
+                meets = limits.min_shards[item] > 1 and room.widths[item, device] > 0
+                expected.append(bool(fits) and not meets and _may_hold(limits, room.widths, item, device, -1))
+            assert devices_with_room(space.shards, room, item, part).tolist() == expected
+            assert [may_put(space.shards, room, item, part, device) for device in range(len(expected))] == expected
             if any(expected):
-                put(room, item, part, int(rng.choice(np.flatnonzero(expected))))
+                put(space.shards, room, item, part, int(rng.choice(np.flatnonzero(expected))))
 
 
 @pytest.mark.parametrize(("fewer_bytes", "fewer_units", "fits"), [(0, 0, True), (1, 0, False), (0, 1, False)])
 def test_the_last_byte_and_the_last_column_fit(fewer_bytes, fewer_units, fits):
     task = plain_task([16], 100, devices=1, memory_bytes=100 * 16 * 4 - fewer_bytes)
-    _, room = _room(task)
+    space, room = _room(task)
     room.free_units[:] = 4 - fewer_units
-    assert may_put(room, 0, 4, 0) == fits
+    assert may_put(space.shards, room, 0, 4, 0) == fits
 
 
 @SEEDS
@@ -202,11 +203,11 @@ def test_policies_play_by_the_same_rule(seed):
     rooms, state, rng = [_room(task) for task in tasks], environment.reset(), np.random.default_rng(seed)
     for items in environment.order.T.tolist():
         legal, actions = environment.legal(state), []
-        for (sizes, room), item, row in zip(rooms, items, legal.tolist(), strict=True):
-            width = int(sizes.full_width[item])
-            assert row == devices_with_room(room, item, width).tolist()
+        for (space, room), item, row in zip(rooms, items, legal.tolist(), strict=True):
+            width = int(space.shards.full_width[item])
+            assert row == devices_with_room(space.shards, room, item, width).tolist()
             actions.append(int(rng.choice(np.flatnonzero(row) if any(row) else len(row))))
-            put(room, item, width, actions[-1])
+            put(space.shards, room, item, width, actions[-1])
         state = environment.step(state, legal, torch.tensor(actions))
 
 
@@ -222,10 +223,10 @@ def _whole_tables(task):
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
 def test_moved_bytes_are_those_of_plans_and_of_weights_alone_columns_times_rows(seed, optimizer):
     task, rng = replace(toy_task(6, seed=seed), memory=MemoryUse(optimizer)), np.random.default_rng(seed)
-    sizes = sizes_of(task)
-    before, after = (rng.multinomial(sizes.full_width, [0.4, 0.3, 0.2, 0.1]) for _ in range(2))
-    moved = sizes.moved_bytes(before, after).tolist()
-    assert moved == moved_between(sizes.items.plan(before), sizes.items.plan(after)).tolist()
+    space = SearchSpace.of_task(task)
+    before, after = (rng.multinomial(space.shards.full_width, [0.4, 0.3, 0.2, 0.1]) for _ in range(2))
+    moved = space.moved_bytes(before, after).tolist()
+    assert moved == moved_between(space.plan(before), space.plan(after)).tolist()
     if optimizer == "sgd":
         more = np.maximum(after - before, 0).sum(axis=1) * 4
         row_bytes = [table.rows * table.bytes_per_element for table in task.tables]
@@ -243,22 +244,22 @@ def _sorted(sets):
 def test_contents_are_the_loads_of_the_plan(seed):
     """Tables kept together, pinned shards and splits among them."""
     task = constrained_task(seed)
-    sizes = sizes_of(task)
-    held = pack(sizes, np.array(task.shard_memory))
+    space = SearchSpace.of_task(task)
+    held = pack(space, np.array(task.shard_memory))
     if held is None:
         pytest.skip("nothing fits")
-    sets = device_loads(sizes.items, held.T)
+    sets = space.device_loads(held)
     assert len(sets) == task.topology.num_devices
-    assert _sorted(sets) == _sorted(sizes.items.plan(held).device_loads)
+    assert _sorted(sets) == _sorted(space.plan(held).device_loads)
 
 
 def test_devices_in_any_number_may_be_empty():
-    items = items_of(toy_task(3))
+    space = SearchSpace.of_task(toy_task(3))
     contents = np.zeros((5, 3), dtype=np.int64)
-    contents[1, 2], contents[3] = 1, [item.width for item in items.items]
-    sets = device_loads(items, contents)
-    dims = np.array([4, *(table.dim for table in items.task.tables)])
-    expected = LoadSets(items.task.loads.take(np.array([2, 0, 1, 2])).columns(dims), np.array([0, 1, 0, 3, 0]))
+    contents[1, 2], contents[3] = 1, space.shards.full_width
+    sets = space.device_loads(contents.T)
+    dims = np.array([4, *(table.dim for table in space.task.tables)])
+    expected = LoadSets(space.task.loads.take(np.array([2, 0, 1, 2])).columns(dims), np.array([0, 1, 0, 3, 0]))
     assert sets.counts.tolist() == [0, 1, 0, 3, 0]
     assert _sorted(sets) == _sorted(expected)
-    assert device_loads(items, contents[:1]).counts.tolist() == [0]
+    assert space.device_loads(contents[:1].T).counts.tolist() == [0]

@@ -1,4 +1,4 @@
-"""How functions are compiled, and how long what was compiled is kept."""
+"""Decorators that compile functions with numba, and keep the results on disk until a source changes."""
 
 import hashlib
 from collections.abc import Callable
@@ -12,15 +12,15 @@ from neuroshard.plumbing.errors import warn_of
 from neuroshard.plumbing.messages import Message
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
-_SEARCH = Path(__file__).resolve().parents[1]
-_FOLDERS = ("kernels", "space")  # of the search, that hold compiled functions
-_MARK = b"space.compiled import"  # in every file that does
+_SEARCH = Path(__file__).resolve().parent
+_FOLDERS = ("published", "space", "kernels")  # of the search, with compiled functions
+_MARK = b"search.jit import"  # in every file with compiled functions
 _ANY_ORDER = {"reassoc", "contract", "nsz"}
 
 
 @cache
 def sources_digest(search: Path = _SEARCH) -> str:
-    """Compute a digest of all files of a search that hold compiled functions, and of this one."""
+    """Return a digest of this file and of all files of a search that have compiled functions."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for path in sorted(path for folder in _FOLDERS for path in (search / folder).glob("*.py")):
         if _MARK in (source := path.read_bytes()):
@@ -28,31 +28,31 @@ def sources_digest(search: Path = _SEARCH) -> str:
     return digest.hexdigest()
 
 
-def kernel(function: _Function) -> _Function:
+def jit(function: _Function) -> _Function:
     """Compile a function, and keep it on disk until any of the sources changes."""
     return _compiled(function)
 
 
-def leaf(function: _Function) -> _Function:
-    """Compile a function into its callers: in a call, counting references to its arrays takes longer than its work."""
+def jit_inline(function: _Function) -> _Function:
+    """Compile a small function into its callers: to count references to its arrays takes longer than its own work."""
     return _compiled(function, forceinline=True)
 
 
-def inlined(function: _Function) -> _Function:
-    """Copy a function into its callers before they are compiled, where a leaf that calls leaves would count all along.
+def jit_paste(function: _Function) -> _Function:
+    """Copy a function into its callers before they are compiled; for a small function that calls `jit_inline` ones.
 
-    It takes longer to compile, and functions that return early in loops may become slower so: measure.
+    This takes longer to compile, and loops over functions that return early may become slower: measure.
     """
     return _compiled(function, inline="always")
 
 
-def fast_leaf(function: _Function) -> _Function:
-    """Compile a leaf whose sums may be taken in any order."""
+def jit_inline_fast(function: _Function) -> _Function:
+    """Compile a small function into its callers, as `jit_inline` does; sums may be taken in any order."""
     return _compiled(function, forceinline=True, fastmath=_ANY_ORDER)
 
 
 def _compiled(function: _Function, **options: Any) -> _Function:
-    """Compile a function by numba's `options`; with NUMBA_DISABLE_JIT=1, numba leaves it a function of plain Python."""
+    """Compile a function with numba's `options`; with NUMBA_DISABLE_JIT=1, it stays a function of plain Python."""
     compiled: Any = njit(nogil=True, **options)(function)
     if compiled is not function:
         _keep_on_disk(compiled)
@@ -62,8 +62,8 @@ def _compiled(function: _Function, **options: Any) -> _Function:
 def _keep_on_disk(compiled: Any) -> None:
     """Keep a compiled function on disk until any of the sources changes, or warn that numba finds no place for it.
 
-    Numba looks at the file of the function alone, but what it keeps holds what the function calls in other files. What
-    is kept of other versions isn't read any further: it may name modules that there are no longer.
+    Numba looks at the file of the function alone, but the compiled code contains functions of other files. Code that
+    was compiled from other sources is not read: it may name modules that no longer exist.
     """
     try:
         compiled.enable_caching()

@@ -8,32 +8,38 @@ import sys
 from copy import copy
 from pathlib import Path
 
-import neuroshard.stages.search.space.compiled as compiled
+import neuroshard.stages.search.jit as jit
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
+from neuroshard.stages.search.jit import sources_digest
 from neuroshard.stages.search.kernels.perturbation import explore
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.stages.search.space.compiled import sources_digest
 from neuroshard.testing import toy_task
 
-SEARCH = Path(compiled.__file__).resolve().parents[1]
+SEARCH = Path(jit.__file__).resolve().parent
+FOLDERS = {"published", "space", "kernels"}
 
 
 def test_compiled_functions_are_in_the_folders_of_the_digest():
-    users = [path for path in SEARCH.rglob("*.py") if "space.compiled import" in path.read_text()]
+    users = [path for path in SEARCH.rglob("*.py") if "search.jit import" in path.read_text() and path.name != "jit.py"]
     assert len(users) > 5
-    assert {path.parent.name for path in users} == {"kernels", "space"}
-    assert [path.name for path in SEARCH.rglob("*.py") if "from numba" in path.read_text()] == ["compiled.py"]
+    assert {path.parent.name for path in users} == FOLDERS
+    assert [path.name for path in SEARCH.rglob("*.py") if "from numba" in path.read_text()] == ["jit.py"]
 
 
 def test_what_was_compiled_counts_until_a_source_of_such_functions_changes(tmp_path):
     """Numba itself looks at the file of the function alone, not at those of the functions that it calls."""
-    for folder in ("kernels", "space"):
+    for folder in FOLDERS:
         shutil.copytree(SEARCH / folder, tmp_path / "copy" / folder)
     assert sources_digest(tmp_path / "copy") == sources_digest()
     shutil.copytree(tmp_path / "copy", tmp_path / "changed")
-    for name, counts in (("space/base.py", False), ("space/sizes.py", True), ("kernels/estimates.py", True)):
+    for name, counts in (
+        ("space/fixed_load.py", False),
+        ("space/room.py", True),
+        ("published/_greedy_jit.py", True),
+        ("published/grid.py", False),
+    ):
         path = tmp_path / "changed" / name
         before = sources_digest(tmp_path / "changed")
         path.write_text(path.read_text() + "\n")
@@ -68,7 +74,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.stages.search.space.sizes import put
+from neuroshard.stages.search.space.room import put
 from neuroshard.testing import toy_task
 searcher = {"size": Greedy("size"), "improved": NeuroShard(improvement=Improvement(perturbations=1))}[sys.argv[1]]
 print(json.dumps(searcher.find(toy_task(4), Simulator(CostModels.load("roofline:h100"))).plan.to_json()))

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from neuroshard import CostModels, Simulator
-from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.published.shard_table import always_added
+from neuroshard.stages.search.space.costed_space import CostedSpace
+from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.testing import LinearCompute, random_models, toy_task
 from tests.kit.random_models import random_by_widest, random_ensemble
-from tests.kit.searches import sizes_of
 
 ROOFLINE = CostModels.load("roofline:h100").compute
 
@@ -25,14 +26,15 @@ ROOFLINE = CostModels.load("roofline:h100").compute
 def test_no_shard_adds_less_than_its_least_score(model, falls):
     """Of sums of other items' shards, whatever the model; nor another amount by numbers that count whole."""
     rng = np.random.default_rng(0)
-    catalog = Catalog.costed(sizes_of(toy_task(12)), Simulator(random_models()), model)
-    head, least = model.head, catalog.least_score
+    space = CostedSpace.costed(SearchSpace.of_task(toy_task(12)), Simulator(random_models()), model)
+    head, least = model.head, space.shards.least_score
+    adding, added_score = always_added(space.shards.vectors, head)
     for _ in range(300):
-        held = catalog.first + rng.integers(0, catalog.full_width + 1) * (rng.random(12) < rng.random())
-        sums = catalog.vectors[held[:-1]].sum(axis=0, dtype=np.float64) + head.bias
-        after = sums + catalog.vectors[held[-1]]
+        held = space.shards.first + rng.integers(0, space.shards.full_width + 1) * (rng.random(12) < rng.random())
+        sums = space.shards.vectors[held[:-1]].sum(axis=0, dtype=np.float64) + head.bias
+        after = sums + space.shards.vectors[held[-1]]
         each = (np.maximum(after, 0) - np.maximum(sums, 0)) * head.weight
-        assert each[catalog.added[0]].sum() == pytest.approx(catalog.added[1][held[-1]], rel=1e-4, abs=1e-4)
+        assert each[adding].sum() == pytest.approx(added_score[held[-1]], rel=1e-4, abs=1e-4)
         assert each.sum() >= least[held[-1]] - 1e-4 * np.abs(head.weight).sum()
     assert (least.min() < 0) == falls
-    assert least[catalog.first] == pytest.approx(min(least.min(), 0))
+    assert least[space.shards.first] == pytest.approx(min(least.min(), 0))

@@ -38,38 +38,38 @@ def check_buffers(task: Task) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Base:
-    """The starting point of a search that places column-wise tables: the task, and other tables on its D devices.
+class FixedLoad:
+    """The load that is on D devices already while a search places column-wise tables: all other tables of the task.
 
     Attributes:
         task: the task with all tables.
-        in_columns: (t,) tables to place column-wise (whole or split), by their index, ascending.
+        column_wise: (t,) indices of the tables that are to be placed column-wise (whole or split), ascending.
         size_bytes: (D,) bytes of each device's memory that the other tables take.
         compute_ms: (D,) ms of the other tables' kernel calls.
-        given: (D, C) bytes that the other tables put into every collective.
+        sent_bytes: (D, C) bytes that the other tables put into every collective.
         others: placements of the other tables, the same in every plan.
         loads: (D,) sets of loads of the other tables; None if there are no other tables or all devices are alike.
     """
 
     task: Task
-    in_columns: IntArray
+    column_wise: IntArray
     size_bytes: IntArray
     compute_ms: FloatArray
-    given: FloatArray
+    sent_bytes: FloatArray
     others: tuple[Placement, ...] = ()
     loads: LoadSets | None = None
 
     @classmethod
-    def empty(cls, task: Task, tables: IntArray | None = None) -> "Base":
-        """Make a base with empty devices; all tables, or only `tables` (t,), are to be placed column-wise."""
+    def empty(cls, task: Task, tables: IntArray | None = None) -> "FixedLoad":
+        """Return the load of empty devices; all tables, or only `tables` (t,), are to be placed column-wise."""
         devices = task.topology.num_devices
         which = np.arange(len(task.tables)) if tables is None else tables
         nothing = np.zeros(devices, dtype=np.int64), np.zeros(devices), np.zeros((devices, len(Collective)))
         return cls(task, which, *nothing)
 
     @classmethod
-    def of(cls, task: Task, others: Sequence[Placement], model: ComputeModel) -> "Base":
-        """Make the base with placements `others`, costed by a compute model; all other tables are column-wise.
+    def of(cls, task: Task, others: Sequence[Placement], model: ComputeModel) -> "FixedLoad":
+        """Return the load of placements `others`, costed by a compute model; all other tables are column-wise.
 
         Raises:
             InfeasibleError: the placements take more memory than there is.
@@ -79,18 +79,18 @@ class Base:
         devices = task.topology.num_devices
         places = np.array([placed.device for placed in others], dtype=np.int64)
         loads = placed_loads(task.tables, others, task.batch_size, devices)
-        given = np.zeros((devices, len(Collective)))
-        np.add.at(given, places, given_bytes(loads, devices))
+        sent_bytes = np.zeros((devices, len(Collective)))
+        np.add.at(sent_bytes, places, given_bytes(loads, devices))
         grouped = LoadSets.grouped(loads, places, devices)
         size_bytes = _set_bytes(task, grouped)
         _check_devices(task, size_bytes)
         _check_hosts(task, task.memory.host_bytes(loads), places)
         left = np.setdiff1d(np.arange(len(task.tables)), [placed.shard.table for placed in others])
-        return cls(task, left, size_bytes, model.device_ms(grouped), given, tuple(others), grouped)
+        return cls(task, left, size_bytes, model.device_ms(grouped), sent_bytes, tuple(others), grouped)
 
     @classmethod
-    def of_plan(cls, plan: Plan, model: ComputeModel) -> "Base":
-        """Make the base of a plan's row-wise and data-parallel tables; the column-wise tables are to be placed again.
+    def of_plan(cls, plan: Plan, model: ComputeModel) -> "FixedLoad":
+        """Return the load of a plan's row-wise and data-parallel tables; the column-wise tables are to be placed again.
 
         Raises:
             InfeasibleError: the row-wise and data-parallel tables take more memory than there is.
@@ -105,25 +105,25 @@ class Base:
         return device_memory(self.task) - self.size_bytes
 
     def traffic(self, units: FloatArray) -> Traffic:
-        """Count the exchanges of n plans whose devices give out so many units of 4 columns (n, D), and the base's."""
+        """Return the traffic of n plans and this load, from the units of 4 columns that each device sends (n, D)."""
         task, columns = self.task, units * DIM_MULTIPLE
-        if not self.given.any():
+        if not self.sent_bytes.any():
             return Traffic.of_columns(columns, task.batch_size, task.topology.fast_links)
-        given = np.repeat(self.given[None], len(columns), axis=0)
-        given[..., Collective.ALL_TO_ALL] += columns * float(ELEMENT_BYTES * task.batch_size)
-        return Traffic(given, np.full(len(columns), task.batch_size), task.topology.fast_links)
+        sent_bytes = np.repeat(self.sent_bytes[None], len(columns), axis=0)
+        sent_bytes[..., Collective.ALL_TO_ALL] += columns * float(ELEMENT_BYTES * task.batch_size)
+        return Traffic(sent_bytes, np.full(len(columns), task.batch_size), task.topology.fast_links)
 
     def plan(self, columns: Sequence[tuple[int, int, int]] = ()) -> Plan:
-        """Make the plan that puts `dim` columns of a table on a device, for each (table index, dim, device)."""
+        """Return the plan with this load, and `dim` columns of a table for each (table index, dim, device)."""
         return Plan(self.task, (*in_columns(self.task, columns), *self.others))
 
     def step(self, simulator: Simulator, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Compute (n, D) ms of n whole plans: until each device may start forward communication, and until its end.
+        """Return (n, D) ms of n whole plans: until each device may start the output dist, and until its end.
 
         Args:
-            simulator: tells what exchanges cost.
+            simulator: costs exchanges.
             compute_ms: (n, D) compute cost of the column-wise tables on each device.
-            units: (n, D) of 4 columns, that a sample gets of each device.
+            units: (n, D) units of 4 columns that each device sends for each sample.
         """
         whole_ms = compute_ms + self.compute_ms
         forward, backward = simulator.communication(self.traffic(units), whole_ms)
@@ -131,7 +131,7 @@ class Base:
         return ready_ms, ready_ms + forward
 
     def closed_to(self) -> BoolArray:
-        """Return the devices that each table must avoid, (T, D): tables that it is kept apart from are there."""
+        """Return True for the devices, (T, D), where a table would meet a table that it must be kept apart from."""
         names = [table.name for table in self.task.tables]
         closed: BoolArray = np.zeros((len(names), self.task.topology.num_devices), dtype=np.bool_)
         held: dict[str, set[int]] = defaultdict(set)

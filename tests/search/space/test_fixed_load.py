@@ -1,6 +1,6 @@
 """Tables on devices already: column-wise tables get the memory that is left, and cost what whole plans do."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,17 +8,16 @@ import pytest
 from neuroshard import Constraints, InfeasibleError, MemoryUse, Plan, Simulator, Task, Topology
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.placement.grid import GridSettings
-from neuroshard.stages.search.space.base import Base, device_memory
-from neuroshard.stages.search.space.catalog import Catalog
+from neuroshard.stages.search.published.grid import GridSettings
+from neuroshard.stages.search.space.costed_space import CostedSpace
+from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
 from neuroshard.stages.search.space.forms import Spread, allowed_forms, known_calls, leaders
-from neuroshard.stages.search.space.sizes import device_loads
 from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, toy_task
 from neuroshard.words.form import FORMS, Form
 from tests.kit.messages import refused
 from tests.kit.plans import laid_out
 from tests.kit.random_models import random_form_models
-from tests.kit.searches import H100, catalog_of
+from tests.kit.searches import H100, costed_space_of
 from tests.kit.tasks import plain_tables
 
 COLUMNS, ROWS, COPIES = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
@@ -32,8 +31,8 @@ def _mixed(task):
     return laid_out(task, "data_parallel", {0: 4, 3: 12}, [2, 3], 1)
 
 
-def _base(plan):
-    return Base.of_plan(plan, H100.models.compute)
+def _fixed_load(plan):
+    return FixedLoad.of_plan(plan, H100.models.compute)
 
 
 @pytest.mark.parametrize("models", [H100.models, random_form_models()], ids=["roofline", "random"])
@@ -42,13 +41,13 @@ def test_columns_beside_others_are_costed_as_whole_plans(models):
     task = replace(toy_task(6), topology=Topology(4, 1 << 40, devices_per_host=2))
     others = (*in_rows(task, 0, [2, 3]), *in_rows(task, 1, range(4)), *in_copies(task, 2))
     simulator = Simulator(models)
-    catalog = Catalog.checked(Base.of(task, others, models.compute), simulator)
+    space = CostedSpace.checked(FixedLoad.of(task, others, models.compute), simulator)
     for devices in ((0, 1, 2), (3, 3, 0)):
         columns = [(table, task.tables[table].dim, device) for table, device in zip((3, 4, 5), devices, strict=True)]
         plan = Plan(task, (*others, *in_columns(task, columns)))
-        contents = catalog.items.held(plan).T
-        compute = catalog.model.predict(device_loads(catalog.items, contents))[None]
-        ready, total = catalog.step(compute, catalog.given_by(contents)[None])
+        widths = space.widths(plan)
+        compute = space.model.predict(space.device_loads(widths))[None]
+        ready, total = space.step(compute, space.shards.device_units(widths)[None])
         cost = simulator.cost(task, plan)
         np.testing.assert_allclose(total[0] - ready[0], cost.forward, rtol=1e-9)
         np.testing.assert_allclose(ready[0], cost.compute + cost.backward, rtol=1e-9)
@@ -58,20 +57,20 @@ def test_columns_beside_others_are_costed_as_whole_plans(models):
 @pytest.mark.parametrize("use", [MemoryUse(), MemoryUse("adam", batches_in_flight=2)])
 def test_columns_get_exactly_the_memory_that_others_leave(use):
     plan = _mixed(replace(TASK, memory=use))
-    base = _base(plan)
-    assert base.in_columns.tolist() == [1, 3]
-    catalog = Catalog.checked(base, LINEAR)
-    held = catalog.items.held(plan)
-    columns = catalog.size_bytes[catalog.first[:, None] + held].sum(axis=0)
-    np.testing.assert_array_equal(base.free_bytes - columns, device_memory(plan.task) - np.array(plan.device_bytes))
-    assert sorted(catalog.items.plan(held).placements) == sorted(plan.placements)
+    fixed = _fixed_load(plan)
+    assert fixed.column_wise.tolist() == [1, 3]
+    space = CostedSpace.checked(fixed, LINEAR)
+    held = space.widths(plan)
+    columns = space.shards.device_bytes(held)
+    np.testing.assert_array_equal(fixed.free_bytes - columns, device_memory(plan.task) - np.array(plan.device_bytes))
+    assert sorted(space.plan(held).placements) == sorted(plan.placements)
 
 
 def test_chosen_sharding_types_stay_whatever_is_searched_beside_them():
     task = replace(TASK, topology=Topology(4, (10**6, 2 * 10**6, 10**6, 10**6), 1000, 2))
     others = Spread(task).others(np.array([COPIES, COLUMNS, ROWS, COLUMNS]))
-    catalog = Catalog.checked(Base.of(task, others, H100.models.compute), LINEAR)
-    plan = catalog.items.plan(BeamSearch(grid=GridSettings(points=2)).first_held(catalog))
+    space = CostedSpace.checked(FixedLoad.of(task, others, H100.models.compute), LINEAR)
+    plan = space.plan(BeamSearch(grid=GridSettings(points=2)).first_widths(space))
     assert plan.forms == (Form.DATA_PARALLEL, Form.COLUMN_WISE, Form.ROW_WISE, Form.COLUMN_WISE)
     assert plan.fits
 
@@ -81,10 +80,10 @@ def test_what_leaves_no_memory_is_refused():
     for memory, forms in ((size - 1, [COPIES, COLUMNS]), (2 * size - 1, [COPIES, COPIES])):
         task = Task(TABLES[:2], Topology(4, memory), 64)
         with refused("device-memory-row-wise-tables", names=["device 0"], kind=InfeasibleError):
-            Base.of(task, Spread(task).others(np.array(forms)), H100.models.compute)
+            FixedLoad.of(task, Spread(task).others(np.array(forms)), H100.models.compute)
     task = Task(TABLES[:2], Topology(4, 2 * size), 64)
-    everywhere = Base.of(task, Spread(task).others(np.array([COPIES, COPIES])), H100.models.compute)
-    assert not len(everywhere.in_columns)
+    everywhere = FixedLoad.of(task, Spread(task).others(np.array([COPIES, COPIES])), H100.models.compute)
+    assert not len(everywhere.column_wise)
     assert everywhere.plan().fits
 
 
@@ -92,41 +91,40 @@ def test_buffers_that_leave_a_device_no_memory_are_named_before_its_tables():
     task = Task(TABLES[:1], Topology(2, (1 << 20, 100)), 64, MemoryUse("sgd", 1))
     for forms in ([COPIES], [ROWS]):
         with refused("device-buffers-too-large", names=["KiB", "topology.memory_bytes"], kind=InfeasibleError):
-            Base.of(task, Spread(task).others(np.array(forms)), H100.models.compute)
+            FixedLoad.of(task, Spread(task).others(np.array(forms)), H100.models.compute)
 
 
 def test_columns_stay_off_the_devices_of_rows_that_they_are_kept_apart_from():
     task = replace(TASK, constraints=Constraints(apart=(("t2", "t3"),)))
     plan = _mixed(task)
     assert plan.violations == ()
-    items = Catalog.checked(_base(plan), LINEAR).items
-    assert items.limits.allowed.tolist() == [[True] * 4, [True, True, False, False]]
+    rules = CostedSpace.checked(_fixed_load(plan), LINEAR).shards.rules
+    assert rules.allowed.tolist() == [[True] * 4, [True, True, False, False]]
 
 
 def test_row_wise_and_data_parallel_tables_may_take_all_of_a_device():
     task = Task(TABLES[:2], Topology(2, (TABLES[0].size_bytes, 1 << 20)), 64)
-    base = _base(laid_out(task, "data_parallel", 1))
-    assert base.free_bytes.tolist() == [0, (1 << 20) - TABLES[0].size_bytes]
-    assert base.plan([(1, 16, 1)]).fits
+    fixed = _fixed_load(laid_out(task, "data_parallel", 1))
+    assert fixed.free_bytes.tolist() == [0, (1 << 20) - TABLES[0].size_bytes]
+    assert fixed.plan([(1, 16, 1)]).fits
 
 
 @pytest.mark.parametrize("compute", [H100.models.compute, OpaqueCompute()], ids=["sum", "other"])
-def test_a_part_of_a_catalog_is_as_if_newly_made(compute):
+def test_a_part_of_a_space_is_as_if_newly_made(compute):
     rng, pinned, apart = np.random.default_rng(0), 0, 0
     simulator = Simulator(replace(H100.models, compute=compute, margins=None))
     for seed in range(10):
         task = constrained_task(seed)
         bound = ~np.delete(allowed_forms(task, known_calls(H100.models)), COLUMNS, 1)
         stay = (rng.uniform(size=len(task.tables)) < 0.5)[leaders(task)]  # tables kept together change together
-        base = Base.empty(task, np.flatnonzero(bound.all(axis=1) | stay))
-        part, made = catalog_of(task, simulator).beside(base), Catalog.checked(base, simulator)
-        assert part.items.items == made.items.items
-        for one, other in zip(part.items.limits, made.items.limits, strict=True):
+        fixed = FixedLoad.empty(task, np.flatnonzero(bound.all(axis=1) | stay))
+        part, made = costed_space_of(task, simulator).take(fixed), CostedSpace.checked(fixed, simulator)
+        assert part.items == made.items
+        for one, other in zip(part.shards.rules, made.shards.rules, strict=True):
             np.testing.assert_array_equal(one, other)
-        for field in fields(Catalog):
-            if field.name not in ("items", "simulator", "model"):
-                ours, theirs = getattr(part, field.name), getattr(made, field.name)  # products of more rows round apart
-                np.testing.assert_allclose(ours, theirs, rtol=1e-6, err_msg=field.name)
+        for name, ours, theirs in zip(part.shards._fields, part.shards, made.shards, strict=True):
+            if name != "rules":  # products of more rows round apart
+                np.testing.assert_allclose(ours, theirs, rtol=1e-6, err_msg=name)
         pinned += bool(task.constraints.pinned)
-        apart += len(part.items.limits.rivals) > 0
+        apart += len(part.shards.rules.rivals) > 0
     assert min(pinned, apart) > 0

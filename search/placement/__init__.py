@@ -1,1 +1,0 @@
-"""From layouts to devices."""

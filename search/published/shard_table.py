@@ -1,0 +1,209 @@
+"""All shards that the search may use, as arrays; and column splits, made of such shards.
+
+Column splits are (S,) rows of the shard table, ascending: the shards that all items are cut into before they are
+placed. P splits into as many shards each are (P, S). Widths are counted in units of 4 columns (FBGEMM's rule).
+"""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray, IntArray
+from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_SHARD_DIM
+
+_ROUNDING = 1e-5  # relative, of single precision
+
+
+class ComputeHead(Protocol):
+    """The last layer of the compute model.
+
+    A device whose shards have vectors that sum to v has the score relu(v + bias) @ weight, and takes `finish(score)`.
+    """
+
+    @property
+    def bias(self) -> Float32Array:
+        """Added to the vector of a device, (H,)."""
+        ...
+
+    @property
+    def weight(self) -> Float32Array:
+        """Weight of each entry in the score, (H,)."""
+        ...
+
+    @property
+    def offset(self) -> float:
+        """Added to the score."""
+        ...
+
+    @property
+    def scale_ms(self) -> float:
+        """Compute time of a score of 1, ms."""
+        ...
+
+    def finish(self, score: FloatArray) -> FloatArray:
+        """Return max(score + offset, 0) * scale_ms of every score (...,), ms."""
+        ...
+
+
+class PlacementRules(NamedTuple):
+    """Where the I items may be placed, and how far they may be split. Without constraints, anywhere and to any width.
+
+    Attributes:
+        allowed: (I, D) True if a device may hold the item.
+        min_shards, max_shards: (I,) number of devices that the item is spread over.
+        min_width: (I,) smallest number of units on each of these devices.
+        rival_first, rivals: (I + 1,) and (R,); the items `rivals[rival_first[i] : rival_first[i + 1]]` may not share a
+            device with item i.
+    """
+
+    allowed: BoolArray
+    min_shards: IntArray
+    max_shards: IntArray
+    min_width: IntArray
+    rival_first: IntArray
+    rivals: IntArray
+
+    def rivals_of(self, item: int) -> IntArray:
+        """Return the items that may not share a device with `item`, (r,)."""
+        rivals: IntArray = self.rivals[self.rival_first[item] : self.rival_first[item + 1]]
+        return rivals
+
+    @property
+    def confined(self) -> BoolArray:
+        """True for each item, (I,), that some device or another item excludes: such items are better placed first."""
+        confined: BoolArray = ~self.allowed.all(axis=1) | (np.diff(self.rival_first) > 0)
+        return confined
+
+
+class ShardTable(NamedTuple):
+    """Every shard of I items at every width: N = sum over items of (width + 1) rows. Compiled functions take it.
+
+    An item is split and placed as one. As a rule it is a table; constraints may make it a part of one, or several.
+    The shard of item i that is w units wide is row `first[i] + w`, and row `first[i]` is the empty shard.
+
+    Attributes:
+        rules: where the items may be placed.
+        first: (I,) first row of each item.
+        size_bytes: (N,) memory on a device.
+        state_bytes: (N,) weights and optimizer state, which move with the shard; no buffers.
+        sent_units: (N,) units that a device sends for each sample because of the shard: its width, for each of the
+            table's outputs. Multiples of 1/1024, so that sums are exact in any order.
+        vectors: (N, H) embedding by the compute model; a device's vector is the sum over its shards. H is 0 if no model
+            was asked.
+        cost_ms: (N,) predicted compute time of a device that holds only this shard; 0 for empty shards.
+        least_score: (N,) lower bound of the score that the shard adds to a device without other shards of the item;
+            minus infinity if there is no bound.
+    """
+
+    rules: PlacementRules
+    first: IntArray
+    size_bytes: IntArray
+    state_bytes: IntArray
+    sent_units: FloatArray
+    vectors: Float32Array
+    cost_ms: FloatArray
+    least_score: FloatArray
+
+    @property
+    def num_items(self) -> int:
+        """I, the number of items."""
+        return len(self.first)
+
+    @property
+    def full_width(self) -> IntArray:
+        """Units of each whole item, (I,)."""
+        widths: IntArray = np.append(self.first[1:], len(self.size_bytes)) - self.first - 1
+        return widths
+
+    @property
+    def whole(self) -> IntArray:
+        """Rows of the whole items, (I,)."""
+        return self.first + self.full_width
+
+    @property
+    def item(self) -> IntArray:
+        """The item of each row, (N,)."""
+        return np.repeat(np.arange(self.num_items), self.full_width + 1)
+
+    def item_of(self, rows: IntArray) -> IntArray:
+        """Return the item of each of some rows, (...,)."""
+        item: IntArray = np.searchsorted(self.first, rows, side="right") - 1
+        return item
+
+    @property
+    def total_sent_units(self) -> float:
+        """Units that all devices together send for each sample."""
+        return float(self.sent_units[self.whole].sum())
+
+    def device_bytes(self, widths: IntArray) -> IntArray:
+        """Return the memory that shards of `widths` (I, D) take on each device, (D,) bytes."""
+        size_bytes: IntArray = self.size_bytes[self.first[:, None] + widths].sum(axis=0)
+        return size_bytes
+
+    def device_units(self, widths: IntArray) -> FloatArray:
+        """Return the units that each device with shards of `widths` (I, D) sends for each sample, (D,)."""
+        units: FloatArray = self.sent_units[self.first + widths.T].sum(axis=-1)
+        return units
+
+
+def always_added(vectors: Float32Array, head: ComputeHead) -> tuple[BoolArray, FloatArray]:
+    """Return the entries of vectors (N, H) that count in full on any device, (H,), and the score they add, (N,).
+
+    These entries start at 0 or above, and no shard lowers them.
+    """
+    adding: BoolArray = (head.bias >= 0) & (head.weight > 0) & (vectors >= 0).all(axis=0)
+    pull = (vectors * head.weight)[:, adding]
+    return adding, pull.sum(axis=1, dtype=np.float64) * (1 - _ROUNDING)
+
+
+def least_score(vectors: Float32Array, head: ComputeHead) -> FloatArray:
+    """Return a lower bound of the score that each vector (N, H) adds, (N,); minus infinity if there is no bound.
+
+    If every entry of every vector raises the score, no part of a sum falls, and the entries of `always_added` count.
+    """
+    if (vectors * head.weight < 0).any():
+        return np.full(len(vectors), -np.inf)
+    return always_added(vectors, head)[1]
+
+
+def fewest_shards(shards: ShardTable) -> IntArray:
+    """Return the column splits (S,) into as few shards, of about equal widths, as rules and kernels allow."""
+    parts = -(-shards.full_width * DIM_MULTIPLE // MAX_SHARD_DIM)
+    return evenly_split(shards, np.clip(parts, shards.rules.min_shards, most_shards(shards)))
+
+
+def most_shards(shards: ShardTable) -> IntArray:
+    """Return the number of shards that each item may be split into, (I,)."""
+    rules = shards.rules
+    most: IntArray = np.maximum(np.minimum(rules.max_shards, rules.allowed.sum(axis=1)), rules.min_shards)
+    return most
+
+
+def evenly_split(shards: ShardTable, counts: IntArray) -> IntArray:
+    """Split every item into `counts` (I,) shards whose widths differ by 1 at most; return the splits (S,)."""
+    item = np.repeat(np.arange(shards.num_items), counts)
+    number = np.arange(len(item)) - np.repeat(counts.cumsum() - counts, counts)  # of the shard, within its item
+    narrow, wider = np.divmod(shards.full_width, counts)
+    widths = narrow[item] + (number >= (counts - wider)[item])
+    rows: IntArray = shards.first[item] + widths
+    return rows
+
+
+def splittable(shards: ShardTable, splits: IntArray) -> IntArray:
+    """Return the different shards of column splits (S,) that may be split further, (n,), ascending."""
+    rows, rules = np.unique(splits), shards.rules
+    item, count = shards.item_of(rows), np.bincount(shards.item_of(splits), minlength=shards.num_items)
+    may: BoolArray = (rows - shards.first[item] >= 2 * rules.min_width[item]) & (count < rules.max_shards)[item]
+    return rows[may]
+
+
+def split_each(shards: ShardTable, splits: IntArray, rows: IntArray) -> IntArray:
+    """Return n column splits, (n, S + 1), that replace one of `rows` (n,) each by two halves of about equal width."""
+    first = shards.first[shards.item_of(rows)]
+    half = (rows - first) // 2
+    after = np.empty((len(rows), len(splits) + 1), dtype=np.int64)
+    after[:, :-1] = splits
+    after[np.arange(len(rows)), np.searchsorted(splits, rows)] = first + half
+    after[:, -1] = rows - half
+    after.sort(axis=1)
+    return after

@@ -1,0 +1,127 @@
+"""A search space with costs: the arrays that searches work on, and the simulator that costs their plans."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from neuroshard.cost.cost import Called, Cost
+from neuroshard.cost.loads import Traffic
+from neuroshard.layouts import given_bytes
+from neuroshard.models import SumModel
+from neuroshard.models.composed import columns_model
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.stages.search.published.grid import PlacementProblem
+from neuroshard.stages.search.published.shard_table import PlacementRules, ShardTable, least_score
+from neuroshard.stages.search.space.fixed_load import FixedLoad
+from neuroshard.stages.search.space.memory_checks import check_total
+from neuroshard.stages.search.space.search_space import SearchSpace, row_loads
+
+
+@dataclass(frozen=True, eq=False)
+class CostedSpace(SearchSpace):
+    """A search space whose shards have costs by a compute model.
+
+    Attributes:
+        simulator: costs exchanges, and whole plans.
+        model: compute model of the devices with column-wise tables (`columns_model`).
+    """
+
+    simulator: Simulator
+    model: SumModel
+
+    @classmethod
+    def checked(cls, fixed: FixedLoad, simulator: Simulator) -> "CostedSpace":
+        """Check the models and the memory; then cost all shards of the tables that are to be placed column-wise.
+
+        Raises:
+            UserError: the models cannot serve the task.
+            InfeasibleError: some item, or all of them together, take more memory than there is.
+        """
+        simulator.models.check(fixed.task)
+        space = SearchSpace.of(fixed)
+        check_total(space)
+        return cls.costed(space, simulator, simulator.compute_for(fixed.task))
+
+    @classmethod
+    def costed(cls, space: SearchSpace, simulator: Simulator, model: SumModel) -> "CostedSpace":
+        """Predict the compute time of every shard alone, in one call of a compute model."""
+        task, shards = space.task, space.shards
+        model = columns_model(model, task.loads.take(space.fixed.column_wise))
+        row, loads = row_loads(task, space.items, shards.first, shards.full_width)
+        embedded = model.embed(loads)
+        vectors = np.zeros((len(shards.size_bytes), embedded.shape[1]), dtype=np.float32)
+        np.add.at(vectors, row, embedded)
+        cost_ms, filled = np.zeros(len(vectors)), np.unique(row)
+        cost_ms[filled] = model.head(vectors[filled])
+        shards = shards._replace(vectors=vectors, cost_ms=cost_ms, least_score=least_score(vectors, model.head))
+        return cls(space.fixed, space.items, shards, simulator, model)
+
+    @property
+    def problem(self) -> PlacementProblem:
+        """The arrays that the published search works on."""
+        return PlacementProblem(
+            self.shards, self.model.head, self.free_bytes, self.fixed.compute_ms,
+            lambda compute_ms, units: self.step(compute_ms, units)[1].max(axis=1),
+        )  # fmt: skip
+
+    def take(self, fixed: FixedLoad) -> "CostedSpace":
+        """Keep only the tables that are column-wise in `fixed`, whose other tables may differ; costs stay the same.
+
+        Tables that are kept together or apart, or whose shards are pinned, must all be column-wise, or none.
+        """
+        kept = np.isin(self.first_tables, fixed.column_wise)
+        items = tuple(item for item, stays in zip(self.items, kept.tolist(), strict=True) if stays)
+        return replace(self, fixed=fixed, items=items, shards=_taken(self.shards, kept))
+
+    def step(self, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return (n, D) ms until each device is ready, and until it has ended, of n whole plans: `FixedLoad.step`."""
+        return self.fixed.step(self.simulator, compute_ms, units)
+
+    def costs(self, plans: Sequence[IntArray]) -> list[Cost]:
+        """Return the simulator's costs of whole plans, given as widths (I, D) each."""
+        task, devices = self.task, self.task.topology.num_devices
+        loads = self.device_loads(np.concatenate(plans, axis=1))
+        called = self.simulator.called(loads, devices)
+        given = given_bytes(loads.loads, devices)
+        traffic = Traffic.of(loads, given, devices, task.batch_size, task.topology.fast_links)
+        if self._fixed_called is None:
+            return self.simulator.costs_of(called, traffic)
+        size_bytes = traffic.size_bytes + self.fixed.sent_bytes
+        return self.simulator.costs_of(called.beside(self._fixed_called), replace(traffic, size_bytes=size_bytes))
+
+    @cached_property
+    def _fixed_called(self) -> Called | None:
+        """The kernel calls of the tables that are on the devices already."""
+        loads = self.fixed.loads
+        return None if loads is None else self.simulator.called(loads, len(loads))
+
+
+def _taken(shards: ShardTable, kept: BoolArray) -> ShardTable:
+    """Return the shards of the items that are kept (I,), with the same costs."""
+    rows, width = kept[shards.item], shards.full_width[kept]
+    return ShardTable(
+        _taken_rules(shards.rules, kept),
+        np.concatenate([[0], (width + 1).cumsum()[:-1]]),
+        shards.size_bytes[rows],
+        shards.state_bytes[rows],
+        shards.sent_units[rows],
+        shards.vectors[rows],
+        shards.cost_ms[rows],
+        shards.least_score[rows],
+    )
+
+
+def _taken_rules(rules: PlacementRules, kept: BoolArray) -> PlacementRules:
+    """Return the rules of the items that are kept (I,); all of their rivals must be kept too."""
+    place, count = kept.cumsum() - 1, np.diff(rules.rival_first)
+    return PlacementRules(
+        rules.allowed[kept],
+        rules.min_shards[kept],
+        rules.max_shards[kept],
+        rules.min_width[kept],
+        np.concatenate([[0], count[kept].cumsum()]),
+        place[rules.rivals[np.repeat(kept, count)]],
+    )

@@ -1,0 +1,58 @@
+"""Compiled checks of rules and room, one item at a time: for packing, heuristics and random placement."""
+
+import numpy as np
+
+from neuroshard.plumbing.arrays import BoolArray, IntArray
+from neuroshard.stages.search.jit import jit, jit_inline
+from neuroshard.stages.search.published.device_room import DeviceRoom, may_hold, may_join, more_bytes
+from neuroshard.stages.search.published.shard_table import PlacementRules, ShardTable
+
+
+@jit
+def open_devices(rules: PlacementRules, widths: IntArray, item: int) -> BoolArray:
+    """Return True for each device, (D,), that may hold a shard of an item in addition to `widths` (I, D)."""
+    may: BoolArray = np.zeros(widths.shape[1], np.bool_)
+    for device in range(len(may)):
+        may[device] = may_hold(rules, widths, item, device, -1)
+    return may
+
+
+@jit_inline
+def keeps_rules(rules: PlacementRules, widths: IntArray) -> bool:
+    """Return True if the devices, counts and widths of all shards of `widths` (I, D) keep the rules of their items."""
+    num_items, num_devices = widths.shape
+    for item in range(num_items):
+        shards = 0
+        for device in range(num_devices):
+            if widths[item, device] > 0:
+                shards += 1
+                if widths[item, device] < rules.min_width[item] or not may_hold(rules, widths, item, device, -1):
+                    return False
+        if not rules.min_shards[item] <= shards <= rules.max_shards[item]:
+            return False
+    return True
+
+
+@jit_inline
+def may_put(shards: ShardTable, room: DeviceRoom, item: int, width: int, device: int) -> bool:
+    """Return True if a shard of an item, `width` units wide, may go to a device."""
+    there = room.widths[item, device]
+    sends = shards.sent_units[shards.first[item] + width]
+    return may_join(shards.rules, room, item, device, there, sends, more_bytes(shards, item, width, there))
+
+
+@jit
+def devices_with_room(shards: ShardTable, room: DeviceRoom, item: int, width: int) -> BoolArray:
+    """Return True for each device, (D,), that a shard of an item, `width` units wide, may go to."""
+    has_room: BoolArray = np.zeros(len(room.free_bytes), np.bool_)
+    for device in range(len(has_room)):
+        has_room[device] = may_put(shards, room, item, width, device)
+    return has_room
+
+
+@jit_inline
+def put(shards: ShardTable, room: DeviceRoom, item: int, width: int, device: int) -> None:
+    """Put a shard of an item, `width` units wide, on a device."""
+    room.free_bytes[device] -= more_bytes(shards, item, width, room.widths[item, device])
+    room.free_units[device] -= shards.sent_units[shards.first[item] + width]
+    room.widths[item, device] += width

@@ -1,0 +1,292 @@
+"""The column-wise tables that a search places: the items that they are cut into, and all of their shards.
+
+An item is a table as a rule. Constraints make an item of each pinned shard, and one of all tables that are kept
+together.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from neuroshard.cost.loads import Loads, LoadSets
+from neuroshard.layouts.widths import as_shards
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.grouping import grouped
+from neuroshard.plumbing.schema import DIM_MULTIPLE
+from neuroshard.stages.search.published.shard_table import PlacementRules, ShardTable
+from neuroshard.stages.search.space.cache_widths import ItemTables, charged_widths
+from neuroshard.stages.search.space.fixed_load import FixedLoad
+from neuroshard.tables import Table
+from neuroshard.tasks.task import Task
+
+_FRACTIONS = 1024  # of a unit
+
+
+@dataclass(frozen=True, eq=False)
+class SearchSpace:
+    """The column-wise tables of a task, as I items on devices with a fixed load.
+
+    Attributes:
+        fixed: the task, and the load of its other tables.
+        items: (I,) tables of each item, in the order of their first tables.
+        shards: all shards of the items; with costs if it is a `CostedSpace`.
+    """
+
+    fixed: FixedLoad
+    items: tuple[ItemTables, ...]
+    shards: ShardTable
+
+    @classmethod
+    def of(cls, fixed: FixedLoad) -> "SearchSpace":
+        """Make the items of the column-wise tables, and compute the bytes and units of all of their shards.
+
+        Raises:
+            UserError: a table may not be column-wise.
+        """
+        items = _items(fixed.task, fixed.column_wise)
+        tables, rules = tuple(item.tables for item in items), _rules(fixed, items)
+        full_width = np.array([sum(units for _, units in its) for its in tables], dtype=np.int64)
+        first = np.concatenate([[0], (full_width + 1).cumsum()[:-1]])
+        row, loads = row_loads(fixed.task, tables, first, full_width)
+        count, memory = int(full_width.sum()) + len(tables), fixed.task.memory
+        size_bytes, state_bytes = np.zeros((2, count), dtype=np.int64)
+        charged = charged_widths(fixed.task, tables, rules, loads, np.searchsorted(first, row, side="right") - 1)
+        np.add.at(size_bytes, row, memory.device_bytes(loads, charged))
+        np.add.at(state_bytes, row, memory.state_bytes(loads))
+        sent_units = np.zeros(count)
+        np.add.at(sent_units, row, _rounded(loads.outputs / loads.samples * loads.dim / DIM_MULTIPLE))
+        vectors, no_cost = np.zeros((count, 0), dtype=np.float32), np.zeros(count)
+        shards = ShardTable(rules, first, size_bytes, state_bytes, sent_units, vectors, no_cost, no_cost)
+        return cls(fixed, tables, shards)
+
+    @classmethod
+    def of_task(cls, task: Task) -> "SearchSpace":
+        """Return the space of all tables of a task, with empty devices."""
+        return cls.of(FixedLoad.empty(task))
+
+    @property
+    def task(self) -> Task:
+        """The task, with all tables."""
+        return self.fixed.task
+
+    @property
+    def free_bytes(self) -> IntArray:
+        """Bytes of each device's memory that are left for the items, (D,)."""
+        return self.fixed.free_bytes
+
+    @property
+    def first_tables(self) -> IntArray:
+        """The index of each item's first table, (I,)."""
+        return np.array([its[0][0] for its in self.items], dtype=np.int64)
+
+    def name(self, item: int) -> str:
+        """Return the names of the tables in an item, as errors show them."""
+        return " + ".join(repr(self.task.tables[table].name) for table, _ in self.items[item])
+
+    def columns(self, item: int, width: int) -> list[tuple[int, int]]:
+        """List (table, dim) in a shard of an item, `width` units wide; all columns of tables that are kept together."""
+        if len(self.items[item]) > 1:
+            return [(table, units * DIM_MULTIPLE) for table, units in self.items[item]]
+        return [(self.items[item][0][0], width * DIM_MULTIPLE)]
+
+    def tables(self, item: int, width: int) -> list[Table]:
+        """List the tables in a shard of an item, `width` units wide, each with its columns in the shard."""
+        return [self.task.tables[table].with_dim(dim) for table, dim in self.columns(item, width)]
+
+    def whole_tables(self) -> list[list[Table]]:
+        """List the tables of each item, (I,), each with its columns in the item."""
+        return [self.tables(item, width) for item, width in enumerate(self.shards.full_width.tolist())]
+
+    def plan(self, widths: IntArray) -> Plan:
+        """Return the plan of `widths` (I, D), units of each item on each device."""
+        places = zip(*(axis.tolist() for axis in widths.nonzero()), strict=True)
+        return self.fixed.plan(
+            [
+                (table, dim, device)
+                for item, device in places
+                for table, dim in self.columns(item, int(widths[item, device]))
+            ]
+        )
+
+    def widths(self, plan: Plan) -> IntArray:
+        """Return the units of each item on each device, (I, D), of a plan that keeps the task's constraints.
+
+        Raises:
+            UserError: a table that is to be placed column-wise has another sharding type in the plan.
+        """
+        if not self.fixed.others:
+            plan.check_layouts(
+                lambda layout: layout.free,
+                "this search starts from column-wise tables only",
+                "Give a plan in which this table is column_wise",
+            )
+        units = np.zeros((len(self.task.tables), self.task.topology.num_devices), dtype=np.int64)
+        for placement in plan.placements:
+            units[placement.shard.table, placement.device] += placement.shard.dim // DIM_MULTIPLE
+        rules = self.shards.rules
+        widths = np.zeros(rules.allowed.shape, dtype=np.int64)
+        by_first_table = grouped(range(len(self.items)), lambda number: self.items[number][0][0])
+        for table, numbers in by_first_table.items():
+            whole = [number for number in numbers if rules.max_shards[number] == 1]
+            width = np.array([self.items[number][0][1] for number in whole])
+            fits = rules.allowed[whole] & (units[table] == width[:, None])
+            for row, device in _own_devices(fits):
+                widths[whole[row], device] = self.shards.full_width[whole[row]]
+                units[table, device] = 0
+            for number in set(numbers).difference(whole):
+                widths[number] = units[table]
+        return widths
+
+    def moved_bytes(self, before: IntArray, after: IntArray) -> IntArray:
+        """Return the bytes of weights and optimizer state that arrive on devices, (I,), from widths before and after.
+
+        Both widths are (I, D). Columns are free to be renumbered, so a device keeps as many as it has in both.
+        """
+        first, state_bytes = self.shards.first[:, None], self.shards.state_bytes
+        moved: IntArray = np.maximum(state_bytes[first + after] - state_bytes[first + before], 0).sum(axis=1)
+        return moved
+
+    def device_loads(self, widths: IntArray) -> LoadSets:
+        """Return the loads of each of D devices with `widths` (I, D)."""
+        device, item = widths.T.nonzero()
+        sets = _shard_loads(self.task, self.items, item, widths[item, device])
+        return LoadSets(sets.loads, np.bincount(device[sets.owners], minlength=widths.shape[1]))
+
+
+def narrowest_shards(space: SearchSpace) -> tuple[IntArray, IntArray, IntArray]:
+    """Split each item as finely as the rules allow; return units and bytes of the widest shard, and room, (I,) each.
+
+    Room is the memory of the largest device that may hold the item.
+    """
+    shards, rules, width = space.shards, space.shards.rules, space.shards.full_width
+    narrowest = np.where(rules.max_shards > 1, -(-width // rules.max_shards), width)
+    room: IntArray = np.where(rules.allowed, space.free_bytes, 0).max(axis=1)
+    return narrowest, shards.size_bytes[shards.first + narrowest], room
+
+
+def _rounded(units: FloatArray) -> FloatArray:
+    """Round units (n,) to the nearest fractions, none of them to 0."""
+    return np.maximum(np.round(units * _FRACTIONS), 1) / _FRACTIONS
+
+
+def row_loads(task: Task, items: Sequence[ItemTables], first: IntArray, full_width: IntArray) -> tuple[IntArray, Loads]:
+    """Return n loads of all rows of a shard table: the row of each load, (n,), and the loads."""
+    widths = [
+        np.arange(1 if len(tables) == 1 else width, width + 1)
+        for tables, width in zip(items, full_width.tolist(), strict=True)
+    ]
+    item, width = np.repeat(np.arange(len(items)), [len(some) for some in widths]), np.concatenate(widths)
+    sets = _shard_loads(task, items, item, width)
+    return (first[item] + width)[sets.owners], sets.loads
+
+
+def _shard_loads(task: Task, items: Sequence[ItemTables], item: IntArray, units: IntArray) -> LoadSets:
+    """Return the loads of n shards, a set for each, from the item and the units of each shard, (n,).
+
+    A shard wider than kernels take is several loads. A shard of tables that are kept together has all their columns.
+    """
+    table = np.array([table for tables in items for table, _ in tables])
+    whole = LoadSets(task.loads.take(table), np.array([len(tables) for tables in items]))
+    sets = whole.take(item)
+    dims = np.where(sets.counts[sets.owners] > 1, sets.loads.dim, units[sets.owners] * DIM_MULTIPLE)
+    return as_shards(LoadSets(sets.loads.columns(dims), sets.counts))
+
+
+class _Item(NamedTuple):
+    """An item and its rules.
+
+    Attributes:
+        tables: the tables in it.
+        devices: the devices that may hold it.
+        min_shards, max_shards: number of devices that it is spread over.
+        min_width: smallest number of units on each of these devices.
+    """
+
+    tables: ItemTables
+    devices: tuple[int, ...]
+    min_shards: int
+    max_shards: int
+    min_width: int
+
+
+def _rules(fixed: FixedLoad, items: Sequence[_Item]) -> PlacementRules:
+    """Gather the rules of items as arrays."""
+    allowed = np.zeros((len(items), fixed.task.topology.num_devices), dtype=np.bool_)
+    for index, item in enumerate(items):
+        allowed[index, list(item.devices)] = True
+    closed = fixed.closed_to()
+    for index, item in enumerate(items):
+        allowed[index] &= ~closed[[table for table, _ in item.tables]].any(axis=0)
+    rivals = _rivals(fixed.task, items)
+    return PlacementRules(
+        allowed,
+        np.array([item.min_shards for item in items], dtype=np.int64),
+        np.array([item.max_shards for item in items], dtype=np.int64),
+        np.array([item.min_width for item in items], dtype=np.int64),
+        np.array([0, *map(len, rivals)], dtype=np.int64).cumsum(),
+        np.array([rival for some in rivals for rival in sorted(some)], dtype=np.int64),
+    )
+
+
+def _own_devices(fits: BoolArray) -> list[tuple[int, int]]:
+    """Return pairs of a shard and a device, a different device for each of n shards, from where they fit (n, D)."""
+    if not len(fits):
+        return []
+    from scipy.optimize import linear_sum_assignment  # slow to import: only where it is used
+
+    return list(zip(*(its.tolist() for its in linear_sum_assignment(~fits)), strict=True))
+
+
+def _items(task: Task, tables: IntArray) -> tuple[_Item, ...]:
+    constraints = task.constraints
+    index = {table.name: number for number, table in enumerate(task.tables)}
+    items: list[_Item] = []
+    for number in tables.tolist():
+        table, limits = task.tables[number], task.limits[number]
+        if not limits.free:
+            forms = " or ".join(sorted(limits.forms))
+            raise UserError(
+                "constraints-not-column-wise",
+                f"table {table.name!r} may only be {forms}",
+                where="constraints",
+                limit="this searcher places only column-wise tables",
+                remedy="Allow column_wise for this table, or set searcher=neuroshard",
+            )
+        if table.name in constraints.group_of:
+            group = sorted(index[name] for name in constraints.group_of[table.name])
+            if group[0] == number:
+                allowed = [set(task.limits[t].devices) for t in group]
+                whole = tuple((t, task.tables[t].dim // DIM_MULTIPLE) for t in group)
+                items.append(_Item(whole, tuple(sorted(set.intersection(*allowed))), 1, 1, 1))
+            continue
+        left, shards = table.dim // DIM_MULTIPLE, constraints.pins.get(table.name, [])
+        for shard in shards:
+            devices = tuple(sorted(set(shard.devices).intersection(limits.devices)))
+            items.append(_Item(((number, shard.dim // DIM_MULTIPLE),), devices, 1, 1, 1))
+            left -= shard.dim // DIM_MULTIPLE
+        if left:
+            least, most = (count - len(shards) for count in (limits.min_shards, limits.max_shards))
+            narrowest = limits.min_dim // DIM_MULTIPLE
+            most = min(most, left // narrowest)
+            items.append(_Item(((number, left),), limits.devices, max(least, 1), most, narrowest))
+    return tuple(items)
+
+
+def _rivals(task: Task, items: Sequence[_Item]) -> list[set[int]]:
+    """Return for each item the items that may not share its device: of tables kept apart, and of its own table."""
+    of_table: dict[str, set[int]] = defaultdict(set)
+    for number, item in enumerate(items):
+        for table, _ in item.tables:
+            of_table[task.tables[table].name].add(number)
+    groups = [set().union(*(of_table[name] for name in group)) for group in task.constraints.apart]
+    groups += [numbers for numbers in of_table.values() if len(numbers) > 1]
+    rivals: list[set[int]] = [set() for _ in items]
+    for group in groups:
+        for number in group:
+            rivals[number] |= group - {number}
+    return rivals
