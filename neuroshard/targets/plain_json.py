@@ -1,4 +1,4 @@
-"""Plain JSON, for any other tool: every placement with its table, rows, columns and device."""
+"""Exports to plain JSON for any other tool: every placement with its table, rows, columns and device."""
 
 from neuroshard.plans.plan import Plan
 from neuroshard.targets.target import Exported, Target
@@ -8,6 +8,7 @@ _FORMAT = "neuroshard-placements-2"
 
 
 def _write(plan: Plan) -> Exported:
+    """Return the plan as a list of tables and a list of placements."""
     topology, tables = plan.task.topology, plan.task.tables
     return Exported(
         {
@@ -31,6 +32,7 @@ def _write(plan: Plan) -> Exported:
 
 
 def _placed(table: str, placed: Placement) -> dict[str, str | int | float | None]:
+    """Return the fields of a placement of the table called `table`."""
     shard, home = placed.shard, placed.tier_assignment
     return {
         "table": table,
