@@ -37,11 +37,11 @@ _ESCAPED = re.compile(r"\\(.)")  # special characters in the settings of a job, 
 _SWEEP = ("-m", "--multirun", "hydra.mode=MULTIRUN")
 _COMPLETION = ("-sc", "--shell-completion")
 _FULL_ERROR = "HYDRA_FULL_ERROR"
-_ASKED = "NEUROSHARD_FULL_ERROR"  # set for this process and those of jobs if the user set HYDRA_FULL_ERROR=1
+_ASKED = "NEUROSHARD_FULL_ERROR"  # set for this process and the processes of jobs if the user set HYDRA_FULL_ERROR=1
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line with these arguments, or those of the process.
+    """Run the command line with the given arguments; None means the arguments of the process.
 
     A user's mistake prints one line on standard error and exits with code 2. A defect prints one line and exits with
     code 70.

@@ -76,7 +76,7 @@ def pretrain(
         settings: other fields of `Pretrain`, such as init="cpu" to fine-tune installed models.
 
     Raises:
-        UserError: the data is missing, damaged or too small, or `out` holds other files.
+        UserError: the data is missing, damaged or too small, or `out` contains other files.
     """
     from neuroshard.stages.pretrain.pretrain import Pretrain
 

@@ -53,7 +53,7 @@ class Called(NamedTuple):
     counts: FloatArray
 
     def beside(self, other: "Called") -> "Called":
-        """Return the sum of these times and counts and those of further calls on the same devices."""
+        """Return the sum of the times and counts of these calls and of further calls on the same devices."""
         return Called(*(these + more for these, more in zip(self, other, strict=True)))
 
 

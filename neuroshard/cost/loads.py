@@ -123,10 +123,12 @@ class Loads:
         """Return the loads at `indices` (m,)."""
         return Loads(**{field.name: getattr(self, field.name)[indices] for field in fields(self)})
 
-    def at(self, homes: Sequence[TierAssignment]) -> "Loads":
+    def at(self, assignments: Sequence[TierAssignment]) -> "Loads":
         """Return the loads with these tier assignments (n,)."""
-        tier = np.array([TIERS.index(home.tier) for home in homes], dtype=np.int64)
-        return replace(self, tier=tier, cached=np.array([home.cached_share for home in homes], dtype=np.float64))
+        tier = np.array([TIERS.index(assignment.tier) for assignment in assignments], dtype=np.int64)
+        return replace(
+            self, tier=tier, cached=np.array([assignment.cached_share for assignment in assignments], dtype=np.float64)
+        )
 
     def on_device(self) -> "Loads":
         """Return the loads with all weights in device memory."""

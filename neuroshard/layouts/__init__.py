@@ -64,8 +64,8 @@ def placed_loads(
     table = np.array([placement.shard.table for placement in placements], dtype=np.int64)
     dim = np.array([placement.shard.dim for placement in placements], dtype=np.int64)
     numbers = np.array([FORMS.index(layout.form) for layout in layouts], dtype=np.int64)
-    homes = {placement.shard.table: placement.tier_assignment for placement in placements}
-    whole = Loads.of(tables, batch_size).at([homes.get(index, ON_DEVICE) for index in range(len(tables))])
+    assignments = {placement.shard.table: placement.tier_assignment for placement in placements}
+    whole = Loads.of(tables, batch_size).at([assignments.get(index, ON_DEVICE) for index in range(len(tables))])
     loads = replace(whole, form=numbers).take(table).columns(dim)
     for number, layout in enumerate(LAYOUTS.values()):
         if len(which := np.flatnonzero(loads.form == number)):

@@ -41,10 +41,10 @@ class Copies(Layout):
 
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
         """Raise UserError unless every device has the whole table in device memory, without other shards."""
-        if (home := placements[0].tier_assignment) != ON_DEVICE:
+        if (assignment := placements[0].tier_assignment) != ON_DEVICE:
             raise UserError(
                 "plan-copies-tier",
-                f"table {table.name!r} is data_parallel in tier {home}",
+                f"table {table.name!r} is data_parallel in tier {assignment}",
                 limit="a data_parallel table must be in device memory",
                 remedy="Set the tier of the table to device",
             )

@@ -66,7 +66,9 @@ class Carried:
         taken = constraints.pins.keys() | constraints.group_of.keys()
         others = zip(tables, by_table(self.others, len(tables)), strict=True)
         rules = tuple(_rule(table, placements) for table, placements in others if placements)
-        rules += tuple(TableRule.keeping(tables[index].name, home) for index, home in self.tier_assignments.items())
+        rules += tuple(
+            TableRule.keeping(tables[index].name, assignment) for index, assignment in self.tier_assignments.items()
+        )
         kept = constraints.pinned + tuple(pin for pin in pins if pin.table not in taken)
         return replace(self.task, constraints=replace(constraints.with_rules(rules), pinned=kept))
 
@@ -78,9 +80,9 @@ class Carried:
         are counted as wide as if all column shards stayed.
         """
         tables = [self.task.tables[table].with_dim(dim) for table, dim, _ in self.columns]
-        homes = [self.tier_assignments.get(table, ON_DEVICE) for table, _, _ in self.columns]
+        assignments = [self.tier_assignments.get(table, ON_DEVICE) for table, _, _ in self.columns]
         devices = np.array([device for _, _, device in self.columns], dtype=np.int64)
-        loads = Loads.of(tables, self.task.batch_size).at(homes)
+        loads = Loads.of(tables, self.task.batch_size).at(assignments)
         together, size_bytes = LoadSets.grouped(loads, devices, self.task.topology.num_devices), np.zeros_like(devices)
         size_bytes[np.argsort(devices, kind="stable")] = self.task.memory.bytes_beside(together)
         sizes = size_bytes.tolist()
@@ -240,16 +242,16 @@ def _shape(table: Table) -> tuple[int, int, int]:
 
 def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placement]) -> bool:
     """Return True if the rules for a table allow the placements that stay: those on devices of the task."""
-    limits, home = task.limits[index], placements[0].tier_assignment
+    limits, assignment = task.limits[index], placements[0].tier_assignment
     dims = Counter[int]()  # columns on each device
     for placed in placements:
         dims[placed.device] += placed.shard.dim
     staying = {device for device in dims if device < task.topology.num_devices}
     counts = limits.may_count(layout, len(dims)) if len(staying) == len(dims) else len(staying) < limits.max_shards
     has_type = limits.sharding_types & layout.allowed_by(placements, task.topology)
-    has_home = limits.may_lie_in(home) and (home == ON_DEVICE or task.topology.host_bytes > 0)
+    has_tier = limits.may_lie_in(assignment) and (assignment == ON_DEVICE or task.topology.host_bytes > 0)
     wide_enough = min(dims.values()) >= limits.min_dim
-    return bool(has_type) and has_home and counts and wide_enough and staying.issubset(limits.devices)
+    return bool(has_type) and has_tier and counts and wide_enough and staying.issubset(limits.devices)
 
 
 def _rule(table: Table, placements: Sequence[Placement]) -> TableRule:

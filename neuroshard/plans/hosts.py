@@ -201,8 +201,8 @@ def _pieces(task: Task, in_rows: Collection[str]) -> tuple[list[_Piece], int]:
     group_of = task.constraints.group_of
     grouped: dict[tuple[str, ...], list[_Piece]] = {}
     pieces, spread_bytes = list[_Piece](), 0
-    for index, (table, home) in enumerate(zip(task.tables, task.tier_assignments, strict=True)):
-        if home.tier is Tier.DEVICE:
+    for index, (table, assignment) in enumerate(zip(task.tables, task.tier_assignments, strict=True)):
+        if assignment.tier is Tier.DEVICE:
             continue
         limits, piece = task.limits[index], _Piece.of_table(task, index)
         if not limits.free or table.name in in_rows:

@@ -45,7 +45,7 @@ _WITH_CACHE = {Tier.UVM_CACHING: "in host memory behind a device cache", Tier.UV
 
 @dataclass(frozen=True)
 class Plan:
-    """Placements (S,) of the shards of one task's tables; valid by construction.
+    """A sharding plan: the placements, (S,), of the shards of all tables of a task.
 
     Every table has one of TorchRec's sharding types (`sharding_types`). A device has at most one shard of a table, or
     several column shards that together are wider than a shard may be. A plan may break memory limits and constraints of
@@ -210,7 +210,7 @@ class Plan:
         pairs = zip(task.tables, self.by_table, strict=True)
         columns = {table.name: _columns_by_device(placements) for table, placements in pairs}
         each = zip(task.tables, task.limits, self.layouts, self.tier_assignments, self.by_table, strict=True)
-        for table, limits, layout, home, placed in each:
+        for table, limits, layout, assignment, placed in each:
             widths = [placement.shard.dim for placement in placed]
             if (widest := max(widths)) > MAX_SHARD_DIM:
                 yield (
@@ -222,7 +222,7 @@ class Plan:
                 allowed = " or ".join(sorted(limits.sharding_types))
                 yield f"table {table.name!r} is {actual}, but constraints allow only {allowed}"
             yield from _broken_limits(table.name, layout, limits, columns[table.name])
-            yield from _broken_tier(table.name, home, limits)
+            yield from _broken_tier(table.name, assignment, limits)
             if not table.pooled and (why := layout.unserved(widths, task.topology.num_devices)) is not None:
                 yield f"table {table.name!r} is a sequence table {why}"
         yield from _broken_groups(task.constraints, columns, others)
@@ -232,9 +232,9 @@ class Plan:
         """A warning about tables in host memory that the task allows in device memory; empty without such tables."""
         triples = zip(self.task.tables, self.task.limits, self.tier_assignments, strict=True)
         fallen = {
-            table.name: home.tier
-            for table, limits, home in triples
-            if home.tier is not Tier.DEVICE and Tier.DEVICE in limits.tiers
+            table.name: assignment.tier
+            for table, limits, assignment in triples
+            if assignment.tier is not Tier.DEVICE and Tier.DEVICE in limits.tiers
         }
         if not fallen:
             return ()
@@ -283,7 +283,7 @@ class Plan:
     @property
     def described_shards(self) -> str:
         """The numbers of tables of each sharding type and in host memory, as text."""
-        types, tiers = Counter(self.sharding_types), Counter(home.tier for home in self.tier_assignments)
+        types, tiers = Counter(self.sharding_types), Counter(assignment.tier for assignment in self.tier_assignments)
         shards = Counter(self.sharding_types[placed.shard.table] for placed in self.placements)
         described = [
             f"{types[name]:,} {name.replace('_', '-')}"
@@ -483,14 +483,14 @@ def _broken_limits(name: str, layout: Layout, limits: TableLimits, columns: Mapp
         yield f"table {name!r} has a shard of {narrowest} columns, but constraints need {limits.min_dim} or more"
 
 
-def _broken_tier(name: str, home: TierAssignment, limits: TableLimits) -> Iterator[str]:
+def _broken_tier(name: str, assignment: TierAssignment, limits: TableLimits) -> Iterator[str]:
     """Yield a line if the limits of a table forbid the tier or the cache load factor of its tier assignment."""
-    if home.tier not in limits.tiers:
+    if assignment.tier not in limits.tiers:
         allowed = " or ".join(sorted(limits.tiers))
-        yield f"table {name!r} is in tier {home.tier.value}, but constraints allow only {allowed}"
-    elif not limits.may_lie_in(home):
+        yield f"table {name!r} is in tier {assignment.tier.value}, but constraints allow only {allowed}"
+    elif not limits.may_lie_in(assignment):
         yield (
-            f"table {name!r} has cache_load_factor {home.cache_load_factor}, but constraints need "
+            f"table {name!r} has cache_load_factor {assignment.cache_load_factor}, but constraints need "
             f"{limits.cache_load_factor}"
         )
 

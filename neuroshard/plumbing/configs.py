@@ -19,7 +19,7 @@ def is_group(name: str) -> bool:
 
 
 def headline(file: str) -> str:
-    """Return the first line of the opening comment of a config, `file` in `conf/`; empty if there is no comment."""
+    """Return the first line of the comment at the top of `conf/<file>`; empty if there is no comment."""
     lines = (FOLDER / file).read_text(encoding="utf-8").splitlines()
     texts = (line.removeprefix("# ") for line in lines if line.startswith("# ") and not line.startswith("# @package"))
     return next(texts, "")

@@ -121,7 +121,7 @@ def digest_of(*paths: Path) -> str:
 
 
 def has_format(path: Path, name: str) -> bool:
-    """Return True if a file begins as a JSON object with the field "format" first, whose text begins with `name`."""
+    """Return True if a file begins as JSON whose first field, "format", has a value that begins with `name`."""
     return re.match(rf'\s*\{{\s*"format"\s*:\s*"{re.escape(name)}'.encode(), beginning(path)) is not None
 
 

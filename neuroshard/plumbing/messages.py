@@ -1,4 +1,4 @@
-"""Errors and warnings as messages in parts, which are rendered here and nowhere else."""
+"""Errors and warnings as messages in parts, which only this module joins to text."""
 
 from dataclasses import dataclass, fields, replace
 

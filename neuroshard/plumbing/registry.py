@@ -1,7 +1,8 @@
 """Building of objects from configs in `conf/`: Hydra composes the files, and settings are checked before the building.
 
-Hydra builds whatever object `_target_` names. That is safe because the command line and the configs belong to the
-person who runs the command (SECURITY.md). Files from other people are never built: `schema.parse` reads them.
+Hydra builds the object that `_target_` names, which can be any class or function. This is safe because the command line
+and the configs belong to the person who runs the command (SECURITY.md). Files from other people are never built:
+`schema.parse` reads them.
 """
 
 import re

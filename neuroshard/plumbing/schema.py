@@ -139,7 +139,7 @@ def decode(text: str | bytes, where: str) -> Any:
 def _check_fields(pairs: list[tuple[str, object]]) -> None:
     """Raise UserError if an object of JSON has a field twice or a number that is not finite.
 
-    msgspec would keep the last of two equal fields, and does not say where a number that is not finite is.
+    msgspec would keep the last of two equal fields, and its error about such a number does not name the field.
     """
     seen: set[str] = set()
     for key, value in pairs:
@@ -211,7 +211,7 @@ def refuse_unknown(content: object, hint: Any) -> None:
             refuse_unknown(content, inner_hint)
     elif origin in (tuple, list, Sequence) and isinstance(content, (list, tuple)):
         for value in content:
-            refuse_unknown(value, inner[0])  # tuples of several types hold plain values only
+            refuse_unknown(value, inner[0])  # tuples of several types contain only plain values
     elif origin is dict and isinstance(content, dict):
         for value in content.values():
             refuse_unknown(value, inner[1])

@@ -36,9 +36,10 @@ def main() -> None:
 
 
 def settings_files(folder: Path) -> dict[Path, str]:
-    """Return the new text of every file in a folder such as `conf/settings/`, made from the target in the present file.
+    """Return the regenerated text of every file in a folder such as `conf/settings/`, by path.
 
-    A file with the target under `run` has the settings of a command, whose own config is in the folder above.
+    The present file names the target. A file with the target under `run` has the settings of a command, whose own
+    config is in the folder above.
     """
     return {path: _text(path) for path in sorted(folder.glob("*.yaml"))}
 

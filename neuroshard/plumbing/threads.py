@@ -1,8 +1,7 @@
 """Number of threads of BLAS, OpenMP, torch and our own loops.
 
-One thread is right for small arrays. Several threads wait for each other in busy loops, which takes longest beside
-another busy process, and they change the order of sums. With one thread a run repeats bit for bit on any number of
-cores.
+One thread is right for small arrays. Several threads wait for each other in busy loops, most of all while another
+process is busy, and they change the order of sums. With one thread a run repeats bit for bit on any number of cores.
 """
 
 import os

@@ -183,7 +183,7 @@ def _with_rules_for_hosts(task: Task, in_rows: Collection[str]) -> Iterator[Task
 
 
 def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:
-    """Return the searcher of `conf/searcher/<searcher>.yaml`, with `settings` in place of settings in the file.
+    """Return the searcher of `conf/searcher/<searcher>.yaml`; `settings` replace settings in the file.
 
     A `Searcher` object is returned unchanged.
 

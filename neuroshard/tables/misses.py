@@ -132,7 +132,7 @@ def _interpolated(at: FloatArray, wanted: FloatArray, values: FloatArray) -> Flo
 
 @cache
 def _tables() -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the arrays of the fit that do not depend on a table.
+    """Return the constant arrays of the fit in `Popularity.of`.
 
     Returns:
         (G, 18) probability that a row of each rate is touched 0 times, or a number of times in each bin; (L, G) power

@@ -181,9 +181,9 @@ def _thinning(fraction: float) -> FloatArray:
 
 @cache
 def _occupied(devices: int) -> tuple[FloatArray, FloatArray]:
-    """Return the mean number of devices that request a row, per bin of the row, (17,), and its distribution, (17, 17).
+    """Return how many devices request a row of each bin: the mean, (17,), and the distribution over bins, (17, 17).
 
-    `moved[i, j]` is the share of the rows of bin i that move to bin j when a row counts one lookup per device. A row
+    `moved[i, j]` is the share of the rows of bin i that are in bin j if a row counts one lookup per device. A row
     with c lookups has the mean m = devices x (1 - (1 - 1 / devices)^c). Of these rows, the share floor(m) + 1 - m is
     given floor(m) requests, and the others floor(m) + 1, so that the mean is m.
     """

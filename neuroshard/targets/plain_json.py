@@ -33,7 +33,7 @@ def _write(plan: Plan) -> Exported:
 
 def _placed(table: str, placed: Placement) -> dict[str, str | int | float | None]:
     """Return the fields of a placement of the table called `table`."""
-    shard, home = placed.shard, placed.tier_assignment
+    shard, assignment = placed.shard, placed.tier_assignment
     return {
         "table": table,
         "first_row": shard.row,
@@ -41,8 +41,8 @@ def _placed(table: str, placed: Placement) -> dict[str, str | int | float | None
         "first_column": shard.column,
         "columns": shard.dim,
         "device": placed.device,
-        "tier": home.tier.value,
-        "cache_load_factor": home.cache_load_factor,
+        "tier": assignment.tier.value,
+        "cache_load_factor": assignment.cache_load_factor,
     }
 
 

@@ -107,8 +107,8 @@ def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
     Raises:
         UserError: the table has a cache of less than 1 GiB, or is in host memory with a data type other than fp32.
     """
-    home, mode = placed[0].tier_assignment, f"localized:{placed[0].device}" if len(placed) == 1 else "distributed"
-    if home.tier is Tier.DEVICE:
+    assignment, mode = placed[0].tier_assignment, f"localized:{placed[0].device}" if len(placed) == 1 else "distributed"
+    if assignment.tier is Tier.DEVICE:
         return _Static(table.name, table.rows, table.dim, _TYPES[table.bytes_per_element], mode)
     if table.bytes_per_element != _FLOAT_BYTES:
         raise UserError(
@@ -119,8 +119,12 @@ def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
             remedy=f"Plan the table with bytes_per_element={_FLOAT_BYTES}, or keep the table in device memory",
         )
     rows = max(placement.shard.rows for placement in placed)
-    in_gpu = 0 if home.cache_load_factor is None else int(rows * home.cache_load_factor * table.dim * _FLOAT_BYTES)
-    if home.cache_load_factor is not None and in_gpu < _GIB:
+    in_gpu = (
+        0
+        if assignment.cache_load_factor is None
+        else int(rows * assignment.cache_load_factor * table.dim * _FLOAT_BYTES)
+    )
+    if assignment.cache_load_factor is not None and in_gpu < _GIB:
         raise UserError(
             "sok-cache-small",
             f"table {table.name!r} has a cache of {readable_bytes(in_gpu)} on a device",

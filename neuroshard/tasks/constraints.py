@@ -94,9 +94,9 @@ class TableRule:
                 )
 
     @classmethod
-    def keeping(cls, table: str, home: TierAssignment) -> "TableRule":
-        """Return the rule that keeps the table called `table` in the tier assignment `home`."""
-        return cls(escape(table), tiers=(home.tier,), cache_load_factor=home.cache_load_factor)
+    def keeping(cls, table: str, assignment: TierAssignment) -> "TableRule":
+        """Return the rule that keeps the table called `table` in this tier assignment."""
+        return cls(escape(table), tiers=(assignment.tier,), cache_load_factor=assignment.cache_load_factor)
 
     @property
     def is_wild(self) -> bool:
@@ -152,7 +152,7 @@ class PinnedColumns(PinnedShard):
 
     @classmethod
     def on(cls, table: str, dim: int, devices: tuple[int, ...]) -> PinnedShard:
-        """Return the pin of `dim` columns of a table to one of `devices`; a PinnedShard if one shard can have them."""
+        """Return a pin of `dim` columns of a table to one of `devices`, as a PinnedShard if they fit in one shard."""
         return (cls if dim > MAX_SHARD_DIM else PinnedShard)(table, dim, devices)
 
 
@@ -203,7 +203,7 @@ class TableLimits:
     def counts_of(self, layout: Layout) -> tuple[int, int]:
         """Return the minimum and maximum number of shards, as rules count shards, of the table in a layout.
 
-        The maximum is at most the number of devices that may hold the table, unless these are too few.
+        The maximum is at most the number of allowed devices, unless this number is below the minimum.
         """
         least, most = self._counts(layout)
         return least, min(most, max(least, len(self.devices)))
@@ -217,10 +217,10 @@ class TableLimits:
         tier = min(self.tiers, key=TIERS.index)
         return TierAssignment(tier, (self.cache_load_factor or DEFAULT_CACHED) if tier is Tier.UVM_CACHING else None)
 
-    def may_lie_in(self, home: TierAssignment) -> bool:
+    def may_lie_in(self, assignment: TierAssignment) -> bool:
         """Return True if the table may have this tier assignment."""
-        return home.tier in self.tiers and (
-            home.cache_load_factor is None or self.cache_load_factor in (None, home.cache_load_factor)
+        return assignment.tier in self.tiers and (
+            assignment.cache_load_factor is None or self.cache_load_factor in (None, assignment.cache_load_factor)
         )
 
 
@@ -418,8 +418,8 @@ def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
     """Return the columns of the narrowest possible shard of a table in `min_shards` or more shards, without `min_dim`.
 
     A sequence table is whole or in two equal halves. With `equal`, a table is in `min_shards` (at least 2) equal parts,
-    and the narrowest shard is such a part. A sequence table that is wider than a shard may be can be halved if its
-    number of equal parts is even. If a table cannot be split in this way, the result is all of its columns.
+    and the narrowest shard is such a part. A sequence table of more than 2,048 columns can be halved only if its number
+    of equal parts is even. If a table cannot be split in this way, the result is all of its columns.
     """
     if table.pooled and not equal:
         return DIM_MULTIPLE

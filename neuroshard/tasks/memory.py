@@ -201,9 +201,9 @@ class MemoryUse:
 
         The buffers of a batch are the indices and offsets of a load (every column shard has all indices of its table),
         the outputs, and the gradients of the outputs. Blocks of rows have pooled embeddings of all samples, as column
-        shards have. The outputs of a data-parallel table are not counted here, but by `received_bytes`, because they
-        are those of the device's own samples. If buffers count, the gradient of a data-parallel table counts once, as
-        an fp32 number for each element of the table.
+        shards have. The outputs of a data-parallel table are outputs of the device's own samples, which
+        `received_bytes` counts. If buffers count, the gradient of a data-parallel table counts once, as an fp32 number
+        for each element of the table.
 
         Raises:
             UserError: a load takes more than 2^60 bytes.

@@ -77,8 +77,8 @@ class Task:
         if self.constraints != Constraints():
             check_constraints(self)
         if not self.topology.host_bytes:
-            for table, home in zip(self.tables, self.tier_assignments, strict=True):
-                if home.tier is not Tier.DEVICE:
+            for table, assignment in zip(self.tables, self.tier_assignments, strict=True):
+                if assignment.tier is not Tier.DEVICE:
                     raise UserError(
                         "task-no-host-memory",
                         f"the constraints allow table {table.name!r} in host memory only",
@@ -167,9 +167,9 @@ class Task:
         )
 
     def unlike(self, other: "Task") -> str | None:
-        """Return the first difference that makes costs of plans for two tasks incomparable, as text; None without one.
+        """Return the first difference between two tasks that makes the costs of their plans incomparable, as text.
 
-        Constraints and memory may differ.
+        None if there is no such difference. Constraints and memory may differ.
         """
         topologies = self.topology, other.topology
         here, there = ((place.num_devices, place.host_size, place.domain_size) for place in topologies)

@@ -79,7 +79,7 @@ class SearcherConformance:
             assert plan == self.make().find(task, simulator).plan
 
     def test_serves_sequence_tables_or_refuses(self) -> None:
-        """Check that tasks with sequence tables, with or without pooled tables, get valid equal plans or an error."""
+        """Check that tasks with sequence tables get a valid plan, the same in two calls, or an error."""
         simulator = Simulator(CostModels.load("roofline:h100"))
         for task in (sequence_task(), sequence_task(7, 3, 1), sequence_task(5, 2, 2, pooled=False)):
             found, again = (_error_of(self.make(), task, simulator) for _ in range(2))
@@ -144,7 +144,7 @@ class SearcherConformance:
             self._keeps_limits_or_refuses(constrained_task(seed), simulator)
 
     def test_caches_as_wide_as_their_widest_table_fit(self) -> None:
-        """Check that cached tables of unequal widths get equal plans that fit in memory, or an error."""
+        """Check that cached tables of unequal widths get a plan that fits, the same in two calls, or an error."""
         simulator = Simulator(CostModels.load("roofline:h100"))
         for seed in self._seeds(6):
             task = cached_task(seed)
@@ -223,8 +223,8 @@ class ComputeModelConformance:
         assert IN_COLUMNS in model.calls
         for call in model.calls:
             form, pooled = np.full(len(loads), FORMS.index(call.form)), np.full(len(loads), call.pooled)
-            home = TierAssignment(call.tier, 0.25 if call.tier is Tier.UVM_CACHING else None)
-            formed = replace(loads, form=form, pooled=pooled).at([home] * len(loads))
+            assignment = TierAssignment(call.tier, 0.25 if call.tier is Tier.UVM_CACHING else None)
+            formed = replace(loads, form=form, pooled=pooled).at([assignment] * len(loads))
             cost = model.predict(LoadSets(formed, np.array([len(loads), 0])))
             assert np.isfinite(cost).all()
             assert cost[0] >= 0 == cost[1]

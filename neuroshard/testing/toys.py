@@ -145,7 +145,7 @@ def linear_models(num_devices: int = 4) -> CostModels:
 
 
 def random_models(num_devices: int = 4, seed: int = 0) -> CostModels:
-    """Return cost models that are networks like those of the papers, with random weights."""
+    """Return cost models that are networks of the papers' shape with random weights."""
     rng = np.random.default_rng(seed)
     features = FeatureSet("log")
     count = len(features.columns)
