@@ -316,7 +316,7 @@ class Traffic:
         return ranks.reshape(-1, host).T if collective is Collective.HOST_ALL_TO_ALL else ranks[None]
 
     def with_columns(self, dims: FloatArray) -> "Traffic":
-        """Return the traffic with other all-to-alls: of `dims` (B, D) output columns per sample of each device.
+        """Return the traffic with the all-to-all of `dims` (B, D) output columns per sample of each device.
 
         If this traffic is of one plan, its other collectives are repeated for all B plans.
         """

@@ -34,9 +34,10 @@ def checked(target: _T) -> _T:
 
 
 def check_values(target: Callable[..., Any], values: Mapping[str, object]) -> None:
-    """Raise UserError if a value does not fit the annotation of the class's or function's argument of that name.
+    """Raise UserError if a value does not fit the annotation of the argument with the value's name.
 
-    Arguments whose annotation is not a plain type are not checked.
+    `target` is the class or function that has the arguments; `values` are by name. Arguments whose annotation is not a
+    plain type are not checked.
     """
     for name, hint in _plain_hints(target):
         if name in values:
@@ -147,7 +148,7 @@ def _without_numpy(value: object) -> object:
 
 @cache
 def _plain_hints(target: Hashable) -> tuple[tuple[str, Any], ...]:
-    """List (name, annotation) of the fields or arguments of plain type."""
+    """Return (name, annotation) of each field or argument of plain type."""
     owner: Any = target
     hints = get_type_hints(owner, include_extras=True)
     names = [field.name for field in fields(owner)] if is_dataclass(owner) else [n for n in hints if n != "return"]

@@ -140,12 +140,12 @@ def beginning(path: Path) -> bytes:
 
 
 def check_directory(path: Path) -> None:
-    """Raise UserError unless `path` is a writable directory or can be made; the check leaves no file or directory."""
+    """Raise UserError unless `path` is a writable directory or can be made; the check makes no directory."""
     _check_place(path, (path, *path.absolute().parents), "DIRECTORY")
 
 
 def check_file(path: Path) -> None:
-    """Raise UserError unless the directory of the file `path` is writable or can be made; the check leaves nothing."""
+    """Raise UserError unless the directory of the file `path` is writable or can be made; the check makes no files."""
     _check_place(path, path.absolute().parents, "FILE")
 
 

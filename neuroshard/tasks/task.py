@@ -28,7 +28,7 @@ _SAME_BATCH_SIZE = 0.05  # relative difference of batch sizes that hardly change
 @dataclass(frozen=True)
 @checked
 class Task:
-    """Tables (T,) to be sharded over the devices of a topology.
+    """The input of a search: tables, (T,), to shard over the devices of a topology.
 
     Attributes:
         tables: the T tables, with different names.
