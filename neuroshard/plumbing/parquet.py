@@ -56,10 +56,10 @@ def _read(path: Path, what: str, taken: Callable[[pa.Table], _Read]) -> _Read:
         names = file.schema_arrow.names
         size = sum(file.metadata.row_group(number).total_byte_size for number in range(file.metadata.num_row_groups))
         if size > MAX_FILE_BYTES or file.metadata.num_rows > _MAX_ROWS:
-            content = f"{number_of(file.metadata.num_rows, 'row')} that unpack to {number_of(size, 'byte')}"
+            there = f"{number_of(file.metadata.num_rows, 'row')} that unpack to {number_of(size, 'byte')}"
             limit = f"the maximum is {number_of(_MAX_ROWS, 'row')}, and {number_of(MAX_FILE_BYTES, 'byte')} unpacked"
             remedy = "Give a smaller file"
-            raise UserError("parquet-large", f"{what} {path} has {content}", limit=limit, remedy=remedy)
+            raise UserError("parquet-large", f"{what} {path} has {there}", limit=limit, remedy=remedy)
         if twice := {name for name in names if names.count(name) > 1}:
             remedy = "Rename or delete one of these two columns"
             raise UserError(

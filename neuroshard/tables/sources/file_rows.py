@@ -71,10 +71,11 @@ def _names(written: list[str], named: Callable[[str], str], where: str) -> list[
     if len(set(names)) < len(names):
         twice = min(name for name in names if names.count(name) > 1)
         first, other = [column for column, name in zip(written, names, strict=True) if name == twice][:2]
-        same = f"two columns are named {first!r}"
         raise UserError(
             "tables-file-column-twice",
-            same if first == other else f"columns {first!r} and {other!r} both mean {twice!r}",
+            f"two columns are named {first!r}"
+            if first == other
+            else f"columns {first!r} and {other!r} both mean {twice!r}",
             where=where,
             remedy="Remove one of the two columns",
         )
