@@ -68,7 +68,7 @@ _PARTS = {  # the parts of the framework overhead, without the dense network
     "outputs": _PartFit(("outputs", "gradients"), (*TERMS, CONVERTED)),
     HOST: _PartFit(
         (HOST,), ("step", "calls", "calls except data-parallel", "own data-parallel tables")
-    ),  # these amounts are the same for all placements of the shards
+    ),  # amounts that do not depend on the placement of shards
 }
 
 

@@ -17,9 +17,8 @@ from neuroshard.words.form import CALLS, IN_COLUMNS
 
 Pieces = dict[str, Any]  # models by the names of their parts: "compute.row_wise", "backward.all_reduce"
 
-_LEAST_SAMPLES = (
-    4  # to compute a factor; with fewer samples a part takes the factor of column-wise calls or all-to-alls
-)
+# Minimum number of samples for the factor of a part; with fewer, the factor of column-wise calls or all-to-alls counts.
+_LEAST_SAMPLES = 4
 
 
 def pieces_of(models: CostModels) -> Pieces:
