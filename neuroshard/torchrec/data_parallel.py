@@ -1,4 +1,4 @@
-"""The optimizer of tables that no fused kernel trains, such as all that are sharded data_parallel."""
+"""The optimizer of tables that no fused kernel trains, such as all data-parallel tables."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -59,8 +59,8 @@ def data_parallel_optimizer(
             remedy="Use the names of tables of the model",
         )
     tables = _dense_tables(model, collections)
-    for table, its in given.items():
-        if other := sorted(its.keys() - KNOWN_SETTINGS):
+    for table, table_settings in given.items():
+        if other := sorted(table_settings.keys() - KNOWN_SETTINGS):
             known = ", ".join(sorted(KNOWN_SETTINGS))
             raise UserError(
                 "data-parallel-setting-unknown",
@@ -69,12 +69,15 @@ def data_parallel_optimizer(
                 remedy="Correct the name, or remove the setting",
             )
     params = {table: merge_fused_params(dict(table.fused_params), dict(given.get(table.name, {}))) for table in tables}
-    found = {table: row_settings(table.name, its).on(table.weights.device) for table, its in params.items()}
+    found = {
+        table: row_settings(table.name, table_settings).on(table.weights.device)
+        for table, table_settings in params.items()
+    }
     return DataParallelOptimizer(found)
 
 
 def data_parallel_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Collect the weights that `data_parallel_optimizer` trains, by the names that `model.named_parameters` has.
+    """Return the weights that `data_parallel_optimizer` trains, by their names in `model.named_parameters()`.
 
     Raises:
         UserError: the model is not sharded.
@@ -83,7 +86,7 @@ def data_parallel_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def dense_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Collect the parameters for the dense optimizer: all that belong to no sharded table, by name.
+    """Return the parameters for the dense optimizer, by name: all parameters that belong to no sharded table.
 
     Raises:
         UserError: the model is not sharded.
@@ -95,10 +98,15 @@ def dense_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 @dataclass(frozen=True, eq=False)
 class _DenseTable:
-    """A table, or the shards of it on this rank, that a dense kernel looks up.
+    """A table, or the shards of a table on this rank, that a dense kernel looks up.
 
-    `key` is the name of its weights in the model; `averaged_over` the number of ranks whose gradients are averaged,
-    where a fused kernel would get their sum if TorchRec's gradient division is off.
+    Attributes:
+        name: name of the table.
+        key: name of the weights in the model.
+        weights: the weights, (rows, dim).
+        fused_params: parameters that a fused kernel of the table would have.
+        averaged_over: number of ranks over which the gradient is averaged. If TorchRec's gradient division is off, a
+            fused kernel would get the sum of the gradients instead.
     """
 
     name: str
@@ -109,7 +117,9 @@ class _DenseTable:
 
     @property
     def gradient(self) -> Tensor | None:
-        """The gradient in the scale of a fused kernel's, (rows, dim)."""
+        """The gradient of the weights, (rows, dim), scaled as a fused kernel would get it; None if there is no
+        gradient.
+        """
         gradient = self.weights.grad
         if gradient is None or self.averaged_over == 1 or get_gradient_division():
             return gradient
@@ -117,11 +127,12 @@ class _DenseTable:
 
 
 class DataParallelOptimizer(KeyedOptimizer):
-    """Trains tables with dense kernels as their fused optimizers would have; see `data_parallel_optimizer`.
+    """Trains tables with dense kernels in the same way as their fused optimizers; see `data_parallel_optimizer`.
 
-    States are in fp32 and named as in TorchRec's fused optimizers. They exist before the first step, so that they can
-    be loaded at once. Weights in fp16 or bf16 are rounded to the nearest value, not stochastically. `param_groups`
-    has a group for all tables of the same settings; learning rate schedulers change `lr` there.
+    States are in fp32 and have the names of TorchRec's fused optimizers. The states exist before the first step, so
+    that a checkpoint can be loaded at once. Weights in fp16 or bf16 are rounded to the nearest value, not
+    stochastically. `param_groups` has one group for all tables with equal settings; learning rate schedulers change
+    `lr` in these groups.
     """
 
     def __init__(self, tables: Mapping[_DenseTable, RowSettings]) -> None:
@@ -153,7 +164,7 @@ class DataParallelOptimizer(KeyedOptimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients of the tables."""
+        """Reset the gradients of the tables to None, or to zero if `set_to_none` is false."""
         for weights in self.params.values():
             if set_to_none:
                 weights.grad = None
@@ -161,7 +172,7 @@ class DataParallelOptimizer(KeyedOptimizer):
                 weights.grad.zero_()
 
     def set_optimizer_step(self, step: int) -> None:
-        """Set the number of steps so far, which Adam divides by."""
+        """Set the number of past steps, which Adam's bias correction depends on."""
         for _, _, state, _ in self._trained:
             if STEP in state:
                 state[STEP].fill_(step)
@@ -173,7 +184,7 @@ class DataParallelOptimizer(KeyedOptimizer):
 
 
 def _collections(model: nn.Module) -> list[Any]:
-    """Find the sharded collections of a model; raise UserError if there are none."""
+    """Return the sharded collections of a model; raise UserError if there are none."""
     kinds = (ShardedEmbeddingBagCollection, ShardedEmbeddingCollection)
     found = [module for module in model.modules() if isinstance(module, kinds)]
     if not found:
@@ -187,7 +198,7 @@ def _collections(model: nn.Module) -> list[Any]:
 
 
 def _dense_tables(model: nn.Module, collections: Iterable[Any]) -> list[_DenseTable]:
-    """Find the tables on this rank that dense kernels look up, without those that TorchRec trains all the same."""
+    """Return the tables on this rank that dense kernels look up, without the tables that TorchRec itself trains."""
     keys = {id(parameter): name for name, parameter in model.named_parameters()}
     found = []
     for collection in collections:
