@@ -1,4 +1,4 @@
-"""Methods side by side: success rate, predicted and measured cost, search time."""
+"""Comparison of methods: success rate, predicted and measured cost, search time."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from neuroshard.words.model_choice import ModelChoice
 
 _NAN = float("nan")
 _BUSY = "this machine is busy, or differs from the machine that the cost models were fitted to"
-_BIASED = 1.15  # beyond this factor, all predictions are off rather than some
+_BIASED = 1.15  # a larger median factor means that all predictions are wrong, not only some
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Evaluated:
     """One method's answer to one task.
 
     Attributes:
-        method: the searcher's name, or the plan file's.
-        task: its number in the run.
-        file, plan: the plan, with what it was predicted to cost if anybody did; None where the method found none.
-        seconds: of search, NaN if unknown.
-        error: why there is no measured cost.
+        method: name of the searcher, or of the plan file.
+        task: number of the task in the run.
+        file, plan: the plan with its predicted cost, if known; None if the method found no plan.
+        seconds: search time; NaN if unknown.
+        error: the reason why there is no measured cost; None if there is one.
         measured: the cost on hardware.
     """
 
@@ -47,41 +47,41 @@ class Evaluated:
 
     @property
     def prediction(self) -> Prediction | None:
-        """The prediction of the plan's cost; None where nobody made one."""
+        """The prediction of the plan's cost; None if there is none."""
         return None if self.plan is None else self.plan.prediction
 
     @property
     def predicted_ms(self) -> float:
-        """The plan's predicted cost, ms; NaN without a prediction."""
+        """The plan's predicted cost in ms; NaN without a prediction."""
         return _NAN if self.prediction is None else self.prediction.cost_ms
 
     @property
     def margin_ms(self) -> float:
-        """Half the width of the prediction's 90% interval, ms; NaN if unknown."""
+        """Half the width of the prediction's 90% interval, in ms; NaN if unknown."""
         known = None if self.prediction is None else self.prediction.margin_ms
         return _NAN if known is None else known
 
     @property
     def caveat(self) -> str | None:
-        """The caveat of the predicted cost; None where there is none."""
+        """The caveat of the predicted cost; None if there is none."""
         return None if self.prediction is None else self.prediction.caveat
 
     @property
     def runnable(self) -> bool:
-        """Whether there is a plan, and no error that keeps it from being run."""
+        """True if there is a plan, and no error prevents it from being run."""
         return self.plan is not None and self.error is None
 
     @property
     def differs_in_scope(self) -> bool:
-        """Return True if the predicted cost is known to count other things than the measured one."""
+        """True if the predicted cost is known to count other parts of the step than the measured cost."""
         scope = None if self.prediction is None else self.prediction.scope
         if scope is None or self.measured is None:
             return False
-        return set(scope.split(", ")) != set(self.measured.scope.split(", "))  # the order is each cost's own
+        return set(scope.split(", ")) != set(self.measured.scope.split(", "))  # the order of parts may differ
 
     @property
     def measured_ms(self) -> float:
-        """The plan's measured cost, ms; NaN where it wasn't measured."""
+        """The plan's measured cost in ms; NaN if it was not measured."""
         return _NAN if self.measured is None else self.measured.total_ms
 
     def row(self) -> dict[str, Any]:
@@ -116,18 +116,21 @@ class Evaluated:
 
 
 def runnable_by_task(entries: Sequence[Evaluated]) -> dict[int, list[Evaluated]]:
-    """Group the entries with plans that can be run by the number of their task, in order of that."""
+    """Return the entries with plans that can be run, grouped by the number of their task, in increasing order."""
     runnable = sorted((entry for entry in entries if entry.runnable), key=lambda entry: entry.task)
     return grouped(runnable, lambda entry: entry.task)
 
 
 def plans_of(entries: Sequence[Evaluated]) -> list[Plan]:
-    """List the plans of those entries that have one."""
+    """Return the plans of the entries that have one."""
     return [entry.plan for entry in entries if entry.plan is not None]
 
 
 def grid_of(title: str | Text, columns: Mapping[str, Sequence[str]], words: int = 1) -> Grid:
-    """Make a table for people from each column's cells, none as markup: so many columns of words, then of figures."""
+    """Return a table for people from the cells of each column: first `words` columns of words, then columns of figures.
+
+    Markup in cells has no effect.
+    """
     names = list(columns)
     grid = Grid(*names[:words], *(Column(name, justify="right") for name in names[words:]), title=title)
     for cells in zip(*columns.values(), strict=True):
@@ -136,22 +139,24 @@ def grid_of(title: str | Text, columns: Mapping[str, Sequence[str]], words: int 
 
 
 def names_and_forms(entries: Sequence[Evaluated]) -> dict[str, list[str]]:
-    """Make the first columns of a table with a row for each plan: the method, and table counts by sharding type."""
+    """Return the first columns of a table with one row per plan: the method,
+    and the number of tables by sharding type.
+    """
     counts = [[] if entry.plan is None else map(entry.plan.forms.count, FORMS) for entry in entries]
     forms = [", ".join(map(str, its)) for its in counts]
     return {"plan by": [entry.method for entry in entries], f"tables in {', '.join(FORMS)}": forms}
 
 
 def failures(entries: Sequence[Evaluated], errors: Iterable[str | None] | None = None) -> list[str]:
-    """Return a line for every entry that failed: with the entry's error, or with the one in `errors`."""
+    """Return a line for every entry that failed: with the entry's error, or with the entry's error in `errors`."""
     its = zip(entries, (entry.error for entry in entries) if errors is None else errors, strict=True)
     return [f"{entry.method}, task {entry.task}: {error}" for entry, error in its if error is not None]
 
 
 def comparison(entries: Sequence[Evaluated]) -> Grid:
-    """Compare methods, a row for each, by mean costs over the tasks that every method solved.
+    """Return a table that compares methods, one row each, by mean costs over the tasks that every method solved.
 
-    Methods that solved none are left out of that: they would leave no task.
+    Methods that solved no task are ignored for the choice of these tasks, because no task would be left.
     """
     methods = list(dict.fromkeys(entry.method for entry in entries))
     solved = {m: {e.task: e for e in entries if e.method == m and e.measured is not None} for m in methods}
@@ -174,7 +179,7 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
 
 
 def provenance_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str]:
-    """Yield lines on what predicted costs count, for what hardware, and by which models.
+    """Yield lines on what predicted costs count, for which hardware, and by which models.
 
     Lines that begin with "warning:" say that models predict for other hardware than `here`, or that models differ.
     """
@@ -211,11 +216,11 @@ def _methods(entries: Sequence[Evaluated]) -> str:
 
 
 def trust_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str]:
-    """Yield lines on how good predictions are: the number of measured costs inside their intervals, and the bias.
+    """Yield lines on the quality of predictions: the number of measured costs inside their intervals, and the bias.
 
-    Before that come the caveats of predicted costs, and warnings about the models' hardware. Predictions for a GPU are
-    not compared with costs that were measured on a CPU (`here`), or the other way round. Predicted costs that count
-    other things than the measured costs, such as framework overhead, are left out with a remark.
+    The first lines are the caveats of predicted costs, and warnings about the models' hardware. Predictions for a GPU
+    are not compared with costs that were measured on a CPU (`here`), and vice versa. Predicted costs that count other
+    parts of the step than the measured costs, such as framework overhead, are left out with a remark.
     """
     for caveat, its in grouped(entries, lambda entry: entry.caveat).items():
         if caveat is not None:
