@@ -143,7 +143,7 @@ def names_and_forms(entries: Sequence[Evaluated]) -> dict[str, list[str]]:
     and the number of tables by sharding type.
     """
     counts = [[] if entry.plan is None else map(entry.plan.forms.count, FORMS) for entry in entries]
-    forms = [", ".join(map(str, its)) for its in counts]
+    forms = [", ".join(map(str, numbers)) for numbers in counts]
     return {"plan by": [entry.method for entry in entries], f"tables in {', '.join(FORMS)}": forms}
 
 
