@@ -18,7 +18,8 @@ from neuroshard.words.collective import BETWEEN_HOSTS, ELEMENT_BYTES, INDEX_BYTE
 
 _SPLITS = (TRAIN,) * 8 + (VALID, TEST)
 _LEAST_GRADIENT_BYTES = 4 << 10
-_LOG_POOLING = (np.log(5), 1.0)  # mean and deviation: half of published tables have at most 5, nine of ten 18
+# Mean and deviation of the logarithm: 50% of published tables have at most 5, 90% at most 18.
+_LOG_POOLING = (np.log(5), 1.0)
 _MAX_POOLING = 208  # the largest pooling factor of a published table
 
 
@@ -134,7 +135,7 @@ class CommAugmentation:
         """Draw the bytes that each of n tables adds to an exchange, (n,), in decreasing order.
 
         In an all-to-all, a table adds its output embeddings. In an input dist, a table adds its lengths and indices;
-        pooling factors are drawn like those of published tables.
+        pooling factors follow the distribution of published tables.
         """
         tables = int(rng.integers(self.min_tables, self.max_tables + 1))
         if collective is Collective.ALL_TO_ALL:

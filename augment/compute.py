@@ -194,7 +194,7 @@ class ComputeAugmentation:
     def _in_blocks(
         self, layout: Layout, tables: tuple[Table, ...], samples: int, sharers: int, rng: np.random.Generator
     ) -> ComputeSample:
-        """Draw the row block that the device has of each table, and whether hot rows come first."""
+        """Draw the row block that the device has of each table, and the share of hot rows that come first."""
         blocks = tuple(RowBlock(*row_blocks(table, sharers)[rng.integers(sharers)]) for table in tables)
         hot_first = float(rng.random()) if rng.random() < self.hot_rows_first_fraction else 0.0
         return ComputeSample(tables, samples, layout.form, blocks, hot_first)

@@ -102,7 +102,7 @@ class Summary:
 
     @property
     def verdict(self) -> UseVerdict:
-        """The verdict on whether cost models can be pre-trained on the measurements, with the reason.
+        """The verdict on the use of the measurements for pre-training, with the reason.
 
         The verdict is positive if no series failed completely and two passes over the samples agree.
         """

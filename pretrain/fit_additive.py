@@ -219,7 +219,7 @@ class Additive(HiddenLayers, ComputeFitter):
         return network.model(features, normaliser, scale_ms)
 
     def _network(self, features: FeatureSet, normaliser: Normaliser, start: AdditiveCompute | None) -> AdditiveNetwork:
-        """Return a network with initial weights: those of `start`, or random ones."""
+        """Return a network with the weights of `start`, or with random weights if `start` is None."""
         if start is None:
             return AdditiveNetwork(features, normaliser, self.hidden, self.corrections, self.kernel_widths)
         widths = start.kernel_widths if isinstance(start, ByWidestCompute) else ()

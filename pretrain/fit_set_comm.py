@@ -151,7 +151,7 @@ class SetCommunication(HiddenLayers, CommFitter):
         return model if direction == FORWARD else replace(model, lead=np.zeros_like(model.lead))
 
     def _network(self, signs: tuple[int, ...], start: SetComm | None) -> SetNetwork:
-        """Return a network with initial weights: those of `start`, or random ones."""
+        """Return a network with the weights of `start`, or with random weights if `start` is None."""
         if start is None:
             return SetNetwork(signs, self.hidden, self.parts)
         network = SetNetwork(signs, tuple(start.network.widths[1:-1]), len(start.share))
@@ -160,10 +160,9 @@ class SetCommunication(HiddenLayers, CommFitter):
 
 
 def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...]:
-    """Return the signs of the features: those of `start`, or else all signs if some exchanges cross hosts and some do
-    not.
+    """Return the signs of the features that the network sees: the features of `start`, if it is not None.
 
-    If all exchanges cross hosts, or none do, the features of host links are left out.
+    Otherwise the features of host links are included only if some exchanges cross hosts and some do not.
     """
     every = (*FEATURE_SIGNS, *HOST_SIGNS)
     if start is not None:

@@ -209,10 +209,10 @@ def _several(paths: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def save_or_keep(path: Path, models: CostModels, card: Card) -> None:
-    """Write the bundle to `path`; if that fails, write it to a temporary directory, so that the training isn't lost.
+    """Write the bundle to `path`; if that fails, write it to a temporary directory, so that the training is not lost.
 
     Raises:
-        UserError: the bundle couldn't be written to `path`; the error says where the bundle is instead.
+        UserError: the bundle could not be written to `path`; the error names the other directory.
     """
     try:
         save_bundle(path, models, card)

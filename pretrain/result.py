@@ -1,4 +1,6 @@
-"""The result of a pretrain run: errors on tables never seen in training, beside the noise of the measurements."""
+"""The result of a pretrain run: errors on tables never seen in training,
+compared with the noise of the measurements.
+"""
 
 from dataclasses import dataclass, field
 from itertools import starmap
@@ -86,9 +88,7 @@ class PretrainResult:
 
     @property
     def verdict(self) -> UseVerdict:
-        """The verdict on whether the models are good enough to search with: by noise, errors, and errors of earlier
-        models.
-        """
+        """The verdict on the use of the models for searches, by noise, errors, and errors of earlier models."""
         noisy = [f"{part} {self.metrics[part].noise_p90:.0%}" for part in PARTS if self._noise(part) > FIT_NOISE]
         if noisy:
             return UseVerdict(

@@ -189,8 +189,8 @@ def under_torchrun() -> bool:
 
 
 def is_follower() -> bool:
-    """Return True if rank 0, in another process, decides what is measured;
-    then call `Hardware.follow` in this process.
+    """Return True if rank 0, in another process, controls the measurements; then call `Hardware.follow` in this
+    process.
     """
     return under_torchrun() and os.environ["RANK"] != "0"
 

@@ -48,8 +48,9 @@ def in_pipeline(plan: Plan, pipeline: str) -> Plan:
 
 
 def modules_of(tables: Sequence[Table]) -> Mapping[str, str]:
-    """Return the path, in `StandIn`, of each table's collection: one for all pooled tables,
-    one per width of sequences.
+    """Return the path in `StandIn` of each table's collection, by table name.
+
+    Pooled tables share one collection; sequence tables have one collection for each width.
     """
     return {table.name: _path_of(table) for table in tables}
 
@@ -116,8 +117,9 @@ def _features_of(*tables: Table) -> list[str]:
 
 
 def drawn_batches(tables: Sequence[Table], batch_size: int, seed: int, device: torch.device) -> list[Batch]:
-    """Draw several batches of all ranks' samples; the seed fixes them, and as in training the same rows are popular in
-    all.
+    """Draw several batches with the samples of all ranks; the seed fixes the batches.
+
+    As in training, the same rows are popular in all batches.
     """
     generator = torch.Generator(device).manual_seed(seed)
     popular = [PopularRows.of(table, batch_size, device) for table in tables]

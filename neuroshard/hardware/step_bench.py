@@ -49,9 +49,9 @@ class StepBench:
         self._protocol = protocol
 
     def measure(self, samples: Sequence[Plan], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Return an outcome for each plan; its repeats are (R, 1 + P + 1, D) ms, for every device.
+        """Return an outcome for each plan; the repeats are (R, 1 + P + 1, D) ms, for every device.
 
-        The times are those of a step, of the step's phases, and of the lookups of a step in which one device after
+        The times are the time of a step, of the step's phases, and of the lookups of a step in which one device after
         another looks up.
         """
         task, group = renamed(samples[0]).task, self._group

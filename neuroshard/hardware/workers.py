@@ -204,8 +204,9 @@ class WorkerGroup(Meter[Sample]):
         self._processes.append(process)
 
     def _follow(self, limit_s: float) -> list[Outcome]:
-        """Read messages until every worker has sent its outcomes; return those of rank 0. Starting workers send an
-        empty list.
+        """Read messages until every worker has sent its outcomes; return the outcomes of rank 0.
+
+        A worker that has just started sends an empty list.
 
         Raises:
             UserError: the user must correct something before a worker can start.
@@ -303,7 +304,7 @@ def _serve(
     `_Stopped` if another start may succeed. For each batch, the worker then sends the number of every sample before it
     measures the sample, and finally the outcomes.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent process reacts to an interrupt
     try:
         bench = make_bench(rank, count, port)
     except (Exception, SystemExit) as error:

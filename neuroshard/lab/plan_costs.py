@@ -52,7 +52,7 @@ class Numbers(Generic[Sample]):
         return [self._numbered(sample, seed) for sample, seed in zip(self.named(samples), seeds, strict=True)]
 
     def _numbered(self, sample: Sample, lookups: int) -> Due[Sample]:
-        """Return a sample with its number, its split, and whether it was measured before."""
+        """Return a sample with number, split and seed; `second_pass` is True if the sample was measured before."""
         again = sample in self.known
         number = self.known.setdefault(sample, 1 + max(self.known.values(), default=-1))
         alike = replace(sample, start_ms=(0.0,) * sample.num_devices) if isinstance(sample, CommSample) else sample
@@ -61,7 +61,7 @@ class Numbers(Generic[Sample]):
 
 @dataclass(frozen=True)
 class PlanRecords:
-    """Where the kernel calls and exchanges of measured plans are stored; by default nothing is stored."""
+    """The places where the kernel calls and exchanges of measured plans are stored; by default nothing is stored."""
 
     calls: Numbers[ComputeSample] = field(default_factory=Numbers)
     exchanges: Numbers[CommSample] = field(default_factory=Numbers)

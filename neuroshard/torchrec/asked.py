@@ -27,7 +27,7 @@ from neuroshard.torchrec.pods import ranks_per_pod
 from neuroshard.torchrec.sequences import deduplicated
 from neuroshard.words.topology import Topology
 
-# Optimizers by the names that `optimizer_of` gives them; any other is counted as the largest.
+# Optimizers by the names that `optimizer_of` returns; an unknown optimizer counts as the largest.
 _OPTIMIZERS = {
     "sgd": "sgd",
     "rowwiseadagrad": "rowwise_adagrad",
@@ -36,7 +36,7 @@ _OPTIMIZERS = {
     "partialrowwiseadam": "partial_rowwise_adam",
     "partialrowwiselamb": "partial_rowwise_adam",
 }
-_BY_STATE = tuple(STATE_FLOATS)  # the largest comes last
+_BY_STATE = tuple(STATE_FLOATS)  # sorted by size, the largest last
 _DENSE_OPTIMIZER = "adam"  # counted for data-parallel tables: the most common one, with the most state
 _UPDATED_BY_KERNELS = tuple(name for layout in LAYOUTS.values() if not layout.dense for name in layout.type_names)
 

@@ -24,29 +24,30 @@ from neuroshard.torchrec.row_updates import KNOWN_SETTINGS, NUMBERS, RULES, STEP
 def data_parallel_optimizer(
     model: nn.Module, settings: Mapping[str, Mapping[str, Any]] | None = None
 ) -> "DataParallelOptimizer":
-    """Build the optimizer for the data-parallel tables of a sharded model, which its fused optimizer does not train.
+    """Build the optimizer for the data-parallel tables of a sharded model, which the fused optimizer does not train.
 
-    Every table gets the kind, learning rate and other settings that its fused kernel would have had: those of
-    `apply_optimizer_in_backward`, of its fused collection or of the sharder's `fused_params`, and FBGEMM's defaults
-    for the rest. Known kinds are SGD, Adagrad, row-wise Adagrad, Adam and partial row-wise Adam. Tables of other
-    sharding types with the kernel `dense` are trained too: TorchRec's fused optimizer leaves them alone as well.
+    Every table gets the kind of optimizer, the learning rate and the other settings that a fused kernel of the table
+    would have. These settings come from `apply_optimizer_in_backward`, from a fused collection or from the sharder's
+    `fused_params`; FBGEMM's defaults complete them. Known kinds are SGD, Adagrad, row-wise Adagrad, Adam and partial
+    row-wise Adam. The optimizer also trains tables of other sharding types with the kernel `dense`, because TorchRec's
+    fused optimizer does not train these tables either.
 
-    The optimizer moves rows as FBGEMM does: only those that a sample of the global batch looked up, with Adam too,
-    whose momentum would otherwise move all rows. It recognises such rows by a gradient other than zero. So a row
-    whose gradients cancel out to exactly zero is not moved, while FBGEMM would apply weight decay or momentum to it.
-    On CPUs FBGEMM ignores the weight decay of row-wise Adagrad; so does this optimizer.
+    As in FBGEMM, the optimizer updates only rows that a sample of the global batch looked up. This holds for Adam, too,
+    although Adam's momentum would otherwise move all rows. The optimizer recognises such rows by a gradient other than
+    zero. So a row whose gradients cancel out to exactly zero is not updated, while FBGEMM would apply weight decay or
+    momentum to the row. On CPUs FBGEMM ignores the weight decay of row-wise Adagrad, and so does this optimizer.
 
     Args:
-        model: a `DistributedModelParallel`, or another module with sharded collections in it.
+        model: a `DistributedModelParallel`, or another module that contains sharded collections.
         settings: replaces settings of single tables, by the table's name, in the words of `fused_params`, such as
             `{"user": {"learning_rate": 0.05}}`.
 
     Returns:
-        A KeyedOptimizer, without parameters if no table needs it.
+        A KeyedOptimizer; it has no parameters if the model has no such table.
 
     Raises:
-        UserError: the model is not sharded, `settings` names a table that the model does not have, or the optimizer
-            or a setting of a table is not supported.
+        UserError: the model is not sharded, `settings` names a table that the model does not have, or the optimizer or
+            a setting of a table is not supported.
     """
     given = settings or {}
     collections = _collections(model)

@@ -39,8 +39,7 @@ _OF_COPIES = "Sharding spec not found for "  # the first words of TorchRec's war
 
 @contextmanager
 def without_copies_remarks() -> Iterator[None]:
-    """Suppress the warning of TorchRec's planner that a data-parallel table has no shards, because no such table has
-    shards.
+    """Suppress the warning of TorchRec's planner that a data-parallel table has no shards, which is always true.
 
     The root logger emits this warning, so the level of a logger of TorchRec cannot be set instead.
     """

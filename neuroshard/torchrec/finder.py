@@ -179,7 +179,9 @@ class Finder:
         return plan
 
     def found_instead(self, kept: Plan | None, task: Task) -> Plan:
-        """Search from scratch; if `keep_types` is true and a plan was kept, tables keep its sharding types."""
+        """Search from scratch; if `keep_types` is true, tables keep the sharding types of the kept plan, if there is
+        one.
+        """
         if kept is None or not self.keep_types:
             return self.found(task)
         return replace(self.found(with_types_of(kept, task)), task=task)

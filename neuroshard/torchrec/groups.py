@@ -129,7 +129,7 @@ class Groups:
         """Return models whose kernel times include the share of a synchronisation that falls on each step.
 
         A synchronisation is an all-reduce, over the groups, of all weights and optimizer state of a device's shards.
-        Its time per byte is computed for an equal share of the bytes; devices with more bytes take longer.
+        The time per byte is computed for an equal share of the bytes; devices with more bytes take longer.
         Data-parallel tables add nothing, because their gradients are averaged in every step.
         """
         compute = models.compute

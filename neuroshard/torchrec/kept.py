@@ -44,7 +44,7 @@ class KeptPlan:
         """Write the plan as JSON, with a digest over the content of the file.
 
         Raises:
-            UserError: the path has a file that isn't a kept plan.
+            UserError: the path has a file that is not a kept plan.
         """
         check_replaceable(path)
         content = {

@@ -51,7 +51,7 @@ def cut_widths(sharding: ParameterSharding) -> list[int]:
 
 
 def kernel_of(layout: Layout, home: TierAssignment) -> str:
-    """Return the compute kernel of a table by its layout and tier assignment."""
+    """Return the compute kernel of a table, given the table's layout and tier assignment."""
     return DENSE if layout.dense else KERNELS[home.tier]
 
 

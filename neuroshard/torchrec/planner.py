@@ -88,17 +88,18 @@ class NeuroShardPlanner(ShardingPlanner):
             table may be row-wise if its sharding types name row_wise, or if it has none. The search makes such a table
             row-wise if it accepts the predicted gain, or if nothing else fits.
         data_parallel: True lets the search make tables data-parallel. The optimizer of TorchRec's fused kernels does
-            not train such tables: build their optimizer with `data_parallel_optimizer`. False leaves the type to tables
-            whose constraints or `rules` name it, and to tables that TorchRec can't train otherwise: tables whose number
-            of columns is not a multiple of 4.
+            not train such tables: build their optimizer with `data_parallel_optimizer`. False allows the type only for
+            tables whose constraints or `rules` name it, and for tables that TorchRec cannot train otherwise: tables
+            whose number of columns is not a multiple of 4.
         storage_reservation: TorchRec's reservation of memory for the rest of the model; None reserves 15% of the memory
             of every GPU.
-        rules: NeuroShard's constraints, for rules that TorchRec's can't express: devices, tables together or apart,
-            pinned shards.
+        rules: NeuroShard's constraints, for rules that TorchRec's constraints cannot express: devices, tables together
+            or apart, pinned shards.
         memory: settings of the memory that counts in addition to weights; None counts the buffers of one batch, the
             state of the optimizer that the module or the sharders name, and the state of Adam for data-parallel tables,
             whose optimizer is not known before the job runs.
-        searcher: a search method, or the name of a config in `conf/searcher/`; `settings` override its settings.
+        searcher: a search method, or the name of a config in `conf/searcher/`; `settings` override settings of the
+            config.
         given: a plan whose parameters are kept as they are; the memory of these parameters is subtracted.
         tables: statistics of tables, or a file of statistics; they override the lookups in constraints.
         keep: a file for the plan; a later job with the same inputs reads the plan. If tables were added, removed, have
@@ -234,7 +235,8 @@ class NeuroShardPlanner(ShardingPlanner):
             Asked(
                 topology=groups.topology,
                 batch_size=batch_size,
-                reservation=copy(reservation) if groups.chosen else reservation,  # it knows what it left the last time
+                # A reservation stores the memory that it left last.
+                reservation=copy(reservation) if groups.chosen else reservation,
                 constraints=constraints,
                 fixed=flagged(given or ShardingPlan({}), pipeline, "given"),
                 rules=rules or Constraints(),

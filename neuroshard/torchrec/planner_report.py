@@ -58,8 +58,7 @@ def late_remark(took_s: float, limit_s: int | None) -> Message | None:
 
 
 def precision_remark(model: Model, models: CostModels) -> Message | None:
-    """Return the warning that exchanges have other bytes per element than the cost models count; None if they are
-    equal.
+    """Return the warning that exchanges and cost models have different bytes per element; None if the bytes are equal.
 
     The codecs of the sharders (`QCommsConfig`) decide the bytes; without codecs, the data type of lookups' outputs does
     (`output_dtype`).

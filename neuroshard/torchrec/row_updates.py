@@ -207,9 +207,10 @@ def _rowwise_adam(weights: Tensor, gradient: Tensor, state: State, settings: Row
 def _adam_of(
     squares: Tensor, weights: Tensor, gradient: Tensor, state: State, settings: RowSettings
 ) -> tuple[Tensor, State]:
-    """Compute Adam in step t, with decoupled weight decay.
+    """Return weights and states after step t of Adam, with decoupled weight decay.
 
     m' = b1 m + (1 - b1) g; v' = b2 v + (1 - b2) squares;
+
     w' = w - lr (m' / (1 - b1^t) / (sqrt(v' / (1 - b2^t)) + eps) + weight_decay w)
     """
     beta1, beta2, step = settings.beta1, settings.beta2, state[STEP].item()

@@ -112,7 +112,7 @@ def _trust(known: pd.DataFrame) -> pd.DataFrame:
 
 
 def learning_shown(learned: pd.DataFrame, references: Mapping[str, dict[str, float]]) -> Section | None:
-    """Return the section on what policies learned, by round; None without trainings.
+    """Return the section on learned policies, by round; None without trainings.
 
     Args:
         learned: one row for each round, as in `Gathered`.

@@ -86,7 +86,10 @@ class Environment:
         return self.costs.total(state.vectors, self.parts(state))
 
     def step(self, state: EpisodeState, legal: torch.Tensor, device: torch.Tensor) -> EpisodeState:
-        """Place the next item on `device` (B,); return the next state. `legal` (B, D) is the result of `legal()`."""
+        """Place the next item on `device` (B,), and return the next state.
+
+        `legal` (B, D) is True for the devices that may have the item, as returned by the method `legal`.
+        """
         rows, item = self._rows, self.order[:, state.step]
         chosen = torch.zeros_like(state.dims)
         chosen[rows, device] = 1

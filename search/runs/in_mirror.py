@@ -218,7 +218,7 @@ class InMirror:
     Attributes:
         protocol: how steps are timed; each build of a rank is in a fresh process.
         exchanges: cost models whose exchanges are added to the local work, such as h100; None leaves exchanges out. The
-            input dist is added as far as the protocol's pipeline doesn't hide it.
+            input dist is added as far as the protocol's pipeline does not hide it.
         exchange_dtype: data type of embeddings and gradients in these exchanges, such as fp16, or fp16/bf16 for forward
             and backward; None for fp32.
     """
