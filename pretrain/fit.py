@@ -188,11 +188,11 @@ def margins_of(
     """
     before = None if start is None else start.margins
     every = {} if before is None else before.others | {name: before.of(name) for name in _COLUMNS_AND_ALL_TO_ALLS}
-    known = {name: margin for name, margin in every.items() if margin is not None} | dict(of_exchanges or {})
+    margins = {name: margin for name, margin in every.items() if margin is not None} | dict(of_exchanges or {})
     for name, predicted in predicted_parts(models, measured, "valid").items():
-        if len(predicted.measured_ms) >= (_LEAST_VALID if name in known else 1):
-            known[name] = Margin.fitted(predicted.predicted_ms, predicted.spread_ms, predicted.measured_ms)
-    return Margins.by_part(known) if known.keys() >= _COLUMNS_AND_ALL_TO_ALLS else None
+        if len(predicted.measured_ms) >= (_LEAST_VALID if name in margins else 1):
+            margins[name] = Margin.fitted(predicted.predicted_ms, predicted.spread_ms, predicted.measured_ms)
+    return Margins.by_part(margins) if margins.keys() >= _COLUMNS_AND_ALL_TO_ALLS else None
 
 
 def tests_of(models: CostModels, predicted: Mapping[str, Predicted], measured: Measured) -> dict[str, ModelTest]:

@@ -132,8 +132,8 @@ def fit_framework(
         UserError: in all steps devices waited for their hosts, so the work of devices is unknown, and there is no
             start.
     """
-    every, known = _RankWork.by_part(models, some), {} if start is None else _slopes_by_part(start)
-    if start is None and not len(every["kernels"].took_ms):
+    work_of_parts, start_slopes = _RankWork.by_part(models, some), {} if start is None else _slopes_by_part(start)
+    if start is None and not len(work_of_parts["kernels"].took_ms):
         raise UserError(
             "framework-steps-host-bound",
             f"devices waited for their hosts in each of {number_of(len(some), 'measured step')}",
@@ -141,10 +141,10 @@ def fit_framework(
             remedy="Collect steps with more work: `neuroshard collect experiment=collect_gpu num_local_samples=400`",
         )
     named = dict[str, dict[str, float]]()
-    for name, asked in every.items():
-        if name != HOST or len(asked.took_ms):  # without measured host times, devices are their own hosts
-            restricted = asked._replace(amounts=asked.amounts * np.isin(_AMOUNTS, _PARTS[name].names))
-            slopes = (_solved_at_equal_speed if name == HOST else _solved)(restricted, known.get(name))
+    for name, work in work_of_parts.items():
+        if name != HOST or len(work.took_ms):  # without measured host times, devices are their own hosts
+            restricted = work._replace(amounts=work.amounts * np.isin(_AMOUNTS, _PARTS[name].names))
+            slopes = (_solved_at_equal_speed if name == HOST else _solved)(restricted, start_slopes.get(name))
             named[name] = {term: ms for term, ms in zip(_AMOUNTS, slopes.tolist(), strict=True) if ms > 0}
     return Framework(named["kernels"].pop(_ALONE, 0.0), **named)
 
@@ -168,15 +168,13 @@ def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSamp
         return {}
     slopes = _slopes_by_part(models.framework)
     return {
-        f"{FRAMEWORK}.{name}": Predicted.alone(
-            asked.amounts @ slopes[name], np.zeros(len(asked.took_ms)), asked.took_ms
-        )
-        for name, asked in _RankWork.by_part(models, some).items()
-        if len(asked.took_ms)
+        f"{FRAMEWORK}.{name}": Predicted.alone(work.amounts @ slopes[name], np.zeros(len(work.took_ms)), work.took_ms)
+        for name, work in _RankWork.by_part(models, some).items()
+        if len(work.took_ms)
     }
 
 
-def _solved_at_equal_speed(asked: _RankWork, before: FloatArray | None) -> FloatArray:
+def _solved_at_equal_speed(work: _RankWork, before: FloatArray | None) -> FloatArray:
     """Solve for the coefficients of the host's work, (F,), after correcting for changes of the host's speed.
 
     A host can be a fifth faster or slower for minutes, and thus for all plans of a task, because the plans of a task
@@ -184,17 +182,17 @@ def _solved_at_equal_speed(asked: _RankWork, before: FloatArray | None) -> Float
     measured over predicted times, divides by it, and solves again. Ranks of the same task still show the cost of each
     amount relative to each other.
     """
-    slopes = _solved(asked, before)
-    for _ in range(_ROUNDS if len(asked.took_ms) else 0):
-        ratio = asked.took_ms / np.maximum(asked.amounts @ slopes, _LEAST_MS)
+    slopes = _solved(work, before)
+    for _ in range(_ROUNDS if len(work.took_ms) else 0):
+        ratio = work.took_ms / np.maximum(work.amounts @ slopes, _LEAST_MS)
         slower = np.ones(len(ratio))
-        for task in np.flatnonzero(np.bincount(asked.task) >= _SEVERAL):
-            slower[asked.task == task] = np.median(ratio[asked.task == task])
-        slopes = _solved(asked._replace(took_ms=asked.took_ms / slower * slower.mean()), before)
+        for task in np.flatnonzero(np.bincount(work.task) >= _SEVERAL):
+            slower[work.task == task] = np.median(ratio[work.task == task])
+        slopes = _solved(work._replace(took_ms=work.took_ms / slower * slower.mean()), before)
     return slopes
 
 
-def _solved(asked: _RankWork, before: FloatArray | None) -> FloatArray:
+def _solved(work: _RankWork, before: FloatArray | None) -> FloatArray:
     """Solve for non-negative ms per unit of each amount, (F,), with the smallest sum of relative errors.
 
     For amounts a_i (F,) and measured times t_i of n ranks, the solution x minimises the sum of |a_i x - t_i| / t_i. The
@@ -204,7 +202,7 @@ def _solved(asked: _RankWork, before: FloatArray | None) -> FloatArray:
     ratio of measured over predicted times, with the weight of `_START_COUNTS` samples. Amounts that no sample has take
     this value.
     """
-    amounts, took_ms, _ = asked
+    amounts, took_ms, _ = work
     if not len(took_ms):
         return np.zeros(len(_AMOUNTS)) if before is None else before
     scale = np.where((most := amounts.max(axis=0)) > 0, most, 1.0)

@@ -214,13 +214,13 @@ class Measured:
         of_collective = grouped(exchanges, lambda m: m.sample.collective)
         layouts = [LAYOUTS[call.form] for call in of_call if call.pooled]
         of_forms = {collective for layout in layouts for collective in (*layout.exchanges, *layout.host_exchanges)}
-        known = of_collective.keys() & (of_forms | {Collective.ALL_TO_ALL, Collective.INPUT})
+        needed = of_collective.keys() & (of_forms | {Collective.ALL_TO_ALL, Collective.INPUT})
         return cls(
             {call: SplitMeasurements.of(of_call[call]) for call in CALLS if call in of_call},
             {
                 collective: SplitMeasurements.of(of_collective[collective]).by_group()
                 for collective in Collective
-                if collective in known
+                if collective in needed
             },
         )
 

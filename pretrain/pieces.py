@@ -80,8 +80,8 @@ def _in_direction(direction: str, pieces: Pieces) -> CommModel:
     exchanges: dict[Collective, CommModel] = {
         collective: pieces[name] for collective, name in named.items() if name in pieces
     }
-    known = {*exchanges, *(BACK_ONLY if direction == FORWARD else ())}
-    serves = frozenset(form for form, layout in LAYOUTS.items() if known.issuperset(layout.exchanges))
+    available = {*exchanges, *(BACK_ONLY if direction == FORWARD else ())}
+    serves = frozenset(form for form, layout in LAYOUTS.items() if available.issuperset(layout.exchanges))
     return CommByCollective(exchanges, serves)
 
 

@@ -115,8 +115,8 @@ class Pretrain:
             if self.host_tiers is not None:
                 fitted = with_host_tiers(fitted, self.host_tiers)
             if measured.local.train:
-                known = None if start is None else start.framework
-                fitted = replace(fitted, framework=fit_framework(fitted, measured.local.train, known))
+                start_framework = None if start is None else start.framework
+                fitted = replace(fitted, framework=fit_framework(fitted, measured.local.train, start_framework))
             of_given = {} if margin is None else dict.fromkeys(given, margin)
             fitted = replace(fitted, margins=margins_of(fitted, measured, start, of_given))
             after = predicted_parts(fitted, measured, "test")

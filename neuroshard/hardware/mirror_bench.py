@@ -76,7 +76,7 @@ class _Live:
     def __init__(self, trained: Trained, world: World, told: Sequence[Sequence[torch.Tensor]]) -> None:
         self.stretches: tuple[Stretch, ...] = ()
         self._trained, self._world = trained, world
-        self._inputs_from_all_ranks = islice(cycle(told), trained.pipeline.ahead, None)
+        self._inputs = islice(cycle(told), trained.pipeline.ahead, None)
         for _ in range(_WARM_STEPS):
             self._step()
 
@@ -99,7 +99,7 @@ class _Live:
     def _step(self) -> None:
         """Train on the next batch; all ranks' inputs come from the batch whose input the step exchanges."""
         self._world.told.clear()
-        self._world.told.extend(next(self._inputs_from_all_ranks))
+        self._world.told.extend(next(self._inputs))
         self._trained.step()
 
 
@@ -112,13 +112,13 @@ def _inputs_from_all_ranks(
     because pipelines send inputs on a separate stream.
     """
     world.told.clear()
-    said = []
+    sent_by_rank = []
     for batch in shares:
         world.kept.clear()
         trained.pipeline.exchange_input(batch)
-        said.append(tuple(world.kept))
+        sent_by_rank.append(tuple(world.kept))
     world.kept.clear()
     device.synchronize()
-    joined = [torch.cat(of_each) for of_each in zip(*said, strict=True)]
+    joined = [torch.cat(of_each) for of_each in zip(*sent_by_rank, strict=True)]
     device.synchronize()
     return joined

@@ -60,9 +60,9 @@ class StepBench:
         builds = [partial(self._build, plan, own_batches, seeds[0]) for plan in samples]
         return self._group.combined(run_batch(builds, self._protocol.timing, np.random.default_rng(seeds), report))
 
-    def _build(self, plan: Plan, its: Sequence[Batch], seed: int) -> Run:
+    def _build(self, plan: Plan, batches: Sequence[Batch], seed: int) -> Run:
         clock = PhaseClock(self._device)
-        return partial(self._turn, Trained(plan, self._protocol, clock, self._device, its, self._settings, seed))
+        return partial(self._turn, Trained(plan, self._protocol, clock, self._device, batches, self._settings, seed))
 
     def _turn(self, trained: "Trained") -> Timed:
         """Train one untimed step, then several steps that all ranks begin together, and one step with lookups one by
@@ -111,7 +111,7 @@ class Trained:
         protocol: StepProtocol,
         clock: PhaseClock,
         device: Device,
-        its: Sequence[Batch],
+        batches: Sequence[Batch],
         settings: EmbeddingSettings,
         seed: int,
         precision: Precision = Precision.FP32,
@@ -138,7 +138,7 @@ class Trained:
         for module in self.sharded:
             _watch(module, clock)
         make = MADE[protocol.pipeline]
-        self.pipeline = make(Trainee(self._model, self._forward, optimizers, cycle(its), clock, where))
+        self.pipeline = make(Trainee(self._model, self._forward, optimizers, cycle(batches), clock, where))
 
     @property
     def lookups(self) -> list[nn.Module]:

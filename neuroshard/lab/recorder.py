@@ -144,6 +144,6 @@ def in_batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
 
 
 def mixed(items: Sequence[Item], others: Sequence[Item]) -> list[Item]:
-    """Return all items, with the others inserted at equal distances."""
+    """Return items and others in one list, with the others spread evenly among the items."""
     places = np.concatenate([np.arange(len(group)) / max(len(group), 1) for group in (items, others)])
     return [[*items, *others][i] for i in np.argsort(places, kind="stable").tolist()]

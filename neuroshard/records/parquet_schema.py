@@ -218,7 +218,9 @@ def _values(column: pa.Array, hint: Any) -> Iterable[Any]:
 
 
 def _held(values: pa.Array, hint: Any) -> Any:
-    """Check the items of all lists of a column, and return them; floats stay an array, whose extremes are checked."""
+    """Check and return the items of all lists of a column; for floats,
+    checking the minimum and the maximum is enough.
+    """
     if not pa.types.is_floating(values.type):
         return msgspec.convert(values.to_pylist(), list[hint])
     floats = values.to_numpy(zero_copy_only=False)  # missing values become NaN, which no range allows

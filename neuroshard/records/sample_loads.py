@@ -53,7 +53,10 @@ def _expected(sample: ComputeSample) -> Iterator[BlockLookups]:
 
 
 def traffic_of(samples: Sequence[CommSample]) -> Traffic:
-    """Return the traffic of exchanges, (n, D, 1), each as an all-to-all; all must have equal devices and hosts."""
+    """Return the traffic of exchanges, (n, D, 1), each as an all-to-all.
+
+    All exchanges must have the same number of devices and the same hosts.
+    """
     size_bytes = np.array([sample.size_bytes for sample in samples], dtype=np.float64)
     batch_size = np.array([sample.batch_size for sample in samples])
     return Traffic(size_bytes[..., None], batch_size, samples[0].devices_per_host)

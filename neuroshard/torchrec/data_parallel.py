@@ -62,11 +62,11 @@ def data_parallel_optimizer(
     tables = _dense_tables(model, collections)
     for table, table_settings in given.items():
         if other := sorted(table_settings.keys() - KNOWN_SETTINGS):
-            known = ", ".join(sorted(KNOWN_SETTINGS))
+            known_names = ", ".join(sorted(KNOWN_SETTINGS))
             raise UserError(
                 "data-parallel-setting-unknown",
                 f"settings= of table {table!r} has unknown settings: {listed([repr(name) for name in other])}",
-                limit=f"the known settings are {known}",
+                limit=f"the known settings are {known_names}",
                 remedy="Correct the name, or remove the setting",
             )
     params = {table: merge_fused_params(dict(table.fused_params), dict(given.get(table.name, {}))) for table in tables}

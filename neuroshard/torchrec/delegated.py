@@ -258,11 +258,11 @@ def _check_offered(parameter: Parameter, device: str) -> None:
             limit=f"on {device} {sharder_name} has only the sharding types {', '.join(has)}",
             remedy=f"Add one of these sharding types to sharding_types{also}",
         )
-    known = dict.fromkeys(kernel for kind in types for kernel in sharder.compute_kernels(kind, device))
+    kernels = dict.fromkeys(kernel for kind in types for kernel in sharder.compute_kernels(kind, device))
     raise UserError(
         "delegated-kernels-unavailable",
         f"TorchRec's planner must plan {table}, but cannot use compute_kernels={said.compute_kernels}",
-        limit=f"on {device} {sharder_name} has only the compute kernels {', '.join(known)} for the sharding types "
+        limit=f"on {device} {sharder_name} has only the compute kernels {', '.join(kernels)} for the sharding types "
         f"{', '.join(types)}",
         remedy="Add one of these compute kernels to compute_kernels",
     )

@@ -1,4 +1,4 @@
-"""Search plans for a task: from scratch, or starting from an earlier plan."""
+"""Search for plans: from scratch, or starting from an earlier plan."""
 
 import logging
 from collections.abc import Sequence
@@ -85,8 +85,10 @@ class Finder:
         On devices other than CPUs and CUDA GPUs, the search can place no tables.
         """
         forms, tiers = self.searcher.takes_forms, TIERS[:1] if topology.compute_device == "cpu" else TIERS
-        known = (call for call in self.simulator.models.compute.calls if call.form in forms and call.tier in tiers)
-        calls = (call for call in known if call.tier is Tier.DEVICE or LAYOUTS[call.form].free)
+        in_forms_and_tiers = (
+            call for call in self.simulator.models.compute.calls if call.form in forms and call.tier in tiers
+        )
+        calls = (call for call in in_forms_and_tiers if call.tier is Tier.DEVICE or LAYOUTS[call.form].free)
         device = topology.compute_device
         unknown = None if device in _COSTED_DEVICES else f"no cost models for devices of type {device}"
         return Served(frozenset(calls), unknown, self._no_sequences, int(topology.world_size), device)
@@ -101,7 +103,7 @@ class Finder:
         return None
 
     def found(self, task: Task) -> Plan:
-        """Search a plan for a task from scratch.
+        """Search for a plan of a task, from scratch.
 
         Raises:
             InfeasibleError: no plan fits in memory.

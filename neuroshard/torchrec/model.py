@@ -164,9 +164,9 @@ class Model:
         read = parse(modules_json(sharding_plan), ReadModules, "the plan")
         again = self.restored(sharding_plan_of(read, "the plan"))
         for parameter in self.division.planned + self.division.delegated:
-            one, other = parameter.sharding_in(sharding_plan), parameter.sharding_in(again)
+            original, restored = parameter.sharding_in(sharding_plan), parameter.sharding_in(again)
             for field in PASSED_ON:
-                if getattr(one, field) != getattr(other, field):
+                if getattr(original, field) != getattr(restored, field):
                     return f"{field} of table {parameter.qualified_name!r}"
         return None
 

@@ -42,11 +42,11 @@ class Served:
         """Return the kernel calls that this search can give a parameter, among the calls that its constraints allow."""
         devices, rows = self.num_devices, int(parameter.config.num_embeddings)
         dim = int(parameter.config.embedding_dim)
-        named = ((call, LAYOUTS[call.form]) for call in self.calls.intersection(parameter.calls))
-        known = ((call, layout) for call, layout in named if layout.takes(dim))
+        allowed = ((call, LAYOUTS[call.form]) for call in self.calls.intersection(parameter.calls))
+        for_width = ((call, layout) for call, layout in allowed if layout.takes(dim))
         fitting = (
             call
-            for call, layout in known
+            for call, layout in for_width
             if layout.free or devices is None or (devices > 1 and layout.fits(rows, devices))
         )
         return frozenset(fitting)

@@ -82,7 +82,7 @@ class TableNames:
         return self.in_task(name, "rules")
 
     def _rules(self, rule: TableRule) -> list[TableRule]:
-        """Return the rules for tasks that a rule stands for; a pattern may match any of a table's names."""
+        """Return the rules that replace a rule in tasks; a pattern may match any of a table's names."""
         if not rule.is_wild:
             return [replace(rule, tables=self._in_rule(rule.tables))]
         named = ((name, {name, table.name, table.qualified_name}) for name, table in self.tables.items())

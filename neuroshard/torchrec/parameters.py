@@ -243,8 +243,8 @@ class Parameter:
         kernels, types = self.said.compute_kernels, self._types
         columns = (COLUMNS.form,) if self.tiers and {WHOLE, SPLIT}.intersection(types) else ()
         named = (_OTHERS[sharding_type] for sharding_type in types if sharding_type in _OTHERS)
-        others = (one for one in named if not kernels or kernel_of(one, ON_DEVICE) in kernels)
-        return (*columns, *(one.form for one in others if one.form in self._known_forms))
+        others = (layout for layout in named if not kernels or kernel_of(layout, ON_DEVICE) in kernels)
+        return (*columns, *(layout.form for layout in others if layout.form in self._known_forms))
 
     @property
     def _types(self) -> frozenset[str]:

@@ -403,7 +403,7 @@ class NeuroShardPlanner(ShardingPlanner):
         _log.warning(kept_plan_outdated(min(others, key=len)))
 
         def instead(model: Model) -> _Way:
-            """Search a plan for a model in place of the kept plan."""
+            """Search for a plan of a model in place of the kept plan."""
             return self._searched(model, lambda finder, task: finder.found_instead(kept.plan, task))
 
         best = self._best(models, instead)
@@ -464,11 +464,11 @@ class NeuroShardPlanner(ShardingPlanner):
         return min(found, key=lambda way: way.total_ms)
 
     def _found(self, model: Model) -> "_Way":
-        """Search a plan for a model from scratch."""
+        """Search for a plan of a model, from scratch."""
         return self._searched(model, Finder.found)
 
     def _searched(self, model: Model, search: Callable[[Finder, Task], Plan]) -> "_Way":
-        """Let TorchRec plan the delegated parameters, and search a plan for the tables that NeuroShard plans."""
+        """Let TorchRec plan the delegated parameters, and search for a plan of the tables that NeuroShard plans."""
         finder = self._finder_of(model)
         others, left = model.others()
         try:

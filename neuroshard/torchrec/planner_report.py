@@ -332,7 +332,7 @@ def _summary_of(plan: Plan, simulator: Simulator, capacity: Sequence[int]) -> st
     imbalance = float(device_ms.max() / device_ms.mean()) if device_ms.any() else 1.0
     each = zip(plan.device_bytes, plan.task.topology.device_memory, capacity, strict=True)
     full = [(held + has - left) / has for held, left, has in each]
-    waits = [f"; host: {told}" for told in (described_wait(cost.waited_ms),) if told is not None]
+    waits = [f"; host: {text}" for text in (described_wait(cost.waited_ms),) if text is not None]
     return (
         f"NeuroShard's plan: imbalance {imbalance:.2f} (slowest device / mean of devices), memory {min(full):.0%} to "
         f"{max(full):.0%} full including reservations, costs predicted by {name} "

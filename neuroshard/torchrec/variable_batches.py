@@ -1,4 +1,4 @@
-"""Variable batches: the sharding types that fail in TorchRec if features have different numbers of samples."""
+"""Warnings about sharding types that fail in TorchRec if the features of a batch have different numbers of samples."""
 
 from collections.abc import Iterator, Sequence
 

@@ -77,12 +77,12 @@ def interval(values: FloatArray) -> float:
     return float(stats.sem(values) * stats.t.ppf((1 + _LEVEL) / 2, len(values) - 1))
 
 
-def _p_value(one: FloatArray, other: FloatArray) -> float:
+def _p_value(first_ms: FloatArray, second_ms: FloatArray) -> float:
     """Return the p-value of Wilcoxon's signed-rank test; NaN for fewer than two different pairs."""
-    different = one != other
+    different = first_ms != second_ms
     if different.sum() < 2:
         return float("nan")
-    return float(stats.wilcoxon(one[different], other[different]).pvalue)
+    return float(stats.wilcoxon(first_ms[different], second_ms[different]).pvalue)
 
 
 def in_sweep(searched: pd.DataFrame) -> "pd.Series[bool]":

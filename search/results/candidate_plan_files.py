@@ -160,8 +160,8 @@ class Searched:
         choice.
         """
         verdict, why = self.verdict, self.errors[0]
-        said = self.answer.remark, f"{verdict}" if why is None else f"{verdict} ({why})"
-        remark = "; ".join(filter(None, said))
+        remarks = self.answer.remark, f"{verdict}" if why is None else f"{verdict} ({why})"
+        remark = "; ".join(filter(None, remarks))
         return replace(self, found=Found(self.candidate_plans[verdict.taken], self.answer.warning, remark=remark))
 
 
@@ -191,7 +191,7 @@ class CandidatePlanFiles:
 
     def passes(self, plans: Sequence[Plan]) -> Journal[Pass]:
         """Return the journal of the passes over these candidate plans."""
-        return Journal((self.run / self.plan(0)).parent, "pass", Pass, lambda _, one: one.wrong(plans))
+        return Journal((self.run / self.plan(0)).parent, "pass", Pass, lambda _, measured: measured.wrong(plans))
 
     def read(self, task: Task) -> Searched | None:
         """Return the saved state of the task's answer; None if its search has not ended.

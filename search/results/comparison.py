@@ -149,8 +149,8 @@ def names_and_forms(entries: Sequence[Evaluated]) -> dict[str, list[str]]:
 
 def failures(entries: Sequence[Evaluated], errors: Iterable[str | None] | None = None) -> list[str]:
     """Return a line for every entry that failed: with the entry's error, or with the entry's error in `errors`."""
-    its = zip(entries, (entry.error for entry in entries) if errors is None else errors, strict=True)
-    return [f"{entry.method}, task {entry.task}: {error}" for entry, error in its if error is not None]
+    entries_and_errors = zip(entries, (entry.error for entry in entries) if errors is None else errors, strict=True)
+    return [f"{entry.method}, task {entry.task}: {error}" for entry, error in entries_and_errors if error is not None]
 
 
 def comparison(entries: Sequence[Evaluated]) -> Grid:
@@ -164,14 +164,17 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
     failed = [method for method, tasks in solved.items() if not tasks]
     every = "every method" if not failed else f"every method but {', '.join(failed)}"
     caption = f"costs: means over the {number_of(len(common), 'task')} that {every} solved"
-    asked = {method: [entry for entry in entries if entry.method == method] for method in methods}
-    chosen = {method: [its[task] for task in common if task in its] for method, its in solved.items()}
+    given = {method: [entry for entry in entries if entry.method == method] for method in methods}
+    chosen = {
+        method: [solved_by_method[task] for task in common if task in solved_by_method]
+        for method, solved_by_method in solved.items()
+    }
     columns = {
         "method": methods,
-        "success": [f"{len(solved[method])}/{len(asked[method])}" for method in methods],
+        "success": [f"{len(solved[method])}/{len(given[method])}" for method in methods],
         "predicted ms": [_mean([entry.predicted_ms for entry in chosen[method]], 2) for method in methods],
         "measured ms": [_mean([entry.measured_ms for entry in chosen[method]], 2) for method in methods],
-        "search s": [_mean([entry.seconds for entry in asked[method]], 3) for method in methods],
+        "search s": [_mean([entry.seconds for entry in given[method]], 3) for method in methods],
     }
     grid = grid_of("Plans on hardware", columns)
     grid.caption = Text(caption)
@@ -183,21 +186,21 @@ def provenance_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterato
 
     Lines that begin with "warning:" say that models predict for other hardware than `here`, or that models differ.
     """
-    for scope, its in grouped(entries, lambda entry: entry.prediction and entry.prediction.scope).items():
+    for scope, group in grouped(entries, lambda entry: entry.prediction and entry.prediction.scope).items():
         if scope is not None:
-            yield f"predicted costs of {_methods(its)} count {scope}"
-    by_models = {name: its for name, its in grouped(entries, _models_of).items() if name is not None}
-    for name, its in by_models.items():
+            yield f"predicted costs of {_methods(group)} count {scope}"
+    by_models = {name: group for name, group in grouped(entries, _models_of).items() if name is not None}
+    for name, group in by_models.items():
         target = PredictedFor.of(name)
         if target is not None and target.differs(here):
             message = Message(
                 "predicted-for-other-hardware",
-                f"costs of {_methods(its)} were {target.told(here)}",
+                f"costs of {_methods(group)} were {target.told(here)}",
                 remedy="Compare measured costs only with measured costs" if target.other_kind(here) else ADAPT,
             )
             yield f"warning: {message}"
     if len(by_models) > 1:
-        each = ", ".join(f"{str(name)!r}: {_methods(its)}" for name, its in by_models.items())
+        each = ", ".join(f"{str(name)!r}: {_methods(group)}" for name, group in by_models.items())
         message = Message(
             "predicted-by-several-models",
             f"predicted costs come from {len(by_models)} different sets of cost models ({each})",
@@ -222,9 +225,9 @@ def trust_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str
     are not compared with costs that were measured on a CPU (`here`), and vice versa. Predicted costs that count other
     parts of the step than the measured costs, such as framework overhead, are left out with a remark.
     """
-    for caveat, its in grouped(entries, lambda entry: entry.caveat).items():
+    for caveat, group in grouped(entries, lambda entry: entry.caveat).items():
         if caveat is not None:
-            yield f"predicted costs of {_methods(its)} are {caveat}"
+            yield f"predicted costs of {_methods(group)} are {caveat}"
     yield from provenance_lines(entries, here)
     targets = {name: PredictedFor.of(name) for name in {*map(_models_of, entries)}}
     unlike = {name for name, target in targets.items() if target is not None and target.other_kind(here)}

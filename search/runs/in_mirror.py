@@ -270,9 +270,9 @@ class InMirror:
         rows = [row for task in measured for row in task.rows()]
         stretches = [row for task in measured for row in task.stretch_rows()]
         tables = (item for task in measured for item in task.told())
-        told = [*tables, *provenance_lines(entries, hardware.fingerprint), *failures(entries)]
+        shown = [*tables, *provenance_lines(entries, hardware.fingerprint), *failures(entries)]
         frames = {"results": rows, "stretches": stretches}
-        result = EvaluateResult(directory.path, tuple(entries), frames, told, measured)
+        result = EvaluateResult(directory.path, tuple(entries), frames, shown, measured)
         result.save(facts)
         return result
 

@@ -278,8 +278,8 @@ def _result(path: Path, entries: Sequence[Evaluated], here: Fingerprint) -> Eval
     devices = [_devices(*evaluated) for evaluated in solved] if len(entries) == 1 else []
     failed = failures(entries)
     more = len(failed) - _SHOWN_ERRORS
-    said = [*trust_lines(entries, here), *failed[:_SHOWN_ERRORS]]
-    said += [f"... and {more} more failures in results.parquet"] if more > 0 else []
+    lines = [*trust_lines(entries, here), *failed[:_SHOWN_ERRORS]]
+    lines += [f"... and {more} more failures in results.parquet"] if more > 0 else []
     frames = {
         "results": [entry.row() for entry in entries],
         "devices": [row for entry in entries for row in entry.device_rows()],
@@ -289,7 +289,7 @@ def _result(path: Path, entries: Sequence[Evaluated], here: Fingerprint) -> Eval
         shown, plan, cost = min(solved, key=lambda evaluated: (evaluated[0].task, evaluated[0].measured_ms))
         title = f"{shown.method}, task {shown.task}: {cost.total_ms:.1f} ms measured"
         picture = "plan.png", lambda: plan_png(plan, cost, title)
-    return EvaluateResult(path, tuple(entries), frames, [*devices, comparison(entries), *said], picture=picture)
+    return EvaluateResult(path, tuple(entries), frames, [*devices, comparison(entries), *lines], picture=picture)
 
 
 def _devices(entry: Evaluated, plan: Plan, cost: Cost) -> Grid:

@@ -96,20 +96,25 @@ class TaskSteps:
     @classmethod
     def of(cls, task: int, entries: Sequence[Evaluated], builds: Sequence[Build]) -> "TaskSteps":
         """Collect the times of all builds, and compare them."""
-        its = [build.plans for build in builds]
-        turns = max((len(plan_times.step_ms) for build in its for plan_times in build), default=1) or 1
+        plans_of_builds = [build.plans for build in builds]
+        turns = max((len(plan_times.step_ms) for build in plans_of_builds for plan_times in build), default=1) or 1
         # (B, K + 1, R).
-        turns_ms = np.array([[plan_times.step_ms or (np.nan,) * turns for plan_times in build] for build in its])
+        turns_ms = np.array(
+            [[plan_times.step_ms or (np.nan,) * turns for plan_times in build] for build in plans_of_builds]
+        )
         phases_ms = np.array(
-            [[plan_times.phase_ms or (np.nan,) * len(PHASES) for plan_times in build] for build in its]
+            [[plan_times.phase_ms or (np.nan,) * len(PHASES) for plan_times in build] for build in plans_of_builds]
         )
         alones_ms = np.array(
-            [[plan_times.alone_ms if plan_times.step_ms else np.nan for plan_times in build] for build in its]
+            [
+                [plan_times.alone_ms if plan_times.step_ms else np.nan for plan_times in build]
+                for build in plans_of_builds
+            ]
         )
         ratios = np.median(turns_ms / turns_ms[:, :1], axis=2).T
         errors = tuple(
             next((plan_times.error for plan_times in of_plan if plan_times.error), None)
-            for of_plan in zip(*its, strict=True)
+            for of_plan in zip(*plans_of_builds, strict=True)
         )
         means = phases_ms.mean(axis=0)[:-1], alones_ms.mean(axis=0)[:-1]
         step_ms = np.median(turns_ms, axis=(0, 2))[:-1]
@@ -247,9 +252,9 @@ class InSteps:
         rows = [row for task in measured for row in task.rows()]
         phases = [row for task in measured for row in task.phase_rows()]
         tables = (item for task in measured for item in task.told())
-        told = [*tables, *provenance_lines(entries, hardware.fingerprint), *failures(entries)]
+        shown = [*tables, *provenance_lines(entries, hardware.fingerprint), *failures(entries)]
         frames, picture = {"results": rows, "phases": phases}, ("steps.png", measured[0].drawn)
-        result = EvaluateResult(directory.path, tuple(entries), frames, told, measured, picture)
+        result = EvaluateResult(directory.path, tuple(entries), frames, shown, measured, picture)
         result.save(facts)
         return result
 
@@ -272,13 +277,13 @@ class InSteps:
 
 def _floor_line(floor: float) -> str:
     """Return a line on the smallest reliable difference between plans; it is a warning if that difference is large."""
-    said = f"the step times of the first plan, built twice, differ by {floor:.1%}"
+    text = f"the step times of the first plan, built twice, differ by {floor:.1%}"
     if np.isnan(floor) or floor > _TRUSTED:
         warning = Message(
             "steps-too-noisy",
-            said,
+            text,
             limit=f"differences between plans are reliable only if this difference is {_TRUSTED:.0%} or less",
             remedy="Stop other processes on this machine and measure again",
         )
         return f"warning: {warning}"
-    return f"{said}; smaller differences between plans are noise"
+    return f"{text}; smaller differences between plans are noise"

@@ -216,14 +216,14 @@ class Search(ModelSettings):
         plan = simulator.predicted(found.plan)
         plan.save(directory / name)
         target = target_named(self.target)
-        said = found.remark, rejected_remark(plan, found.rejected, simulator), *target.remarks(plan)
-        remark = "; ".join(str(text) for text in said if text) or None
+        remarks = found.remark, rejected_remark(plan, found.rejected, simulator), *target.remarks(plan)
+        remark = "; ".join(str(text) for text in remarks if text) or None
         doubts = found.warning, *simulator.warnings(plan), *self._left_out(simulator.models)
         warnings = "\n".join(str(text) for text in doubts if text) or None
-        told = plan.prediction
-        assert told is not None
+        prediction = plan.prediction
+        assert prediction is not None
         record = SearchRecord(
-            number, name, None, seconds=answer.seconds, remark=remark, warnings=warnings, caveat=told.caveat,
+            number, name, None, seconds=answer.seconds, remark=remark, warnings=warnings, caveat=prediction.caveat,
             measured_ms=answer.measured_ms, **predicted_columns(plan),
         )  # fmt: skip
         return record, plan
