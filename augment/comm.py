@@ -89,8 +89,8 @@ class CommAugmentation:
             collective_named(name)
 
     def check(self, devices_per_host: int | None) -> None:
-        """Raise UserError if a collective needs several hosts but all devices are on one host (`devices_per_host` is
-        None).
+        """Raise UserError if a collective needs several hosts but all devices are on one
+        host (`devices_per_host` is None).
         """
         for name in self.collectives:
             if devices_per_host is None and collective_named(name) in BETWEEN_HOSTS:

@@ -141,8 +141,8 @@ class ComputeAugmentation:
         return [LAYOUTS[form] for form in forms_named(self.sharding_types)]
 
     def draw(self, split: Split, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
-        """Draw a combination of tables at a global batch size; return the kernel call and the name of the split of its
-        tables.
+        """Draw a combination of tables at a global batch size;
+        return the kernel call and the name of the split of its tables.
 
         A table that does not fit into the remaining bytes gets the largest width that fits, or is left out.
         """
@@ -202,8 +202,8 @@ class ComputeAugmentation:
     def _sequence_tables(
         self, batch_size: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
     ) -> tuple[Table, ...]:
-        """Draw sequence tables of one common width whose weights and outputs fit into `max_bytes` and
-        `max_output_bytes`.
+        """Draw sequence tables of one common width whose weights and outputs fit into
+        `max_bytes` and `max_output_bytes`.
 
         The tables are in random order. If no table fits, the result is the table with the smallest pooling factor, at
         the minimum width.
@@ -228,8 +228,8 @@ class ComputeAugmentation:
         return table.with_dim(halvings(self.max_dim)[-1])
 
     def _shared(self, layout: Layout, group: tuple[Table, ...], blocks: int) -> tuple[Table, ...]:
-        """Return the tables that the layout can shard: small enough for copies, or with a row for each of the row
-        blocks.
+        """Return the tables that the layout can shard: small enough for copies,
+        or with a row for each of the row blocks.
         """
         small = (
             table for table in group if not layout.dense or self._narrowest(table).size_bytes <= self.max_copy_bytes
@@ -251,8 +251,8 @@ class ComputeAugmentation:
         return tuple(chosen)
 
     def _augmented(self, group: tuple[Table, ...], count: int, rng: np.random.Generator) -> list[Table]:
-        """Draw `count` different (table, width) pairs; a table is repeated only if the group has fewer tables than
-        `count`.
+        """Draw `count` different (table, width) pairs;
+        a table is repeated only if the group has fewer tables than `count`.
         """
         widths = halvings(self.max_dim)
         order = rng.permutation(len(group))
@@ -261,8 +261,8 @@ class ComputeAugmentation:
         return [group[t].with_dim(self._width(widths[int(turns[t][turn])], rng)) for t, turn in pairs]
 
     def _width(self, halving: int, rng: np.random.Generator) -> int:
-        """Return the width `halving` or, for `arbitrary_dim_fraction` of the tables, a random width with a uniform
-        logarithm.
+        """Return the width `halving` or, for `arbitrary_dim_fraction` of the tables,
+        a random width with a uniform logarithm.
         """
         if rng.random() >= self.arbitrary_dim_fraction:
             return halving

@@ -41,8 +41,8 @@ class ComputeExamples(Examples):
     """
 
     def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the features (M, F) of the chosen sets' tables, the set of each table (M,), and the tables per set
-        (B,).
+        """Return the features (M, F) of the chosen sets' tables, the set of each table (M,),
+        and the tables per set (B,).
         """
         features, first, counts = self.all_inputs
         count = counts[chosen]
@@ -82,8 +82,8 @@ class ComputeTable:
 
 @dataclass(frozen=True)
 class CommTable:
-    """Measurements of exchanges in one direction as arrays; the devices of an exchange are sorted as the network needs
-    them.
+    """Measurements of exchanges in one direction as arrays;
+    the devices of an exchange are sorted as the network needs them.
 
     Attributes:
         features: (n, 2 D), raw features.

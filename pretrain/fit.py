@@ -64,8 +64,8 @@ class Fit:
     exchanges: Mapping[str, CommModel] = field(default_factory=dict)
 
     def check(self, start: CostModels) -> None:
-        """Raise UserError if the start's models of column-wise calls or all-to-alls cannot be fine-tuned with these
-        settings.
+        """Raise UserError if the start's models of column-wise calls or all-to-alls cannot
+        be fine-tuned with these settings.
         """
         pieces = pieces_of(start)
         makers = ((COMPUTE, self.compute, "compute"), (FORWARD, self.comm, "comm"), (BACKWARD, self.comm, "comm"))
@@ -143,8 +143,8 @@ class Fit:
         return self.min_finetune_samples if network else _LEAST_TRAIN
 
     def _fitted(self, part: MeasuredPart, start: Any, bars: Progress | None) -> Any:
-        """Fit and return a model of the part; for tables in host memory, the model is a formula with solved
-        coefficients.
+        """Fit and return a model of the part; for tables in host memory,
+        the model is a formula with solved coefficients.
         """
         samples = part.measured
         if isinstance(part, MeasuredExchange):
@@ -210,8 +210,8 @@ def tests_of(models: CostModels, predicted: Mapping[str, Predicted], measured: M
 
 
 def predicted_parts(models: CostModels, measured: Measured, split: Literal["valid", "test"]) -> dict[str, Predicted]:
-    """Predict the samples of a split; return the predictions by part, for parts that the models know and that have
-    samples.
+    """Predict the samples of a split; return the predictions by part,
+    for parts that the models know and that have samples.
     """
     pieces = by_part(models)
     samples = [(part, getattr(part.measured, split)) for part in measured.parts if part.name in pieces]
@@ -252,8 +252,8 @@ def _imbalance(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
 
 
 def _bar(bars: Progress | None, name: str, epochs: int) -> OnEpoch:
-    """Return a callback that shows the finished epochs and the validation loss; without `bars` the callback does
-    nothing.
+    """Return a callback that shows the finished epochs and the validation loss;
+    without `bars` the callback does nothing.
     """
     if bars is None:
         return lambda _epoch, _loss: None

@@ -102,8 +102,8 @@ class AdditiveNetwork(nn.Module):
         return saved
 
     def begin(self, train: ComputeTable, scale_ms: float) -> None:
-        """Set initial weights from a regression on the moved amounts; the regression gives most of each cost, the
-        network the rest.
+        """Set initial weights from a regression on the moved amounts;
+        the regression gives most of each cost, the network the rest.
         """
         weight, offset_ms = solved(np.exp2(train.features[:, self._moved]), train)
         share = np.maximum(weight * self._typical / scale_ms, _LEAST_SHARE) * _FIRST_SHARE
@@ -201,8 +201,8 @@ class Additive(HiddenLayers, ComputeFitter):
         return replace(self, training=self.training_further)
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> AdditiveCompute:
-        """Fit a model to the training samples; with `start`, fine-tune `start` and keep its features, scales and
-        widths.
+        """Fit a model to the training samples; with `start`,
+        fine-tune `start` and keep its features, scales and widths.
 
         Raises:
             UserError: the samples have several batch sizes, which the features do not include.

@@ -150,16 +150,16 @@ def fit_framework(
 
 
 def _slopes_by_part(framework: Framework) -> dict[str, FloatArray]:
-    """Return the ms per unit of each of `_AMOUNTS`, (F,), by part; for predicted kernel times, the factor
-    of "kernels".
+    """Return the ms per unit of each of `_AMOUNTS`, (F,), by part.
+
+    The unit of the predicted kernel time is 1 ms, so its coefficient is the factor of "kernels".
     """
     more = {"kernels": (framework.factor, 0.0), "outputs": (0.0, framework.outputs.get(CONVERTED, 0.0))}
     return {name: np.append(framework.per_term(name), more.get(name, (0.0, 0.0))) for name in _PARTS}
 
 
 def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSample]]) -> dict[str, Predicted]:
-    """Predict the time of each part of the framework overhead for the ranks; return the predictions by name of the
-    part.
+    """Predict the time of each part of the framework overhead; return the predictions by name of the part.
 
     The prediction of "kernels" includes the predicted times of the kernels themselves. The result is empty if the
     models have no framework overhead or there are no samples.

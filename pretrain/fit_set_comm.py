@@ -45,8 +45,8 @@ class SetNetwork(nn.Module):
         return transfer
 
     def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return shares (G,) and leads (G, W); all are >= 0, shares sum to 1, and the leads of a segment sum to at most
-        1.
+        """Return shares (G,) and leads (G, W); all are >= 0, shares sum to 1,
+        and the leads of a segment sum to at most 1.
 
         The rest of a segment's leads, up to 1, applies to no wait.
         """
@@ -77,8 +77,8 @@ class _Devices:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]) -> "_Devices":
-        """Collect the devices of all exchanges between at least two devices, with the features that `signs` has signs
-        for.
+        """Collect the devices of all exchanges between at least two devices,
+        with the features that `signs` has signs for.
 
         In direction FORWARD exchanges begin after start delays, in direction BACKWARD without delays.
 
@@ -98,8 +98,8 @@ class _Devices:
         return cls(features[:, : len(signs)], wait, transfer)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> Examples:
-        """Return normalised examples: features and waits as inputs, transfer times as targets; times are multiples of
-        the scale.
+        """Return normalised examples: features and waits as inputs, transfer times as targets;
+        times are multiples of the scale.
         """
         inputs = torch.from_numpy(normaliser(self.features)), in_multiples(self.waits, scale_ms)
         return Examples(inputs, in_multiples(self.transfer_ms[:, None], scale_ms))
@@ -128,8 +128,8 @@ class SetCommunication(HiddenLayers, CommFitter):
         return replace(self, training=self.training_further)
 
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> SetComm:
-        """Fit a model to all devices of the training exchanges; with `start`, fine-tune `start` and keep its scales and
-        widths.
+        """Fit a model to all devices of the training exchanges;
+        with `start`, fine-tune `start` and keep its scales and widths.
 
         In the backward direction no device waited when the exchanges were measured, so the overlap with waiting is
         unknown. The model then assumes that devices complete nothing while they wait.

@@ -50,8 +50,8 @@ class CommFitter(Fitter, ABC):
 
     @abstractmethod
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> CommModel:
-        """Fit a model to the training exchanges in one direction, from `start` (a model of the same kind) or from
-        scratch (None).
+        """Fit a model to the training exchanges in one direction,
+        from `start` (a model of the same kind) or from scratch (None).
         """
 
 

@@ -69,8 +69,8 @@ class SplitMeasurements:
         return [*self.train, *self.valid]
 
     def limited(self, most: int | None, most_tables: int | None = None) -> "SplitMeasurements":
-        """Return only the first `most` training samples among those with at most `most_tables` tables; None sets no
-        limit.
+        """Return only the first `most` training samples among those with at most `most_tables` tables;
+        None sets no limit.
 
         Other splits are unchanged.
 
@@ -102,8 +102,8 @@ class SplitMeasurements:
         return float(low), float(middle), float(high)
 
     def by_group(self) -> "SplitMeasurements":
-        """Split each exchange into the exchanges of groups of devices, each as an all-to-all; `everything` is
-        unchanged.
+        """Split each exchange into the exchanges of groups of devices, each as an all-to-all;
+        `everything` is unchanged.
         """
         splits = {name: [group for m in getattr(self, name) for group in by_group(m)] for name in (TRAIN, VALID, TEST)}
         return replace(self, **splits)
@@ -231,8 +231,8 @@ class Measured:
         calls: Collection[Call] | None,
         exchanges: Collection[Collective] = (Collective.ALL_TO_ALL,),
     ) -> "Measured":
-        """Read the kernel calls, exchanges and local work of all directories; `calls=None` reads all kinds of kernel
-        calls.
+        """Read the kernel calls, exchanges and local work of all directories;
+        `calls=None` reads all kinds of kernel calls.
 
         Raises:
             UserError: a split has no column-wise samples, no samples of a named call or no samples of one of
@@ -278,8 +278,8 @@ class Measured:
         )
 
     def limited(self, max_samples: int | None, max_tables: int | None) -> "Measured":
-        """Return at most `max_samples` training samples per part, with at most `max_tables` tables each; None sets no
-        limit.
+        """Return at most `max_samples` training samples per part, with at most `max_tables` tables each;
+        None sets no limit.
         """
         return Measured(
             {call: samples.limited(max_samples, max_tables) for call, samples in self.compute.items()},
@@ -340,8 +340,8 @@ class Measured:
 
 
 def _numbered(directories: Sequence[Sequence[Measurement[Sample]]]) -> list[Measurement[Sample]]:
-    """Join the measurements of all directories, and number the samples uniquely; both passes of a sample keep one
-    number.
+    """Join the measurements of all directories, and number the samples uniquely;
+    both passes of a sample keep one number.
     """
     joined: list[Measurement[Sample]] = []
     for measurements in directories:

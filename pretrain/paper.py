@@ -29,8 +29,8 @@ from neuroshard.stages.pretrain.training import TrainingSettings, fit
 @dataclass(frozen=True)
 @checked
 class PaperCompute(ComputeFitter):
-    """Fits the paper's compute model: a network per table, the sum over a call's tables, and a head with one hidden
-    layer.
+    """Fits the paper's compute model: a network per table, the sum over a call's tables,
+    and a head with one hidden layer.
 
     Attributes:
         features: paper | paper_batch | log | physical | physical_reuse | physical_bags: table features: paper (as

@@ -35,8 +35,8 @@ def pieces_of(models: CostModels) -> Pieces:
 
 
 def given_exchanges(models: CostModels) -> dict[str, CommModel]:
-    """Return the exchange models that come from a datasheet, by part; each predicts all collectives of
-    its direction.
+    """Return the exchange models that come from a datasheet, by part;
+    each predicts all collectives of its direction.
     """
     exchanges = {FORWARD: models.forward, BACKWARD: models.backward, INPUT: models.input}
     return {name: model for name, model in exchanges.items() if model is not None and model.arithmetic}
@@ -70,7 +70,8 @@ def assembled(
 def _in_direction(direction: str, pieces: Pieces) -> CommModel:
     """Return one model of all collectives in a direction.
 
-    The model serves the sharding types whose exchanges within hosts it knows; exchanges between hosts are not required.
+    The model serves the sharding types whose exchanges all have models. Exchanges within and between hosts
+    (`host_exchanges`) are not required.
     """
     named = {
         collective: exchange_part(direction, collective)
@@ -86,8 +87,8 @@ def _in_direction(direction: str, pieces: Pieces) -> CommModel:
 
 
 def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
-    """Multiply each model by the ratio of measured over predicted time: the median over the training samples of its
-    part.
+    """Multiply each model by the ratio of measured over predicted time:
+    the median over the training samples of its part.
 
     Models of parts with few or no measurements take the factor of column-wise tables, or of all-to-alls in their
     direction.

@@ -194,8 +194,8 @@ class ComputeBench:
         self._arenas = make_arenas()
 
     def measure(self, samples: Sequence[ComputeSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Return an outcome for each sample, with repeats (R,) in ms; samples that run out of memory are repeated
-        alone.
+        """Return an outcome for each sample, with repeats (R,) in ms;
+        samples that run out of memory are repeated alone.
         """
         outcomes = self._together(samples, seeds, report)
         for index, outcome in enumerate(outcomes):

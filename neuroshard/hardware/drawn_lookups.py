@@ -115,8 +115,8 @@ def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: tor
 def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) -> torch.Tensor:
     """Choose rows such that each block of rows gets its share of the lookups.
 
-    Blocks get rows in random order. If a block has too few rows for its share, it keeps the hottest, and the others go
-    to blocks with free rows.
+    Blocks get rows in random order. If a block has too few rows for its share, the block keeps the hottest rows, and
+    the other rows go to blocks that have room.
     """
     shares = torch.tensor(table.row_lookups, dtype=torch.float64, device=counts.device)
     firsts = torch.arange(len(shares) + 1, device=counts.device) * table.rows // len(shares)
@@ -134,8 +134,8 @@ def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) ->
 
 
 def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return each row's block, (U,): in a random order of the rows, each block gets successive rows that fill its
-    share.
+    """Return each row's block, (U,): in a random order of the rows,
+    each block gets successive rows that fill its share.
     """
     order = torch.randperm(len(counts), generator=generator, device=counts.device)
     dealt = counts[order].to(torch.float64)
@@ -235,8 +235,8 @@ def seen_in(indices: torch.Tensor) -> BlockLookups:
 
 
 def draw_counts(table: Table, lookups: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw the lookups (U,) of each of U unique rows; they follow the table's histogram and sum to `lookups`, with U <=
-    rows.
+    """Draw the lookups (U,) of each of U unique rows; they follow the table's histogram
+    and sum to `lookups`, with U <= rows.
 
     Within a bin, counts are uniform. If histogram, rows and lookups contradict each other, rows and lookups have
     priority: counts are scaled up (too few rows), or the number of unique rows is reduced.

@@ -60,8 +60,8 @@ class Circle:
     group: Among
 
     def share(self, size_bytes: Sequence[int], element_bytes: int) -> list[int]:
-        """Return the elements that each of the m devices sends to each of them, (m,), given the bytes of all D devices,
-        (D,).
+        """Return the elements that each of the m devices sends to each of them, (m,),
+        given the bytes of all D devices, (D,).
         """
         return [size_bytes[rank] // (element_bytes * len(self.ranks)) for rank in self.ranks]
 
@@ -96,8 +96,8 @@ def make_exchange(sample: CommSample, circles: Mapping[Collective, Circle], devi
 
 
 def _all_to_all(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Return the all-to-all of pooled embeddings to the devices of their samples, and of gradients in the backward
-    pass.
+    """Return the all-to-all of pooled embeddings to the devices of their samples,
+    and of gradients in the backward pass.
     """
     others = circle.share(sample.size_bytes, ELEMENT_BYTES)
     own = [circle.own(others)] * len(circle.ranks)
@@ -192,8 +192,8 @@ class ExchangeBench:
         return partial(self.run, exchange, sample.start_ms[self._rank])
 
     def run(self, exchange: Exchange, start_ms: float) -> Timed:
-        """Run forward after this device's delay, and then backward with all devices starting together; return both
-        times.
+        """Run forward after this device's delay, and then backward with all devices starting together;
+        return both times.
         """
         agreed = self._agree_on_start()
         forward = self._timed(exchange.forward, agreed + start_ms / 1e3)
@@ -217,8 +217,8 @@ class ExchangeBench:
         return float(moment) + self._clock_ahead_s
 
     def _find_clock_offset(self) -> float:
-        """Return the seconds by which this process's clock is ahead of rank 0's, from the fastest of several round
-        trips.
+        """Return the seconds by which this process's clock is ahead of rank 0's,
+        from the fastest of several round trips.
         """
         ahead = 0.0
         for other in range(1, self._size):

@@ -120,8 +120,8 @@ class Hardware:
         return self._group_meter(topology.num_devices, self._steps(protocol), topology.domain_size, warn)
 
     def mirror_meter(self, protocol: StepProtocol, warn: Warn) -> Meter[LocalSample]:
-        """Return the meter of single ranks' local work in training steps, on the first device,
-        in a separate process.
+        """Return the meter of single ranks' local work in training steps,
+        on the first device, in a separate process.
         """
         make = partial(_make_mirror_bench, self.device, self.embedding, protocol)
         return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
@@ -141,8 +141,8 @@ class Hardware:
         return Joining(self.device, protocol.timing, self.timeout_s, partial(_step_bench, self.embedding, protocol))
 
     def _group_meter(self, num_devices: int, how: Joining[Sample], local_size: int | None, warn: Warn) -> Meter[Sample]:
-        """Return the meter of `num_devices` processes that measure together; TorchRec sees hosts of `local_size`
-        devices.
+        """Return the meter of `num_devices` processes that measure together;
+        TorchRec sees hosts of `local_size` devices.
         """
         if under_torchrun():
             return self._leader(num_devices, how)
@@ -150,8 +150,8 @@ class Hardware:
         return WorkerGroup(make, num_devices, self.timeout_s, warn, self._context())
 
     def _leader(self, num_devices: int, how: Joining[Sample]) -> Meter[Sample]:
-        """Return the meter of rank 0 under torchrun; raise UserError if torchrun started another
-        number of processes.
+        """Return the meter of rank 0 under torchrun; raise UserError if torchrun
+        started another number of processes.
         """
         started = int(os.environ["WORLD_SIZE"])
         if started != num_devices:
@@ -189,8 +189,8 @@ def under_torchrun() -> bool:
 
 
 def is_follower() -> bool:
-    """Return True if rank 0, in another process, controls the measurements; then call `Hardware.follow` in this
-    process.
+    """Return True if rank 0, in another process, controls the measurements;
+    then call `Hardware.follow` in this process.
     """
     return under_torchrun() and os.environ["RANK"] != "0"
 

@@ -87,8 +87,8 @@ class StandIn(nn.Module):
         self.over = nn.Sequential(*layers) if pooled else nn.Sequential()
 
     def forward(self, batch: Batch) -> list[torch.Tensor]:
-        """Return the outputs: (b, columns) of pooled tables first, if any; then (lookups, columns) of each sequence
-        feature.
+        """Return the outputs: (b, columns) of pooled tables first, if any;
+        then (lookups, columns) of each sequence feature.
         """
         looked_up = {path: self.get_submodule(path)(batch[path]) for path in self._features}
         pooled = [looked_up[POOLED].values()] if POOLED in looked_up else []

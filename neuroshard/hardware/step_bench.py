@@ -65,10 +65,9 @@ class StepBench:
         return partial(self._turn, Trained(plan, self._protocol, clock, self._device, batches, self._settings, seed))
 
     def _turn(self, trained: "Trained") -> Timed:
-        """Train one untimed step, then several steps that all ranks begin together, and one step with lookups one by
-        one.
+        """Train one untimed step, several steps that all ranks begin together, and one step with lookups one by one.
 
-        The result has the mean ms of a step and the ms of the lookups alone.
+        The result has the mean ms of a step and of the step's phases, and the ms of the lookups alone.
         """
         steps = self._protocol.steps
         trained.step()
@@ -185,8 +184,8 @@ def _sharders(settings: EmbeddingSettings, precision: Precision, where: torch.de
 
 
 def _parted(model: DistributedModelParallel, copies: set[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the parameters of data-parallel tables, and the parameters of the dense network; fused kernels update
-    others.
+    """Return the parameters of data-parallel tables, and the parameters of the dense network;
+    fused kernels update others.
     """
     named = dict(model.named_parameters())
     copied = [parameter for name, parameter in named.items() if name.split(".")[-2] in copies]
@@ -194,8 +193,8 @@ def _parted(model: DistributedModelParallel, copies: set[str]) -> tuple[list[nn.
 
 
 def _watch(module: ShardedModule[Any, Any, Any, Any], clock: PhaseClock) -> None:
-    """Make the clock record when lookups begin and end, when their gradients arrive, and when data-parallel gradients
-    do.
+    """Make the clock record when lookups begin and end, when their gradients arrive,
+    and when data-parallel gradients do.
     """
     module.register_forward_pre_hook(clock.entering(Phase.INPUT))
     for lookup in module._lookups:

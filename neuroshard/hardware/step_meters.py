@@ -86,8 +86,8 @@ def check_steps(plans: Sequence[Plan], hardware: Hardware) -> None:
 
 
 def check_held(plans: Sequence[Plan], where: str, needed_bytes: int, hardware: Hardware) -> None:
-    """Raise UserError if this machine lacks the plans' tiers, or has too little memory for the plans that are live
-    together.
+    """Raise UserError if this machine lacks the plans' tiers,
+    or has too little memory for the plans that are live together.
     """
     hardware.check_tiers({home.tier for plan in plans for home in plan.tier_assignments})
     if hardware.device.kind == "cpu" and needed_bytes > (there := hardware.fingerprint.memory_bytes):
@@ -240,8 +240,8 @@ class MirroredStep:
 
     @property
     def _between(self) -> list[FloatArray]:
-        """Local work between the exchanges that ranks wait for; each array is (R, k, P), with k - 1 other exchanges in
-        it.
+        """Local work between the exchanges that ranks wait for;
+        each array is (R, k, P), with k - 1 other exchanges in it.
         """
         return np.split(self.phase_ms, np.flatnonzero(self.waited_for) + 1, axis=1)
 

@@ -320,8 +320,8 @@ def _serve(
 
 
 def _why_not_started(error: BaseException) -> Exception:
-    """Return the message of a worker that could not start: a UserError if the user can correct the cause, else
-    `_Stopped`.
+    """Return the message of a worker that could not start:
+    a UserError if the user can correct the cause, else `_Stopped`.
 
     The user can correct a package that cannot be imported, and refusals of the system or torch; all other causes are
     defects.

@@ -188,8 +188,8 @@ def _measure_exchanges(
     advance: Advance,
     count_input: bool,
 ) -> list[Cost | str]:
-    """Measure the exchanges of P plans for equal numbers of devices, given their compute (P, D) in ms; return the
-    costs.
+    """Measure the exchanges of P plans for equal numbers of devices, given their compute (P, D) in ms;
+    return the costs.
     """
     rng, errors = np.random.default_rng([seed, _EXCHANGES]), dict[int, str]()
     recorder = Recorder(meters.of, meters.hardware.comm_timing.live, seed, numbers.chunks)
@@ -230,8 +230,8 @@ def _measure_exchanges(
 
 
 def beyond_memory(plan: Plan, hardware: Hardware) -> str | None:
-    """Return the reason why a device's weights do not fit into this host's memory, if kernels run on CPUs; None if they
-    fit.
+    """Return the reason why a device's weights do not fit into this host's memory, if kernels run on CPUs;
+    None if they fit.
     """
     if hardware.device.kind != "cpu":
         return None

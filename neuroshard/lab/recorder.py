@@ -55,8 +55,8 @@ class Meters:
         return self._open[key]
 
     def join(self, topologies: Iterable[Topology]) -> None:
-        """Open the meters of exchanges for each number of devices, because torchrun's other processes wait for this
-        process.
+        """Open the meters of exchanges for each number of devices,
+        because torchrun's other processes wait for this process.
 
         Raises:
             UserError: torchrun started another number of processes.
@@ -109,8 +109,8 @@ class Recorder(Generic[Sample]):
     def complete(
         self, batches: Iterable[tuple[int, Callable[[], Sequence[Due[Sample]]]]]
     ) -> Iterator[Sequence[Outcome]]:
-        """Measure the numbered batches that have no chunk yet, so that a killed run can be resumed; yield their
-        outcomes.
+        """Measure the numbered batches that have no chunk yet, so that a killed run can be resumed;
+        yield their outcomes.
         """
         for number, draw in batches:
             if self.chunks is None or not self.chunks.has(number):

@@ -51,8 +51,8 @@ def pass_noise(measurements: Sequence[Measurement[Any]]) -> float:
 
 
 def pass_drift(measurements: Sequence[Measurement[Any]]) -> float:
-    """Return the median relative difference by which the second pass was slower than the first; NaN without a second
-    pass.
+    """Return the median relative difference by which the second pass was slower than the first;
+    NaN without a second pass.
     """
     _, first, second = _passes(measurements)
     return float(np.median(second / first)) - 1 if len(first) else float("nan")

@@ -252,8 +252,8 @@ class RowCodec(Generic[Sample]):
         return list(map(self._measurement, self._rows(table)))
 
     def _rows(self, table: pa.Table) -> Iterable[_Row]:
-        """Return the rows, checked column by column; if a column is malformed, rows are checked one by one to find the
-        bad one.
+        """Return the rows, checked column by column; if a column is malformed,
+        rows are checked one by one to find the bad one.
         """
         hints = get_type_hints(self.row, include_extras=True)
         with suppress(KeyError, msgspec.ValidationError):

@@ -80,8 +80,8 @@ class RunDirectory:
             yield
 
     def begin(self, settings: Mapping[str, Any], tasks: tuple[Task, ...]) -> None:
-        """Write the settings and tasks of the run, or check that they equal the settings and tasks of the run started
-        here.
+        """Write the settings and tasks of the run, or check that they equal the settings
+        and tasks of the run started here.
 
         Raises:
             UserError: a run with other settings or tasks was started here, or its files are damaged.

@@ -45,8 +45,8 @@ class RowBlock:
 
 @dataclass(frozen=True)
 class BlockLookups:
-    """The lookups of a batch in a block of rows: their number, and the reuse histogram (17,) of the block's unique
-    rows.
+    """The lookups of a batch in a block of rows: their number,
+    and the reuse histogram (17,) of the block's unique rows.
 
     A block without lookups has the histogram of rows that are touched once.
     """

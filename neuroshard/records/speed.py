@@ -50,8 +50,8 @@ def slowness_of(spells: int, pairs: Sequence[Pair]) -> FloatArray:
 
 
 def _of_logs(spells: int, pairs: Sequence[Pair]) -> Any:
-    """Return the sparse matrix, (P + S, S), of the differences of logarithms in P pairs, followed by each of S
-    logarithms.
+    """Return the sparse matrix, (P + S, S), of the differences of logarithms in P pairs,
+    followed by each of S logarithms.
     """
     differences = np.tile([1 / _REPEATED, -1 / _REPEATED], len(pairs))
     rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(spells)])

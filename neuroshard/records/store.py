@@ -161,8 +161,8 @@ class DataDirectory:
 
     @classmethod
     def at(cls, path: Path) -> "DataDirectory":
-        """Return the data directory at `path`, or the one inside it with the measurements of an
-        evaluate or search run.
+        """Return the data directory at `path`, or the one inside it with the
+        measurements of an evaluate or search run.
         """
         return cls(path if Manifest.exists(path) or not Manifest.exists(path / MEASURED) else path / MEASURED)
 

@@ -77,8 +77,8 @@ class Asked:
     data_parallel: bool = False
 
     def named_in(self, tables: Mapping[str, Parameter], parameters: Sequence[Parameter]) -> "Asked":
-        """Return the requirements with the names that tasks use, and TorchRec's constraints with the names that
-        TorchRec uses.
+        """Return the requirements with the names that tasks use,
+        and TorchRec's constraints with the names that TorchRec uses.
 
         Raises:
             UserError: several tables have the same name.
@@ -174,8 +174,8 @@ class Asked:
         return ["*"] if len(kept) == len(tables) else kept
 
     def _names_data_parallel(self, name: str, parameter: Parameter) -> bool:
-        """Return True if a constraint of the table names data_parallel, or if TorchRec can train the table only with
-        that type.
+        """Return True if a constraint of the table names data_parallel,
+        or if TorchRec can train the table only with that type.
         """
         ours = any(rule.sharding_types and COPIES.form in rule.sharding_types for rule in self.rules.rules_of(name))
         return ours or parameter.unlike_kernels or parameter.names_data_parallel

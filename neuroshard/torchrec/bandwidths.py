@@ -59,8 +59,8 @@ def with_bandwidths(simulator: Simulator, topology: TorchRecTopology) -> Simulat
 
 
 def _changed(model: CommModel, changes: dict[str, float]) -> CommModel:
-    """Return the model with other bandwidths in its analytic exchange models; the model itself if it has no analytic
-    ones.
+    """Return the model with other bandwidths in its analytic exchange models;
+    the model itself if it has no analytic ones.
     """
     if isinstance(model, RooflineComm):
         network = changes.get("network_gb_per_s", model.network_gb_per_s)

@@ -118,8 +118,8 @@ class _DenseTable:
 
     @property
     def gradient(self) -> Tensor | None:
-        """The gradient of the weights, (rows, dim), scaled as a fused kernel would get it; None if there is no
-        gradient.
+        """The gradient of the weights, (rows, dim), scaled as a fused kernel would get it;
+        None if there is no gradient.
         """
         gradient = self.weights.grad
         if gradient is None or self.averaged_over == 1 or get_gradient_division():

@@ -206,8 +206,8 @@ def _offered(parameter: Parameter, device: str) -> list[str]:
 
 
 def _limited_to(parameter: Parameter, why: str = "", or_else: str = "", **limits: list[str]) -> Parameter:
-    """Return the parameter with constraints limited to `limits`, by field; raise UserError if its constraints exclude
-    them.
+    """Return the parameter with constraints limited to `limits`, by field;
+    raise UserError if its constraints exclude them.
     """
     for word, only in limits.items():
         asked = getattr(parameter.said, word)
@@ -332,8 +332,8 @@ def without(
 
 
 def bytes_beside_tables(parameters: Sequence[Parameter]) -> int:
-    """Return the bytes of untrained tensors of the parameters' modules outside tables, such as ids,
-    which are row-wise.
+    """Return the bytes of untrained tensors of the parameters' modules outside tables,
+    such as ids, which are row-wise.
     """
     total = 0
     for module, sharder in {

@@ -117,8 +117,8 @@ class NeuroShardProvider(DefaultPlannerProvider):
 
 
 class _Planner(NeuroShardPlanner):
-    """NeuroShardPlanner that raises TorchRec's PlannerError, which TorchRec's executor reports; other errors end the
-    job.
+    """NeuroShardPlanner that raises TorchRec's PlannerError, which TorchRec's executor reports;
+    other errors end the job.
     """
 
     def plan(self, module: nn.Module, sharders: Sharders | None = None) -> ShardingPlan:

@@ -79,10 +79,10 @@ class Finder:
     keep_types: bool = False
 
     def served(self, topology: TorchRecTopology) -> Served:
-        """Return which tables this search can place on these devices; tables in host memory are table-wise or
-        column-wise.
+        """Return the tables that this search can place on these devices.
 
-        On devices other than CPUs and CUDA GPUs, the search can place no tables.
+        Tables in host memory can only be table-wise or column-wise. On devices other than CPUs and CUDA GPUs, the
+        search can place no tables.
         """
         forms, tiers = self.searcher.takes_forms, TIERS[:1] if topology.compute_device == "cpu" else TIERS
         in_forms_and_tiers = (
@@ -181,8 +181,8 @@ class Finder:
         return plan
 
     def found_instead(self, kept: Plan | None, task: Task) -> Plan:
-        """Search from scratch; if `keep_types` is true, tables keep the sharding types of the kept plan, if there is
-        one.
+        """Search from scratch; if `keep_types` is true,
+        tables keep the sharding types of the kept plan, if there is one.
         """
         if kept is None or not self.keep_types:
             return self.found(task)
@@ -214,8 +214,8 @@ class Finder:
 
 
 def kept_plan_outdated(others: Sequence[str], error: UserError | None = None) -> Message:
-    """Return the warning that the planner searches again because the inputs `others` differ from the kept plan's
-    inputs.
+    """Return the warning that the planner searches again because the inputs `others`
+    differ from the kept plan's inputs.
 
     `error` is the reason why the planner could not adapt the kept plan; None if the planner did not try.
     """

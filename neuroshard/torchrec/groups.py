@@ -103,8 +103,8 @@ class Groups:
 
     @property
     def topology(self) -> TorchRecTopology:
-        """The topology of one group; each device has the minimum memory of the devices with the same shards in all
-        groups.
+        """The topology of one group; each device has the minimum memory of the devices
+        with the same shards in all groups.
         """
         if self.num_groups == 1 and self.job.intra_group_size == self._joined:
             return self.job
@@ -180,8 +180,8 @@ class Groups:
         return max(ranks // self.num_groups, 1)
 
     def _copies_among(self, ranks: int) -> int:
-        """Return the number of ranks with the same shard, for different groups, among `ranks` successive ranks of the
-        job.
+        """Return the number of ranks with the same shard, for different groups,
+        among `ranks` successive ranks of the job.
         """
         if self.use_inter_host_allreduce:
             return max(ranks // self.sharding_group_size, 1)

@@ -86,16 +86,16 @@ class KeptPlan:
     def differences(
         self, made_for: Mapping[str, str], device_memory: Sequence[int], host_memory: Sequence[int]
     ) -> tuple[str, ...]:
-        """Return the names of the inputs that differ from the plan's; "devices" is one of them if the memory is not
-        similar.
+        """Return the names of the inputs that differ from the plan's;
+        "devices" is one of them if the memory is not similar.
         """
         names = dict.fromkeys([*self.made_for, *made_for])
         differing = dict.fromkeys(name for name in names if self.made_for.get(name) != made_for.get(name))
         return tuple(differing if self._serves(device_memory, host_memory) else differing | {DEVICES: None})
 
     def _serves(self, device_memory: Sequence[int], host_memory: Sequence[int]) -> bool:
-        """Return True if the plan fits in this memory, and the memory is similar to the memory that the plan was made
-        for.
+        """Return True if the plan fits in this memory,
+        and the memory is similar to the memory that the plan was made for.
 
         Free memory differs between machines and from day to day, and a job that restarts must find its plan.
         """
@@ -117,8 +117,8 @@ class _KeptFile:
 
 
 def _host_memory_of(plan: Plan | None) -> tuple[int, ...]:
-    """Return the bytes of host memory for a plan's tables, per host (H,); the whole memory if NeuroShard planned all
-    tables.
+    """Return the bytes of host memory for a plan's tables, per host (H,);
+    the whole memory if NeuroShard planned all tables.
     """
     topology = plan and plan.task.topology
     return (topology.host_bytes,) * len(topology.hosts) if topology else ()
@@ -156,8 +156,8 @@ def check_replaceable(path: Path) -> None:
 
 
 def kept_in(path: Path) -> KeptPlan | None:
-    """Read the kept plan in a file; return None if there is no file or, with a warning, if the file was changed or
-    damaged.
+    """Read the kept plan in a file; return None if there is no file or, with a warning,
+    if the file was changed or damaged.
 
     A damaged file must not make a job fail at every restart, and a changed plan must not be used.
 

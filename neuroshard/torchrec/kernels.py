@@ -56,8 +56,8 @@ def kernel_of(layout: Layout, home: TierAssignment) -> str:
 
 
 def cache_params(home: TierAssignment, cache: CacheParams | None = None) -> CacheParams | None:
-    """Return the parameters of a table's cache with the load factor of its tier assignment; None for tables without a
-    cache.
+    """Return the parameters of a table's cache with the load factor of its tier assignment;
+    None for tables without a cache.
 
     The other parameters come from `cache`; if that is None, the cache is an LRU cache with FBGEMM's settings.
     """
@@ -67,8 +67,8 @@ def cache_params(home: TierAssignment, cache: CacheParams | None = None) -> Cach
 
 
 def home_of(table: str, kernel: str, cache: CacheParams | None) -> TierAssignment:
-    """Return the tier assignment for a compute kernel and its cache; raise UserError if plans do not support the
-    kernel.
+    """Return the tier assignment for a compute kernel and its cache;
+    raise UserError if plans do not support the kernel.
     """
     if kernel == DENSE:
         return ON_DEVICE

@@ -42,8 +42,8 @@ def known_tables(tables: Known, batch_size: int) -> dict[str, Table]:
 
 
 def with_statistics(guessed: Sequence[Table], known: Mapping[str, Table]) -> tuple[Table, ...]:
-    """Return the model's tables with the statistics of the known tables of the same name; other tables keep assumed
-    ones.
+    """Return the model's tables with the statistics of the known tables of the same name;
+    other tables keep assumed ones.
 
     A table that grew since its statistics were counted keeps these statistics (`warn_of_growth`).
 

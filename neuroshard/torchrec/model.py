@@ -73,8 +73,8 @@ class Model:
         asked: Asked,
         served: Served = EVERYTHING,
     ) -> "Model":
-        """Read the parameters that the sharders would shard; warn about parameters that NeuroShard does not plan or
-        must guess.
+        """Read the parameters that the sharders would shard;
+        warn about parameters that NeuroShard does not plan or must guess.
 
         `module` may be on any device. `served` says which tables the search and its cost models can place.
 
@@ -127,8 +127,8 @@ class Model:
         return replace(self, asked=asked, left=left)
 
     def others(self) -> tuple[ShardingPlan, TorchRecTopology]:
-        """Plan all parameters that NeuroShard does not plan; return their plan, and the devices with the memory that is
-        left.
+        """Plan all parameters that NeuroShard does not plan;
+        return their plan, and the devices with the memory that is left.
 
         Raises:
             InfeasibleError: TorchRec finds no plan for the delegated parameters.
@@ -142,8 +142,8 @@ class Model:
         return joined(asked.fixed, theirs), left
 
     def whole(self, others: ShardingPlan, plan: Plan | None) -> ShardingPlan:
-        """Return the plan of the whole model: `others` joined with NeuroShard's plan and with kernel settings of
-        constraints.
+        """Return the plan of the whole model: `others` joined with NeuroShard's plan and
+        with kernel settings of constraints.
         """
         if plan is None:
             return others
@@ -158,8 +158,8 @@ class Model:
         return joined(sharding_plan, self.asked.fixed)
 
     def forgotten(self, sharding_plan: ShardingPlan) -> str | None:
-        """Return the first field that the plan would lose if it were saved and `restored`, as text; None if it loses
-        nothing.
+        """Return the first field that the plan would lose when it is saved and `restored`, as text;
+        None if none is lost.
         """
         read = parse(modules_json(sharding_plan), ReadModules, "the plan")
         again = self.restored(sharding_plan_of(read, "the plan"))
@@ -179,8 +179,8 @@ class Model:
 
 
 def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
-    """Raise UserError if a given plan puts parameters on ranks that the job lacks, or leaves out ranks that it must
-    use.
+    """Raise UserError if a given plan puts parameters on ranks that the job lacks,
+    or leaves out ranks that it must use.
     """
     size = int(asked.topology.world_size)
     for parameter in fixed:
@@ -285,8 +285,8 @@ def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> No
 
 
 def _none_narrower(table: Parameter, sharding_plan: ShardingPlan) -> bool:
-    """Return True if all column shards in a sequence table's collection are as wide as the table,
-    as TorchRec requires.
+    """Return True if all column shards in a sequence table's collection are as wide
+    as the table, as TorchRec requires.
     """
     widths = {width for sharding in sharding_plan.plan[table.path].values() for width in cut_widths(sharding)}
     return not table.beside_others and widths <= {table.weights.shape[1]}

@@ -210,8 +210,8 @@ def _why_not_costed(parameter: Parameter) -> str | None:
 
 
 def _why_not_placed(parameter: Parameter, served: Served) -> str | None:
-    """Return the constraints that NeuroShard's plans, this search or these models cannot honour, as text;
-    None if none.
+    """Return the constraints that NeuroShard's plans, this search or these models
+    cannot honour, as text; None if none.
     """
     if served.calls_of(parameter):
         return None

@@ -62,8 +62,8 @@ class TableNames:
         )
 
     def in_statistics(self, known: Mapping[str, Table]) -> dict[str, Table]:
-        """Return the statistics by the names that tasks use; raise UserError if a name is ambiguous or a table is named
-        twice.
+        """Return the statistics by the names that tasks use;
+        raise UserError if a name is ambiguous or a table is named twice.
         """
         found: dict[str, Table] = {}
         for name, table in known.items():
@@ -97,8 +97,8 @@ class TableNames:
 def by_plain_name(
     constraints: Mapping[str, ParameterConstraints], parameters: Sequence[Parameter]
 ) -> dict[str, ParameterConstraints]:
-    """Return the constraints, in addition under the plain names of tables that `path.name` names; TorchRec needs plain
-    names.
+    """Return the constraints, in addition under the plain names of tables that `path.name` names;
+    TorchRec needs plain names.
 
     Plain names that several tables have are left out: TorchRec's planner plans each of these tables separately.
     """

@@ -79,8 +79,8 @@ def estimate(estimator: Any, options: Sequence[ShardingOption], sharders: Sequen
 def storage_estimator(
     topology: TorchRecTopology, constraints: dict[str, ParameterConstraints], pipeline: str | None
 ) -> EmbeddingStorageEstimator:
-    """Return TorchRec's memory estimator for a job's pipeline; it counts the pipeline's buffers and one batch's
-    outputs.
+    """Return TorchRec's memory estimator for a job's pipeline;
+    it counts the pipeline's buffers and one batch's outputs.
     """
     return EmbeddingStorageEstimator(topology, constraints, pipeline_type(pipeline), run_embedding_at_peak_memory=True)
 

@@ -95,8 +95,8 @@ class Parameter:
 
     @property
     def deduplicated(self) -> bool:
-        """True if the parameter is a sequence table with deduplicated indices: a device requests each index of a batch
-        once.
+        """True if the parameter is a sequence table with deduplicated indices:
+        a device requests each index of a batch once.
         """
         once = getattr(self.sharder, "_use_index_dedup", False)
         return isinstance(self.config, EmbeddingConfig) and bool(once or get_ec_index_dedup())
@@ -108,8 +108,8 @@ class Parameter:
 
     @property
     def is_virtual(self) -> bool:
-        """True if the table is virtual: it has more rows than fit in memory, and stores only rows that occur, in
-        buckets.
+        """True if the table is virtual: it has more rows than fit in memory,
+        and stores only rows that occur, in buckets.
         """
         return bool(getattr(self.config, "use_virtual_table", False))
 
@@ -120,8 +120,8 @@ class Parameter:
 
     @property
     def output_bytes(self) -> int:
-        """Bytes per element of the outputs of lookups, as the constraints set them or otherwise the sharder's
-        `fused_params`.
+        """Bytes per element of the outputs of lookups,
+        as the constraints set them or otherwise the sharder's `fused_params`.
         """
         asked = self.said.output_dtype or (getattr(self.sharder, "fused_params", None) or {}).get("output_dtype")
         known = data_type_to_sparse_type(asked or DataType.FP32) if isinstance(asked, DataType | None) else asked
@@ -261,8 +261,8 @@ class Parameter:
 
     @property
     def withheld_types(self) -> frozenset[str]:
-        """Sharding types that TorchRec offers for the table but runs wrongly; plans use them only if constraints name
-        them.
+        """Sharding types that TorchRec offers for the table but runs wrongly;
+        plans use them only if constraints name them.
 
         Row-wise tables that are mean-pooled or have processed features change the outputs of other tables
         (`unsound_remarks`), and data-parallel tables of a fused collection have an optimizer that fails on CPUs.
@@ -282,8 +282,8 @@ class Parameter:
         return copies if ROWS.fits(self.config.num_embeddings, num_devices) else copies | IN_ROWS
 
     def without_failing(self, device: str, num_devices: int) -> "Parameter":
-        """Return the parameter without the types that fail on these devices; raise UserError if constraints name no
-        other.
+        """Return the parameter without the types that fail on these devices;
+        raise UserError if constraints name no other.
         """
         failing, named = self.failing_types(device, num_devices), self.said.sharding_types or []
         left = [kind for kind in named if kind not in failing]
@@ -335,8 +335,8 @@ class Parameter:
 
     @property
     def enforces_hbm(self) -> bool:
-        """True if the constraints, or otherwise the sharder, make FBGEMM keep the table in device memory with any
-        kernel.
+        """True if the constraints, or otherwise the sharder,
+        make FBGEMM keep the table in device memory with any kernel.
         """
         asked, fused = self.said.enforce_hbm, getattr(self.sharder, "fused_params", None) or {}
         return bool(fused.get("enforce_hbm") if asked is None else asked)
@@ -386,8 +386,8 @@ class Parameter:
         return TableRule(escape(name), sharding_types=types)
 
     def tier_rule(self, name: str) -> TableRule | None:
-        """Return NeuroShard's rule on the table's tiers; None if constraints name neither compute kernels nor a cache
-        size.
+        """Return NeuroShard's rule on the table's tiers;
+        None if constraints name neither compute kernels nor a cache size.
 
         Raises:
             UserError: the cache's load factor is not a share of the table, or `enforce_hbm` is set and all kernels use

@@ -382,8 +382,8 @@ class NeuroShardPlanner(ShardingPlanner):
         return answer, plan_to_send, self.last_cost, self.last_groups, self._data_parallel
 
     def _planned(self, module: nn.Module, sharders: Sharders | None, group: dist.ProcessGroup | None) -> ShardingPlan:
-        """Return the whole model's plan: the kept plan if it fits, or a new plan; report it, and save a new plan on
-        rank 0.
+        """Return the whole model's plan: the kept plan if it fits, or a new plan;
+        report it, and save a new plan on rank 0.
         """
         started = perf_counter()
         models = self._models(module, sharders)
@@ -412,8 +412,8 @@ class NeuroShardPlanner(ShardingPlanner):
         return best
 
     def _differences(self, kept: KeptPlan, model: Model) -> tuple[str, ...]:
-        """Return the names of the inputs that differ from the kept plan's; "constraints" if these devices contradict
-        them.
+        """Return the names of the inputs that differ from the kept plan's;
+        "constraints" if these devices contradict them.
         """
         try:
             asked = self._asked_for(model)
@@ -422,8 +422,8 @@ class NeuroShardPlanner(ShardingPlanner):
         return kept.differences(asked, device_memory(model.left), host_memory(model.left))
 
     def _loaded(self, models: Sequence[Model]) -> "_Way | None":
-        """Return the plan of the plan loader; None without a loader or, with a warning, if the plan does not fit this
-        job.
+        """Return the plan of the plan loader; None without a loader or, with a warning,
+        if the plan does not fit this job.
         """
         loader = self._loader
         if loader is None:

@@ -84,8 +84,8 @@ def precision_remark(model: Model, models: CostModels) -> Message | None:
 
 
 def data_parallel_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> Message | None:
-    """Return the warning that TorchRec does not train some tables of a plan with their optimizer; None if it trains
-    all.
+    """Return the warning that TorchRec does not train some tables of a plan with their optimizer;
+    None if it trains all.
 
     TorchRec sets optimizers inside the fused kernels. Data-parallel tables have a dense kernel, independent of who
     planned them; so do other tables in plans that name no kernel. TorchRec does train data-parallel tables of fused
@@ -190,8 +190,8 @@ def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan
 
 
 def mixed_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan, num_ranks: int) -> Iterator[Message]:
-    """Yield a warning for each collection whose outputs TorchRec cannot exchange, because ranks expect different data
-    types.
+    """Yield a warning for each collection whose outputs TorchRec cannot exchange,
+    because ranks expect different data types.
 
     The data type of a rank is the widest of its tables' types, and fp32 if the rank has no table. Row-wise and
     data-parallel tables, and codecs (`QCommsConfig`), set one data type for all ranks.

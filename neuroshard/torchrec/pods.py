@@ -66,8 +66,8 @@ def ranks_per_pod(sizes: RankSizes) -> int:
     """Return the number of successive ranks that fast links join.
 
     This is the number of ranks of a pod, but at most the number of ranks of the job. If pods do not divide the ranks
-    equally, the result is the number of ranks of a host, which TorchRec also takes without a pod size; costs are then
-    overestimated.
+    equally, the result is the number of ranks of a host: the slower of both possibilities, and the number that TorchRec
+    takes without a pod size.
     """
     world, host = int(sizes.world_size), int(sizes.local_world_size)
     pod = min(max(int(sizes.intra_group_size), host), world)
@@ -75,8 +75,8 @@ def ranks_per_pod(sizes: RankSizes) -> int:
 
 
 def ignored_pods_remark(topology: TorchRecTopology) -> Message | None:
-    """Return the warning that pods do not divide a job's ranks equally, so that costs count fast links within hosts
-    only.
+    """Return the warning that pods do not divide a job's ranks equally,
+    so that costs count fast links within hosts only.
 
     The result is None if pods divide the ranks equally.
     """

@@ -66,8 +66,8 @@ def check_prefetching(constraints: Mapping[str, ParameterConstraints], pipeline:
 
 
 def check_cache(where: str, cache: CacheParams, pipeline: str | None) -> None:
-    """Raise UserError if cache parameters contradict the job's pipeline or FBGEMM; `where` is their place, for the
-    error.
+    """Raise UserError if cache parameters contradict the job's pipeline or FBGEMM;
+    `where` is their place, for the error.
     """
     flag = cache.prefetch_pipeline
     if flag is not None and pipeline is not None and flag is not (pipeline == PREFETCH):

@@ -241,8 +241,8 @@ def _check_movable(model: DistributedModelParallel, path: str, parameters: Mappi
 
 
 def _check_gloo(before: ShardingPlan, changed: Mapping[str, EmbeddingModuleShardingPlan]) -> None:
-    """Raise UserError if columns of a table stay on their device: TorchRec sends them from a rank to itself, and gloo
-    fails.
+    """Raise UserError if columns of a table stay on their device:
+    TorchRec sends them from a rank to itself, and gloo fails.
     """
     for path, parameters in changed.items():
         for name, sharding in parameters.items():

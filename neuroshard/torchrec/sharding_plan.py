@@ -149,8 +149,8 @@ def _as_one_group(sharding_type: ShardingType, table: Table, beside_cut: bool) -
 def _parameter(
     places: Sequence[tuple[Placement, str]], sharding_type: ShardingType, layout: Layout, cache: CacheParams | None
 ) -> ParameterSharding:
-    """Return a table's sharding, given its placements in order of columns and then rows, with the names of their
-    devices.
+    """Return a table's sharding, given its placements in order of columns and then rows,
+    with the names of their devices.
     """
     copied, home = sharding_type is ShardingType.DATA_PARALLEL, places[0][0].tier_assignment
     shards = [
@@ -215,8 +215,8 @@ def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
 
 
 def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Placement]:
-    """Return a table's placements; raise UserError if the shards do not cover the table or contradict its sharding
-    type.
+    """Return a table's placements; raise UserError if the shards do not cover the
+    table or contradict its sharding type.
     """
     table, sharding_type = task.tables[index], _sharding_type(task.tables[index], parameter)
     if sharding_type is ShardingType.DATA_PARALLEL:

@@ -39,8 +39,8 @@ def comparison_bars(compared: pd.DataFrame, axis: str) -> bytes:
 
 
 def sensitivity_curve(curve: pd.DataFrame, setting: str) -> bytes:
-    """Draw the cost by value of a setting, relative to the mean over the values for the same task,
-    with 95% intervals.
+    """Draw the cost by value of a setting, relative to the mean over the values for
+    the same task, with 95% intervals.
     """
     shown = curve.dropna(subset=["relative"])
     percent = 100 * shown[["relative", "relative_ci"]].fillna(0)
@@ -58,8 +58,8 @@ def sensitivity_curve(curve: pd.DataFrame, setting: str) -> bytes:
 
 
 def scatter(measured: pd.DataFrame) -> bytes:
-    """Draw predicted against measured costs, in one colour per method; in a single colour if there are too many
-    methods.
+    """Draw predicted against measured costs, in one colour per method;
+    in a single colour if there are too many methods.
     """
     known = measured.dropna(subset=["predicted_ms", "measured_ms"])
     named = known["method"].nunique() <= _MOST_COLORS

@@ -32,8 +32,8 @@ _Search = tuple[str, SearchRun]  # a description of the tasks, and the run
 
 @dataclass(frozen=True)
 class RunName:
-    """The name of a run among others on the same tasks; with the setting and its value if the run
-    is part of a sweep.
+    """The name of a run among others on the same tasks;
+    with the setting and its value if the run is part of a sweep.
     """
 
     method: str
@@ -110,8 +110,8 @@ class _TrainingRow:
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """Tables with one row for each task of every search, each plan of every evaluation, and each round of every
-    training.
+    """Tables with one row for each task of every search, each plan of every evaluation,
+    and each round of every training.
 
     Attributes:
         searched: tasks (a description), method, setting and value (in a sweep over a number; otherwise None and NaN),

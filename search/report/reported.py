@@ -52,8 +52,8 @@ _TRAINING = {"run": ("run", ""), "best validation ms": ("best", ".3f"), "rounds"
 
 
 def compared_shown(compared: pd.DataFrame, title: str, group: str, axis: str) -> Section | None:
-    """Return the section that compares methods, with a picture of each group with several methods; None without
-    methods.
+    """Return the section that compares methods, with a picture of each group with several methods;
+    None without methods.
 
     Args:
         compared: the result of `comparisons`.

@@ -86,8 +86,8 @@ def _p_value(first_ms: FloatArray, second_ms: FloatArray) -> float:
 
 
 def in_sweep(searched: pd.DataFrame) -> "pd.Series[bool]":
-    """Return True for rows that are part of a sweep, (n,): the same setting has two or more values
-    on the same tasks.
+    """Return True for rows that are part of a sweep, (n,):
+    the same setting has two or more values on the same tasks.
     """
     values = searched.groupby(["tasks", "setting"])["value"].transform("nunique")
     return searched["setting"].notna() & (values > 1)

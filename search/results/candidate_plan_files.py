@@ -156,8 +156,8 @@ class Searched:
         return None if np.isnan(measured_ms) else measured_ms
 
     def judged(self) -> "Searched":
-        """Return the same state with the candidate plan to deploy as the answer, and with a remark that explains the
-        choice.
+        """Return the same state with the candidate plan to deploy as the answer,
+        and with a remark that explains the choice.
         """
         verdict, why = self.verdict, self.errors[0]
         remarks = self.answer.remark, f"{verdict}" if why is None else f"{verdict} ({why})"

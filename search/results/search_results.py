@@ -117,8 +117,8 @@ class SearchRun:
     count_input: bool = False
 
     def save(self, more: Mapping[str, Any]) -> None:
-        """Write the records, and then mark the run as finished; `more` is added to `run.json`. The plans must exist
-        already.
+        """Write the records, and then mark the run as finished; `more` is added to `run.json`.
+        The plans must exist already.
         """
         frame = pd.DataFrame([asdict(record) for record in self.records], dtype="object")
         numbers = {"task": "int64"} | {name: "float64" for name in map(str, frame) if name.endswith(("_ms", "seconds"))}

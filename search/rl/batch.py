@@ -101,8 +101,8 @@ class TaskBatch:
         )
 
     def encode(self, network: nn.Module) -> torch.Tensor:
-        """Return the encoding of the items, (B, I, H): the sum of the network's outputs over the
-        tables of each item.
+        """Return the encoding of the items, (B, I, H):
+        the sum of the network's outputs over the tables of each item.
         """
         encoded: torch.Tensor = (network(self.features) * self.present[..., None]).sum(dim=2)
         return encoded

@@ -160,8 +160,8 @@ class CostNetwork(nn.Module):
         return self._parts(vectors[:, :, None], vectors)[:, :, 0, 0].clamp(min=0) * self.scale_ms
 
     def predict(self, batch: TaskBatch, held: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Predict parts (B, D, P) and plan costs (B,) of placements (B, I, D), as multiples of `scale_ms`, with
-        gradients.
+        """Predict parts (B, D, P) and plan costs (B,) of placements (B, I, D),
+        as multiples of `scale_ms`, with gradients.
         """
         encoded = batch.encode(self.encoder)
         vectors = (held.float()[..., None] * encoded[:, :, None]).sum(dim=1)

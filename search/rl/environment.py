@@ -40,8 +40,8 @@ class Environment:
     """
 
     def __init__(self, batch: TaskBatch, costs: PlacementCosts, order: torch.Tensor | None = None) -> None:
-        """Prepare the placement of a batch in the order of item numbers `order`, (B, I); None is descending predicted
-        cost.
+        """Prepare the placement of a batch in the order of item numbers `order`, (B, I);
+        None is descending predicted cost.
         """
         self.batch = batch
         self.costs = costs

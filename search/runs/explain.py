@@ -101,8 +101,8 @@ def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:
 
 
 def models_of(plans: Sequence[Plan], asked: ModelChoice | None) -> tuple[ModelChoice, str]:
-    """Return the requested models, or otherwise the models that the plans were found with; costs of other models
-    differ.
+    """Return the requested models, or otherwise the models that the plans were found with;
+    costs of other models differ.
 
     Returns:
         The choice of models, and a note for readers if the choice may be unexpected; otherwise "".

@@ -139,8 +139,8 @@ class TaskInMirror:
         return [entry.row() | self._figures(k) for k, entry in enumerate(self.entries)]
 
     def _figures(self, k: int) -> dict[str, Any]:
-        """Return the figures of one plan, relative to the first one; phases and exchanges are from builds without
-        errors.
+        """Return the figures of one plan, relative to the first one;
+        phases and exchanges are from builds without errors.
         """
         local_ms, every = self._local_ms(k), self._steps(k)
         steps = [step for step in every if not isinstance(step, str)]
@@ -230,8 +230,8 @@ class InMirror:
     exchange_dtype: str | None = None
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
-        """Raise UserError if TorchRec is not installed, or if a task's plans cannot be measured mirrored on this
-        machine.
+        """Raise UserError if TorchRec is not installed,
+        or if a task's plans cannot be measured mirrored on this machine.
         """
         import neuroshard.torchrec  # noqa: F401  # says what to install
 

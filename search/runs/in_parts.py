@@ -59,8 +59,8 @@ class Means(Protocol):
     framework: ClassVar[str | None]
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
-        """Raise UserError if plans of these tasks, or the given plans of each task together, cannot be measured in this
-        way.
+        """Raise UserError if plans of these tasks, or the given plans of each task together,
+        cannot be measured in this way.
         """
         ...
 
@@ -271,8 +271,8 @@ def _tasks_in(run: Path, plans: Sequence[Plan]) -> Journal[Pass]:
 
 
 def _result(path: Path, entries: Sequence[Evaluated], here: Fingerprint) -> EvaluateResult[Any]:
-    """Return the result: for one plan its devices, for several plans a comparison; draw the cheapest plan of the first
-    task.
+    """Return the result: for one plan its devices, for several plans a comparison;
+    draw the cheapest plan of the first task.
     """
     solved = [(e, e.plan, e.measured) for e in entries if e.plan is not None and e.measured is not None]
     devices = [_devices(*evaluated) for evaluated in solved] if len(entries) == 1 else []

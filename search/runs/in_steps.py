@@ -61,8 +61,8 @@ def builds_in(run: Path, task: int, plans: int) -> Journal[Build]:
 
 
 def floor_of(ratios: FloatArray) -> float:
-    """Return the relative difference of equal plans over all builds: the standard error of a plan's ratios to itself,
-    (B,).
+    """Return the relative difference of equal plans over all builds:
+    the standard error of a plan's ratios to itself, (B,).
     """
     return float(np.sqrt(np.square(ratios - 1).mean() / len(ratios)))
 
@@ -194,8 +194,8 @@ class InSteps:
     protocol: StepProtocol = field(default_factory=StepProtocol)
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
-        """Raise UserError if TorchRec is not installed, or if steps of a task's plans cannot be compared on this
-        machine.
+        """Raise UserError if TorchRec is not installed,
+        or if steps of a task's plans cannot be compared on this machine.
         """
         import neuroshard.torchrec  # noqa: F401  # says what to install
 

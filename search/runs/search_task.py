@@ -11,8 +11,8 @@ from neuroshard.tasks.task import Task
 
 
 def search_task(searcher: Searcher, task: Task, simulator: Simulator, candidate_plans: int = 0) -> Searched:
-    """Search for a plan of a task, with at most `candidate_plans` candidate plans; an InfeasibleError becomes the
-    answer.
+    """Search for a plan of a task, with at most `candidate_plans` candidate plans;
+    an InfeasibleError becomes the answer.
     """
     start = time.perf_counter()
     try:

@@ -182,8 +182,8 @@ class TrainResult:
 
     @property
     def verdict(self) -> UseVerdict:
-        """The verdict on the use of the policy for searches: it must find cheaper plans for the validation tasks than
-        others.
+        """The verdict on the use of the policy for searches:
+        it must find cheaper plans for the validation tasks than others.
         """
         cheaper = [f"{name} {ms:.2f} ms" for name, ms in self.references.items() if ms <= self.best_ms]
         if not cheaper:
