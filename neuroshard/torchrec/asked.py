@@ -214,10 +214,10 @@ def _domain(topology: TorchRecTopology) -> int | None:
 
 
 def _expanded_bytes(tables: Sequence[Table], memory: MemoryUse, batch_size: int, num_devices: int) -> int:
-    """Return the bytes on each device of sequence tables with deduplicated indices, outside the deduplicated exchange.
+    """Return the bytes on each device of sequence tables' indices and embeddings that are not deduplicated.
 
-    These are, for each lookup, the index and the position of its row before the exchange, and an embedding and its
-    gradient after the exchange.
+    Before the deduplicated exchange, each lookup has an index and the position of its row; after the exchange, each
+    lookup has an embedding and its gradient.
     """
     inputs = sum(2 * table.pooling_factor + table.features for table in tables)
     return memory.received_bytes(sum(table.output_columns for table in tables), batch_size, num_devices, inputs)

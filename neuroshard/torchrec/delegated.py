@@ -39,9 +39,10 @@ _OF_COPIES = "Sharding spec not found for "  # the first words of TorchRec's war
 
 @contextmanager
 def without_copies_remarks() -> Iterator[None]:
-    """Suppress the warning of TorchRec's planner that a data-parallel table has no shards, which is always true.
+    """Suppress the warning of TorchRec's planner that a data-parallel table has no shards.
 
-    The root logger emits this warning, so the level of a logger of TorchRec cannot be set instead.
+    The warning is useless, because no data-parallel table has shards. The root logger emits this warning, so the level
+    of a logger of TorchRec cannot be set instead.
     """
     root = logging.getLogger()
     root.addFilter(_is_other)

@@ -180,9 +180,7 @@ class Groups:
         return max(ranks // self.num_groups, 1)
 
     def _copies_among(self, ranks: int) -> int:
-        """Return the number of ranks with the same shard, for different groups,
-        among `ranks` successive ranks of the job.
-        """
+        """Return the number of copies of a shard, one per group, on `ranks` successive ranks of the job."""
         if self.use_inter_host_allreduce:
             return max(ranks // self.sharding_group_size, 1)
         return min(ranks, self.num_groups)

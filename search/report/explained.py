@@ -57,7 +57,8 @@ def all_shards(explanation: Explanation) -> Section:
 
 
 def difference(first: Explanation, second: Explanation, steps: Sequence[TableChange], changes: str = "") -> Section:
-    """Return the section that compares two plans: the moves from the first to the second, the most bytes first.
+    """Return the section that compares two plans by the moves from the first plan to the second, the largest moves
+    first.
 
     `steps` are the tables whose placement changes; `changes` describes the differences between the tasks.
     """
