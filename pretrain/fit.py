@@ -11,8 +11,8 @@ from neuroshard.bundles import ROOFLINE
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CommModel, CostModels
-from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.host_tiers import HostTiers, host_amounts
+from neuroshard.models.kernels import ComputeByForm
 from neuroshard.models.parts import EXCHANGES, compute_part, imbalance
 from neuroshard.models.trust import Margin, Margins, ModelTest, Ranges
 from neuroshard.plumbing.arrays import FloatArray, sums_of

@@ -7,9 +7,10 @@ from typing import Any
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, FRAMEWORK, INPUT
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CommModel, CostModels
-from neuroshard.models.by_form import CommByCollective, ComputeByForm
+from neuroshard.models.comm_models import CommByCollective
 from neuroshard.models.compute_models import ComputeEnsemble, RegressionCompute
 from neuroshard.models.host_tiers import HostLink, HostTiers
+from neuroshard.models.kernels import ComputeByForm
 from neuroshard.models.parts import Framework, compute_part, exchange_part
 from neuroshard.stages.pretrain.measurements import MeasuredPart
 from neuroshard.words.collective import BACK_ONLY, Collective

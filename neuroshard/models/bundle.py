@@ -16,13 +16,14 @@ from msgspec import Meta
 from safetensors import SafetensorError
 
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT, PARTS
-from neuroshard.models.by_form import COMM_KINDS, COMPUTE_KINDS, CommByCollective, ComputeByForm, Described
+from neuroshard.models.comm_models import COMM_KINDS, CommByCollective
 from neuroshard.models.composed import WithParts
 from neuroshard.models.interface import CommModel, ComputeModel, PartModel, SumModel
+from neuroshard.models.kernels import COMPUTE_KINDS, ComputeByForm
 from neuroshard.models.origin import Origin, margins_with
 from neuroshard.models.parts import Framework, FrameworkPart, InputExchange
 from neuroshard.models.roofline import RooflineComm
-from neuroshard.models.stored import Stored, Tensors, tensors_of
+from neuroshard.models.stored import Described, Stored, Tensors, tensors_of
 from neuroshard.models.trust import Card, Margin, Margins, Ranges
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError

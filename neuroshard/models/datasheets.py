@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from neuroshard.cost.cost import BACKWARD, FORWARD, INPUT
-from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.host_tiers import HostLink
 from neuroshard.models.interface import PartModel, SumModel
+from neuroshard.models.kernels import ComputeByForm
 from neuroshard.models.published_points import Curves, KernelPoint, Widths, curves_of, kernel_points, rising
 from neuroshard.models.roofline import BAG_NS, FORWARD_CALL_MS, RooflineComm, RooflineCompute
 from neuroshard.models.trust import Margin

@@ -13,7 +13,6 @@ from msgspec import Meta
 
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import are
-from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.host_tiers import (
     SECTOR_BYTES,
     HostLink,
@@ -24,6 +23,7 @@ from neuroshard.models.host_tiers import (
     passes,
 )
 from neuroshard.models.interface import CommModel, Coverage, NarrowCalls, ReluHead, SumModel
+from neuroshard.models.kernels import ComputeByForm
 from neuroshard.models.published_points import EVEN, Curves, KernelPoint, Widths
 from neuroshard.models.stored import Held, Stored
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray

@@ -8,7 +8,7 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
 from neuroshard.bundles import ROOFLINE
 from neuroshard.models import CommModel, CostModels
-from neuroshard.models.by_form import CommByCollective
+from neuroshard.models.comm_models import CommByCollective
 from neuroshard.models.precision import Narrowed
 from neuroshard.models.roofline import RooflineComm
 from neuroshard.models.simulator import Simulator

@@ -4,11 +4,11 @@ import numpy as np
 
 from neuroshard.cost.loads import Loads
 from neuroshard.models import CommModel, CostModels
-from neuroshard.models.by_form import CommByCollective, ComputeByForm
-from neuroshard.models.comm_models import FEATURE_SIGNS, SetComm
+from neuroshard.models.comm_models import FEATURE_SIGNS, CommByCollective, SetComm
 from neuroshard.models.compute_models import AdditiveCompute, ByWidestCompute, ComputeEnsemble, RegressionCompute
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.host_tiers import HostTiers
+from neuroshard.models.kernels import ComputeByForm
 from neuroshard.models.stored import Mlp, Normaliser
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.testing.toys import random_mlp, random_normaliser, toy_tables

@@ -7,7 +7,7 @@ import pytest
 
 from neuroshard import CostModels
 from neuroshard.cost.loads import LoadSets
-from neuroshard.models.by_form import CommByCollective
+from neuroshard.models.comm_models import CommByCollective
 from neuroshard.models.trust import Margin, Margins, Range, Ranges
 from neuroshard.records.sample_loads import loads_of, traffic_of
 from neuroshard.records.samples import CommSample, ComputeSample

@@ -10,7 +10,7 @@ from neuroshard.cost.loads import Traffic
 from neuroshard.hardware import DeviceSpec, Hardware, Meter, Outcome
 from neuroshard.hardware.hardware import Warn
 from neuroshard.models import CommModel, ComputeModel, CostModels
-from neuroshard.models.by_form import CommByCollective
+from neuroshard.models.comm_models import CommByCollective
 from neuroshard.models.interface import waits
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.timing import TimingProtocol

@@ -6,7 +6,7 @@ import numpy as np
 
 from neuroshard import CostModels, Simulator, Task, Topology
 from neuroshard.cost.loads import Traffic
-from neuroshard.models.by_form import CommByCollective
+from neuroshard.models.comm_models import CommByCollective
 from neuroshard.models.interface import waits
 from neuroshard.models.trust import DATASHEET, Margin, Margins, Range
 from neuroshard.testing import toy_tables

@@ -10,7 +10,7 @@ import pytest
 
 from neuroshard import CostModels, InfeasibleError, MemoryUse, Plan, Simulator, Table, Task, Topology, search
 from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.models.by_form import ComputeByForm
+from neuroshard.models.kernels import ComputeByForm
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.acceptance import Acceptance, rejected_remark
 from neuroshard.stages.search.methods.form_choices import FormChoices
