@@ -10,7 +10,7 @@ from neuroshard.models import CommModel, CostModels
 from neuroshard.models.comm_models import CommByCollective
 from neuroshard.models.compute_models import ComputeEnsemble, RegressionCompute
 from neuroshard.models.host_tiers import HostLink, HostTiers
-from neuroshard.models.kernels import ComputeByForm
+from neuroshard.models.kernels import KernelModels
 from neuroshard.models.parts import Framework, compute_part, exchange_part
 from neuroshard.stages.pretrain.measurements import MeasuredPart
 from neuroshard.words.collective import BACK_ONLY, Collective
@@ -24,7 +24,7 @@ _LEAST_SAMPLES = 4  # that tell the factor of a part by itself; with fewer it is
 def pieces_of(models: CostModels) -> Pieces:
     """Take models to pieces, one of each part; a datasheet's exchanges and what its host link adds are none."""
     compute = models.compute
-    calls: dict[Any, Any] = compute.by_call if isinstance(compute, ComputeByForm) else {IN_COLUMNS: compute}
+    calls: dict[Any, Any] = compute.by_call if isinstance(compute, KernelModels) else {IN_COLUMNS: compute}
     pieces = {compute_part(call): model for call, model in calls.items()}
     for name, comm in ((FORWARD, models.forward), (BACKWARD, models.backward)):
         exchanges = comm.exchanges if isinstance(comm, CommByCollective) else {Collective.ALL_TO_ALL: comm}
@@ -57,7 +57,7 @@ def assembled(
         given: a datasheet's exchanges, by their parts; they take the place of pieces.
     """
     calls = {call: pieces[compute_part(call)] for call in CALLS if compute_part(call) in pieces}
-    compute = calls[IN_COLUMNS] if len(calls) == 1 and host is None else ComputeByForm(calls, host)
+    compute = calls[IN_COLUMNS] if len(calls) == 1 and host is None else KernelModels(calls, host)
     alone = all(LAYOUTS[call.form].free for call in calls)
     both = [name for name in (FORWARD, BACKWARD) if name in pieces]
     exchanges = {name: pieces[name] if alone else _in_direction(name, pieces) for name in both} | {**given}

@@ -1,7 +1,7 @@
 """Cost models: interfaces, the papers' networks at inference, bundles on disk."""
 
 from neuroshard.models.bundle import load_bundle, save_bundle
-from neuroshard.models.composed import FreeComm
+from neuroshard.models.comm_models import FreeComm
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.interface import CommModel, ComputeModel, ReluHead, SumModel
 from neuroshard.models.trust import Card

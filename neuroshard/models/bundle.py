@@ -17,9 +17,8 @@ from safetensors import SafetensorError
 
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT, PARTS
 from neuroshard.models.comm_models import COMM_KINDS, CommByCollective
-from neuroshard.models.composed import WithParts
 from neuroshard.models.interface import CommModel, ComputeModel, PartModel, SumModel
-from neuroshard.models.kernels import COMPUTE_KINDS, ComputeByForm
+from neuroshard.models.kernels import COMPUTE_KINDS, KernelModels
 from neuroshard.models.origin import Origin, margins_with
 from neuroshard.models.parts import Framework, FrameworkPart, InputExchange
 from neuroshard.models.roofline import RooflineComm
@@ -44,7 +43,7 @@ _LEFT_BEHIND = re.compile(
 _AGAIN = "Make the bundle again with `neuroshard pretrain`"
 _RESTORE = "Restore the file, or make the bundle again with `neuroshard pretrain`"
 _OTHER_MODELS = "choose cost models that know these costs, such as model=roofline:h100"
-_COMPUTE_KINDS = COMPUTE_KINDS | {ComputeByForm.kind: ComputeByForm}
+_COMPUTE_KINDS = COMPUTE_KINDS | {KernelModels.kind: KernelModels}
 _COMM_KINDS = COMM_KINDS | {CommByCollective.kind: CommByCollective, RooflineComm.kind: RooflineComm}
 _KINDS: dict[str, dict[str, Any]] = {
     "compute": _COMPUTE_KINDS, "forward": _COMM_KINDS, "backward": _COMM_KINDS, INPUT: _COMM_KINDS,
@@ -149,7 +148,7 @@ class ModelSet:
                 "or collect data with this overhead (`neuroshard collect num_local_samples=400`) and pretrain cost "
                 "models on the data",
             )
-        compute = WithParts(self.compute, factor=self.framework.factor)
+        compute = replace(KernelModels.of(self.compute), factor=self.framework.factor)
         return self.wrapped(compute=compute, framework=None, more=(*self.more, *self.framework.parts))
 
     @property

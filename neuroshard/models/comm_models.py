@@ -22,7 +22,7 @@ from neuroshard.models.stored import (
 )
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
 from neuroshard.plumbing.schema import parse
-from neuroshard.words.collective import Collective, collective_named, name_of
+from neuroshard.words.collective import IN_STEP, Collective, collective_named, name_of
 from neuroshard.words.form import Form, Forms
 
 _MAX_EXPONENT = 20.0
@@ -31,6 +31,18 @@ _ROUNDING = 1e-5
 FEATURE_SIGNS = (1, 1, 1, 1, 1, 1, 1, 1, 0)
 HOST_SIGNS = (1, 1, 1)  # of additional features, if exchanges were measured on one host and between several hosts
 NUM_FEATURES = len(FEATURE_SIGNS)
+
+
+@dataclass(frozen=True)
+class FreeComm(CommModel):
+    """Exchanges that take no time, apart from waiting: their costs are counted elsewhere, or left out on purpose."""
+
+    collectives = IN_STEP
+    num_devices = None  # it serves any number
+
+    def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
+        """Return (B, D) zeros: transfers are free."""
+        return np.zeros_like(wait_ms)
 
 
 @dataclass(frozen=True)

@@ -68,13 +68,15 @@ class CostModels(ModelSet):
         """
         if self.framework is not None:
             return self
-        from neuroshard.models.roofline import RooflineCompute  # most models are no datasheets
+        from neuroshard.models.roofline import datasheet_of  # most models are no datasheets
 
-        if not isinstance(self.compute, RooflineCompute):
+        own = datasheet_of(self.compute)
+        if own is None:
             return self
-        framework, its = CostModels.load(_MEASURED).framework, CostModels.load(f"{ROOFLINE}{_MEASURED}").compute
-        assert framework is not None and isinstance(its, RooflineCompute)
-        return self.wrapped(framework=framework.scaled(its.memory_gb_per_s / self.compute.memory_gb_per_s))
+        framework, measured = CostModels.load(_MEASURED).framework, CostModels.load(f"{ROOFLINE}{_MEASURED}")
+        its = datasheet_of(measured.compute)
+        assert framework is not None and its is not None
+        return self.wrapped(framework=framework.scaled(its.memory_gb_per_s / own.memory_gb_per_s))
 
     @property
     def dense_is_unknown(self) -> bool:

@@ -1,6 +1,6 @@
 """What kernels move, and what tables in host memory cost by that, behind a cache on the device or not."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -13,7 +13,6 @@ from neuroshard.models.stored import Stored
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.tables.misses import cache_misses, touched_rows
 from neuroshard.words.collective import ELEMENT_BYTES, INDEX_BYTES
-from neuroshard.words.form import CALLS, Call
 from neuroshard.words.placement import TIERS, Tier
 
 SECTOR_BYTES = 32  # memory moves whole ones: a narrower row costs as much
@@ -120,7 +119,6 @@ class HostTiers(Stored, SumModel):
     """
 
     kind: ClassVar[str] = "host_tiers"
-    calls = frozenset(call for call in CALLS if call.tier is not Tier.DEVICE)
 
     memory_ms_per_gb: _Figure
     link_ms_per_gb: _Figure
@@ -156,11 +154,6 @@ class BehindLink(SumModel):
     base: SumModel
     host: HostLink
     tier: Tier
-
-    @property
-    def calls(self) -> frozenset[Call]:
-        """The base's kernel calls, with tables in this tier."""
-        return frozenset(replace(call, tier=self.tier) for call in self.base.calls)
 
     @property
     def head(self) -> ReluHead:

@@ -181,10 +181,6 @@ class SumModel(ComputeModel):
     def embed(self, loads: Loads) -> Float32Array:
         """Embed each of n loads as a vector, (n, H); a set's vector is the sum of its loads'."""
 
-    def of_call(self, call: Call) -> "SumModel":
-        """Return the model of those kernel calls: one for all, where there isn't one for each."""
-        return self
-
     def predict(self, sets: LoadSets) -> FloatArray:
         """Predict the ms of each of the B sets of loads, (B,)."""
         cost, filled = np.zeros(len(sets)), sets.counts > 0

@@ -12,7 +12,7 @@ from neuroshard.layouts import given_bytes
 from neuroshard.models.bundle import ModelSet
 from neuroshard.models.interface import Chain, CommModel, Coverage, Outline, PartModel
 from neuroshard.models.parts import CONVERTED, COUNTS
-from neuroshard.models.roofline import RooflineCompute
+from neuroshard.models.roofline import datasheet_of
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import ADDED_UP, ELEMENT_BYTES, Collective, Precision
@@ -50,8 +50,8 @@ def narrowed(models: Models, name: str) -> Models:
 
 def _ms_per_mb(models: ModelSet, to: Precision) -> float:
     """Predict what turning a MB of fp32 into a precision takes, or back; 0 where nobody measured it."""
-    if isinstance(models.compute, RooflineCompute):
-        return (1 + to.element_bytes / ELEMENT_BYTES) / models.compute.memory_gb_per_s
+    if (sheet := datasheet_of(models.compute)) is not None:
+        return (1 + to.element_bytes / ELEMENT_BYTES) / sheet.memory_gb_per_s
     return 0.0 if models.framework is None else models.framework.outputs.get(CONVERTED, 0.0)
 
 

@@ -22,8 +22,8 @@ from neuroshard.cost.cost import (
 )
 from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.models import CostModels
-from neuroshard.models.composed import WithParts, as_sum
-from neuroshard.models.interface import CommModel, PartModel, SumModel
+from neuroshard.models.interface import CommModel, PartModel
+from neuroshard.models.kernels import KernelModels
 from neuroshard.models.parts import (
     EXCHANGES,
     compute_part,
@@ -107,14 +107,15 @@ class Simulator:
         costs = self.costs_of(self.called(loads, task.topology.num_devices), traffic)
         return [replace(cost, caveat=self.caveat(plan)) for cost, plan in zip(costs, plans, strict=True)]
 
-    def compute_for(self, task: Task) -> SumModel:
-        """Return the compute model for searches: a sum over tables, with the time that counted parts add per shard.
+    def compute_for(self, task: Task) -> KernelModels:
+        """Return the compute models for searches: sums over tables, with the time that counted parts add per shard.
 
-        So these parts influence where shards go. A model that is not a sum is approximated by a sum (`as_sum`).
+        So these parts influence where shards go. A model that is not a sum is approximated by a sum
+        (`KernelModels.nearest`).
         """
         adds = tuple(one for part in self._counted if (one := part.of_shards(task)) is not None)
-        compute = as_sum(self.models.compute, task.loads, task.topology.num_devices)
-        return WithParts(compute, adds) if adds else compute
+        kernels = KernelModels.nearest(self.models.compute, task.loads, task.topology.num_devices)
+        return replace(kernels, adds=kernels.adds + adds) if adds else kernels
 
     def called(self, device_loads: LoadSets, num_devices: int) -> Called:
         """Predict the kernel calls of B plans, from the loads of their devices, (B D) sets."""

@@ -10,7 +10,7 @@ from neuroshard.cost.cost import Called, Cost
 from neuroshard.cost.loads import Traffic
 from neuroshard.layouts import given_bytes
 from neuroshard.models import SumModel
-from neuroshard.models.composed import columns_model
+from neuroshard.models.kernels import KernelModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.published.grid import PlacementProblem
@@ -26,7 +26,7 @@ class CostedSpace(SearchSpace):
 
     Attributes:
         simulator: costs exchanges, and whole plans.
-        model: compute model of the devices with column-wise tables (`columns_model`).
+        model: compute model of the devices with column-wise tables (`KernelModels.of_columns`).
     """
 
     simulator: Simulator
@@ -46,10 +46,10 @@ class CostedSpace(SearchSpace):
         return cls.costed(space, simulator, simulator.compute_for(fixed.task))
 
     @classmethod
-    def costed(cls, space: SearchSpace, simulator: Simulator, model: SumModel) -> "CostedSpace":
-        """Predict the compute time of every shard alone, in one call of a compute model."""
+    def costed(cls, space: SearchSpace, simulator: Simulator, kernels: KernelModels) -> "CostedSpace":
+        """Predict the compute time of every shard alone, in one call of their models."""
         task, shards = space.task, space.shards
-        model = columns_model(model, task.loads.take(space.fixed.column_wise))
+        model = kernels.of_columns(task.loads.take(space.fixed.column_wise))
         row, loads = row_loads(task, space.items, shards.first, shards.full_width)
         embedded = model.embed(loads)
         vectors = np.zeros((len(shards.size_bytes), embedded.shape[1]), dtype=np.float32)

@@ -14,8 +14,8 @@ import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets, calls_of
 from neuroshard.layouts import LAYOUTS, Layout, given_bytes, placed_loads
-from neuroshard.models import SumModel
 from neuroshard.models.interface import ReluHead
+from neuroshard.models.kernels import KernelModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
@@ -108,7 +108,7 @@ class Everywhere:
     loads: Loads
 
     @classmethod
-    def of(cls, task: Task, compute: SumModel, call: Call, called: BoolArray, allowed: BoolArray) -> "Everywhere":
+    def of(cls, task: Task, compute: KernelModels, call: Call, called: BoolArray, allowed: BoolArray) -> "Everywhere":
         """Gather the costs of the `called` tables (T,), by sharding types `allowed` (T, F); zeros for other tables."""
         form, model = FORMS.index(call.form), compute.of_call(call)
         tables = np.flatnonzero(called & allowed[:, form])

@@ -8,7 +8,7 @@ from neuroshard.models.comm_models import FEATURE_SIGNS, CommByCollective, SetCo
 from neuroshard.models.compute_models import AdditiveCompute, ByWidestCompute, ComputeEnsemble, RegressionCompute
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.host_tiers import HostTiers
-from neuroshard.models.kernels import ComputeByForm
+from neuroshard.models.kernels import KernelModels
 from neuroshard.models.stored import Mlp, Normaliser
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.testing.toys import random_mlp, random_normaliser, toy_tables
@@ -59,12 +59,12 @@ def random_set_comm(seed: int = 0) -> SetComm:
     return SetComm(random_normaliser(len(FEATURE_SIGNS), rng), network, 0.5, share, lead)
 
 
-def random_by_form(seed: int = 0) -> ComputeByForm:
+def random_by_form(seed: int = 0) -> KernelModels:
     """Make a random model of each kernel call: ensembles for column_wise and row_wise, formulas for host memory."""
     others = map(random_regression, range(seed, seed + len(FORMS) - 2))
     pooled = random_ensemble(seed), random_ensemble(seed + 1), *others
     sequences = random_ensemble(seed + 2), *map(random_regression, range(seed + 3, seed + 2 + len(CUT_FORMS)))
-    return ComputeByForm(
+    return KernelModels(
         dict(zip(ON_DEVICE_CALLS, (*pooled, *sequences), strict=True))
         | {call: HostTiers(0.5, 20.0 + seed, 3.0, 0.1) for call in CALLS if call.tier is not Tier.DEVICE}
     )
