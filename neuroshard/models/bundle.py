@@ -30,7 +30,7 @@ from neuroshard.plumbing.files import check_directory, read_bytes, read_json, wr
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import BatchSize, decode, parse
 from neuroshard.tasks.task import Task
-from neuroshard.words.collective import name_of
+from neuroshard.words.collective import Precision, name_of
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Forms
 from neuroshard.words.placement import Tier
 
@@ -64,6 +64,8 @@ class ModelSet:
         framework: framework overhead of TorchRec in a step, which counts in models of `in_torchrec`; None if that is
             unknown.
         more: other parts of a step; bundles don't hold them.
+        forward_precision, backward_precision: data types of embeddings and of gradients in exchanges; a property of
+            steps, which bundles don't hold and which stays if a model is replaced.
         origin: the models that margins, ranges and provenance belong to; set by the class itself. If
             `dataclasses.replace` replaces a model, the facts about the replaced model are dropped.
     """
@@ -77,6 +79,8 @@ class ModelSet:
     input: CommModel | None = None
     framework: Framework | None = None
     more: tuple[PartModel, ...] = ()
+    forward_precision: Precision = Precision.FP32
+    backward_precision: Precision = Precision.FP32
     origin: Origin | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     def __post_init__(self) -> None:

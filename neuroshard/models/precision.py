@@ -1,7 +1,7 @@
 """Exchanges of pooled embeddings and gradients in fewer bits than fp32, as TorchRec's `QCommsConfig` asks for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -10,20 +10,17 @@ from neuroshard.cost.cost import Called, When
 from neuroshard.cost.loads import Loads, Traffic
 from neuroshard.layouts import given_bytes
 from neuroshard.models.bundle import ModelSet
-from neuroshard.models.interface import Chain, CommModel, Coverage, Outline, PartModel
+from neuroshard.models.interface import PartModel
 from neuroshard.models.parts import CONVERTED, COUNTS
 from neuroshard.models.roofline import datasheet_of
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.tasks.task import Task
-from neuroshard.words.collective import ADDED_UP, ELEMENT_BYTES, Collective, Precision
-from neuroshard.words.form import Forms
+from neuroshard.words.collective import ADDED_UP, ELEMENT_BYTES, IN_FULL_PRECISION, Collective, Precision
 
 _MB = 1e6
 _GIVEN = [
     COUNTS.index(f"MB of {name} outputs") for name in ("column-wise", "column-wise sequence", "row-wise sequence")
 ]
-# Gradients of data-parallel tables stay in fp32, and indices are integers.
-_AS_THEY_ARE = (Collective.ALL_REDUCE, Collective.INPUT)
 
 Models = TypeVar("Models", bound=ModelSet)
 
@@ -39,13 +36,9 @@ def narrowed(models: Models, name: str) -> Models:
     """
     there, slash, back = name.partition("/")
     each = Precision(there), Precision(back if slash else there)
-    forward, backward = (
-        model if one is Precision.FP32 else Narrowed(model, one.element_bytes / ELEMENT_BYTES)
-        for model, one in zip((models.forward, models.backward), each, strict=True)
-    )
     ms_per_mb = sum(_ms_per_mb(models, one) for one in each if one is not Precision.FP32)
     more = (*models.more, Conversion(ms_per_mb)) if ms_per_mb else models.more
-    return models.wrapped(forward=forward, backward=backward, more=more)
+    return models.wrapped(forward_precision=each[0], backward_precision=each[1], more=more)
 
 
 def _ms_per_mb(models: ModelSet, to: Precision) -> float:
@@ -58,7 +51,7 @@ def _ms_per_mb(models: ModelSet, to: Precision) -> float:
 def converted_mb(traffic: Traffic) -> FloatArray:
     """Count MB of fp32 that each device turns in one direction, (B, D): its own, and all that comes to its samples."""
     got = np.zeros((len(traffic), 1))
-    for which in (one for one in traffic.held if one not in (*_AS_THEY_ARE, *ADDED_UP)):
+    for which in (one for one in traffic.held if one not in (*IN_FULL_PRECISION, *ADDED_UP)):
         got += traffic.given(which).mean(axis=1, keepdims=True) / _MB
     return got + _own_mb(traffic.size_bytes, traffic.num_devices, traffic.host_size)
 
@@ -66,57 +59,9 @@ def converted_mb(traffic: Traffic) -> FloatArray:
 def _own_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> FloatArray:
     """Count MB that a device turns of what it puts into collectives, (..., C): of what is added up, its share again."""
     times = np.ones(len(Collective))
-    times[list(_AS_THEY_ARE)] = 0
+    times[list(IN_FULL_PRECISION)] = 0
     times[list(ADDED_UP)] += 1 / np.array([devices, host_size or devices])
     return size_bytes @ times[: size_bytes.shape[-1]] / _MB
-
-
-@dataclass(frozen=True)
-class Narrowed(CommModel):
-    """Exchanges of which only a share of the bytes goes over links.
-
-    Attributes:
-        model: of exchanges in fp32.
-        share: of the bytes of fp32.
-    """
-
-    model: CommModel
-    share: float
-
-    @property
-    def collectives(self) -> frozenset[Collective]:
-        """The collectives that the model knows."""
-        return self.model.collectives
-
-    @property
-    def forms(self) -> Forms:
-        """The families of sharding types whose exchanges the model knows."""
-        return self.model.forms
-
-    @property
-    def num_devices(self) -> int | None:
-        """D, the number of devices the model was fitted for; None if it serves any."""
-        return self.model.num_devices
-
-    def coverage(self, traffic: Traffic) -> Coverage | None:
-        """Return how near published points are to the traffic in fewer bits."""
-        return self.model.coverage(self._narrow(traffic))
-
-    def chain(self, traffic: Traffic, start_ms: FloatArray) -> Chain:
-        """Predict the exchanges of so much less traffic."""
-        return self.model.chain(self._narrow(traffic), start_ms)
-
-    def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the ms that are left when the straggler has started, (B, D)."""
-        return self.model.transfer_ms(self._narrow(traffic), wait_ms)
-
-    def outline(self, traffic: Traffic) -> Outline:
-        """Outline transfers of so much less traffic."""
-        return self.model.outline(self._narrow(traffic))
-
-    def _narrow(self, traffic: Traffic) -> Traffic:
-        shares = np.array([1.0 if one in _AS_THEY_ARE else self.share for one in traffic.held])
-        return replace(traffic, size_bytes=traffic.size_bytes * shares)
 
 
 @dataclass(frozen=True)

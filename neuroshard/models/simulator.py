@@ -20,7 +20,7 @@ from neuroshard.cost.cost import (
     When,
     Work,
 )
-from neuroshard.cost.loads import LoadSets, Traffic
+from neuroshard.cost.loads import LoadSets, Traffic, relative_bytes
 from neuroshard.models import CostModels
 from neuroshard.models.interface import CommModel, PartModel
 from neuroshard.models.kernels import KernelModels
@@ -39,7 +39,7 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import Message
 from neuroshard.tasks.task import Task
-from neuroshard.words.collective import Collective
+from neuroshard.words.collective import Collective, Precision
 from neuroshard.words.form import CALLS, IN_COLUMNS
 from neuroshard.words.placement import Tier
 
@@ -189,15 +189,25 @@ class Simulator:
         """
         forward = given.copy()
         forward[:, Collective.ALL_REDUCE] = 0  # on the way back only
-        each = (self.models.forward, forward), (self.models.backward, given)
-        return sum((model.even_ms(its, task.batch_size, task.topology) for model, its in each), compute_ms)
+        cost_ms = compute_ms
+        for (model, precision), size_bytes in zip(self._directions, (forward, given), strict=True):
+            cost_ms = cost_ms + model.even_ms(size_bytes * relative_bytes(precision), task.batch_size, task.topology)
+        return cost_ms
+
+    @property
+    def _directions(self) -> tuple[tuple[CommModel, Precision], ...]:
+        """The models of forward and of backward exchanges, each with the data type of what they exchange."""
+        models = self.models
+        return (models.forward, models.forward_precision), (models.backward, models.backward_precision)
 
     def _step(self, traffic: Traffic, compute: Part, called: Called | None, margins: Margins | None = None) -> Step:
         models = self.models
+        forward = traffic.forward.in_precision(models.forward_precision)
+        backward = traffic.in_precision(models.backward_precision)
         works: list[Work] = [
             (When.COMPUTE, lambda _: compute),
-            (When.FORWARD, partial(_exchanges, models.forward, FORWARD, traffic.forward, margins)),
-            (When.BACKWARD, partial(_exchanges, models.backward, BACKWARD, traffic, margins)),
+            (When.FORWARD, partial(_exchanges, models.forward, FORWARD, forward, margins)),
+            (When.BACKWARD, partial(_exchanges, models.backward, BACKWARD, backward, margins)),
         ]
         if called is not None:
             works += [(its.when, partial(self._other, its, called, traffic, margins)) for its in models.parts]
@@ -234,7 +244,7 @@ class Simulator:
         Costs that were not measured on such a machine may have a larger error than the margin.
         """
         kernels = self.models.compute.coverage(plan.device_loads.loads)
-        each = [model.coverage(plan.traffic) for model in (self.models.forward, self.models.backward)]
+        each = [model.coverage(plan.traffic.in_precision(precision)) for model, precision in self._directions]
         exchanges = max((coverage for coverage in each if coverage is not None), default=None)
         analytic = [] if kernels is None else [f"kernel times {kernels}"]
         if kernels is None and (of_calls := self._analytic_calls(plan)):

@@ -9,7 +9,6 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from neuroshard.bundles import ROOFLINE
 from neuroshard.models import CommModel, CostModels
 from neuroshard.models.comm_models import CommByCollective
-from neuroshard.models.precision import Narrowed
 from neuroshard.models.roofline import RooflineComm
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.messages import Message
@@ -63,9 +62,6 @@ def _changed(model: CommModel, changes: dict[str, float]) -> CommModel:
     if isinstance(model, RooflineComm):
         network = changes.get("network_gb_per_s", model.network_gb_per_s)
         return replace(model, network_gb_per_s=network, speed=model.speed * changes.get("speed", 1.0))
-    if isinstance(model, Narrowed):
-        inner = _changed(model.model, changes)
-        return model if inner is model.model else replace(model, model=inner)
     if isinstance(model, CommByCollective):
         exchanges = {name: _changed(one, changes) for name, one in model.exchanges.items()}
         same = all(exchanges[name] is one for name, one in model.exchanges.items())

@@ -7,7 +7,6 @@ from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.models import CostModels, FreeComm
 from neuroshard.models.host_tiers import HostLink
 from neuroshard.models.kernels import KernelModels
-from neuroshard.models.precision import Narrowed
 from neuroshard.models.roofline import RooflineCompute
 from neuroshard.testing import (
     CommModelConformance,
@@ -96,7 +95,6 @@ PHYSICAL_COMM = {
     "free": FreeComm,
     "linear": lambda: LinearComm(4),
     "set": random_set_comm,
-    "narrowed": lambda: Narrowed(random_set_comm(), 0.5),
     "installed forward": lambda: INSTALLED.forward,
     "installed backward": lambda: INSTALLED.backward,
     "by collective": random_by_collective,

@@ -32,11 +32,17 @@ def test_exchanges_cost_what_fewer_bytes_cost():
     full, half = CostModels.load("roofline:h100"), CostModels.load("roofline:h100", exchange_dtype="fp16/fp8")
     dims, start = np.array([[64, 128, 256, 512]]), np.zeros((1, 4))
     columns, less, least = (Traffic.of_columns(dims // share, 65536) for share in (1, 2, 4))
-    assert (half.forward.predict(columns, start) == full.forward.predict(less, start)).all()
-    assert (half.backward.predict(columns, start) == full.backward.predict(least, start)).all()
-    assert (half.forward.chain(columns, start).total_ms == half.forward.predict(columns, start)).all()
-    assert (half.forward.outline(columns).segments_ms == full.forward.outline(less).segments_ms).all()
-    assert half.forward.coverage(columns) == full.forward.coverage(less)
+    forward, backward = Simulator(half).communication(columns, start)
+    assert (forward == full.forward.predict(less, start + backward)).all()
+    assert (backward == full.backward.predict(least, start)).all()
+
+
+def test_devices_that_are_alike_exchange_fewer_bytes_too():
+    simulator, given = Simulator(CostModels.load("roofline:h100", exchange_dtype="fp16/fp8")), np.zeros((1, 6))
+    given[0, Collective.ALL_TO_ALL] = 1 << 28
+    traffic = Traffic(np.repeat(given[:, None], 4, axis=1), np.array([TASK.batch_size]))
+    forward, backward = simulator.communication(traffic, np.zeros((1, 4)))
+    assert simulator.even_ms(TASK, given, np.zeros(1)) == pytest.approx((forward + backward).max(axis=1))
 
 
 def test_data_parallel_tables_and_the_input_dist_stay_the_same():
@@ -44,7 +50,8 @@ def test_data_parallel_tables_and_the_input_dist_stay_the_same():
     given = np.zeros((1, 4, len(Collective)))
     given[..., Collective.ALL_REDUCE] = 1 << 28
     traffic = Traffic(given, np.array([4096]))
-    assert (half.backward.predict(traffic, np.zeros((1, 4))) == full.backward.predict(traffic, np.zeros((1, 4)))).all()
+    each = [Simulator(models).communication(traffic, np.zeros((1, 4))) for models in (half, full)]
+    np.testing.assert_array_equal(*each)
     assert half.input == full.input
 
 
@@ -145,7 +152,7 @@ def test_other_words_are_refused(name, settings, code, names):
 def test_bytes_of_an_element():
     assert {one.value: one.element_bytes for one in Precision} == {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
     both = narrowed(CostModels.load("cpu"), "fp16/int8")
-    assert (both.forward.share, both.backward.share) == (0.5, 0.25)
+    assert (both.forward_precision, both.backward_precision) == (Precision.FP16, Precision.INT8)
 
 
 def test_cards_are_of_the_sheet(capsys):
