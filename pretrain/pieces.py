@@ -7,7 +7,7 @@ from typing import Any
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, FRAMEWORK, INPUT
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CommModel, CostModels
-from neuroshard.models.comm_models import CommByCollective
+from neuroshard.models.comm_models import ExchangeModels
 from neuroshard.models.compute_models import ComputeEnsemble, RegressionCompute
 from neuroshard.models.host_tiers import HostLink, HostTiers
 from neuroshard.models.kernels import KernelModels
@@ -27,7 +27,7 @@ def pieces_of(models: CostModels) -> Pieces:
     calls: dict[Any, Any] = compute.by_call if isinstance(compute, KernelModels) else {IN_COLUMNS: compute}
     pieces = {compute_part(call): model for call, model in calls.items()}
     for name, comm in ((FORWARD, models.forward), (BACKWARD, models.backward)):
-        exchanges = comm.exchanges if isinstance(comm, CommByCollective) else {Collective.ALL_TO_ALL: comm}
+        exchanges = comm.exchanges if isinstance(comm, ExchangeModels) else {Collective.ALL_TO_ALL: comm}
         pieces |= {exchange_part(name, collective): model for collective, model in exchanges.items()}
     pieces |= {INPUT: models.input, FRAMEWORK: models.framework}
     given = given_exchanges(models)
@@ -71,7 +71,7 @@ def _in_direction(direction: str, pieces: Pieces) -> CommModel:
     exchanges: dict[Collective, CommModel] = {one: pieces[name] for one, name in named.items() if name in pieces}
     known = {*exchanges, *(BACK_ONLY if direction == FORWARD else ())}
     serves = frozenset(form for form, layout in LAYOUTS.items() if known.issuperset(layout.exchanges))
-    return CommByCollective(exchanges, serves)
+    return ExchangeModels(exchanges, serves)
 
 
 def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:

@@ -16,7 +16,7 @@ from msgspec import Meta
 from safetensors import SafetensorError
 
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT, PARTS
-from neuroshard.models.comm_models import COMM_KINDS, CommByCollective
+from neuroshard.models.comm_models import COMM_KINDS, ExchangeModels
 from neuroshard.models.interface import CommModel, ComputeModel, PartModel, SumModel
 from neuroshard.models.kernels import COMPUTE_KINDS, KernelModels
 from neuroshard.models.origin import Origin, margins_with
@@ -44,7 +44,7 @@ _AGAIN = "Make the bundle again with `neuroshard pretrain`"
 _RESTORE = "Restore the file, or make the bundle again with `neuroshard pretrain`"
 _OTHER_MODELS = "choose cost models that know these costs, such as model=roofline:h100"
 _COMPUTE_KINDS = COMPUTE_KINDS | {KernelModels.kind: KernelModels}
-_COMM_KINDS = COMM_KINDS | {CommByCollective.kind: CommByCollective, RooflineComm.kind: RooflineComm}
+_COMM_KINDS = COMM_KINDS | {ExchangeModels.kind: ExchangeModels, RooflineComm.kind: RooflineComm}
 _KINDS: dict[str, dict[str, Any]] = {
     "compute": _COMPUTE_KINDS, "forward": _COMM_KINDS, "backward": _COMM_KINDS, INPUT: _COMM_KINDS,
     "framework": {Framework.kind: Framework},

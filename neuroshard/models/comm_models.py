@@ -214,7 +214,7 @@ COMM_KINDS: dict[str, Any] = {model.kind: model for model in (NeuralComm, SetCom
 
 
 @dataclass(frozen=True)
-class ByCollectiveSettings:
+class ExchangeSettings:
     """Settings of each collective's model, and the families of sharding types that they serve together."""
 
     exchanges: Annotated[dict[str, Described], Meta(min_length=1, max_length=len(Collective))]
@@ -222,7 +222,7 @@ class ByCollectiveSettings:
 
 
 @dataclass(frozen=True)
-class CommByCollective(Stored, CommModel):
+class ExchangeModels(Stored, CommModel):
     """A model for each collective in one direction; exchanges follow one another, in the order of `Collective`.
 
     A device begins an exchange when it has ended the previous exchange, so devices do not wait twice for the same
@@ -306,9 +306,9 @@ class CommByCollective(Stored, CommModel):
         return tensors_of(self._named)
 
     @classmethod
-    def restored(cls, settings: object, tensors: Tensors) -> "CommByCollective":
+    def restored(cls, settings: object, tensors: Tensors) -> "ExchangeModels":
         """Restore the model from the settings and tensors that it gave."""
-        plain = parse(settings, ByCollectiveSettings, "settings")
+        plain = parse(settings, ExchangeSettings, "settings")
         models = {
             collective_named(name): one.restored(COMM_KINDS, name, tensors) for name, one in plain.exchanges.items()
         }

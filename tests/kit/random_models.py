@@ -4,7 +4,7 @@ import numpy as np
 
 from neuroshard.cost.loads import Loads
 from neuroshard.models import CommModel, CostModels
-from neuroshard.models.comm_models import FEATURE_SIGNS, CommByCollective, SetComm
+from neuroshard.models.comm_models import FEATURE_SIGNS, ExchangeModels, SetComm
 from neuroshard.models.compute_models import AdditiveCompute, ByWidestCompute, ComputeEnsemble, RegressionCompute
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.host_tiers import HostTiers
@@ -70,12 +70,12 @@ def random_by_form(seed: int = 0) -> KernelModels:
     )
 
 
-def random_by_collective(seed: int = 0) -> CommByCollective:
+def random_by_collective(seed: int = 0) -> ExchangeModels:
     """Make a model of each collective of a step, with random weights."""
     exchanges: dict[Collective, CommModel] = {
         one: random_set_comm(seed + one) for one in Collective if one is not Collective.INPUT
     }
-    return CommByCollective(exchanges, frozenset(FORMS))
+    return ExchangeModels(exchanges, frozenset(FORMS))
 
 
 def random_form_models(seed: int = 0) -> CostModels:
