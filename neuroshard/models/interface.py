@@ -4,14 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from neuroshard.cost.cost import Called, When
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import LAYOUTS
-from neuroshard.models.trust import Margin
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, sums_of
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
@@ -254,14 +253,31 @@ class CommModel(ABC):
         return Outline(self.transfer_ms(traffic, together)[..., None], np.ones(1), np.zeros((1, NUM_WAITS)))
 
 
+class EqualWork(NamedTuple):
+    """The work of every device of B plans whose devices have equal work.
+
+    Attributes:
+        kernels: (B, K) number of kernels of each of `CALLS`, as in `Called`.
+        counts: (B, C) counts of the work of a device, as in `Called`.
+        input_bytes: (B,) bytes of indices and lengths that come to a device.
+    """
+
+    kernels: FloatArray
+    counts: FloatArray
+    input_bytes: FloatArray
+
+
 class PartModel(ABC):
-    """Another part of a step than compute and communication: by a model, or a formula.
+    """Another part of a step than kernels and exchanges: by a model, or a formula.
+
+    Of the three methods only `ms` must be written: it gives the costs of whole plans. Searches place shards by
+    `of_shards`, and choose sharding types by `shared_ms` too; without them the part does not influence their choices.
 
     Attributes:
         name: which no other part has.
         when: its place in the step.
         hidden: whether a pipeline hides it: it is shown, and counts only where that is asked for (`count_input`).
-        by_counts: whether it hangs on the counts of what devices do (`Called.counts`).
+        by_counts: whether it depends on the counts of the work of devices (`Called.counts`).
         about: what it is, for people.
         hides: what share of errors in the parts before it shows no more where it takes any time.
     """
@@ -275,47 +291,32 @@ class PartModel(ABC):
 
     @abstractmethod
     def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of each device of B plans, (B, D), waiting included.
+        """Predict the ms of the part on each device of B plans, (B, D), waiting included.
 
-        They come from what devices do and exchange, and from when each is ready for it, (B, D).
+        Args:
+            called: kernel calls and counts of the work of the devices.
+            traffic: bytes that the devices exchange.
+            ready_ms: (B, D) ms of the step until each device is ready for the part.
         """
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function of n loads to about what each adds to its device's step, (n,) ms.
+        """Return a function of n loads to about the ms, (n,), that each load adds to a step of its device.
 
-        Searches move shards by these times. By default None: the part does not depend on shards, or nobody knows how.
+        By default None: the part does not depend on shards, or nobody knows how.
         """
         return None
 
-    def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict the ms, (B,), in addition to `of_shards`, of each of several equal devices.
+    def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
+        """Predict the ms of the part on each of equal devices, (B,), without the ms that `of_shards` adds.
 
-        Searches choose sharding types by these. By default 0.
+        By default 0.
 
         Args:
             task: the task, with its number of devices.
-            kernels: (B, K) number of kernels of each of `CALLS`, as in `Called`.
-            counts: (B, C) counts of a device's work, as in `Called`.
-            input_bytes: (B,) bytes of indices and lengths that come to a device.
+            work: work of each device of B plans.
+            ready_ms: (B,) ms of the step until the devices are ready for a part in `When.HOST`; 0 for other parts.
         """
-        return np.zeros(len(kernels))
-
-    def margin(self, margin: Margin, called: Called, ms: FloatArray, ready_ms: FloatArray) -> FloatArray:
-        """Compute the margin of the predicted ms, (B, D), by that of the part's model: by default of the ms."""
-        return margin(ms, np.zeros_like(ms))
-
-    def waited_ms(
-        self, task: Task, ready_ms: FloatArray, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray
-    ) -> FloatArray:
-        """Predict the ms, (B,), of each of several equal devices that are ready at `ready_ms`, (B,), as in `shared_ms`.
-
-        By default 0.
-        """
-        return np.zeros(len(kernels))
-
-    def amounts(self, traffic: Traffic) -> dict[str, FloatArray]:
-        """Return what it depends on and warnings are about, by the names of `Ranges`: by default nothing."""
-        return {}
+        return np.zeros(len(work.kernels))
 
 
 @dataclass(frozen=True, eq=False)

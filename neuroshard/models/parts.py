@@ -9,7 +9,7 @@ import numpy as np
 from neuroshard.cost.cost import COMPUTE, FRAMEWORK, INPUT, Called, When
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import LAYOUTS, are, given_bytes
-from neuroshard.models.interface import CommModel, PartModel
+from neuroshard.models.interface import CommModel, EqualWork, PartModel
 from neuroshard.models.stored import Stored
 from neuroshard.models.trust import Margin
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
@@ -137,10 +137,11 @@ class InputExchange(PartModel):
         ms_per_byte, devices = self._ms_per_byte(task), task.topology.num_devices
         return (lambda loads: _input_bytes(loads, devices) * ms_per_byte) if ms_per_byte else None
 
-    def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict what an even exchange takes, less what each load adds."""
-        even_ms = self.model.even_ms(input_bytes[:, None], task.batch_size, task.topology) * (input_bytes > 0)
-        return even_ms - input_bytes * self._ms_per_byte(task)
+    def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
+        """Predict the ms of an even exchange, (B,), without the ms that `of_shards` adds."""
+        size_bytes = work.input_bytes
+        even_ms = self.model.even_ms(size_bytes[:, None], task.batch_size, task.topology) * (size_bytes > 0)
+        return even_ms - size_bytes * self._ms_per_byte(task)
 
     def _ms_per_byte(self, task: Task) -> float:
         """Predict what a device that gets twice the mean takes longer, for each byte; 0 if nothing is exchanged."""
@@ -153,10 +154,6 @@ class InputExchange(PartModel):
         exchange = Traffic(size_bytes, np.full(2, task.batch_size), task.topology.fast_links)
         even_ms, uneven_ms = self.model.predict(exchange, np.zeros((2, devices))).max(axis=1)
         return float(max(uneven_ms - even_ms, 0.0) / mean)
-
-    def amounts(self, traffic: Traffic) -> dict[str, FloatArray]:
-        """Return the amounts of this exchange by itself."""
-        return of_exchanges(traffic.alone(Collective.INPUT))
 
 
 def _input_bytes(loads: Loads, devices: int) -> FloatArray:
@@ -219,11 +216,11 @@ def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devic
 
 
 def _of_devices_alike(
-    part: "FrameworkPart | HostWait", task: Task, kernels: FloatArray, counts: FloatArray
+    part: "FrameworkPart | HostWait", task: Task, work: EqualWork
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Compute the ms of a part, (B,) each, from terms of whole plans, of the mean device and of a device itself."""
-    slopes, of_plan = part.slopes, _terms_of_plan(part.name, kernels, counts, task.topology.num_devices)
-    return of_plan @ slopes[: _OWN.start], counts[:, _MEANS] @ slopes[_OWN.stop :], counts @ slopes[_OWN]
+    slopes, of_plan = part.slopes, _terms_of_plan(part.name, work.kernels, work.counts, task.topology.num_devices)
+    return of_plan @ slopes[: _OWN.start], work.counts[:, _MEANS] @ slopes[_OWN.stop :], work.counts @ slopes[_OWN]
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,10 +248,10 @@ class FrameworkPart(PartModel):
         own = self.slopes[_OWN]
         return (lambda loads: counts_of(loads) @ own) if own.any() else None
 
-    def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict what a step, its kernel calls and the devices' mean work take; less what doesn't count."""
-        plan_ms, mean_ms, own_ms = _of_devices_alike(self, task, kernels, counts)
-        own = _counts_own(self.name, kernels)
+    def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
+        """Predict the ms of a step, its calls and the mean work of devices, (B,), less the work that doesn't count."""
+        plan_ms, mean_ms, own_ms = _of_devices_alike(self, task, work)
+        own = _counts_own(self.name, work.kernels)
         return plan_ms + np.where(own, mean_ms, -own_ms)  # `of_shards` counts those
 
 
@@ -286,17 +283,15 @@ class HostWait(PartModel):
         """Predict ms, (B, D), of devices that have done their work by then."""
         return self._waited_ms(self._host_ms(called), ready_ms)
 
-    def margin(self, margin: Margin, called: Called, ms: FloatArray, ready_ms: FloatArray) -> FloatArray:
-        """Compute the margin of the predicted ms, (B, D), by that of what the host takes, waited for or not."""
-        host_ms = self._host_ms(called)
-        return self._waited_ms(host_ms + margin(host_ms, np.zeros_like(host_ms)), ready_ms) - ms
+    def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
+        """Predict the ms, (B,), of equal devices that have done their work by `ready_ms`, (B,)."""
+        return self._waited_ms(np.sum(_of_devices_alike(self, task, work), axis=0), ready_ms)
 
-    def waited_ms(
-        self, task: Task, ready_ms: FloatArray, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray
-    ) -> FloatArray:
-        """Predict the ms, (B,), of each of devices alike that have done their work by then."""
-        host_ms = np.sum(_of_devices_alike(self, task, kernels, counts), axis=0)
-        return self._waited_ms(host_ms, ready_ms)
+    def margin_ms(self, margin: Margin, called: Called, ready_ms: FloatArray) -> FloatArray:
+        """Compute the margin of `ms`, (B, D), from the margin of the time of the host, whether devices wait or not."""
+        host_ms = self._host_ms(called)
+        longer_ms = host_ms + margin(host_ms, np.zeros_like(host_ms))
+        return self._waited_ms(longer_ms, ready_ms) - self._waited_ms(host_ms, ready_ms)
 
     def _host_ms(self, called: Called) -> FloatArray:
         return terms_of(called, self.name) @ self.slopes

@@ -10,7 +10,7 @@ from neuroshard.cost.cost import Called, When
 from neuroshard.cost.loads import Loads, Traffic
 from neuroshard.layouts import given_bytes
 from neuroshard.models.bundle import ModelSet
-from neuroshard.models.interface import PartModel
+from neuroshard.models.interface import EqualWork, PartModel
 from neuroshard.models.parts import CONVERTED, COUNTS
 from neuroshard.models.roofline import datasheet_of
 from neuroshard.plumbing.arrays import FloatArray
@@ -86,7 +86,7 @@ class Conversion(PartModel):
         devices, host_size = task.topology.num_devices, task.topology.fast_links
         return lambda loads: _own_mb(given_bytes(loads, devices), devices, host_size) * self.ms_per_mb
 
-    def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict what turning takes of outputs that come to each device's samples from others, added up by nobody."""
-        ms: FloatArray = counts[:, _GIVEN].sum(axis=1) * self.ms_per_mb
+    def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
+        """Predict the ms, (B,), for outputs that come from other devices to the samples of each, without sums."""
+        ms: FloatArray = work.counts[:, _GIVEN].sum(axis=1) * self.ms_per_mb
         return ms

@@ -22,10 +22,11 @@ from neuroshard.cost.cost import (
 )
 from neuroshard.cost.loads import LoadSets, Traffic, relative_bytes
 from neuroshard.models import CostModels
-from neuroshard.models.interface import CommModel, PartModel
+from neuroshard.models.interface import CommModel, EqualWork, PartModel
 from neuroshard.models.kernels import KernelModels
 from neuroshard.models.parts import (
     EXCHANGES,
+    HostWait,
     compute_part,
     counts_of_sets,
     exchange_part,
@@ -138,14 +139,16 @@ class Simulator:
 
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """Predict the ms of parts on each of equal devices, (B,), in addition to `compute_for`'s (`PartModel`)."""
-        parts = (part.shared_ms(task, kernels, counts, input_bytes) for part in self._counted)
-        return sum(parts, np.zeros(len(kernels)))
+        work, ready_ms = EqualWork(kernels, counts, input_bytes), np.zeros(len(kernels))
+        each = (part.shared_ms(task, work, ready_ms) for part in self._counted if part.when is not When.HOST)
+        return sum(each, np.zeros(len(kernels)))
 
     def waited_ms(
         self, task: Task, ready_ms: FloatArray, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray
     ) -> FloatArray:
         """Predict the ms that equal devices, ready at `ready_ms`, wait at a step's end, (B,) (`PartModel`)."""
-        waits = (part.waited_ms(task, ready_ms, kernels, counts, input_bytes) for part in self._counted)
+        work = EqualWork(kernels, counts, input_bytes)
+        waits = (part.shared_ms(task, work, ready_ms) for part in self._counted if part.when is When.HOST)
         return sum(waits, np.zeros(len(kernels)))
 
     def costs_of(self, called: Called, traffic: Traffic) -> list[Cost]:
@@ -219,7 +222,12 @@ class Simulator:
         """Predict what another part of a step takes."""
         ms = np.broadcast_to(part.ms(called, traffic, ready_ms), ready_ms.shape)
         known = None if margins is None else margins.of(part.name)
-        margin = None if known is None else part.margin(known, called, ms, ready_ms)
+        if known is None:
+            margin = None
+        elif isinstance(part, HostWait):
+            margin = part.margin_ms(known, called, ready_ms)
+        else:
+            margin = known(ms, np.zeros_like(ms))
         return Part(part.name, part.when, ms, margin, self._counts(part), part.about, part.hides)
 
     @property
@@ -350,8 +358,8 @@ class Simulator:
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size
         yield EXCHANGES, {"hosts": np.array([hosts])} | dict([imbalance(plan.traffic.columns)])
-        for part in self._counted:
-            yield part.name, part.amounts(plan.traffic)
+        if self.count_input:
+            yield INPUT, of_exchanges(plan.traffic.alone(Collective.INPUT))
         for number, call in enumerate(CALLS):
             which = np.flatnonzero(calls.calls == number)
             if call != IN_COLUMNS and len(which):

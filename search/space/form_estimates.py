@@ -32,7 +32,7 @@ from neuroshard.words.placement import TIERS, Tier
 _SHARES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, np.inf)  # of a device, that a shard may take
 _TOGETHER = 256  # estimates made at once in a thread, at most
 
-# Work of every device for B choices of sharding types, as `PartModel.shared_ms` and `waited_ms` take it: (B, K) kernels
+# Work of every device for B choices of sharding types, as `Simulator.shared_ms` and `waited_ms` take it: (B, K) kernels
 # of each call, (B, C) counts of operations, and (B,) bytes of indices and lengths that the device receives.
 SharedWork = tuple[FloatArray, FloatArray, FloatArray]
 
