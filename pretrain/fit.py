@@ -11,10 +11,11 @@ from neuroshard.bundles import ROOFLINE
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CommModel, CostModels
+from neuroshard.models.bundle import ModelTest
 from neuroshard.models.host_tiers import HostTiers, host_amounts
 from neuroshard.models.kernels import KernelModels
-from neuroshard.models.parts import EXCHANGES, compute_part, imbalance
-from neuroshard.models.trust import Margin, Margins, ModelTest, Ranges
+from neuroshard.models.parts import compute_part, imbalance
+from neuroshard.models.trust import EXCHANGES, Margin, Margins, Ranges
 from neuroshard.plumbing.arrays import FloatArray, sums_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped

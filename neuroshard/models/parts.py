@@ -20,7 +20,6 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call
 
-EXCHANGES = "exchanges"  # all of them, of whatever collective
 COUNTS = (  # of a load
     "shards",
     "data-parallel tables",

@@ -2,16 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
 from neuroshard.cost.cost import Called, When
 from neuroshard.cost.loads import Loads, Traffic
 from neuroshard.layouts import given_bytes
-from neuroshard.models.bundle import ModelSet
-from neuroshard.models.interface import EqualWork, PartModel
-from neuroshard.models.parts import CONVERTED, COUNTS
+from neuroshard.models.interface import ComputeModel, EqualWork, PartModel
+from neuroshard.models.parts import CONVERTED, COUNTS, Framework
 from neuroshard.models.roofline import datasheet_of
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.tasks.task import Task
@@ -22,30 +20,32 @@ _GIVEN = [
     COUNTS.index(f"MB of {name} outputs") for name in ("column-wise", "column-wise sequence", "row-wise sequence")
 ]
 
-Models = TypeVar("Models", bound=ModelSet)
 
-
-def narrowed(models: Models, name: str) -> Models:
-    """Give the models' exchanges another precision: "fp16", or "fp16/bf16" with another one for gradients.
-
-    The conversion of elements from fp32 and back is a part of the step: with a datasheet it is a pass over memory
-    before and after each exchange; with measured models it is their measured time, or 0 if that was not measured.
+def precisions_named(name: str) -> tuple[Precision, Precision]:
+    """Return the data types of embeddings and of gradients: "fp16" for both, or "fp16/bf16".
 
     Raises:
         UserError: the name is not a known precision.
     """
-    there, slash, back = name.partition("/")
-    each = Precision(there), Precision(back if slash else there)
-    ms_per_mb = sum(_ms_per_mb(models, one) for one in each if one is not Precision.FP32)
-    more = (*models.more, Conversion(ms_per_mb)) if ms_per_mb else models.more
-    return models.wrapped(forward_precision=each[0], backward_precision=each[1], more=more)
+    forward, slash, backward = name.partition("/")
+    return Precision(forward), Precision(backward if slash else forward)
 
 
-def _ms_per_mb(models: ModelSet, to: Precision) -> float:
-    """Predict what turning a MB of fp32 into a precision takes, or back; 0 where nobody measured it."""
-    if (sheet := datasheet_of(models.compute)) is not None:
+def conversions(compute: ComputeModel, framework: Framework | None, *each: Precision) -> "tuple[Conversion, ...]":
+    """Return the part of a step that converts elements from fp32 to the data type of each direction, and back.
+
+    With a datasheet the conversion is a pass over memory before and after each exchange; with measured models the
+    conversion takes the measured time. The tuple is empty if nothing is converted or the time was not measured.
+    """
+    ms_per_mb = sum(_ms_per_mb(compute, framework, one) for one in each if one is not Precision.FP32)
+    return (Conversion(ms_per_mb),) if ms_per_mb else ()
+
+
+def _ms_per_mb(compute: ComputeModel, framework: Framework | None, to: Precision) -> float:
+    """Predict the ms to convert a MB of fp32 to a data type, or back; 0 if nobody measured it."""
+    if (sheet := datasheet_of(compute)) is not None:
         return (1 + to.element_bytes / ELEMENT_BYTES) / sheet.memory_gb_per_s
-    return 0.0 if models.framework is None else models.framework.outputs.get(CONVERTED, 0.0)
+    return 0.0 if framework is None else framework.outputs.get(CONVERTED, 0.0)
 
 
 def converted_mb(traffic: Traffic) -> FloatArray:

@@ -25,7 +25,6 @@ from neuroshard.models import CostModels
 from neuroshard.models.interface import CommModel, EqualWork, PartModel
 from neuroshard.models.kernels import KernelModels
 from neuroshard.models.parts import (
-    EXCHANGES,
     HostWait,
     compute_part,
     counts_of_sets,
@@ -34,7 +33,7 @@ from neuroshard.models.parts import (
     of_calls,
     of_exchanges,
 )
-from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margin, Margins, hardware_warning, versions_caveat
+from neuroshard.models.trust import DATASHEET, ELSEWHERE, EXCHANGES, Margin, Margins, hardware_warning, versions_caveat
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError

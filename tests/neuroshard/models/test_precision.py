@@ -12,7 +12,7 @@ from neuroshard.app.listing import show_models
 from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.models import Card, save_bundle
 from neuroshard.models.parts import CONVERTED, Framework
-from neuroshard.models.precision import Conversion, converted_mb, narrowed
+from neuroshard.models.precision import Conversion, converted_mb
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.tables.sources.criteo import criteo
@@ -151,7 +151,7 @@ def test_other_words_are_refused(name, settings, code, names):
 
 def test_bytes_of_an_element():
     assert {one.value: one.element_bytes for one in Precision} == {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
-    both = narrowed(CostModels.load("cpu"), "fp16/int8")
+    both = CostModels.load("cpu", exchange_dtype="fp16/int8")
     assert (both.forward_precision, both.backward_precision) == (Precision.FP16, Precision.INT8)
 
 

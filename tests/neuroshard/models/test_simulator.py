@@ -5,9 +5,9 @@ import pytest
 
 from neuroshard import CostModels, Simulator, Task, Tier, TierAssignment, Topology
 from neuroshard.models.datasheets import with_host_tiers
-from neuroshard.models.parts import EXCHANGES, imbalance
+from neuroshard.models.parts import imbalance
 from neuroshard.models.roofline import datasheet_of
-from neuroshard.models.trust import DATASHEET, ELSEWHERE
+from neuroshard.models.trust import DATASHEET, ELSEWHERE, EXCHANGES
 from neuroshard.testing import linear_models, random_models, toy_task
 from neuroshard.words.fingerprint import Fingerprint, fingerprint
 from neuroshard.words.form import Form
