@@ -37,14 +37,15 @@ class When(IntEnum):
     HOST = 4
 
 
-class Called(NamedTuple):
-    """The work of D devices of B plans, by the K kernel calls in `CALLS`.
+class KernelTimes(NamedTuple):
+    """The kernel times and the work of D devices of B plans, by the K kernel calls in `CALLS`.
 
     Attributes:
-        ms: (B, D, K) of kernels.
-        spread_ms: (B, D, K) by which the models' members disagree; zeros where nobody asks.
-        kernels: (B, K) that each call takes: one for each data type, and each width of sequence tables.
-        counts: (B, D, C) of `COUNTS`; C = 0 where no part of a step hangs on them.
+        ms: (B, D, K) kernel times.
+        spread_ms: (B, D, K) standard deviation of the times that the members of an ensemble predict; zeros if margins
+            are unknown.
+        kernels: (B, K) number of kernels of each call: one for each data type, and each width of sequence tables.
+        counts: (B, D, C) counts of work, by `COUNTS`; C = 0 if no part of a step depends on counts.
     """
 
     ms: FloatArray
@@ -52,9 +53,9 @@ class Called(NamedTuple):
     kernels: FloatArray
     counts: FloatArray
 
-    def beside(self, other: "Called") -> "Called":
-        """Add other calls that the same devices make to these calls."""
-        return Called(*(own + its for own, its in zip(self, other, strict=True)))
+    def plus(self, other: "KernelTimes") -> "KernelTimes":
+        """Add the kernel times and the work of other calls on the same devices."""
+        return KernelTimes(*(own + its for own, its in zip(self, other, strict=True)))
 
 
 class Part(NamedTuple):

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from neuroshard.cost.cost import Called, When
+from neuroshard.cost.cost import KernelTimes, When
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, sums_of
@@ -257,8 +257,8 @@ class EqualWork(NamedTuple):
     """The work of every device of B plans whose devices have equal work.
 
     Attributes:
-        kernels: (B, K) number of kernels of each of `CALLS`, as in `Called`.
-        counts: (B, C) counts of the work of a device, as in `Called`.
+        kernels: (B, K) number of kernels of each of `CALLS`, as in `KernelTimes`.
+        counts: (B, C) counts of the work of a device, as in `KernelTimes`.
         input_bytes: (B,) bytes of indices and lengths that come to a device.
     """
 
@@ -277,7 +277,7 @@ class PartModel(ABC):
         name: which no other part has.
         when: its place in the step.
         hidden: whether a pipeline hides it: it is shown, and counts only where that is asked for (`count_input`).
-        by_counts: whether it depends on the counts of the work of devices (`Called.counts`).
+        by_counts: whether it depends on the counts of the work of devices (`KernelTimes.counts`).
         about: what it is, for people.
         hides: what share of errors in the parts before it shows no more where it takes any time.
     """
@@ -290,11 +290,11 @@ class PartModel(ABC):
     about: str = ""
 
     @abstractmethod
-    def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
+    def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
         """Predict the ms of the part on each device of B plans, (B, D), waiting included.
 
         Args:
-            called: kernel calls and counts of the work of the devices.
+            times: kernel times, and counts of the work of the devices.
             traffic: bytes that the devices exchange.
             ready_ms: (B, D) ms of the step until each device is ready for the part.
         """

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from neuroshard.cost.cost import COMPUTE, FRAMEWORK, INPUT, Called, When
+from neuroshard.cost.cost import COMPUTE, FRAMEWORK, INPUT, KernelTimes, When
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import LAYOUTS, are, given_bytes
 from neuroshard.models.interface import CommModel, EqualWork, PartModel
@@ -127,7 +127,7 @@ class InputExchange(PartModel):
 
     model: CommModel
 
-    def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
+    def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
         """Predict the ms of the input dist of each device, (B, D); 0 if all tables are data-parallel."""
         return self.model.alone_ms(traffic.alone(Collective.INPUT), np.zeros_like(ready_ms))
 
@@ -181,11 +181,11 @@ def counts_of_sets(sets: LoadSets) -> FloatArray:
     return np.stack([sets.totals(its) for its in counts_of(sets.loads).T], axis=-1)
 
 
-def terms_of(called: Called, part: str) -> FloatArray:
+def terms_of(times: KernelTimes, part: str) -> FloatArray:
     """Compute the `TERMS` of each device of B plans, (B, D, F), as they count for a part of a step."""
-    devices = called.counts.shape[1]
-    of_plan = _terms_of_plan(part, called.kernels, called.counts.mean(axis=1), devices)[:, None]
-    own = np.where(_counts_own(part, called.kernels)[:, None, None], called.counts, 0.0)
+    devices = times.counts.shape[1]
+    of_plan = _terms_of_plan(part, times.kernels, times.counts.mean(axis=1), devices)[:, None]
+    own = np.where(_counts_own(part, times.kernels)[:, None, None], times.counts, 0.0)
     mean = own.mean(axis=1, keepdims=True)[..., _MEANS]
     return np.concatenate([of_plan.repeat(devices, axis=1), own, mean.repeat(devices, axis=1)], axis=-1)
 
@@ -238,9 +238,9 @@ class FrameworkPart(PartModel):
     slopes: FloatArray
     about: str = ""
 
-    def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
+    def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
         """Predict ms, (B, D); what comes after an exchange waits for nobody, so that its place doesn't matter."""
-        return terms_of(called, self.name) @ self.slopes
+        return terms_of(times, self.name) @ self.slopes
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
         """Return a function of loads to what each adds to its own device; None if nothing."""
@@ -278,22 +278,22 @@ class HostWait(PartModel):
         dense = f"{self.dense_ms:g} ms" if self.dense_ms is not None else f"an assumed {UNKNOWN_DENSE_MS:g} ms"
         return f"host time with {dense} of dense compute"
 
-    def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
+    def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
         """Predict ms, (B, D), of devices that have done their work by then."""
-        return self._waited_ms(self._host_ms(called), ready_ms)
+        return self._waited_ms(self._host_ms(times), ready_ms)
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
         """Predict the ms, (B,), of equal devices that have done their work by `ready_ms`, (B,)."""
         return self._waited_ms(np.sum(_of_devices_alike(self, task, work), axis=0), ready_ms)
 
-    def margin_ms(self, margin: Margin, called: Called, ready_ms: FloatArray) -> FloatArray:
+    def margin_ms(self, margin: Margin, times: KernelTimes, ready_ms: FloatArray) -> FloatArray:
         """Compute the margin of `ms`, (B, D), from the margin of the time of the host, whether devices wait or not."""
-        host_ms = self._host_ms(called)
+        host_ms = self._host_ms(times)
         longer_ms = host_ms + margin(host_ms, np.zeros_like(host_ms))
         return self._waited_ms(longer_ms, ready_ms) - self._waited_ms(host_ms, ready_ms)
 
-    def _host_ms(self, called: Called) -> FloatArray:
-        return terms_of(called, self.name) @ self.slopes
+    def _host_ms(self, times: KernelTimes) -> FloatArray:
+        return terms_of(times, self.name) @ self.slopes
 
     def _waited_ms(self, host_ms: FloatArray, ready_ms: FloatArray) -> FloatArray:
         dense_ms = UNKNOWN_DENSE_MS if self.dense_ms is None else self.dense_ms

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.cost.cost import Called, When
+from neuroshard.cost.cost import KernelTimes, When
 from neuroshard.cost.loads import Loads, Traffic
 from neuroshard.layouts import given_bytes
 from neuroshard.models.interface import ComputeModel, EqualWork, PartModel
@@ -77,7 +77,7 @@ class Conversion(PartModel):
 
     ms_per_mb: float
 
-    def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
+    def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
         """Predict ms, (B, D), of all that each device turns."""
         return converted_mb(traffic) * self.ms_per_mb
 

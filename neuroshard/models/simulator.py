@@ -12,8 +12,8 @@ from neuroshard.cost.cost import (
     FORWARD,
     INPUT,
     PARTS,
-    Called,
     Cost,
+    KernelTimes,
     Part,
     Prediction,
     Step,
@@ -104,7 +104,7 @@ class Simulator:
             self.models.check_plan(plan)
         loads = LoadSets.joined([plan.device_loads for plan in plans])
         traffic = Traffic.joined([plan.traffic for plan in plans])
-        costs = self.costs_of(self.called(loads, task.topology.num_devices), traffic)
+        costs = self.costs_of(self.kernel_times(loads, task.topology.num_devices), traffic)
         return [replace(cost, caveat=self.caveat(plan)) for cost, plan in zip(costs, plans, strict=True)]
 
     def compute_for(self, task: Task) -> KernelModels:
@@ -117,8 +117,8 @@ class Simulator:
         kernels = KernelModels.nearest(self.models.compute, task.loads, task.topology.num_devices)
         return replace(kernels, adds=kernels.adds + adds) if adds else kernels
 
-    def called(self, device_loads: LoadSets, num_devices: int) -> Called:
-        """Predict the kernel calls of B plans, from the loads of their devices, (B D) sets."""
+    def kernel_times(self, device_loads: LoadSets, num_devices: int) -> KernelTimes:
+        """Predict the kernel times of B plans, from the loads of their devices, (B D) sets."""
         calls, of_kernels = device_loads.by_kernel()
         counts, of_call = self.counts_of(device_loads), np.eye(len(CALLS))[of_kernels]  # (G, K)
         devices = len(device_loads) // num_devices, num_devices
@@ -128,7 +128,7 @@ class Simulator:
         if self.models.margins is not None:
             spread = self.models.compute.spread_ms(calls).reshape(shape)
         used = (calls.counts.reshape(shape) > 0).any(axis=1)
-        return Called(ms @ of_call, spread @ of_call, used @ of_call, counts.reshape(*devices, counts.shape[1]))
+        return KernelTimes(ms @ of_call, spread @ of_call, used @ of_call, counts.reshape(*devices, counts.shape[1]))
 
     def counts_of(self, sets: LoadSets) -> FloatArray:
         """Count the work of each of B sets of loads, (B, C); C = 0 if no part of a step depends on counts."""
@@ -150,12 +150,12 @@ class Simulator:
         waits = (part.shared_ms(task, work, ready_ms) for part in self._counted if part.when is When.HOST)
         return sum(waits, np.zeros(len(kernels)))
 
-    def costs_of(self, called: Called, traffic: Traffic) -> list[Cost]:
-        """Predict the cost of each of B plans with these kernel calls and traffic, input dist included; no caveats."""
+    def costs_of(self, times: KernelTimes, traffic: Traffic) -> list[Cost]:
+        """Predict the cost of each of B plans with these kernel times and traffic, input dist included; no caveats."""
         margins = self.models.margins
-        ms, spread_ms = np.moveaxis(called.ms, -1, 0), np.moveaxis(called.spread_ms, -1, 0)
+        ms, spread_ms = np.moveaxis(times.ms, -1, 0), np.moveaxis(times.spread_ms, -1, 0)
         margin = _together(margins, zip(map(compute_part, CALLS), ms, spread_ms, strict=True))
-        step = self._step(traffic, Part(COMPUTE, When.COMPUTE, called.ms.sum(axis=-1), margin), called, margins)
+        step = self._step(traffic, Part(COMPUTE, When.COMPUTE, times.ms.sum(axis=-1), margin), times, margins)
         outside = self._outside_training_range(traffic).tolist()
         return [Cost(step[plan].parts, outside_training_range=outside[plan]) for plan in range(len(traffic))]
 
@@ -168,12 +168,12 @@ class Simulator:
         mixed = np.any([np.zeros(len(traffic)), *(traffic.given(one).any(axis=1) for one in others)], axis=0)
         return np.where(mixed, 1.0, known.outside(EXCHANGES, *imbalance(traffic.columns)))
 
-    def step(self, called: Called, traffic: Traffic, compute_ms: FloatArray) -> Step:
+    def step(self, times: KernelTimes, traffic: Traffic, compute_ms: FloatArray) -> Step:
         """Predict the steps of B plans whose D devices have this traffic, with input dist, and compute costs (B, D).
 
-        Other parts depend on `called`, which has the kernel calls of B plans, or of one plan for all.
+        Other parts depend on `times`, the kernel times of B plans, or of one plan for all.
         """
-        return self._step(traffic, Part(COMPUTE, When.COMPUTE, compute_ms), called)
+        return self._step(traffic, Part(COMPUTE, When.COMPUTE, compute_ms), times)
 
     def communication(self, traffic: Traffic, compute_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Predict forward and backward ms, (B, D) each, of devices with this traffic and compute costs (B, D).
@@ -202,7 +202,7 @@ class Simulator:
         models = self.models
         return (models.forward, models.forward_precision), (models.backward, models.backward_precision)
 
-    def _step(self, traffic: Traffic, compute: Part, called: Called | None, margins: Margins | None = None) -> Step:
+    def _step(self, traffic: Traffic, compute: Part, times: KernelTimes | None, margins: Margins | None = None) -> Step:
         models = self.models
         forward = traffic.forward.in_precision(models.forward_precision)
         backward = traffic.in_precision(models.backward_precision)
@@ -211,23 +211,23 @@ class Simulator:
             (When.FORWARD, partial(_exchanges, models.forward, FORWARD, forward, margins)),
             (When.BACKWARD, partial(_exchanges, models.backward, BACKWARD, backward, margins)),
         ]
-        if called is not None:
-            works += [(its.when, partial(self._other, its, called, traffic, margins)) for its in models.parts]
+        if times is not None:
+            works += [(its.when, partial(self._other, its, times, traffic, margins)) for its in models.parts]
         return Step.of(works, compute.ms.shape)
 
     def _other(
-        self, part: PartModel, called: Called, traffic: Traffic, margins: Margins | None, ready_ms: FloatArray
+        self, part: PartModel, times: KernelTimes, traffic: Traffic, known: Margins | None, ready_ms: FloatArray
     ) -> Part:
         """Predict what another part of a step takes."""
-        ms = np.broadcast_to(part.ms(called, traffic, ready_ms), ready_ms.shape)
-        known = None if margins is None else margins.of(part.name)
-        if known is None:
-            margin = None
+        ms = np.broadcast_to(part.ms(times, traffic, ready_ms), ready_ms.shape)
+        margin = None if known is None else known.of(part.name)
+        if margin is None:
+            margin_ms = None
         elif isinstance(part, HostWait):
-            margin = part.margin_ms(known, called, ready_ms)
+            margin_ms = part.margin_ms(margin, times, ready_ms)
         else:
-            margin = known(ms, np.zeros_like(ms))
-        return Part(part.name, part.when, ms, margin, self._counts(part), part.about, part.hides)
+            margin_ms = margin(ms, np.zeros_like(ms))
+        return Part(part.name, part.when, ms, margin_ms, self._counts(part), part.about, part.hides)
 
     @property
     def _counted(self) -> list[PartModel]:

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from neuroshard.cost.cost import Called, Cost
+from neuroshard.cost.cost import Cost, KernelTimes
 from neuroshard.cost.loads import Traffic
 from neuroshard.layouts import given_bytes
 from neuroshard.models import SumModel
@@ -84,19 +84,19 @@ class CostedSpace(SearchSpace):
         """Return the simulator's costs of whole plans, given as widths (I, D) each."""
         task, devices = self.task, self.task.topology.num_devices
         loads = self.device_loads(np.concatenate(plans, axis=1))
-        called = self.simulator.called(loads, devices)
+        times = self.simulator.kernel_times(loads, devices)
         given = given_bytes(loads.loads, devices)
         traffic = Traffic.of(loads, given, devices, task.batch_size, task.topology.fast_links)
-        if self._fixed_called is None:
-            return self.simulator.costs_of(called, traffic)
+        if self._fixed_times is None:
+            return self.simulator.costs_of(times, traffic)
         size_bytes = traffic.size_bytes + self.fixed.sent_bytes
-        return self.simulator.costs_of(called.beside(self._fixed_called), replace(traffic, size_bytes=size_bytes))
+        return self.simulator.costs_of(times.plus(self._fixed_times), replace(traffic, size_bytes=size_bytes))
 
     @cached_property
-    def _fixed_called(self) -> Called | None:
+    def _fixed_times(self) -> KernelTimes | None:
         """The kernel calls of the tables that are on the devices already."""
         loads = self.fixed.loads
-        return None if loads is None else self.simulator.called(loads, len(loads))
+        return None if loads is None else self.simulator.kernel_times(loads, len(loads))
 
 
 def _taken(shards: ShardTable, kept: BoolArray) -> ShardTable:

@@ -266,7 +266,7 @@ class OtherParts(NamedTuple):
 
     Attributes:
         called: (T, F, G) 1 for the kernel of each table in each sharding type, of all G kernels.
-        counts: (T, F, C) operations of a device for the table (`Called.counts`).
+        counts: (T, F, C) operations of a device for the table (`KernelTimes.counts`).
         input_bytes: (T, F) bytes of indices and lengths that a device receives for the table.
         of_call: (G, K) 1 for the call of each kernel, by its place in `CALLS`.
     """

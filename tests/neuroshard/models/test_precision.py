@@ -96,10 +96,10 @@ def test_what_is_converted_is_what_a_device_gives_and_what_it_gets():
 def test_searches_move_shards_by_what_is_converted():
     simulator, plan = Simulator(replace(random_form_models(), more=(Conversion(0.25),))), mixed_plan(4)
     sets = plan.device_loads
-    loads, called = sets.loads, simulator.called(sets, 4)
+    loads, times = sets.loads, simulator.kernel_times(sets, 4)
     added = simulator.compute_for(plan.task).predict(LoadSets.alone(loads))
     added -= simulator.models.compute.predict(LoadSets.alone(loads))
-    shared = simulator.shared_ms(plan.task, called.kernels, called.counts.mean(axis=1), np.zeros(1))
+    shared = simulator.shared_ms(plan.task, times.kernels, times.counts.mean(axis=1), np.zeros(1))
     np.testing.assert_allclose(sets.totals(added) + shared, 0.25 * converted_mb(plan.traffic)[0], rtol=1e-4)
     assert not simulator.models.of_whole_steps
 
