@@ -318,12 +318,12 @@ class ExchangeModels(Stored, CommModel):
 
 
 def _of_columns(traffic: Traffic) -> bool:
-    """Tell whether traffic is all-to-alls alone, as searches of columns make it: nothing else is to be asked then."""
+    """Return True if the traffic has only all-to-alls, as the traffic of column-wise tables has."""
     return traffic.held == (Collective.ALL_TO_ALL,)
 
 
 def _one_ms(model: CommModel, traffic: Traffic, collective: Collective, start_ms: FloatArray) -> FloatArray:
-    """Predict the ms of one collective, (B, D); 0, with no waiting either, among devices that put nothing in."""
+    """Predict the ms of one collective, (B, D); 0, with no wait, among devices that exchange nothing."""
     groups = traffic.groups(collective)
     taken = model.alone_ms(traffic.alone(collective), start_ms[:, groups].reshape(-1, groups.shape[1]))
     cost = np.empty_like(start_ms)

@@ -1,4 +1,4 @@
-"""What kernels move, and what tables in host memory cost by that, behind a cache on the device or not."""
+"""The bytes that kernels move, and kernel times of tables in host memory, with or without a cache on the device."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -143,11 +143,11 @@ class HostTiers(Stored, SumModel):
 
 @dataclass(frozen=True)
 class BehindLink(SumModel):
-    """The cost of tables in device memory, by a model, plus the cost of the link and of the cache.
+    """The time of a call of tables in host memory: of the same call in device memory, plus the link and the cache.
 
     Attributes:
-        base: model of the same calls in device memory.
-        host: the additional costs.
+        base: model of the same call in device memory.
+        host: additional times of the link and of the cache.
         tier: tier of all tables.
     """
 
@@ -167,7 +167,7 @@ class BehindLink(SumModel):
         return np.column_stack([self.base.embed(loads.on_device()), more_ms]).astype(np.float32)
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """Return (B,) ms that the base's members disagree by; the link adds nothing to it."""
+        """Return the spread of the base, (B,) ms; the link adds nothing to the spread."""
         return self.base.spread_ms(LoadSets(sets.loads.on_device(), sets.counts))
 
 

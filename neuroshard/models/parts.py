@@ -1,4 +1,4 @@
-"""The parts of a step by name: what says how far each reaches, the exchange of indices, and what TorchRec adds."""
+"""Parts of a step: their names, the values that decide their costs, the input dist, and the framework overhead."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -117,10 +117,10 @@ def of_exchanges(alone: Traffic) -> dict[str, FloatArray]:
 
 @dataclass(frozen=True)
 class InputExchange(PartModel):
-    """The exchange of indices and lengths, all devices starting together.
+    """The input dist: all devices start the exchange of indices and lengths together.
 
     Attributes:
-        model: of the exchange by itself (`Traffic.alone`).
+        model: model of this exchange alone (`Traffic.alone`).
     """
 
     name, when, hidden, about = INPUT, When.INPUT, True, "the exchange of indices before a step"
@@ -132,7 +132,7 @@ class InputExchange(PartModel):
         return self.model.alone_ms(traffic.alone(Collective.INPUT), np.zeros_like(ready_ms))
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function of loads to what their indices add, about: bytes times what one more takes."""
+        """Return a function of n loads to about the ms that their indices add, (n,): bytes times the ms of a byte."""
         ms_per_byte, devices = self._ms_per_byte(task), task.topology.num_devices
         return (lambda loads: _input_bytes(loads, devices) * ms_per_byte) if ms_per_byte else None
 
@@ -143,7 +143,7 @@ class InputExchange(PartModel):
         return even_ms - size_bytes * self._ms_per_byte(task)
 
     def _ms_per_byte(self, task: Task) -> float:
-        """Predict what a device that gets twice the mean takes longer, for each byte; 0 if nothing is exchanged."""
+        """Predict the additional ms of a device that gets twice the mean bytes, per byte; 0 if nothing is exchanged."""
         devices = task.topology.num_devices
         mean = _input_bytes(task.loads, devices).sum() / devices
         if devices == 1 or not mean:
@@ -224,12 +224,12 @@ def _of_devices_alike(
 
 @dataclass(frozen=True, eq=False)
 class FrameworkPart(PartModel):
-    """One part of TorchRec's own work on each device: a sum of non-negative terms.
+    """One part of the framework overhead of TorchRec on each device: a sum of non-negative terms.
 
     Attributes:
-        name: of the part.
+        name: name of the part.
         slopes: (F,) ms for one of each of `TERMS`.
-        about: what it is, for people.
+        about: description of the part, for people.
     """
 
     when, by_counts = When.COMPUTE, True
@@ -239,11 +239,11 @@ class FrameworkPart(PartModel):
     about: str = ""
 
     def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict ms, (B, D); what comes after an exchange waits for nobody, so that its place doesn't matter."""
+        """Predict the ms of each device, (B, D). No device waits after an exchange, so the order does not matter."""
         return terms_of(times, self.name) @ self.slopes
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function of loads to what each adds to its own device; None if nothing."""
+        """Return a function of n loads to the ms that each adds to its own device, (n,); None if they add nothing."""
         own = self.slopes[_OWN]
         return (lambda loads: counts_of(loads) @ own) if own.any() else None
 

@@ -1,4 +1,4 @@
-"""Exchanges of pooled embeddings and gradients in fewer bits than fp32, as TorchRec's `QCommsConfig` asks for."""
+"""Embeddings and gradients exchanged in fewer bits than fp32, as TorchRec's `QCommsConfig` does, and converted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ def _ms_per_mb(compute: ComputeModel, framework: Framework | None, to: Precision
 
 
 def converted_mb(traffic: Traffic) -> FloatArray:
-    """Count MB of fp32 that each device turns in one direction, (B, D): its own, and all that comes to its samples."""
+    """Count MB of fp32 that each device converts in one direction, (B, D): MB that it sends, and MB for its samples."""
     got = np.zeros((len(traffic), 1))
     for which in (one for one in traffic.held if one not in (*IN_FULL_PRECISION, *ADDED_UP)):
         got += traffic.given(which).mean(axis=1, keepdims=True) / _MB
@@ -57,7 +57,7 @@ def converted_mb(traffic: Traffic) -> FloatArray:
 
 
 def _own_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> FloatArray:
-    """Count MB that a device turns of what it puts into collectives, (..., C): of what is added up, its share again."""
+    """Count MB that a device converts of the bytes it puts into collectives, (..., C): sums are converted once more."""
     times = np.ones(len(Collective))
     times[list(IN_FULL_PRECISION)] = 0
     times[list(ADDED_UP)] += 1 / np.array([devices, host_size or devices])
@@ -66,10 +66,10 @@ def _own_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> Floa
 
 @dataclass(frozen=True)
 class Conversion(PartModel):
-    """Turning what is exchanged from fp32 into fewer bits, and back where it arrives.
+    """The conversion of embeddings and gradients from fp32 into fewer bits, and back where they arrive.
 
     Attributes:
-        ms_per_mb: of fp32 that a device gives or gets, in all directions that have fewer bits.
+        ms_per_mb: ms for each MB of fp32 that a device sends or receives, in all directions that have fewer bits.
     """
 
     name, when, about = "conversion", When.COMPUTE, "embeddings and gradients turned from fp32 and back"
@@ -78,11 +78,11 @@ class Conversion(PartModel):
     ms_per_mb: float
 
     def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict ms, (B, D), of all that each device turns."""
+        """Predict the ms of all conversions on each device, (B, D)."""
         return converted_mb(traffic) * self.ms_per_mb
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function of loads to what turning adds to the device that gives their outputs."""
+        """Return a function of n loads to the ms, (n,), that converting their outputs takes on their device."""
         devices, host_size = task.topology.num_devices, task.topology.fast_links
         return lambda loads: _own_mb(given_bytes(loads, devices), devices, host_size) * self.ms_per_mb
 
