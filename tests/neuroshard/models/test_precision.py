@@ -16,7 +16,7 @@ from neuroshard.models.precision import Conversion, converted_mb
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.tables.sources.criteo import criteo
-from neuroshard.testing import toy_task
+from neuroshard.testing import LinearComm, toy_task
 from neuroshard.words.collective import Collective, Precision
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.messages import refused
@@ -35,6 +35,14 @@ def test_exchanges_cost_what_fewer_bytes_cost():
     forward, backward = Simulator(half).communication(columns, start)
     assert (forward == full.forward.predict(less, start + backward)).all()
     assert (backward == full.backward.predict(least, start)).all()
+
+
+def test_a_model_of_ones_own_is_given_the_bytes_that_go_over_links():
+    models = CostModels.load("cpu", exchange_dtype="fp16/fp8").with_forward(LinearComm(4, per_column_ms=1.0))
+    columns, start = Traffic.of_columns(np.array([[64, 128, 256, 512]]), 65536), np.zeros((1, 4))
+    backward = Simulator(models).communication(columns, start)[1]
+    waits = backward.max() - backward
+    assert Simulator(models).communication(columns, start)[0] == pytest.approx(256.0 + waits)
 
 
 def test_devices_that_are_alike_exchange_fewer_bytes_too():
