@@ -242,7 +242,7 @@ class ExchangeModels(Stored, CommModel):
 
     @property
     def forms(self) -> Forms:
-        """The families of sharding types whose exchanges in this direction are all known."""
+        """The families of sharding types that the models serve."""
         return self.serves
 
     @property

@@ -137,7 +137,7 @@ class Simulator:
         return counts_of_sets(sets)
 
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict the ms of parts on each of equal devices, (B,), in addition to `compute_for`'s (`PartModel`)."""
+        """Predict the ms of other parts on each of equal devices, (B,), without the ms that `compute_for` counts."""
         work, ready_ms = EqualWork(kernels, counts, input_bytes), np.zeros(len(kernels))
         each = (part.shared_ms(task, work, ready_ms) for part in self._counted if part.when is not When.HOST)
         return sum(each, np.zeros(len(kernels)))
@@ -218,7 +218,7 @@ class Simulator:
     def _other(
         self, part: PartModel, times: KernelTimes, traffic: Traffic, known: Margins | None, ready_ms: FloatArray
     ) -> Part:
-        """Predict what another part of a step takes."""
+        """Predict the time of another part of a step."""
         ms = np.broadcast_to(part.ms(times, traffic, ready_ms), ready_ms.shape)
         margin = None if known is None else known.of(part.name)
         if margin is None:
@@ -379,7 +379,7 @@ def _difference(first: Task, second: Task) -> str:
 def _exchanges(
     model: CommModel, direction: str, traffic: Traffic, margins: Margins | None, start_ms: FloatArray
 ) -> Part:
-    """Predict what a direction's exchanges take, one after the other."""
+    """Predict the time of all exchanges in a direction, one after the other."""
     chain, none = model.chain(traffic, start_ms), np.zeros_like(start_ms)
     each = ((exchange_part(direction, one), ms, none) for one, ms in chain.each_ms.items())
     return Part(direction, When[direction.upper()], chain.total_ms, _together(margins, [("", none, none), *each]))
