@@ -11,10 +11,11 @@ from neuroshard.bundles import ROOFLINE
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CommModel, CostModels
-from neuroshard.models.by_form import ComputeByForm
+from neuroshard.models.bundle import ModelTest
 from neuroshard.models.host_tiers import HostTiers, host_amounts
-from neuroshard.models.parts import EXCHANGES, compute_part, imbalance
-from neuroshard.models.trust import Margin, Margins, ModelTest, Ranges
+from neuroshard.models.kernels import KernelModels
+from neuroshard.models.parts import compute_part, imbalance
+from neuroshard.models.trust import EXCHANGES, Margin, Margins, Ranges
 from neuroshard.plumbing.arrays import FloatArray, sums_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
@@ -102,7 +103,7 @@ class Fit:
         else:
             pieces = self._further(measured, at_speed(pieces_of(start), measured.parts), bars)
             given = {name: model for name, model in given_exchanges(start).items() if name not in pieces} | {**given}
-            host = start.compute.host if isinstance(start.compute, ComputeByForm) else None
+            host = start.compute.host if isinstance(start.compute, KernelModels) else None
             batch_sizes.add(start.batch_size)
         only = batch_sizes.pop() if len(batch_sizes) == 1 else None
         return replace(assembled(pieces, only, host, given), ranges=_ranges(measured, start))

@@ -113,10 +113,10 @@ class _RankWork(NamedTuple):
 def _amounts_of_rank(simulator: Simulator, sample: LocalSample) -> dict[str, FloatArray]:
     """Return the amounts of one rank for each part, (F,), by name of the part."""
     loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
-    called = simulator.called(loads, devices)._replace(counts=counts_of_sets(loads)[None])
+    times = simulator.kernel_times(loads, devices)._replace(counts=counts_of_sets(loads)[None])
     both_ways = 2 * (sample.precision is not Precision.FP32)
-    more = called.ms[0, sample.rank].sum(), both_ways * converted_mb(sample.plan.traffic)[0, sample.rank]
-    return {name: np.append(terms_of(called, f"{FRAMEWORK}.{name}")[0, sample.rank], more) for name in _PARTS}
+    more = times.ms[0, sample.rank].sum(), both_ways * converted_mb(sample.plan.traffic)[0, sample.rank]
+    return {name: np.append(terms_of(times, f"{FRAMEWORK}.{name}")[0, sample.rank], more) for name in _PARTS}
 
 
 def fit_framework(

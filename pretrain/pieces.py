@@ -7,9 +7,10 @@ from typing import Any
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, FRAMEWORK, INPUT
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CommModel, CostModels
-from neuroshard.models.by_form import CommByCollective, ComputeByForm
+from neuroshard.models.comm_models import ExchangeModels
 from neuroshard.models.compute_models import ComputeEnsemble, RegressionCompute
 from neuroshard.models.host_tiers import HostLink, HostTiers
+from neuroshard.models.kernels import KernelModels
 from neuroshard.models.parts import Framework, compute_part, exchange_part
 from neuroshard.stages.pretrain.measurements import MeasuredPart
 from neuroshard.words.collective import BACK_ONLY, Collective
@@ -24,10 +25,10 @@ _LEAST_SAMPLES = 4
 def pieces_of(models: CostModels) -> Pieces:
     """Return the model of each part, without the exchange models and the host link of a datasheet."""
     compute = models.compute
-    calls: dict[Any, Any] = compute.by_call if isinstance(compute, ComputeByForm) else {IN_COLUMNS: compute}
+    calls: dict[Any, Any] = compute.by_call if isinstance(compute, KernelModels) else {IN_COLUMNS: compute}
     pieces = {compute_part(call): model for call, model in calls.items()}
     for name, comm in ((FORWARD, models.forward), (BACKWARD, models.backward)):
-        exchanges = comm.exchanges if isinstance(comm, CommByCollective) else {Collective.ALL_TO_ALL: comm}
+        exchanges = comm.exchanges if isinstance(comm, ExchangeModels) else {Collective.ALL_TO_ALL: comm}
         pieces |= {exchange_part(name, collective): model for collective, model in exchanges.items()}
     pieces |= {INPUT: models.input, FRAMEWORK: models.framework}
     given = given_exchanges(models)
@@ -59,7 +60,7 @@ def assembled(
         given: exchange models of a datasheet by part; they replace models in `pieces`.
     """
     calls = {call: pieces[compute_part(call)] for call in CALLS if compute_part(call) in pieces}
-    compute = calls[IN_COLUMNS] if len(calls) == 1 and host is None else ComputeByForm(calls, host)
+    compute = calls[IN_COLUMNS] if len(calls) == 1 and host is None else KernelModels(calls, host)
     alone = all(LAYOUTS[call.form].free for call in calls)
     both = [name for name in (FORWARD, BACKWARD) if name in pieces]
     exchanges = {name: pieces[name] if alone else _in_direction(name, pieces) for name in both} | {**given}
@@ -83,7 +84,7 @@ def _in_direction(direction: str, pieces: Pieces) -> CommModel:
     }
     available = {*exchanges, *(BACK_ONLY if direction == FORWARD else ())}
     serves = frozenset(form for form, layout in LAYOUTS.items() if available.issuperset(layout.exchanges))
-    return CommByCollective(exchanges, serves)
+    return ExchangeModels(exchanges, serves)
 
 
 def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:

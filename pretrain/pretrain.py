@@ -10,9 +10,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from neuroshard.models import Card, CostModels, save_bundle
-from neuroshard.models.bundle import check_place
+from neuroshard.models.bundle import DataSummary, ModelTest, ModelTests, check_place
 from neuroshard.models.datasheets import exchanges_of, with_host_tiers
-from neuroshard.models.trust import DataSummary, ModelTest, ModelTests
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.progress import progress_bar

@@ -14,7 +14,8 @@ from scipy.stats import kendalltau, ttest_rel
 from sklearn.metrics import mean_absolute_percentage_error, mean_squared_error
 
 from neuroshard.cost.cost import PARTS
-from neuroshard.models.trust import LEVEL, Accuracy, Margin, ModelTest
+from neuroshard.models.bundle import Accuracy, ModelTest
+from neuroshard.models.trust import LEVEL, Margin
 from neuroshard.plumbing.arrays import FloatArray, IntArray, sums_of
 from neuroshard.plumbing.fitness import UseVerdict
 from neuroshard.plumbing.messages import Message

@@ -9,10 +9,11 @@ from rich.table import Table as Grid
 
 from neuroshard.bundles import ROOFLINE, shipped_names, shipped_path
 from neuroshard.cost.cost import PARTS
-from neuroshard.models.bundle import load_bundle
+from neuroshard.models import load_bundle
+from neuroshard.models.bundle import ModelTest
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.datasheets import checks
-from neuroshard.models.trust import ModelTest, Range
+from neuroshard.models.trust import Range
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.registry import described

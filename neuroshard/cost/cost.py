@@ -37,7 +37,7 @@ class When(IntEnum):
     HOST = 4
 
 
-class Called(NamedTuple):
+class KernelTimes(NamedTuple):
     """Predicted kernel times of B plans on D devices, for each of the K kernel calls in `CALLS`.
 
     Attributes:
@@ -52,9 +52,9 @@ class Called(NamedTuple):
     kernels: FloatArray
     counts: FloatArray
 
-    def beside(self, other: "Called") -> "Called":
+    def plus(self, other: "KernelTimes") -> "KernelTimes":
         """Return the sum of the times and counts of these calls and of further calls on the same devices."""
-        return Called(*(these + more for these, more in zip(self, other, strict=True)))
+        return KernelTimes(*(these + more for these, more in zip(self, other, strict=True)))
 
 
 class Part(NamedTuple):

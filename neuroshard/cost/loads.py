@@ -8,7 +8,7 @@ import numpy as np
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.tables import Table
 from neuroshard.tables.table import NUM_REUSE_BINS
-from neuroshard.words.collective import ELEMENT_BYTES, Collective
+from neuroshard.words.collective import ELEMENT_BYTES, IN_FULL_PRECISION, Collective, Precision
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call
 from neuroshard.words.placement import ON_DEVICE, TIERS, Tier, TierAssignment
 
@@ -325,6 +325,12 @@ class Traffic:
         size_bytes[..., Collective.ALL_TO_ALL] = dims * (ELEMENT_BYTES * batch_size.astype(np.float64))[:, None]
         return replace(self, size_bytes=size_bytes, batch_size=batch_size)
 
+    def in_precision(self, precision: Precision) -> "Traffic":
+        """Return the traffic with elements of embeddings and gradients in another data type than fp32."""
+        if precision is Precision.FP32:
+            return self
+        return replace(self, size_bytes=self.size_bytes * relative_bytes(precision)[: self.size_bytes.shape[2]])
+
     @property
     def forward(self) -> "Traffic":
         """The traffic of the forward pass: without all-reduces, which data-parallel tables need only in backward."""
@@ -339,3 +345,9 @@ class Traffic:
         """(B, D) output columns per sample of each device, from the bytes of the all-to-all."""
         pooled = self.given(Collective.ALL_TO_ALL)
         return pooled / (ELEMENT_BYTES * self.batch_size.astype(np.float64))[:, None]
+
+
+def relative_bytes(precision: Precision) -> FloatArray:
+    """Compute the bytes that each collective carries in a data type relative to fp32, (C,)."""
+    share = precision.element_bytes / ELEMENT_BYTES
+    return np.array([1.0 if one in IN_FULL_PRECISION else share for one in Collective])

@@ -8,8 +8,7 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
 from neuroshard.bundles import ROOFLINE
 from neuroshard.models import CommModel, CostModels
-from neuroshard.models.by_form import CommByCollective
-from neuroshard.models.precision import Narrowed
+from neuroshard.models.comm_models import ExchangeModels
 from neuroshard.models.roofline import RooflineComm
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.messages import Message
@@ -65,10 +64,7 @@ def _changed(model: CommModel, changes: dict[str, float]) -> CommModel:
     if isinstance(model, RooflineComm):
         network = changes.get("network_gb_per_s", model.network_gb_per_s)
         return replace(model, network_gb_per_s=network, speed=model.speed * changes.get("speed", 1.0))
-    if isinstance(model, Narrowed):
-        inner = _changed(model.model, changes)
-        return model if inner is model.model else replace(model, model=inner)
-    if isinstance(model, CommByCollective):
+    if isinstance(model, ExchangeModels):
         exchanges = {name: _changed(exchange, changes) for name, exchange in model.exchanges.items()}
         same = all(exchanges[name] is exchange for name, exchange in model.exchanges.items())
         return model if same else replace(model, exchanges=exchanges)

@@ -11,8 +11,8 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from neuroshard.cost.loads import Loads, Traffic
 from neuroshard.layouts import are
 from neuroshard.models import CostModels
-from neuroshard.models.composed import WithParts
 from neuroshard.models.interface import SumModel
+from neuroshard.models.kernels import KernelModels
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task
@@ -143,7 +143,8 @@ class Groups:
             copied = are(loads, lambda layout: layout.dense)
             return np.where(copied, 0, task.memory.state_bytes(loads) * ms_per_byte)
 
-        return models.wrapped(compute=WithParts(compute, (adds,)))
+        kernels = KernelModels.of(compute)
+        return models.wrapped(compute=replace(kernels, adds=(*kernels.adds, adds)))
 
     def counts(self, models: CostModels) -> bool:
         """Return True if the models can predict the time of a synchronisation."""

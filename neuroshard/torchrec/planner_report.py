@@ -20,7 +20,6 @@ from torchrec.distributed.types import ModuleSharder, ParameterSharding, Shardin
 from neuroshard.cost.cost import INPUT, described_wait
 from neuroshard.cost.loads import LoadSets
 from neuroshard.models import CostModels
-from neuroshard.models.precision import Narrowed
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray, IntArray
@@ -37,7 +36,7 @@ from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.prefetching import flagged
 from neuroshard.torchrec.releases import TORCHREC
 from neuroshard.torchrec.sharding_plan import from_sharding_plan
-from neuroshard.words.collective import ELEMENT_BYTES
+from neuroshard.words.collective import ELEMENT_BYTES, Precision
 
 Sharders = list[ModuleSharder[nn.Module]]
 _log = logging.getLogger(__name__)
@@ -67,8 +66,8 @@ def precision_remark(model: Model, models: CostModels) -> Message | None:
     codecs = [codec for registry in registries for codec in registry.values()]
     outputs = {parameter.output_bytes for parameter in model.tables.values()} or {ELEMENT_BYTES}
     for way in ("forward", "backward"):
-        exchange = getattr(models, way)
-        counted = round(ELEMENT_BYTES * exchange.share) if isinstance(exchange, Narrowed) else ELEMENT_BYTES
+        precision: Precision = getattr(models, f"{way}_precision")
+        counted = precision.element_bytes
         used = {getattr(codec, way).quantized_dtype.itemsize for codec in codecs} or outputs
         if used != {counted}:
             *smaller, largest = sorted(used)

@@ -38,6 +38,7 @@ class Collective(IntEnum):
 
 IN_STEP = frozenset(Collective) - {Collective.INPUT}  # collectives for embeddings and gradients
 BACK_ONLY = (Collective.ALL_REDUCE,)  # collectives in the backward pass only
+IN_FULL_PRECISION = (Collective.ALL_REDUCE, Collective.INPUT)  # gradients of weights stay in fp32; indices are integers
 BETWEEN_HOSTS = (Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL)
 ADDED_UP = (Collective.REDUCE_SCATTER, Collective.HOST_REDUCE_SCATTER)  # sums are formed at the destination
 

@@ -134,5 +134,5 @@ def _heuristic(score: str, plan: Plan, simulator: Simulator) -> Cost | str:
 def _even_ms(plan: Plan, compute: FloatArray, simulator: Simulator) -> float:
     """Predict the plan's cost, in ms, with evenly spread columns and with the given compute, (D,)."""
     dims = np.full((1, len(compute)), plan.traffic.columns.mean())
-    called = simulator.called(plan.device_loads, len(compute))
-    return float(simulator.step(called, plan.traffic.with_columns(dims), compute[None]).device_ms.max())
+    times = simulator.kernel_times(plan.device_loads, len(compute))
+    return float(simulator.step(times, plan.traffic.with_columns(dims), compute[None]).device_ms.max())
