@@ -18,16 +18,16 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.local.starts import EvenLayouts, Start
 from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest, likeliest
-from neuroshard.stages.search.methods.form_changes import rows_on_hosts, simpler
-from neuroshard.stages.search.methods.form_choices import FormChoices, Tried
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
-from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch, Start, in_turns
+from neuroshard.stages.search.methods.improved import ImprovedSearch, in_turns
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.published.grid import GridSettings
-from neuroshard.stages.search.space.equal_parts import parts_that_cost_less, parts_that_fit
-from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
-from neuroshard.stages.search.space.forms import (
+from neuroshard.stages.search.options.equal_parts import parts_that_cost_less, parts_that_fit
+from neuroshard.stages.search.options.least_bytes import check_least_bytes
+from neuroshard.stages.search.options.merge_shards import simpler
+from neuroshard.stages.search.options.option_table import FormChoices, Tried
+from neuroshard.stages.search.options.sharding_types import (
     COLUMNS,
     OTHERS,
     allowed_forms,
@@ -37,10 +37,12 @@ from neuroshard.stages.search.space.forms import (
     with_rows_on_all,
     without_rows_on_hosts,
 )
-from neuroshard.stages.search.space.home_changes import caches_grown, homes_anew
-from neuroshard.stages.search.space.home_choices import homed_tasks
-from neuroshard.stages.search.space.homes import HomeOptions, is_ample, settled
-from neuroshard.stages.search.space.least_bytes import check_least_bytes
+from neuroshard.stages.search.options.tier_changes import caches_grown, homes_anew, settled
+from neuroshard.stages.search.options.tier_variants import homed_tasks
+from neuroshard.stages.search.options.tiers import HomeOptions, is_ample
+from neuroshard.stages.search.options.type_changes import rows_on_hosts
+from neuroshard.stages.search.published.grid import GridSettings
+from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS, Form
@@ -302,7 +304,7 @@ class NeuroShard(Searcher):
             quick, likely = (sorted(firsts, key=key)[:_FIRSTS] for key in (_QUICK_MS, _ESTIMATE_MS))
             if found := _searched(dict.fromkeys((*quick, *likely)), self.column_search):
                 return self._cheapest(found, simulator)
-        return spaces[0].searched(spaces[0].first, self.column_search)
+        return _placed(Tried(spaces[0], spaces[0].first), self.column_search)
 
     def _in_any_forms(self, spaces: Sequence[FormChoices], error: InfeasibleError) -> Found:
         """Find a plan with few large row-wise tables; else one with ever fewer column-wise tables.
@@ -386,8 +388,19 @@ def _searched(likely: Iterable[Tried], columns: ImprovedSearch) -> list[Found]:
     found = []
     for tried in likely:
         with suppress(InfeasibleError):
-            found.append(tried.choices.searched(tried.forms, columns))
+            found.append(_placed(tried, columns))
     return found
+
+
+def _placed(tried: Tried, columns: ImprovedSearch) -> Found:
+    """Find a plan with the sharding types of a choice by placing its column-wise tables with `columns`.
+
+    Raises:
+        InfeasibleError: no plan was found.
+    """
+    choices = tried.choices
+    found = columns.found(choices.fixed_load(tried.forms), choices.simulator)
+    return found if choices.task is choices.asked else found.of(choices.asked)
 
 
 def _has_choice(allowed: BoolArray) -> bool:

@@ -20,13 +20,14 @@ from neuroshard.plumbing.messages import Message, both_in_one, number_of
 from neuroshard.plumbing.schema import ByteSize, NonNegative, readable_bytes, shown
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.local.starts import ExistingPlan
 from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest
-from neuroshard.stages.search.methods.form_changes import FormChanges
-from neuroshard.stages.search.methods.improved import ExistingPlan, ImprovedSearch
+from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.options.sharding_types import known_calls
+from neuroshard.stages.search.options.tier_changes import settled
+from neuroshard.stages.search.options.type_changes import FormChanges
 from neuroshard.stages.search.space.fixed_load import FixedLoad
-from neuroshard.stages.search.space.forms import known_calls
-from neuroshard.stages.search.space.homes import settled
 from neuroshard.tasks.changes import TaskChanges
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS

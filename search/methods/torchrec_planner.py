@@ -15,9 +15,15 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name, r
 from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_SHARD_DIM, CacheShare
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.methods.acceptance import cheapest
-from neuroshard.stages.search.space.forms import BLOCKS, allowed_forms, check_some_form, known_calls, searched_types
-from neuroshard.stages.search.space.homes import LEAST_CACHED
-from neuroshard.stages.search.space.least_bytes import check_least_bytes
+from neuroshard.stages.search.options.least_bytes import check_least_bytes
+from neuroshard.stages.search.options.sharding_types import (
+    BLOCKS,
+    allowed_forms,
+    check_some_form,
+    known_calls,
+    searched_types,
+)
+from neuroshard.stages.search.options.tiers import LEAST_CACHED
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import Tier, TierAssignment

@@ -13,7 +13,7 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import Message
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
-from neuroshard.stages.search.space.homes import settled
+from neuroshard.stages.search.options.tier_changes import settled
 from neuroshard.tables import Table
 from neuroshard.words.placement import Placement
 

@@ -18,11 +18,12 @@ from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.augment.local import PlanAugmentation
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.methods.torchrec_planner import TorchRecSearch
+from neuroshard.stages.search.options.choices import Forms
+from neuroshard.stages.search.options.estimates import FormEstimates
+from neuroshard.stages.search.options.sharding_types import allowed_forms
 from neuroshard.stages.search.report.explained import picture, sections
 from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.report.page import render
-from neuroshard.stages.search.space.form_estimates import FormEstimates
-from neuroshard.stages.search.space.forms import Forms, allowed_forms
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.targets.target import TARGETS, target_named

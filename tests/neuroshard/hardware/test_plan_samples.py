@@ -8,7 +8,7 @@ import pytest
 from neuroshard import Task, Tier, TierAssignment, Topology
 from neuroshard.hardware.plan_samples import exchanges, kernel_calls
 from neuroshard.records.samples import BACKWARD, FORWARD, RowBlock
-from neuroshard.stages.search.space.homes import homed
+from neuroshard.stages.search.options.tier_changes import homed
 from neuroshard.tables.reuse import reuse_at
 from neuroshard.testing import toy_tables
 from neuroshard.words.collective import Collective

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from neuroshard import Constraints, MemoryUse, Plan, TableRule, Task, Tier, TierAssignment, Topology
 from neuroshard.cost.loads import LoadSets
 from neuroshard.plans.carry_over import Carried
-from neuroshard.stages.search.space.homes import homed
+from neuroshard.stages.search.options.tier_changes import homed
 from neuroshard.words.placement import ON_DEVICE
 from tests.kit.messages import refused
 from tests.kit.plans import laid_out, table, whole

@@ -7,7 +7,7 @@ import pytest
 from neuroshard import Constraints, PinnedShard, TableRule, Task, Tier, TierAssignment, Topology
 from neuroshard.layouts import ROWS
 from neuroshard.plans.carry_over import carried_over, restated
-from neuroshard.stages.search.space.homes import homed
+from neuroshard.stages.search.options.tier_changes import homed
 from neuroshard.words.placement import ON_DEVICE
 from tests.kit.messages import refused
 from tests.kit.plans import COPIES, laid_out, tables

@@ -7,7 +7,7 @@ import pytest
 
 from neuroshard import CostModels, Simulator, Tier, TierAssignment
 from neuroshard.plans.plan import Plan
-from neuroshard.stages.search.space.homes import rehomed
+from neuroshard.stages.search.options.tier_changes import rehomed
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import toy_task
 from neuroshard.words.model_choice import ModelChoice

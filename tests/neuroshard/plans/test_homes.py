@@ -19,7 +19,8 @@ from neuroshard import (
 )
 from neuroshard.cost.loads import Loads
 from neuroshard.layouts import in_copies
-from neuroshard.stages.search.space.homes import has_other_homes, homed, rehomed
+from neuroshard.stages.search.options.tier_changes import homed, rehomed
+from neuroshard.stages.search.space.memory_checks import has_other_homes
 from neuroshard.testing import linear_models
 from neuroshard.words.form import CALLS, Call, Form
 from neuroshard.words.placement import ON_DEVICE

@@ -21,9 +21,9 @@ from neuroshard.plans.kept_files import digest
 from neuroshard.plumbing.registry import build
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.searching.searcher import searcher_of
+from neuroshard.stages.search.options.tier_changes import rehomed
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.explain import Explain
-from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.targets.target import Export
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import linear_models

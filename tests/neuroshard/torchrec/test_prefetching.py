@@ -15,9 +15,9 @@ from neuroshard import CostModels, MemoryUse, NeuroShardWarning, Simulator, Tier
 from neuroshard.hardware import step_bench
 from neuroshard.hardware.stand_in import in_pipeline
 from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.stages.search.options.tier_changes import rehomed
 from neuroshard.stages.search.runs.in_mirror import InMirror
 from neuroshard.stages.search.runs.in_steps import InSteps
-from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.targets.target import export_plan
 from neuroshard.torchrec import load_sharding_plan, save_sharding_plan, to_sharding_plan
 from neuroshard.torchrec.sharding_plan import parameters_in

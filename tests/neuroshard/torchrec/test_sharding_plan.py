@@ -16,7 +16,7 @@ from torchrec.types import DataType
 
 from neuroshard import Plan, Table, Task, Tier, TierAssignment, Topology
 from neuroshard.plans.plan import assemble
-from neuroshard.stages.search.space.homes import rehomed
+from neuroshard.stages.search.options.tier_changes import rehomed
 from neuroshard.targets.target import export_plan
 from neuroshard.testing import ONCE, toy_task
 from neuroshard.torchrec import from_sharding_plan, load_sharding_plan, save_sharding_plan, to_sharding_plan

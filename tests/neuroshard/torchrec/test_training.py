@@ -16,7 +16,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from neuroshard import Constraints, Table, TableRule, Task, Tier, TierAssignment, Topology
 from neuroshard.plans.plan import assemble
-from neuroshard.stages.search.space.homes import rehomed
+from neuroshard.stages.search.options.tier_changes import rehomed
 from neuroshard.testing import ONCE
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.form import Form

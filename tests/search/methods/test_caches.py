@@ -15,7 +15,7 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.space.homes import settled
+from neuroshard.stages.search.options.tier_changes import settled
 from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.testing.toys import cached_task
 from neuroshard.words.placement import Tier

@@ -12,12 +12,13 @@ from neuroshard import CostModels, InfeasibleError, MemoryUse, Plan, Simulator, 
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models.by_form import ComputeByForm
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.local.starts import EvenLayouts
 from neuroshard.stages.search.methods.acceptance import Acceptance, rejected_remark
-from neuroshard.stages.search.methods.form_choices import FormChoices
-from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch
+from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.options.option_table import FormChoices
+from neuroshard.stages.search.options.sharding_types import allowed_forms
 from neuroshard.stages.search.space.fixed_load import FixedLoad
-from neuroshard.stages.search.space.forms import allowed_forms
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
@@ -339,7 +340,8 @@ def test_choices_are_ranked_by_what_their_plans_cost(task, models, rel):
         forms = np.where(rng.uniform(size=count) < share, rng.integers(1, 3, size=count), COLUMNS)
         forms = np.where(choices.allowed[np.arange(count), forms], forms, COLUMNS)
         in_rows_too += (forms[::2] == ROWS).sum()  # of sequence tables, where there are any
-        plan = choices.searched(forms, ImprovedSearch((start,), Improvement(perturbations=0), max_moved_bytes=0)).plan
+        columns = ImprovedSearch((start,), Improvement(perturbations=0), max_moved_bytes=0)
+        plan = columns.found(choices.fixed_load(forms), simulator).plan
         assert choices.quick_ms(forms) == pytest.approx(ms_of(plan, simulator), rel=rel)
     assert in_rows_too
 

@@ -11,7 +11,7 @@ import pytest
 
 import neuroshard as ns
 from neuroshard.plans.plan import Plan
-from neuroshard.stages.search.space.homes import rehomed
+from neuroshard.stages.search.options.tier_changes import rehomed
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.plans import COPIES, laid_out
 

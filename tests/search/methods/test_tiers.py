@@ -17,10 +17,10 @@ from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
+from neuroshard.stages.search.options.tier_changes import caches_grown, homed, rehomed
+from neuroshard.stages.search.options.tiers import HomeOptions
 from neuroshard.stages.search.published.grid import GridSettings
 from neuroshard.stages.search.report.explanation import explain
-from neuroshard.stages.search.space.home_changes import caches_grown
-from neuroshard.stages.search.space.homes import HomeOptions, homed, rehomed
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.testing import linear_models
 from neuroshard.words.form import Form

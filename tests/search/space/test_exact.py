@@ -18,9 +18,9 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.ablations import NoCommunication, WithModels
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.options.sharding_types import Spread, allowed_forms, known_calls
 from neuroshard.stages.search.space.exact import keeps, pack_exactly
 from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
-from neuroshard.stages.search.space.forms import Spread, allowed_forms, known_calls
 from neuroshard.stages.search.space.memory_checks import packed
 from neuroshard.stages.search.space.packing import pack, smallest_factor
 from neuroshard.stages.search.space.search_space import SearchSpace

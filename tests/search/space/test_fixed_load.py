@@ -8,10 +8,10 @@ import pytest
 from neuroshard import Constraints, InfeasibleError, MemoryUse, Plan, Simulator, Task, Topology
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.options.sharding_types import Spread, allowed_forms, known_calls, leaders
 from neuroshard.stages.search.published.grid import GridSettings
 from neuroshard.stages.search.space.costed_space import CostedSpace
 from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
-from neuroshard.stages.search.space.forms import Spread, allowed_forms, known_calls, leaders
 from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, toy_task
 from neuroshard.words.form import FORMS, Form
 from tests.kit.messages import refused

@@ -1,6 +1,7 @@
 """Changes of the tier assignments of a plan's tables, with all shards on the same devices."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -8,14 +9,83 @@ import numpy as np
 from neuroshard.cost.loads import LoadSets
 from neuroshard.models import ComputeModel
 from neuroshard.models.simulator import Simulator
+from neuroshard.plans.caches import of_mixed_widths, shared_caches
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
-from neuroshard.stages.search.space.fixed_load import device_memory
-from neuroshard.stages.search.space.homes import HomeOptions, rehomed
+from neuroshard.stages.search.options.tiers import HomeOptions
+from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory, placed_bytes
+from neuroshard.stages.search.space.search_space import SearchSpace
+from neuroshard.tasks.constraints import PinnedShard, TableRule
 from neuroshard.tasks.task import Task
-from neuroshard.words.placement import Placement
+from neuroshard.words.placement import TIERS, Placement, Tier, TierAssignment
 
 _MOST_GROWN = 64  # tables whose caches are grown, of those on several devices
+
+
+def homed(task: Task, homes: tuple[TierAssignment, ...]) -> Task:
+    """Fix the tier assignment (T,) of each table of the task, so that searches keep it."""
+    rules = [replace(rule, tiers=None, cache_load_factor=None) for rule in task.constraints.rules]
+    rules += [TableRule.keeping(table.name, home) for table, home in zip(task.tables, homes, strict=True)]
+    return replace(task, constraints=replace(task.constraints, rules=tuple(rules)))
+
+
+def settled(plan: Plan) -> Plan:
+    """Return the plan on a task that fixes every table's tier assignment in the plan.
+
+    If the task's bounds of caches (`cache_widths`) are more than devices hold, cached shards are pinned to devices
+    whose caches are as wide as theirs: then the bounds are the plan's own bytes.
+    """
+    kept = (
+        plan
+        if plan.tier_assignments == plan.task.tier_assignments
+        else replace(plan, task=homed(plan.task, plan.tier_assignments))
+    )
+    return kept if within_bounds(kept) else pinned_in_caches(kept)
+
+
+def rehomed(plan: Plan, task: Task, homes: tuple[TierAssignment, ...]) -> Plan:
+    """Return the plan's shards as a plan of `task`, of the same tables, with tier assignments `homes` (T,)."""
+    placements = (replace(placed, tier_assignment=homes[placed.shard.table]) for placed in plan.placements)
+    return Plan(task, tuple(placements))
+
+
+def within_bounds(plan: Plan) -> bool:
+    """Return True if devices have room for the plan by the bounds that searches add up."""
+    if not len(of_mixed_widths(plan.task, shared_caches(plan.task))):
+        return True
+    each = zip(plan.by_table, plan.layouts, strict=True)
+    others = [placed for its, layout in each if not layout.free for placed in its]
+    columns = np.flatnonzero([layout.free for layout in plan.layouts])
+    if not len(columns):
+        return True
+    space = SearchSpace.of(replace(FixedLoad.empty(plan.task, columns), others=tuple(others)))
+    used = space.shards.device_bytes(space.widths(plan))
+    if others:
+        used = used + placed_bytes(plan.task, others)
+    return bool((used <= device_memory(plan.task)).all())
+
+
+def pinned_in_caches(plan: Plan) -> Plan:
+    """Pin the cached column shards of a plan to the devices whose caches of their kernel call are as wide.
+
+    What the task's constraints already place or keep together stays as it is.
+    """
+    task, sets = plan.task, plan.device_loads
+    widths, kernel = task.memory.cache_widths(sets).astype(int).tolist(), sets.loads.kernel.tolist()
+    cached = (sets.loads.tier == TIERS.index(Tier.UVM_CACHING)).tolist()
+    devices = dict[tuple[int, int], set[int]]()
+    for placed, width, call, behind in zip(plan.by_device, widths, kernel, cached, strict=True):
+        if behind:
+            devices.setdefault((call, width), set()).add(placed.device)
+    taken = task.constraints.pins.keys() | task.constraints.group_of.keys()
+    pins = []
+    for placed, width, call, behind in zip(plan.by_device, widths, kernel, cached, strict=True):
+        name, limits = task.tables[placed.shard.table].name, task.limits[placed.shard.table]
+        if behind and plan.layouts[placed.shard.table].free and name not in taken:
+            alike = sorted(devices[call, width].intersection(limits.devices))
+            pins.append(PinnedShard(name, placed.shard.dim, tuple(alike)))
+    constraints = replace(task.constraints, pinned=(*task.constraints.pinned, *pins))
+    return replace(plan, task=replace(task, constraints=constraints))
 
 
 def homes_anew(plan: Plan, options: HomeOptions, model: ComputeModel) -> Plan:

@@ -12,24 +12,12 @@ from neuroshard.layouts import LAYOUTS
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
-from neuroshard.searching.searcher import Found
-from neuroshard.stages.search.methods.improved import ImprovedSearch, Start
+from neuroshard.stages.search.local.starts import Start
+from neuroshard.stages.search.options.choices import Changes, Choices, Costs, Forms, descent, ranked_changes
+from neuroshard.stages.search.options.estimates import FormEstimates, SharedWork
+from neuroshard.stages.search.options.sharding_types import BLOCKS, COLUMNS, OTHERS, Spread, leaders
 from neuroshard.stages.search.space.costed_space import CostedSpace
 from neuroshard.stages.search.space.fixed_load import FixedLoad
-from neuroshard.stages.search.space.form_estimates import FormEstimates, SharedWork
-from neuroshard.stages.search.space.forms import (
-    BLOCKS,
-    COLUMNS,
-    OTHERS,
-    Changes,
-    Choices,
-    Costs,
-    Forms,
-    Spread,
-    descent,
-    leaders,
-    ranked_changes,
-)
 from neuroshard.stages.search.space.memory_checks import check_total, shortage
 from neuroshard.stages.search.space.search_space import SearchSpace, narrowest_shards
 from neuroshard.tasks.task import Task
@@ -94,15 +82,13 @@ class FormChoices:
         first: IntArray = self.allowed.argmax(axis=1)
         return first
 
-    def searched(self, forms: IntArray, columns: ImprovedSearch) -> Found:
-        """Find a plan with sharding types `forms` (T,) by placing the column-wise tables with `columns`.
+    def fixed_load(self, forms: IntArray) -> FixedLoad:
+        """Return the load of the row-wise and data-parallel tables of a choice of sharding types (T,).
 
         Raises:
-            InfeasibleError: no plan was found.
+            InfeasibleError: they take more memory than there is.
         """
-        fixed = FixedLoad.of(self.task, self.spread.others(forms), self.simulator.compute_for(self.task))
-        found = columns.found(fixed, self.simulator)
-        return found if self.task is self.asked else found.of(self.asked)
+        return FixedLoad.of(self.task, self.spread.others(forms), self.simulator.compute_for(self.task))
 
     def quick_ms(self, forms: IntArray) -> float:
         """Cost a choice of sharding types (T,) with its column-wise tables placed quickly; infinite if they don't fit.
@@ -133,7 +119,7 @@ class FormChoices:
         """
         if not self._uneven[np.isin(forms, BLOCKS)].any():
             return self.estimates.fixed_load(forms)
-        fixed = FixedLoad.of(self.task, self.spread.others(forms), self.simulator.compute_for(self.task))
+        fixed = self.fixed_load(forms)
         return replace(fixed, compute_ms=fixed.compute_ms + self.simulator.shared_ms(self.task, *self._work(forms)))
 
     def _work(self, forms: IntArray) -> SharedWork:

@@ -8,13 +8,10 @@ import numpy as np
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.layouts import COPIES, LAYOUTS, Layout
 from neuroshard.models import ComputeModel
-from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.stages.search.space.fixed_load import device_memory, placed_bytes
-from neuroshard.stages.search.space.kept_caches import pinned_in_caches, within_bounds
-from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS, CUT_FORMS, FORMS
 from neuroshard.words.placement import ON_DEVICE, Tier, TierAssignment
@@ -259,43 +256,7 @@ def _everywhere_bytes(task: Task, layout: Layout, table: int) -> int:
     return int(placed_bytes(task, layout.over(task, table, range(task.topology.num_devices))).sum())
 
 
-def has_other_homes(task: Task) -> bool:
-    """Return True if some table may have another tier, or another cache, than the task gives it."""
-    if not task.topology.host_bytes:
-        return False
-    return any(
-        len(its.tiers) > 1 or (Tier.UVM_CACHING in its.tiers and its.cache_load_factor is None) for its in task.limits
-    )
-
-
 def is_ample(task: Task) -> bool:
     """Return True if all tables are in device memory and it is so large that no choice moves a table to hosts."""
     taken = int(task.memory.device_bytes(task.loads).sum())
     return not task.loads.tier.any() and taken <= FILLED[-1] * int(device_memory(task).sum())
-
-
-def homed(task: Task, homes: tuple[TierAssignment, ...]) -> Task:
-    """Fix the tier assignment (T,) of each table of the task, so that searches keep it."""
-    rules = [replace(rule, tiers=None, cache_load_factor=None) for rule in task.constraints.rules]
-    rules += [TableRule.keeping(table.name, home) for table, home in zip(task.tables, homes, strict=True)]
-    return replace(task, constraints=replace(task.constraints, rules=tuple(rules)))
-
-
-def settled(plan: Plan) -> Plan:
-    """Return the plan on a task that fixes every table's tier assignment in the plan.
-
-    If the task's bounds of caches (`cache_widths`) are more than devices hold, cached shards are pinned to devices
-    whose caches are as wide as theirs: then the bounds are the plan's own bytes.
-    """
-    kept = (
-        plan
-        if plan.tier_assignments == plan.task.tier_assignments
-        else replace(plan, task=homed(plan.task, plan.tier_assignments))
-    )
-    return kept if within_bounds(kept) else pinned_in_caches(kept)
-
-
-def rehomed(plan: Plan, task: Task, homes: tuple[TierAssignment, ...]) -> Plan:
-    """Return the plan's shards as a plan of `task`, of the same tables, with tier assignments `homes` (T,)."""
-    placements = (replace(placed, tier_assignment=homes[placed.shard.table]) for placed in plan.placements)
-    return Plan(task, tuple(placements))

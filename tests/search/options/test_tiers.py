@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.stages.search.space.homes import HomeOptions
+from neuroshard.stages.search.options.tiers import HomeOptions
 from neuroshard.words.placement import ON_DEVICE, Tier, TierAssignment
 
 HOMES = (

@@ -8,15 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard import Constraints, PinnedShard, TableRule, Task, Topology
-from neuroshard.stages.search.space.forms import (
-    Changes,
-    Forms,
-    allowed_forms,
-    descent,
-    known_calls,
-    ranked_changes,
-    total_by_form,
-)
+from neuroshard.stages.search.options.choices import Changes, Forms, descent, ranked_changes, total_by_form
+from neuroshard.stages.search.options.sharding_types import allowed_forms, known_calls
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
 from tests.kit.random_models import random_form_models
 from tests.kit.tasks import plain_tables

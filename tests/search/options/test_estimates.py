@@ -9,10 +9,11 @@ from neuroshard import Constraints, CostModels, Plan, Simulator, Task, Topology
 from neuroshard.layouts import LAYOUTS, in_columns, in_copies, in_rows, placed_loads
 from neuroshard.models.parts import Framework
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.stages.search.space import form_estimates
+from neuroshard.stages.search.options import estimates
+from neuroshard.stages.search.options.choices import Changes, Forms
+from neuroshard.stages.search.options.estimates import FormEstimates, most_expensive
+from neuroshard.stages.search.options.sharding_types import Spread, allowed_forms
 from neuroshard.stages.search.space.fixed_load import FixedLoad
-from neuroshard.stages.search.space.form_estimates import FormEstimates, most_expensive
-from neuroshard.stages.search.space.forms import Changes, Forms, Spread, allowed_forms
 from neuroshard.testing import constrained_task
 from neuroshard.words.form import CALLS, FORMS, Form
 from tests.kit.random_models import random_by_form
@@ -163,14 +164,14 @@ def test_cuts_that_are_beaten_change_nothing(monkeypatch):
     task = _task(30, 16)
     choices = np.random.default_rng(3).choice(len(FORMS), (50, 30), p=[0.8, 0.1, 0.1])
     few = _estimates(task).costs(Forms(choices))
-    monkeypatch.setattr(form_estimates, "_unbeaten", lambda cost_ms, columns: np.isfinite(cost_ms))
+    monkeypatch.setattr(estimates, "_unbeaten", lambda cost_ms, columns: np.isfinite(cost_ms))
     np.testing.assert_allclose(_estimates(task).costs(Forms(choices)), few, rtol=1e-12)
 
 
 def test_of_equal_cuts_one_is_costed():
     cost = np.array([[2.0, 2.0, 1.0, 3.0, np.inf], [np.inf] * 5])
     columns = np.array([[4.0, 4.0, 8.0, 8.0, 0.0], [1.0] * 5])
-    assert form_estimates._unbeaten(cost, columns).tolist() == [[True, False, True, False, False], [False] * 5]
+    assert estimates._unbeaten(cost, columns).tolist() == [[True, False, True, False, False], [False] * 5]
 
 
 def _same_loads(one, other):

@@ -14,9 +14,9 @@ from neuroshard.layouts import LAYOUTS, Layout
 from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import readable_bytes
+from neuroshard.stages.search.options.sharding_types import COLUMNS, OTHERS, allowed_forms
+from neuroshard.stages.search.options.tiers import LEAST_CACHED, memory_shortage
 from neuroshard.stages.search.space.fixed_load import FixedLoad, check_buffers, device_memory
-from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, allowed_forms
-from neuroshard.stages.search.space.homes import LEAST_CACHED, memory_shortage
 from neuroshard.stages.search.space.memory_checks import check_confined, check_total, memory_in_all, too_large
 from neuroshard.stages.search.space.search_space import SearchSpace, narrowest_shards
 from neuroshard.tasks.task import Task

@@ -20,10 +20,11 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.plumbing.threads import in_threads, useful_threads
+from neuroshard.stages.search.local.starts import even_splits
+from neuroshard.stages.search.options.choices import Choices, Forms, total_by_form
+from neuroshard.stages.search.options.sharding_types import COLUMNS, known_calls
 from neuroshard.stages.search.space.costed_space import CostedSpace
-from neuroshard.stages.search.space.even_splits import even_splits
 from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
-from neuroshard.stages.search.space.forms import COLUMNS, Choices, Forms, known_calls, total_by_form
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
 from neuroshard.words.form import CALLS, FORMS, Call

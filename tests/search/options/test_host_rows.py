@@ -9,8 +9,8 @@ from neuroshard import Constraints, Simulator, TableRule, Task, Topology
 from neuroshard.layouts import in_columns, in_rows
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.acceptance import Acceptance
-from neuroshard.stages.search.methods.form_changes import rows_on_hosts
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.options.type_changes import rows_on_hosts
 from neuroshard.targets.target import target_named
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.collective import Collective

@@ -8,8 +8,9 @@ import numpy as np
 from neuroshard.models import ComputeModel
 from neuroshard.plans.caches import cut_to, of_mixed_widths, on_own_devices, parts_within, shared_caches, width_classes
 from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.stages.search.options.tier_changes import homed
+from neuroshard.stages.search.options.tiers import FILLED, HomeOptions
 from neuroshard.stages.search.space.fixed_load import device_memory
-from neuroshard.stages.search.space.homes import FILLED, HomeOptions, homed
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import DEFAULT_CACHED, Tier, TierAssignment
 
