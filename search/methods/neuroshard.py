@@ -25,22 +25,22 @@ from neuroshard.stages.search.methods.improved import ImprovedSearch, in_turns
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.options.equal_parts import parts_that_cost_less, parts_that_fit
 from neuroshard.stages.search.options.least_bytes import check_least_bytes
-from neuroshard.stages.search.options.merge_shards import simpler
-from neuroshard.stages.search.options.option_table import FormChoices, Tried
+from neuroshard.stages.search.options.merge_shards import merge_shards
+from neuroshard.stages.search.options.option_table import Choice, OptionTable
 from neuroshard.stages.search.options.sharding_types import (
     COLUMNS,
     OTHERS,
-    allowed_forms,
-    check_some_form,
+    allowed_types,
+    check_allowed_types,
     known_calls,
     searched_types,
     with_rows_on_all,
     without_rows_on_hosts,
 )
-from neuroshard.stages.search.options.tier_changes import caches_grown, homes_anew, settled
-from neuroshard.stages.search.options.tier_variants import homed_tasks
-from neuroshard.stages.search.options.tiers import HomeOptions, is_ample
-from neuroshard.stages.search.options.type_changes import rows_on_hosts
+from neuroshard.stages.search.options.tier_changes import fix_tiers, grow_caches, improve_tiers
+from neuroshard.stages.search.options.tier_variants import tier_variants
+from neuroshard.stages.search.options.tiers import TierOptions, is_ample
+from neuroshard.stages.search.options.type_changes import move_rows_to_hosts
 from neuroshard.stages.search.published.grid import GridSettings
 from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
 from neuroshard.tasks.constraints import TableRule
@@ -150,7 +150,7 @@ class NeuroShard(Searcher):
         asked = self._restricted(task)
         found = self._on_hosts(asked, simulator) if self._tries_hosts else self._in_parts(asked, simulator)
         calls = known_calls(simulator.models, self.forms)
-        plan = simpler(found.plan, simulator, calls, self.tolerance, found.fewer)
+        plan = merge_shards(found.plan, simulator, calls, self.tolerance, found.fewer)
         return replace(found, plan=plan if asked is task else replace(plan, task=task), fewer=None)
 
     @property
@@ -179,10 +179,10 @@ class NeuroShard(Searcher):
         """
         searched = with_rows_on_all(asked)
         found = self._in_parts(searched, simulator)
-        plan, hosts = settled(found.plan), len(asked.topology.domains)
+        plan, hosts = fix_tiers(found.plan), len(asked.topology.domains)
         rows = (index for index, layout in enumerate(plan.layouts) if layout.blocks)
         forced = [index for index in rows if not rows_on_all(asked.limits[index].sharding_types, hosts)]
-        moved = rows_on_hosts(plan, simulator, forced)
+        moved = move_rows_to_hosts(plan, simulator, forced)
         if not forced:
             kept = found if searched is asked else _of_task(found, asked)
             other = replace(kept, plan=replace(moved or plan, task=kept.plan.task))
@@ -207,10 +207,10 @@ class NeuroShard(Searcher):
             if not finer:
                 raise
             return self._cheapest(finer, simulator)
-        plan, spaces = settled(found.plan), []
+        plan, spaces = fix_tiers(found.plan), []
         for rules in parts_that_cost_less(plan, simulator):
             its, asked = (one.with_rules(rules) for one in (plan.task, task))
-            spaces.append(FormChoices.of(its, simulator, self._allowed(its, simulator), self.quick, asked))
+            spaces.append(OptionTable.of(its, simulator, self._allowed(its, simulator), self.quick, asked))
         tried = sorted(self._likely(spaces), key=_BOTH_MS)[:_LIKELY]
         return self._finer(found, _searched(tried, self.column_search), simulator)
 
@@ -222,7 +222,7 @@ class NeuroShard(Searcher):
             return self._cheapest(every, simulator)
         return every[self.acceptance.among(costs, found.plan.task, simulator)[0]]
 
-    def _likely(self, spaces: Iterable[FormChoices]) -> list[Tried]:
+    def _likely(self, spaces: Iterable[OptionTable]) -> list[Choice]:
         """Try choices of sharding types by quick searches, and list the likely choices of every space."""
         return [one for choices in spaces for one in choices.likely(self.sharding_type_trials)]
 
@@ -237,23 +237,23 @@ class NeuroShard(Searcher):
             with suppress(InfeasibleError):
                 return self._in_forms([task], task, simulator)
         compute = simulator.compute_for(task)
-        options = roomier = HomeOptions.of(task, compute)
-        tasks = homed_tasks(task, options, compute)
+        options = roomier = TierOptions.of(task, compute)
+        tasks = tier_variants(task, options, compute)
         if not tasks:
-            roomier = options.with_copies(task, self._allowed(task, simulator))
-            tasks = homed_tasks(task, roomier, compute)
+            roomier = options.with_data_parallel(task, self._allowed(task, simulator))
+            tasks = tier_variants(task, roomier, compute)
         try:
             found = self._in_forms([task, *(one for one in tasks if one is not task)], task, simulator)
         except InfeasibleError as error:
             raise error if tasks or roomier.choices(task) else roomier.shortage(task) from None
         return self._improved(found, options, simulator)
 
-    def _improved(self, found: Found, options: HomeOptions, simulator: Simulator) -> Found:
+    def _improved(self, found: Found, options: TierOptions, simulator: Simulator) -> Found:
         """Choose tiers again on every device, and place column-wise tables again, as long as that helps."""
         compute = simulator.compute_for(found.plan.task)
         for _ in range(_ROUNDS):
-            plan = caches_grown(homes_anew(found.plan, options, compute), options, simulator)
-            others, start = [replace(found, plan=plan, fewer=None)], settled(plan)
+            plan = grow_caches(improve_tiers(found.plan, options, compute), options, simulator)
+            others, start = [replace(found, plan=plan, fewer=None)], fix_tiers(plan)
             with suppress(InfeasibleError):
                 fixed = FixedLoad.of_plan(start, simulator.compute_for(start.task))
                 others.append(self.column_search.found(fixed, simulator).of(plan.task))
@@ -269,8 +269,8 @@ class NeuroShard(Searcher):
         if tasks == [asked] and not _has_choice(allowed[0]):
             return self.column_search.find(asked, simulator)
         each = zip(tasks, allowed, strict=True)
-        spaces = [FormChoices.of(task, simulator, may, self.quick, asked) for task, may in each]
-        likely = (one for one in self._likely(spaces) if (one.forms != one.choices.first).any())
+        spaces = [OptionTable.of(task, simulator, may, self.quick, asked) for task, may in each]
+        likely = (one for one in self._likely(spaces) if (one.types != one.choices.first).any())
         tried = sorted(likely, key=_BOTH_MS)[:_LIKELY]
         others = _searched(tried, self.beside_search)
         other = self._cheapest(others, simulator) if others else None
@@ -287,13 +287,13 @@ class NeuroShard(Searcher):
             UserError: a table may have no sharding type that the search and the models know.
         """
         calls = known_calls(simulator.models, self.forms)
-        allowed = allowed_forms(task, calls)
-        check_some_form(task, allowed, calls, self.forms)
+        allowed = allowed_types(task, calls)
+        check_allowed_types(task, allowed, calls, self.forms)
         if int(device_memory(task).min()) <= 0:
             allowed[:, OTHERS] &= ~allowed[:, [COLUMNS]]
         return allowed
 
-    def _in_columns(self, spaces: Sequence[FormChoices], simulator: Simulator) -> Found:
+    def _in_columns(self, spaces: Sequence[OptionTable], simulator: Simulator) -> Found:
         """Find the best plan of the first choices of sharding types, with tiers for which quick plans are cheap.
 
         Raises:
@@ -304,9 +304,9 @@ class NeuroShard(Searcher):
             quick, likely = (sorted(firsts, key=key)[:_FIRSTS] for key in (_QUICK_MS, _ESTIMATE_MS))
             if found := _searched(dict.fromkeys((*quick, *likely)), self.column_search):
                 return self._cheapest(found, simulator)
-        return _placed(Tried(spaces[0], spaces[0].first), self.column_search)
+        return _placed(Choice(spaces[0], spaces[0].first), self.column_search)
 
-    def _in_any_forms(self, spaces: Sequence[FormChoices], error: InfeasibleError) -> Found:
+    def _in_any_forms(self, spaces: Sequence[OptionTable], error: InfeasibleError) -> Found:
         """Find a plan with few large row-wise tables; else one with ever fewer column-wise tables.
 
         Raises:
@@ -314,8 +314,8 @@ class NeuroShard(Searcher):
         """
         errors = []
         for choices in spaces:
-            for forms in chain(choices.more_in_blocks(), choices.with_fewer_columns()):
-                if found := _searched([Tried(choices, forms)], self.column_search):
+            for forms in chain(choices.more_row_wise(), choices.fewer_column_wise()):
+                if found := _searched([Choice(choices, forms)], self.column_search):
                     return found[0]
             errors.append(choices.shortage(error))
         raise errors[0] from None
@@ -325,7 +325,7 @@ class NeuroShard(Searcher):
 
         The choices are the plan's own, column-wise tables alone, and the best choices that leave one sharding type out.
         """
-        same = settled(plan)
+        same = fix_tiers(plan)
         choices = self._other_forms(same, simulator)
         share, left = -(-count // (len(choices) + 1)), count - len(choices)  # others may have one plan only
         own = self.column_search.candidate_plans(same, simulator, max(share, left))
@@ -333,7 +333,7 @@ class NeuroShard(Searcher):
         every = in_turns(same, [own, *groups], simulator, count)
         return (plan, *(replace(one, task=plan.task) for one in every if one is not same))
 
-    def _other_forms(self, plan: Plan, simulator: Simulator) -> list[Tried]:
+    def _other_forms(self, plan: Plan, simulator: Simulator) -> list[Choice]:
         """List choices of sharding types that differ from the plan's.
 
         They are column-wise tables alone, the best choices by quick searches, and the best choices that leave one
@@ -342,16 +342,16 @@ class NeuroShard(Searcher):
         if not _has_choice(self._allowed(plan.task, simulator)):
             return []
         calls = known_calls(simulator.models, self.forms)
-        own, distinct = np.array([FORMS.index(form) for form in plan.forms]), dict[bytes, Tried]()
+        own, distinct = np.array([FORMS.index(form) for form in plan.forms]), dict[bytes, Choice]()
         for left_out in (None, *(FORMS[form] for form in OTHERS)):
-            allowed = allowed_forms(plan.task, [call for call in calls if call.form is not left_out])
+            allowed = allowed_types(plan.task, [call for call in calls if call.form is not left_out])
             if allowed.any(axis=1).all():
-                choices = FormChoices.of(plan.task, simulator, allowed, self.quick)
-                for one in (Tried(choices, choices.first), *choices.likely(self.sharding_type_trials)):
-                    distinct.setdefault(one.forms.tobytes(), one)
+                choices = OptionTable.of(plan.task, simulator, allowed, self.quick)
+                for one in (Choice(choices, choices.first), *choices.likely(self.sharding_type_trials)):
+                    distinct.setdefault(one.types.tobytes(), one)
         return [one for forms, one in distinct.items() if forms != own.tobytes()]
 
-    def _candidate_plans(self, choice: Tried, simulator: Simulator, count: int) -> Iterator[Plan]:
+    def _candidate_plans(self, choice: Choice, simulator: Simulator, count: int) -> Iterator[Plan]:
         """Yield candidate plans with the chosen sharding types; none if nothing fits."""
         for found in _searched([choice], self.column_search):
             yield from self.column_search.candidate_plans(found.plan, simulator, count)
@@ -383,7 +383,7 @@ def _of_task(found: Found, task: Task) -> Found:
     return replace(found, plan=replace(found.plan, task=task), fewer=None)
 
 
-def _searched(likely: Iterable[Tried], columns: ImprovedSearch) -> list[Found]:
+def _searched(likely: Iterable[Choice], columns: ImprovedSearch) -> list[Found]:
     """Find a plan for each choice of sharding types by placing its column-wise tables; leave out what fits nowhere."""
     found = []
     for tried in likely:
@@ -392,14 +392,14 @@ def _searched(likely: Iterable[Tried], columns: ImprovedSearch) -> list[Found]:
     return found
 
 
-def _placed(tried: Tried, columns: ImprovedSearch) -> Found:
+def _placed(tried: Choice, columns: ImprovedSearch) -> Found:
     """Find a plan with the sharding types of a choice by placing its column-wise tables with `columns`.
 
     Raises:
         InfeasibleError: no plan was found.
     """
     choices = tried.choices
-    found = columns.found(choices.fixed_load(tried.forms), choices.simulator)
+    found = columns.found(choices.fixed_load(tried.types), choices.simulator)
     return found if choices.task is choices.asked else found.of(choices.asked)
 
 

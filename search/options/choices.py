@@ -15,29 +15,29 @@ Numbers = FloatArray | IntArray | BoolArray
 
 
 @dataclass(frozen=True, eq=False)
-class Forms:
+class TypeChoices:
     """B choices of a sharding type for each table, (B, T)."""
 
-    forms: IntArray
+    types: IntArray
 
     def __len__(self) -> int:
         """Return the number of choices."""
-        return len(self.forms)
+        return len(self.types)
 
-    def some(self, which: slice) -> "Forms":
+    def some(self, which: slice) -> "TypeChoices":
         """Take the choices of a slice."""
-        return Forms(self.forms[which])
+        return TypeChoices(self.types[which])
 
     def total(self, form: int, numbers: Numbers) -> FloatArray:
         """Sum numbers (T, ...) over the tables to which each choice gives a sharding type, (B, ...)."""
-        return np.tensordot((self.forms == form).astype(np.float64), numbers, 1)
+        return np.tensordot((self.types == form).astype(np.float64), numbers, 1)
 
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
         """Return the largest of numbers (T, Q) over each choice's tables with a sharding type, (B, Q), at least 0.
 
         Choices that are looked at together differ in few tables: only those are looked at choice by choice.
         """
-        tables = self.forms == form
+        tables = self.types == form
         always = tables.all(axis=0)
         sometimes = tables.any(axis=0) & ~always
         chosen, some, least = tables[:, sometimes], numbers[sometimes], numbers[always].max(axis=0, initial=0.0)
@@ -47,7 +47,7 @@ class Forms:
 
 
 @dataclass(frozen=True, eq=False)
-class Changes:
+class ChangedChoices:
     """One choice (T,) after each of B changes alone, (B, 2): a table and its new sharding type."""
 
     before: IntArray
@@ -58,15 +58,15 @@ class Changes:
         return len(self.changes)
 
     @property
-    def forms(self) -> IntArray:
+    def types(self) -> IntArray:
         """The choices after each of the changes, (B, T)."""
         after = np.repeat(self.before[None], len(self.changes), axis=0)
         after[np.arange(len(self.changes)), self.changes[:, 0]] = self.changes[:, 1]
         return after
 
-    def some(self, which: slice) -> "Changes":
+    def some(self, which: slice) -> "ChangedChoices":
         """Take the choices of a slice."""
-        return Changes(self.before, self.changes[which])
+        return ChangedChoices(self.before, self.changes[which])
 
     def _more(self, form: int) -> IntArray:
         """Return (B,) 1 for each change that gives a table the sharding type, -1 if it takes it away, else 0."""
@@ -94,10 +94,10 @@ class Changes:
         return largest
 
 
-Choices = Forms | Changes
+Choices = TypeChoices | ChangedChoices
 
 
-def total_by_form(choices: Choices, numbers: Numbers) -> FloatArray:
+def total_by_type(choices: Choices, numbers: Numbers) -> FloatArray:
     """Sum numbers (T, F, ...) over all tables, each in its sharding type, for every choice, (B, ...)."""
     total: FloatArray = np.sum([choices.total(form, numbers[:, form]) for form in range(numbers.shape[1])], axis=0)
     return total
@@ -109,58 +109,58 @@ Costs = Callable[[Choices], tuple[FloatArray, FloatArray]]
 Ranked = tuple[IntArray, FloatArray]
 
 
-def descent(first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]:
+def search_choices(first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]:
     """Descend from the choice `first` (T,) until no step helps, within `allowed` (T, F); list it after every step.
 
     A step changes the sharding type of one table, or of the 2, 3, 4, 6, 8, ... most promising tables at once: if many
     tables make a device the straggler, changing one of them does not help.
     """
-    path, lowest = [first], float(costs(Forms(first[None]))[0][0])
+    path, lowest = [first], float(costs(TypeChoices(first[None]))[0][0])
     likely = np.empty((0, 2), dtype=np.int64)
     for _ in range(_MOST_STEPS):
         step = _best_step(path[-1], _ranked(path[-1], likely, costs), costs, lowest)
         if step is None:
-            everything = ranked_changes(path[-1], allowed, costs)
+            everything = rank_changes(path[-1], allowed, costs)
             step = _best_step(path[-1], everything, costs, lowest)
             likely = everything[0]
         if step is None:
             break
-        lowest, forms = step
-        likely = likely[forms[likely[:, 0]] == path[-1][likely[:, 0]]][:_LIKELY]  # of tables that are as they were
-        path.append(forms)
+        lowest, types = step
+        likely = likely[types[likely[:, 0]] == path[-1][likely[:, 0]]][:_LIKELY]  # of tables that are as they were
+        path.append(types)
     return path
 
 
-def ranked_changes(forms: IntArray, allowed: BoolArray, costs: Costs) -> Ranked:
-    """Rank every allowed change of `forms` (T,) in one table, the most promising first."""
-    return _ranked(forms, np.argwhere(allowed & (np.arange(len(FORMS)) != forms[:, None])), costs)
+def rank_changes(types: IntArray, allowed: BoolArray, costs: Costs) -> Ranked:
+    """Rank every allowed change of `types` (T,) in one table, the most promising first."""
+    return _ranked(types, np.argwhere(allowed & (np.arange(len(FORMS)) != types[:, None])), costs)
 
 
-def _ranked(forms: IntArray, changes: IntArray, costs: Costs) -> Ranked:
+def _ranked(types: IntArray, changes: IntArray, costs: Costs) -> Ranked:
     if not len(changes):
         return changes, np.zeros(0)
-    cost, evenly = costs(Changes(forms, changes))
+    cost, evenly = costs(ChangedChoices(types, changes))
     order = np.lexsort((cost, evenly))
     return changes[order], cost[order]
 
 
-def _best_step(forms: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) -> tuple[float, IntArray] | None:
+def _best_step(types: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) -> tuple[float, IntArray] | None:
     """Find the best step among ranked changes: (ms, (T,) choice) after it; None if none is below `lowest_ms`."""
     changes, alone_ms = ranked
     if not len(changes):
         return None
-    together = np.concatenate(list(_together(forms, changes)))
-    joint_ms = costs(Forms(together))[0] if len(together) else np.zeros(0)
+    together = np.concatenate(list(_together(types, changes)))
+    joint_ms = costs(TypeChoices(together))[0] if len(together) else np.zeros(0)
     cost_ms = np.concatenate([alone_ms, joint_ms])
     best = int(cost_ms.argmin())
     if not cost_ms[best] < lowest_ms * (1 - _ROUNDING):
         return None
     alone = best < len(changes)
-    after = Changes(forms, changes[best : best + 1]).forms[0] if alone else together[best - len(changes)]
+    after = ChangedChoices(types, changes[best : best + 1]).types[0] if alone else together[best - len(changes)]
     return float(cost_ms[best]), after
 
 
-def _together(forms: IntArray, changes: IntArray) -> Iterator[IntArray]:
+def _together(types: IntArray, changes: IntArray) -> Iterator[IntArray]:
     """Yield (m, T) choices after the first 2, 3, 4, 6, 8, ... changes at once: of all, and per sharding type."""
     for form in (None, *range(len(FORMS))):
         table, new = (changes if form is None else changes[changes[:, 1] == form]).T
@@ -168,7 +168,7 @@ def _together(forms: IntArray, changes: IntArray) -> Iterator[IntArray]:
         its, new = table[np.sort(earliest)], new[np.sort(earliest)]
         powers = (1 << power for power in range(1, len(its).bit_length()))
         counts = sorted({min(count, len(its)) for power in powers for count in (power, power * 3 // 2, power * 2)})
-        joint = np.repeat(forms[None], len(counts), axis=0)
+        joint = np.repeat(types[None], len(counts), axis=0)
         for row, count in zip(joint, counts, strict=True):
             row[its[:count]] = new[:count]
         yield joint

@@ -14,7 +14,7 @@ from neuroshard.layouts import LAYOUTS, Layout
 from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import readable_bytes
-from neuroshard.stages.search.options.sharding_types import COLUMNS, OTHERS, allowed_forms
+from neuroshard.stages.search.options.sharding_types import COLUMNS, OTHERS, allowed_types
 from neuroshard.stages.search.options.tiers import LEAST_CACHED, memory_shortage
 from neuroshard.stages.search.space.fixed_load import FixedLoad, check_buffers, device_memory
 from neuroshard.stages.search.space.memory_checks import check_confined, check_total, memory_in_all, too_large
@@ -44,7 +44,7 @@ def check_least_bytes(task: Task, calls: Collection[Call], least_cached: float =
     device_bytes, host_bytes, _ = least.totals
     if device_bytes > int(device_memory(task).sum()) or host_bytes > task.topology.all_host_bytes:
         raise _too_many(task, device_bytes)
-    _check_each(task, allowed_forms(task, calls))
+    _check_each(task, allowed_types(task, calls))
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class LeastBytes:
 
         Only kernel `calls` count; a table without any counts 0.
         """
-        whole, forms = Loads.of(task.tables, task.batch_size), allowed_forms(task, CALLS)
+        whole, forms = Loads.of(task.tables, task.batch_size), allowed_types(task, CALLS)
         known = np.array([*(call in calls for call in CALLS), False])  # the last one: there is no such call
         least = np.full((3, len(whole)), _UNKNOWN, dtype=np.int64)
         for homes in tiers:

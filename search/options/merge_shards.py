@@ -9,14 +9,14 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.stages.search.kernels.steps import ITEM_OUT, TARGET
 from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch, applied
-from neuroshard.stages.search.options.tier_changes import settled
-from neuroshard.stages.search.options.type_changes import FormChanges
+from neuroshard.stages.search.options.tier_changes import fix_tiers
+from neuroshard.stages.search.options.type_changes import TypeChanges
 from neuroshard.stages.search.space.costed_space import CostedSpace
 from neuroshard.stages.search.space.fixed_load import FixedLoad
 from neuroshard.words.form import Call
 
 
-def simpler(
+def merge_shards(
     plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance: float, fewer: Plan | None = None
 ) -> Plan:
     """Find a plan of the same task and limits with fewer shards that costs at most `tolerance` more, relative.
@@ -27,14 +27,14 @@ def simpler(
     """
     if not tolerance:
         return plan
-    start = settled(plan)
+    start = fix_tiers(plan)
     before = simulator.cost(start.task, start)
     most_ms = before.total_ms * (1 + tolerance)
-    changes = FormChanges.of(start, simulator, calls) if not start.in_columns else None
+    changes = TypeChanges.of(start, simulator, calls) if not start.in_columns else None
     found = start if changes is None else changes.in_columns(most_ms)
     if fewer is not None and simulator.cost(fewer.task, fewer).total_ms <= most_ms:
-        found = min(found, settled(fewer), key=lambda one: len(one.placements))
-    found = _with_fewer_shards(found, simulator, most_ms)
+        found = min(found, fix_tiers(fewer), key=lambda one: len(one.placements))
+    found = _merge_columns(found, simulator, most_ms)
     if len(found.placements) >= len(start.placements):
         return plan
     found = found if found.task is plan.task else Plan(plan.task, found.placements)
@@ -43,7 +43,7 @@ def simpler(
     return found if within and not found.violations else plan
 
 
-def _with_fewer_shards(plan: Plan, simulator: Simulator, most_ms: float) -> Plan:
+def _merge_columns(plan: Plan, simulator: Simulator, most_ms: float) -> Plan:
     """Merge shards of column-wise tables while the plan costs no more than `most_ms`."""
     fixed = FixedLoad.of_plan(plan, simulator.compute_for(plan.task))
     in_columns = set(fixed.column_wise.tolist())

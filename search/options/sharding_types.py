@@ -79,7 +79,7 @@ def known_calls(models: ModelSet, forms: Collection[str] = FORMS) -> frozenset[C
     return frozenset(call for call in models.compute.calls if call.form in known)
 
 
-def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
+def allowed_types(task: Task, calls: Collection[Call]) -> BoolArray:
     """Return which sharding types each table may have, (T, F): those with kernel `calls` for its pooling and tier.
 
     The task's constraints and the requirements of each sharding type must allow it. Row-wise and data-parallel tables
@@ -95,7 +95,7 @@ def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
     return by_all[first]
 
 
-def check_some_form(task: Task, allowed: BoolArray, calls: Collection[Call], searched: Collection[str]) -> None:
+def check_allowed_types(task: Task, allowed: BoolArray, calls: Collection[Call], searched: Collection[str]) -> None:
     """Check that every table may have some sharding type, by sharding types `allowed` (T, F) with kernel `calls`.
 
     The calls are of sharding types that are `searched`, by name, only.
@@ -176,7 +176,7 @@ def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], 
     return why
 
 
-class Spread:
+class SpreadPlacements:
     """Row-wise and data-parallel placements of a task's tables over all devices, made once for each table."""
 
     def __init__(self, task: Task) -> None:

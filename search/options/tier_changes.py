@@ -12,7 +12,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.caches import of_mixed_widths, shared_caches
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
-from neuroshard.stages.search.options.tiers import HomeOptions
+from neuroshard.stages.search.options.tiers import TierOptions
 from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory, placed_bytes
 from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.tasks.constraints import PinnedShard, TableRule
@@ -22,14 +22,14 @@ from neuroshard.words.placement import TIERS, Placement, Tier, TierAssignment
 _MOST_GROWN = 64  # tables whose caches are grown, of those on several devices
 
 
-def homed(task: Task, homes: tuple[TierAssignment, ...]) -> Task:
+def assign_tiers(task: Task, homes: tuple[TierAssignment, ...]) -> Task:
     """Fix the tier assignment (T,) of each table of the task, so that searches keep it."""
     rules = [replace(rule, tiers=None, cache_load_factor=None) for rule in task.constraints.rules]
     rules += [TableRule.keeping(table.name, home) for table, home in zip(task.tables, homes, strict=True)]
     return replace(task, constraints=replace(task.constraints, rules=tuple(rules)))
 
 
-def settled(plan: Plan) -> Plan:
+def fix_tiers(plan: Plan) -> Plan:
     """Return the plan on a task that fixes every table's tier assignment in the plan.
 
     If the task's bounds of caches (`cache_widths`) are more than devices hold, cached shards are pinned to devices
@@ -38,12 +38,12 @@ def settled(plan: Plan) -> Plan:
     kept = (
         plan
         if plan.tier_assignments == plan.task.tier_assignments
-        else replace(plan, task=homed(plan.task, plan.tier_assignments))
+        else replace(plan, task=assign_tiers(plan.task, plan.tier_assignments))
     )
-    return kept if within_bounds(kept) else pinned_in_caches(kept)
+    return kept if within_bounds(kept) else pin_to_caches(kept)
 
 
-def rehomed(plan: Plan, task: Task, homes: tuple[TierAssignment, ...]) -> Plan:
+def reassign_tiers(plan: Plan, task: Task, homes: tuple[TierAssignment, ...]) -> Plan:
     """Return the plan's shards as a plan of `task`, of the same tables, with tier assignments `homes` (T,)."""
     placements = (replace(placed, tier_assignment=homes[placed.shard.table]) for placed in plan.placements)
     return Plan(task, tuple(placements))
@@ -65,7 +65,7 @@ def within_bounds(plan: Plan) -> bool:
     return bool((used <= device_memory(plan.task)).all())
 
 
-def pinned_in_caches(plan: Plan) -> Plan:
+def pin_to_caches(plan: Plan) -> Plan:
     """Pin the cached column shards of a plan to the devices whose caches of their kernel call are as wide.
 
     What the task's constraints already place or keep together stays as it is.
@@ -88,7 +88,7 @@ def pinned_in_caches(plan: Plan) -> Plan:
     return replace(plan, task=replace(task, constraints=constraints))
 
 
-def homes_anew(plan: Plan, options: HomeOptions, model: ComputeModel) -> Plan:
+def improve_tiers(plan: Plan, options: TierOptions, model: ComputeModel) -> Plan:
     """Choose the cheapest tiers again for tables that are on one device alone, within their and free memory."""
     task, homes = plan.task, list(plan.tier_assignments)
     devices: dict[int, list[int]] = {}
@@ -103,13 +103,13 @@ def homes_anew(plan: Plan, options: HomeOptions, model: ComputeModel) -> Plan:
         its, rows = options.of_tables(own), np.arange(len(own))
         host = device // task.topology.host_size
         on_host = int(its.host_bytes[rows, now].sum())
-        chosen = _chosen_anew(_Own(plan, device, own, now, its, model), int(hosts[host]) + on_host)
+        chosen = _cheaper_options(_Own(plan, device, own, now, its, model), int(hosts[host]) + on_host)
         if chosen is None:
             continue
         hosts[host] -= int(its.host_bytes[rows, chosen].sum()) - on_host
         for table, option in zip(own.tolist(), chosen.tolist(), strict=True):
             homes[table] = options.tier_assignments[option]
-    return rehomed(plan, task, tuple(homes))
+    return reassign_tiers(plan, task, tuple(homes))
 
 
 class _Own(NamedTuple):
@@ -128,7 +128,7 @@ class _Own(NamedTuple):
     device: int
     tables: IntArray
     now: IntArray
-    options: HomeOptions
+    options: TierOptions
     model: ComputeModel
 
     @property
@@ -152,7 +152,7 @@ class _Own(NamedTuple):
         there = LoadSets(here.loads.at([homes[placed.shard.table] for placed in self._placed]), here.counts)
         return int(self.plan.task.memory.bytes_beside(there).sum())
 
-    def narrow(self) -> Iterator[HomeOptions]:
+    def narrow(self) -> Iterator[TierOptions]:
         """Yield the options with caches of each width that only tables up to that width may have."""
         task = self.plan.task
         tables = tuple(task.tables[table] for table in self.tables.tolist())
@@ -163,7 +163,7 @@ class _Own(NamedTuple):
             yield self.options.charged(alone, np.full(len(dims), float(width)), parts, self.model)
 
 
-def _chosen_anew(own: _Own, host_bytes: int) -> IntArray | None:
+def _cheaper_options(own: _Own, host_bytes: int) -> IntArray | None:
     """Choose tier options (t,) for the tables of one device that cost less than the present ones; None if none do.
 
     The first choice is made as if no table widened the caches of other tables; if the device lacks memory for this
@@ -172,7 +172,7 @@ def _chosen_anew(own: _Own, host_bytes: int) -> IntArray | None:
     rows, memory = np.arange(len(own.tables)), int(device_memory(own.plan.task)[own.device])
     room = memory - own.others_bytes
 
-    def cheaper(options: HomeOptions) -> IntArray | None:
+    def cheaper(options: TierOptions) -> IntArray | None:
         """Choose tier options that cost less than the present ones and fit."""
         chosen = options.cheapest(room, host_bytes)
         if chosen is None or options.cost_ms[rows, chosen].sum() >= own.options.cost_ms[rows, own.now].sum():
@@ -187,7 +187,7 @@ def _chosen_anew(own: _Own, host_bytes: int) -> IntArray | None:
     return min(fitting, key=lambda its: float(own.options.cost_ms[rows, its].sum()), default=None)
 
 
-def caches_grown(plan: Plan, options: HomeOptions, simulator: Simulator) -> Plan:
+def grow_caches(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
     """Grow the caches of tables that are on several devices, or move the tables to device memory, if there is room.
 
     The most expensive tables go first, each to the cheapest option that fits and lowers the predicted cost.
@@ -202,7 +202,7 @@ def caches_grown(plan: Plan, options: HomeOptions, simulator: Simulator) -> Plan
                 break
             homes = list(plan.tier_assignments)
             homes[table] = options.tier_assignments[option]
-            larger = rehomed(plan, plan.task, tuple(homes))
+            larger = reassign_tiers(plan, plan.task, tuple(homes))
             if larger.fits and (ms := simulator.cost(plan.task, larger).total_ms) < best_ms:
                 plan, best_ms = larger, ms
                 break

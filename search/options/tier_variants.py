@@ -8,8 +8,8 @@ import numpy as np
 from neuroshard.models import ComputeModel
 from neuroshard.plans.caches import cut_to, of_mixed_widths, on_own_devices, parts_within, shared_caches, width_classes
 from neuroshard.plumbing.arrays import FloatArray, IntArray
-from neuroshard.stages.search.options.tier_changes import homed
-from neuroshard.stages.search.options.tiers import FILLED, HomeOptions
+from neuroshard.stages.search.options.tier_changes import assign_tiers
+from neuroshard.stages.search.options.tiers import FILLED, TierOptions
 from neuroshard.stages.search.space.fixed_load import device_memory
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import DEFAULT_CACHED, Tier, TierAssignment
@@ -18,7 +18,7 @@ _MOST_WAYS = 3  # to keep caches narrow, of which choices are made
 _OTHERS_AT = 1  # place in `FILLED` of the share at which all of these have a choice
 
 
-def homed_tasks(task: Task, options: HomeOptions, model: ComputeModel) -> list[Task]:
+def tier_variants(task: Task, options: TierOptions, model: ComputeModel) -> list[Task]:
     """List the task with each table's tier fixed, by the cheapest choices within several fractions of device memory.
 
     If cached tables may differ in width, tasks have rules for cached tables too. The task itself stands for the choice
@@ -30,13 +30,13 @@ def homed_tasks(task: Task, options: HomeOptions, model: ComputeModel) -> list[T
         each = [
             tuple(options.tier_assignments[option] for option in chosen.tolist()) for chosen in options.choices(task)
         ]
-        return [task if its == task.tier_assignments else homed(task, its) for its in each]
+        return [task if its == task.tier_assignments else assign_tiers(task, its) for its in each]
     tasks = list[Task]()
     ways = _ways(every, mixed)
     charged = [_Charged(way, options.charged(every, way.widths, way.parts, model)) for way in ways]
     for choice in _choices(task, charged):
         homes = tuple(options.tier_assignments[option] for option in choice.chosen.tolist())
-        other = choice.charged.way.ruled(task if homes == task.tier_assignments else homed(task, homes))
+        other = choice.charged.way.ruled(task if homes == task.tier_assignments else assign_tiers(task, homes))
         if other is not None and other not in tasks:
             tasks.append(other)
     return tasks
@@ -84,7 +84,7 @@ class _Charged(NamedTuple):
     """A way to keep caches narrow, and the tier options with caches of these widths."""
 
     way: _NarrowCaches
-    options: HomeOptions
+    options: TierOptions
 
     def cheapest(self, device_bytes: float, host_bytes: int) -> "_Choice | None":
         """Choose each table's tier within bytes of device and host memory; None if no choice fits."""
@@ -127,4 +127,4 @@ def _all_cached(task: Task) -> Task:
         else home
         for its, home in zip(task.limits, task.tier_assignments, strict=True)
     )
-    return homed(task, tuple(homes))
+    return assign_tiers(task, tuple(homes))

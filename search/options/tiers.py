@@ -24,7 +24,7 @@ _RAISE_EITHER = "Raise topology.memory_bytes or topology.host_memory_bytes"
 
 
 @dataclass(frozen=True, eq=False)
-class HomeOptions:
+class TierOptions:
     """O tier assignments for each of T tables: for whole tables, or over all devices if a table must be data-parallel.
 
     Attributes:
@@ -40,7 +40,7 @@ class HomeOptions:
     host_bytes: IntArray
 
     @classmethod
-    def of(cls, task: Task, model: ComputeModel) -> "HomeOptions":
+    def of(cls, task: Task, model: ComputeModel) -> "TierOptions":
         """Gather the tiers that each table may have, with bytes and costs by a compute model of calls."""
         shares = sorted(
             {*_SHARES, *(its.cache_load_factor for its in task.limits if its.cache_load_factor is not None)}
@@ -54,7 +54,7 @@ class HomeOptions:
                 device_bytes[table, 0] = min(_everywhere_bytes(task, LAYOUTS[form], table) for form in its.forms)
         return cls(homes, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
 
-    def with_copies(self, task: Task, allowed: BoolArray) -> "HomeOptions":
+    def with_data_parallel(self, task: Task, allowed: BoolArray) -> "TierOptions":
         """Return the options with the bytes of data-parallel tables, if these take fewer bytes than whole tables.
 
         Sharding types are `allowed` (T, F). A data-parallel table looks up its device's own samples alone, so that it
@@ -65,7 +65,7 @@ class HomeOptions:
             size[table, 0] = min(size[table, 0], _everywhere_bytes(task, COPIES, table))
         return replace(self, device_bytes=size)
 
-    def charged(self, task: Task, widths: FloatArray, parts: IntArray, model: ComputeModel) -> "HomeOptions":
+    def charged(self, task: Task, widths: FloatArray, parts: IntArray, model: ComputeModel) -> "TierOptions":
         """Return the options with caches that have rows of `widths` (T,) columns, of tables in `parts` (T,) shards.
 
         A table in 0 parts must not be cached. A table in several has the cost of all of its shards.
@@ -84,11 +84,11 @@ class HomeOptions:
                 cost_ms[known, option] = parts[known] * model.predict(LoadSets.alone(its.take(known)))
                 host_bytes[known, option] = parts[known] * task.memory.host_bytes(its.take(known))
             cost_ms[parts == 0, option] = np.inf
-        return HomeOptions(self.tier_assignments, cost_ms, device_bytes, host_bytes)
+        return TierOptions(self.tier_assignments, cost_ms, device_bytes, host_bytes)
 
-    def of_tables(self, tables: IntArray) -> "HomeOptions":
+    def of_tables(self, tables: IntArray) -> "TierOptions":
         """Return the options of some tables (t,) alone."""
-        return HomeOptions(
+        return TierOptions(
             self.tier_assignments, self.cost_ms[tables], self.device_bytes[tables], self.host_bytes[tables]
         )
 

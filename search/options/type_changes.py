@@ -14,15 +14,15 @@ from neuroshard.plans.moves import moved_between
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.local.starts import EvenLayouts
-from neuroshard.stages.search.options.choices import Choices, Forms, total_by_form
-from neuroshard.stages.search.options.option_table import FormChoices
-from neuroshard.stages.search.options.sharding_types import COLUMNS, OTHERS, Spread, allowed_forms
+from neuroshard.stages.search.options.choices import Choices, TypeChoices, total_by_type
+from neuroshard.stages.search.options.option_table import OptionTable
+from neuroshard.stages.search.options.sharding_types import COLUMNS, OTHERS, SpreadPlacements, allowed_types
 from neuroshard.stages.search.space.fixed_load import device_memory
 from neuroshard.words.form import FORMS, Call
 
 
 @dataclass(frozen=True, eq=False)
-class FormChanges:
+class TypeChanges:
     """The sharding types that a plan's tables may change to.
 
     Attributes:
@@ -32,20 +32,20 @@ class FormChanges:
     """
 
     start: Plan
-    choices: FormChoices
+    choices: OptionTable
     now: IntArray
 
     @classmethod
-    def of(cls, start: Plan, simulator: Simulator, calls: Collection[Call]) -> "FormChanges | None":
+    def of(cls, start: Plan, simulator: Simulator, calls: Collection[Call]) -> "TypeChanges | None":
         """Prepare changes to sharding types that have `calls`, for a plan within its limits; None if there are none."""
         task, stays = start.task, _on_hosts(start)
         now = np.where(stays, COLUMNS, [FORMS.index(form) for form in start.forms])
-        allowed = allowed_forms(task, calls)
+        allowed = allowed_types(task, calls)
         allowed[np.arange(len(now)), now] = True
         allowed[stays] = False
         if (allowed.sum(axis=1) < 2).all() or device_memory(task).min() < 1:
             return None
-        choices = FormChoices.of(task, simulator, allowed, EvenLayouts())
+        choices = OptionTable.of(task, simulator, allowed, EvenLayouts())
         return cls(start, choices, now)
 
     def within(self, most_bytes: int | None) -> Plan:
@@ -59,11 +59,11 @@ class FormChanges:
         def costs(choices: Choices) -> tuple[FloatArray, FloatArray]:
             """Estimate choices; infinite if more bytes than `most_bytes` would arrive."""
             cost, evenly = self.choices.estimates.costs(choices)
-            beyond = total_by_form(choices, bytes_of) > (np.inf if most_bytes is None else most_bytes)
+            beyond = total_by_type(choices, bytes_of) > (np.inf if most_bytes is None else most_bytes)
             return np.where(beyond, np.inf, cost), np.where(beyond, np.inf, evenly)
 
-        path = self.choices.descent(self.now, costs)
-        plans = (self._plan(forms) for forms in path[:0:-1])
+        path = self.choices.search_choices(self.now, costs)
+        plans = (self._plan(types) for types in path[:0:-1])
         return next((plan for plan in plans if not plan.violations), self.start)
 
     def in_columns(self, most_ms: float) -> Plan:
@@ -76,7 +76,9 @@ class FormChanges:
         tables = np.flatnonzero((self.now != COLUMNS) & choices.allowed[:, COLUMNS])
         tables = np.unique(choices.leaders[tables])
         back = np.array([self._back(tables[place : place + 1]) for place in range(len(tables))])
-        order = tables[np.argsort(choices.estimates.costs(Forms(back))[0], kind="stable")] if len(tables) else tables
+        order = (
+            tables[np.argsort(choices.estimates.costs(TypeChoices(back))[0], kind="stable")] if len(tables) else tables
+        )
         fits, beyond = 0, len(order) + 1
         while beyond - fits > 1:
             count = min(max(2 * fits, 1), (fits + beyond) // 2)
@@ -91,13 +93,13 @@ class FormChanges:
         """Return sharding types (T,) with some tables, and those kept together with them, column-wise."""
         return np.where(np.isin(self.choices.leaders, tables), COLUMNS, self.now)
 
-    def _plan(self, forms: IntArray) -> Plan:
-        """Make the plan with sharding types `forms` (T,)."""
-        changed, task = forms != self.now, self.start.task
+    def _plan(self, types: IntArray) -> Plan:
+        """Make the plan with sharding types `types` (T,)."""
+        changed, task = types != self.now, self.start.task
         kept = (placed for placed in self.start.placements if not changed[placed.shard.table])
-        everywhere = np.flatnonzero(changed & (forms != COLUMNS)).tolist()
-        spread = (placed for table in everywhere for placed in self.choices.spread.placements(table, int(forms[table])))
-        columns = in_columns(task, self._homes(np.flatnonzero(changed & (forms == COLUMNS))))
+        everywhere = np.flatnonzero(changed & (types != COLUMNS)).tolist()
+        spread = (placed for table in everywhere for placed in self.choices.spread.placements(table, int(types[table])))
+        columns = in_columns(task, self._homes(np.flatnonzero(changed & (types == COLUMNS))))
         return Plan(task, (*kept, *spread, *columns))
 
     @cached_property
@@ -128,7 +130,7 @@ def _on_hosts(plan: Plan) -> BoolArray:
     )
 
 
-def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: Spread) -> IntArray:
+def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: SpreadPlacements) -> IntArray:
     """Count the bytes moved to devices, at most, if each table changes to each sharding type, (T, F).
 
     0 if the table has the sharding type or may not have it.
@@ -144,7 +146,7 @@ def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: Spread) ->
     return arriving
 
 
-def rows_on_hosts(plan: Plan, simulator: Simulator, forced: Collection[int] = ()) -> Plan | None:
+def move_rows_to_hosts(plan: Plan, simulator: Simulator, forced: Collection[int] = ()) -> Plan | None:
     """Move the 1, 2, 4, ... most expensive row-wise tables, or all, to one host each, where that costs least.
 
     Tables go in order of their cost, each to the host whose tables compute least so far. All other tables stay in

@@ -136,7 +136,7 @@ def check_confined(space: SearchSpace) -> None:
         inside = confined[~(allowed[confined] & ~group).any(axis=1)]
         total, room = sum(size[inside].tolist()), sum(memory[group].tolist())
         if total > room:
-            raise shortage(space, proven=not has_other_homes(space.task))
+            raise shortage(space, proven=not has_tier_choice(space.task))
 
 
 def _of_bounds(space: SearchSpace) -> str:
@@ -193,7 +193,7 @@ def shortage(space: SearchSpace, proven: bool = False) -> InfeasibleError:
     return InfeasibleError("plan-not-found", f"no plan was found for {task}", limit=limit, remedy=remedy)
 
 
-def has_other_homes(task: Task) -> bool:
+def has_tier_choice(task: Task) -> bool:
     """Return True if some table may have another tier, or another cache, than the task gives it."""
     if not task.topology.host_bytes:
         return False

@@ -11,7 +11,7 @@ import pytest
 
 import neuroshard as ns
 from neuroshard.plans.plan import Plan
-from neuroshard.stages.search.options.tier_changes import rehomed
+from neuroshard.stages.search.options.tier_changes import reassign_tiers
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.plans import COPIES, laid_out
 
@@ -57,7 +57,7 @@ def _in_host_memory():
     topology = ns.Topology(8, "80GiB", devices_per_host=4, host_memory_bytes="50GiB")
     task = ns.Task(tables, topology, 65536, constraints=rules)
     shards = [dict.fromkeys(devices, 16) for devices in ((0, 1, 4, 5), (2, 3, 6, 7))]
-    known = rehomed(laid_out(task, *shards), task, (ns.TierAssignment(ns.Tier.UVM),) * 2)
+    known = reassign_tiers(laid_out(task, *shards), task, (ns.TierAssignment(ns.Tier.UVM),) * 2)
     return _Case(task, ModelChoice("roofline:h100"), 1.58, known)
 
 
