@@ -11,7 +11,7 @@ from neuroshard.cost.loads import LoadSets
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
-from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.stages.search.local.starts import Start
 from neuroshard.stages.search.options.choices import (
     ChangedChoices,
@@ -91,6 +91,11 @@ class OptionTable:
         first: IntArray = self.allowed.argmax(axis=1)
         return first
 
+    @property
+    def first_choice(self) -> "Choice":
+        """The first choice, without costs."""
+        return Choice(self, self.first)
+
     def fixed_load(self, types: IntArray) -> FixedLoad:
         """Return the load of the row-wise and data-parallel tables of a choice of sharding types (T,).
 
@@ -147,7 +152,7 @@ class OptionTable:
         quick plan, then the best choice that lacks a sharding type of the first. With 0 `tries`, `first` is listed.
         """
         if not tries:
-            return [Choice(self, self.first)]
+            return [self.first_choice]
         tried = self._tried(tries)
         best = min(tried, key=lambda one: one.quick_ms)
         near = sorted((one for one in tried if one.quick_ms <= best.quick_ms * _NEARLY), key=lambda one: one.both_ms)
@@ -310,6 +315,11 @@ class OptionTable:
             types[moved] = others[moved].argmin(axis=1)
             yield types[self.leaders]
 
+    def for_scarce_memory(self) -> Iterator[IntArray]:
+        """Yield choices (T,) with few large row-wise tables; then choices with ever fewer column-wise tables."""
+        yield from self.more_row_wise()
+        yield from self.fewer_column_wise()
+
     def _bytes_by_type(self) -> IntArray:
         """Compute the bytes that each table takes on all devices together with each sharding type, (T, F)."""
         devices, size_of = self.task.topology.num_devices, self.task.memory.device_bytes
@@ -317,7 +327,7 @@ class OptionTable:
         others = [size_of(loads) * devices for loads in shared]
         return np.stack([size_of(self.task.loads), *others], axis=1)[:, np.argsort([COLUMNS, *OTHERS])]
 
-    def shortage(self, error: InfeasibleError) -> InfeasibleError:
+    def shortage(self, error: UserError) -> UserError:
         """Return the error that no plan was found: for all tables column-wise if they may be, else `error`."""
         if len(self.may) < len(self.task.tables):
             return error
@@ -334,16 +344,21 @@ class Choice:
     """A choice of sharding types whose column-wise tables were placed quickly.
 
     Attributes:
-        choices: the choices that this one belongs to.
+        options: the options of which these are chosen.
         types: (T,) sharding types.
         quick_ms: cost of the quick plan; infinite if the column-wise tables did not fit.
         estimate_ms: estimated cost of the choice.
     """
 
-    choices: OptionTable
+    options: OptionTable
     types: IntArray
     quick_ms: float = float("nan")
     estimate_ms: float = float("nan")
+
+    @property
+    def is_first(self) -> bool:
+        """True if the sharding types are those of the first choice."""
+        return bool((self.types == self.options.first).all())
 
     @property
     def both_ms(self) -> float:
