@@ -190,9 +190,8 @@ class OptionTable:
 
         best: IntArray = candidates[0]
         for types, estimate_ms in estimated:
-            if len(tried) == most or (tried and estimate_ms >= tried_ms(best)):
-                break
-            best = min(best, types, key=tried_ms)
+            if len(tried) < most and (not tried or estimate_ms < tried_ms(best)):
+                best = min(best, types, key=tried_ms)
         best = mended(best, most)
         if isinf(tried.get(self.first.tobytes(), (self.first, 0.0))[1]):
             fitting = next((types for types in self.more_row_wise() if not isinf(tried_ms(types))), best)
@@ -222,27 +221,38 @@ class OptionTable:
         return [types[self.leaders] for types in path]
 
     def _candidates(self) -> IntArray:
-        """List the last two choices (n, T) of the local search by estimates, and others, the cheapest first.
+        """List likely choices (n, T), each once: the cheapest by estimates of every set of sharding types first.
 
         All row-wise tables share one exchange, so one row-wise table alone may cost more than it saves while several
-        together pay. So the most expensive tables are given each sharding type, and a search starts from that choice.
+        together pay. So local searches start from the first choice, and from the first choice with the most expensive
+        tables in another sharding type. They search once among all sharding types, and once without each type: fewer
+        types may cost less than estimated choices of more types, because these are harder to place.
         Estimates of column-wise tables are too low, because these are still to be placed, above all if memory is tight.
         So other searches start with all tables row-wise or data-parallel and avoid column_wise if possible: the costs
         of their ends are real. Finally, all tables that may have one sharding type are given it, and the rest stay as
-        in the first choice: two sharding types may cost less than three.
+        in the first choice.
         """
-        without = self.allowed.copy()
-        without[self.allowed[:, OTHERS].any(axis=1), COLUMNS] = False
-        pure = [np.where(self.allowed[:, form], form, without.argmax(axis=1)) for form in OTHERS]
-        ends = [self.search_choices(types, self.estimates.costs, without)[-1] for types in pure]
-        ends += [np.where(self.allowed[:, form], form, self.first) for form in OTHERS]
-        for form in OTHERS:
-            for types in self._nested_in(form):
-                ends += [types, self.search_choices(types, self.estimates.costs)[-1]]
-        candidates = np.array([*self.search_choices(self.first, self.estimates.costs)[:-3:-1], *ends])
-        _, earliest = np.unique(candidates, axis=0, return_index=True)
-        candidates = candidates[np.sort(earliest)]
-        return candidates[np.argsort(self.estimates.costs(TypeChoices(candidates))[0], kind="stable")]
+        costs, others = self.estimates.costs, [form for form in OTHERS if (self.allowed[:, form]).any()]
+        without = self._without(COLUMNS)
+        pure = [np.where(self.allowed[:, form], form, without.argmax(axis=1)) for form in others]
+        ends = [self.search_choices(types, costs, without)[-1] for types in pure]
+        ends += [np.where(self.allowed[:, form], form, self.first) for form in others]
+        nested = [(form, types) for form in others for types in self._nested_in(form)]
+        for left_out in (None, *others):
+            allowed = self.allowed if left_out is None else self._without(left_out)
+            starts = [self.first, *(types for form, types in nested if form != left_out)]
+            ends += [types for start in starts for types in self.search_choices(start, costs, allowed)[-2:]]
+        candidates = np.unique([*ends, *(types for _, types in nested)], axis=0)
+        sets = [tuple(np.unique(types)) for types in candidates]
+        by_cost = np.argsort(costs(TypeChoices(candidates))[0], kind="stable").tolist()
+        cheapest = {sets[number]: number for number in reversed(by_cost)}
+        return candidates[sorted(by_cost, key=lambda number: cheapest[sets[number]] != number)]
+
+    def _without(self, form: int) -> BoolArray:
+        """Return the sharding types that each table may have, (T, F), without one type where others are allowed."""
+        allowed = self.allowed.copy()
+        allowed[np.delete(self.allowed, form, axis=1).any(axis=1), form] = False
+        return allowed
 
     def _neighbours(self, types: IntArray) -> IntArray:
         """Find the changes of a choice (T,) estimated to be best, (n, T); tables kept together change as one."""
