@@ -27,6 +27,7 @@ from neuroshard.stages.search.options.equal_parts import parts_that_cost_less, p
 from neuroshard.stages.search.options.least_bytes import check_least_bytes
 from neuroshard.stages.search.options.merge_shards import merge_shards
 from neuroshard.stages.search.options.option_table import Choice, OptionTable
+from neuroshard.stages.search.options.settings import SETTINGS
 from neuroshard.stages.search.options.sharding_types import (
     COLUMNS,
     OTHERS,
@@ -48,9 +49,6 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.placement import Tier
 
-_ROUNDS = 2  # searches with tiers chosen again, at most
-_FIRSTS = 2  # tier assignments whose column-wise plans are searched: the cheapest by each of these two costs
-_LIKELY = 2  # choices of sharding types that are searched, at most
 _QUICK_MS, _ESTIMATE_MS, _BOTH_MS = (attrgetter(f"{name}_ms") for name in ("quick", "estimate", "both"))
 
 
@@ -224,7 +222,7 @@ class NeuroShard(Searcher):
         each = zip(variants, allowed, strict=True)
         tables = [OptionTable.of(task, simulator, may, self.quick, asked) for task, may in each]
         likely = [choice for choice in self._likely(tables) if not choice.is_first]
-        others = Attempts.of_choices(likely[:_LIKELY], self.beside_search)
+        others = Attempts.of_choices(likely[: SETTINGS.searched_choices], self.beside_search)
         first = self._first_choices(tables)
         best = [self._cheapest(one.found, simulator) for one in (first, others) if one.found]
         if best:
@@ -255,13 +253,13 @@ class NeuroShard(Searcher):
     def _first_choices(self, tables: Sequence[OptionTable]) -> Attempts:
         """Search the first choices of sharding types with the tiers for which quick plans or estimates are cheap."""
         firsts = [one.first_tried() for one in tables] if len(tables) > 1 else []
-        quick, likely = (sorted(firsts, key=key)[:_FIRSTS] for key in (_QUICK_MS, _ESTIMATE_MS))
+        quick, likely = (sorted(firsts, key=key)[: SETTINGS.column_wise_plans] for key in (_QUICK_MS, _ESTIMATE_MS))
         attempts = Attempts.of_choices(dict.fromkeys((*quick, *likely)), self.column_search)
         return attempts if attempts.found else Attempts.of_choices([tables[0].first_choice], self.column_search)
 
     def _with_improved_tiers(self, found: Found, options: TierOptions, simulator: Simulator) -> Found:
         """Choose tiers again on every device, and place column-wise tables again, as long as that helps."""
-        for _ in range(_ROUNDS):
+        for _ in range(SETTINGS.tier_rounds):
             compute = simulator.compute_for(found.plan.task)
             plan = grow_caches(improve_tiers(found.plan, options, compute), options, simulator)
             attempts = Attempts.of([partial(self._placed_again, plan, simulator)])
@@ -287,7 +285,7 @@ class NeuroShard(Searcher):
         for rules in parts_that_cost_less(plan, simulator):
             variant, asked = (one.with_rules(rules) for one in (plan.task, task))
             tables.append(OptionTable.of(variant, simulator, self._allowed(variant, simulator), self.quick, asked))
-        finer = Attempts.of_choices(self._likely(tables)[:_LIKELY], self.column_search)
+        finer = Attempts.of_choices(self._likely(tables)[: SETTINGS.searched_choices], self.column_search)
         every = [found, *finer.found]
         costs = [simulator.cost(one.plan.task, one.plan) for one in every]
         if self.acceptance is None or has_own_margins(costs[0]):

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.stages.search.options.settings import SETTINGS
 from neuroshard.words.form import FORMS
 
-_MOST_STEPS = 100
-_LIKELY = 64  # changes that promised most when all were looked at: as long as some of them help, others are not
 _ROUNDING = 1e-6  # of costs, relative: less isn't a gain
 Numbers = FloatArray | IntArray | BoolArray
 
@@ -117,7 +116,7 @@ def search_choices(first: IntArray, allowed: BoolArray, costs: Costs) -> list[In
     """
     path, lowest = [first], float(costs(TypeChoices(first[None]))[0][0])
     likely = np.empty((0, 2), dtype=np.int64)
-    for _ in range(_MOST_STEPS):
+    for _ in range(SETTINGS.steps):
         step = _best_step(path[-1], _ranked(path[-1], likely, costs), costs, lowest)
         if step is None:
             everything = rank_changes(path[-1], allowed, costs)
@@ -126,7 +125,8 @@ def search_choices(first: IntArray, allowed: BoolArray, costs: Costs) -> list[In
         if step is None:
             break
         lowest, types = step
-        likely = likely[types[likely[:, 0]] == path[-1][likely[:, 0]]][:_LIKELY]  # of tables that are as they were
+        unchanged = types[likely[:, 0]] == path[-1][likely[:, 0]]
+        likely = likely[unchanged][: SETTINGS.likely_changes]
         path.append(types)
     return path
 

@@ -15,11 +15,11 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
+from neuroshard.stages.search.options.settings import SETTINGS
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
 
-_SHARES = (0.8, 0.6, 0.4, 0.25, 0.15)  # of a device, that a part may take
 _Share = Callable[[Table], float]
 Rules = tuple[TableRule, ...]
 
@@ -68,7 +68,7 @@ def _more_parts(task: Task, share_of: _Share, left: Collection[str]) -> Iterator
     constraints, seen = task.constraints, set[Rules]([()])
     bound = {shard.table for shard in constraints.pinned}.union(*constraints.together, *constraints.apart, left)
     tables = [index for index, table in enumerate(task.tables) if table.pooled and table.name not in bound]
-    for share in _SHARES:
+    for share in SETTINGS.part_shares:
         each = (_rule(task, table, share_of, share) for table in tables)
         rules = tuple(rule for rule in each if rule is not None)
         if rules not in seen:

@@ -22,6 +22,7 @@ from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.plumbing.threads import in_threads, useful_threads
 from neuroshard.stages.search.local.starts import even_splits
 from neuroshard.stages.search.options.choices import Choices, TypeChoices, total_by_type
+from neuroshard.stages.search.options.settings import SETTINGS
 from neuroshard.stages.search.options.sharding_types import COLUMNS, known_calls
 from neuroshard.stages.search.space.costed_space import CostedSpace
 from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
@@ -30,7 +31,6 @@ from neuroshard.words.collective import ELEMENT_BYTES, Collective
 from neuroshard.words.form import CALLS, FORMS, Call
 from neuroshard.words.placement import TIERS, Tier
 
-_SHARES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, np.inf)  # of a device, that a shard may take
 _TOGETHER = 256  # estimates made at once in a thread, at most
 
 # Work of every device for B choices of sharding types, as `PartModel.shared_ms` and `waited_ms` take it: (B, K) kernels
@@ -64,13 +64,13 @@ class ColumnSplits:
 
         What is kept together counts as the first table of it.
         """
-        shape = (num_tables, len(_SHARES))
+        shape = (num_tables, len(SETTINGS.shard_shares))
         cuts = cls(np.zeros((*shape, numbers)), *np.zeros((3, *shape)), *np.zeros((2, num_tables)))
         if space is None:
             return cuts
         every, table = space.shards, space.first_tables
         item_of = every.item
-        for cut, share in enumerate(_SHARES):
+        for cut, share in enumerate(SETTINGS.shard_shares):
             rows = even_splits(space, share)
             its = table[item_of[rows]]
             np.add.at(cuts.vectors[:, cut], its, every.vectors[rows])

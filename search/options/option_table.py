@@ -22,6 +22,7 @@ from neuroshard.stages.search.options.choices import (
     search_choices,
 )
 from neuroshard.stages.search.options.estimates import CostEstimates, StepCounts
+from neuroshard.stages.search.options.settings import SETTINGS
 from neuroshard.stages.search.options.sharding_types import BLOCKS, COLUMNS, OTHERS, SpreadPlacements, leaders
 from neuroshard.stages.search.space.costed_space import CostedSpace
 from neuroshard.stages.search.space.fixed_load import FixedLoad
@@ -29,11 +30,6 @@ from neuroshard.stages.search.space.memory_checks import check_total, shortage
 from neuroshard.stages.search.space.search_space import SearchSpace, narrowest_shards
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS
-
-_NEARLY = 1.05  # times the cheapest quick plan's cost: by less, they may be in the wrong order
-_ESTIMATED = 1.2  # times that cost: a choice that is estimated to cost less may have a cheaper quick plan
-_MOST_MOVES = 16  # choices with ever fewer column-wise tables, of a task with that many tables or more
-_NEIGHBOURS = 3  # changes of the best choice that are tried before the best of them is taken
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +151,8 @@ class OptionTable:
             return [self.first_choice]
         tried = self._tried(tries)
         best = min(tried, key=lambda one: one.quick_ms)
-        near = sorted((one for one in tried if one.quick_ms <= best.quick_ms * _NEARLY), key=lambda one: one.both_ms)
+        most_ms = best.quick_ms * SETTINGS.near_best
+        near = sorted((one for one in tried if one.quick_ms <= most_ms), key=lambda one: one.both_ms)
         without = [one for one in near if not np.isin(near[0].types, one.types).all()]
         return list(dict.fromkeys((near[0], best, *without[:1])))
 
@@ -198,7 +195,7 @@ class OptionTable:
             best = min(best, mended(fitting, len(tried) + most), key=tried_ms)
             tries += len(tried) - most
         for types, estimate_ms in estimated:
-            if len(tried) < tries and estimate_ms < tried_ms(best) * _ESTIMATED:
+            if len(tried) < tries and estimate_ms < tried_ms(best) * SETTINGS.near_estimate:
                 tried_ms(types)
         return self._costed(list(tried.values()))
 
@@ -258,7 +255,7 @@ class OptionTable:
         """Find the changes of a choice (T,) estimated to be best, (n, T); tables kept together change as one."""
         movable = self._leading(self.allowed)
         near, _ = rank_changes(types, movable, lambda some: self.estimates.costs(self._followed(some)))
-        return self._followed(ChangedChoices(types, near[:_NEIGHBOURS])).types
+        return self._followed(ChangedChoices(types, near[: SETTINGS.neighbours])).types
 
     def _followed(self, choices: Choices) -> Choices:
         """Give each table the sharding type of its leader; without groups, return the choices: they may be large."""
@@ -320,7 +317,7 @@ class OptionTable:
         saved = size[movable, COLUMNS] - others[movable].min(axis=1)
         ordered = movable[np.argsort(-saved, kind="stable")]
         fewest = max(int(np.isinf(saved).sum()), 1)  # these may not be column-wise
-        for count in np.unique(np.linspace(fewest, len(ordered), _MOST_MOVES).astype(np.int64)):
+        for count in np.unique(np.linspace(fewest, len(ordered), SETTINGS.scarce_choices).astype(np.int64)):
             types, moved = self.first.copy(), ordered[:count]
             types[moved] = others[moved].argmin(axis=1)
             yield types[self.leaders]

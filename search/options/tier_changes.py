@@ -12,14 +12,13 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.caches import of_mixed_widths, shared_caches
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
+from neuroshard.stages.search.options.settings import SETTINGS
 from neuroshard.stages.search.options.tiers import TierOptions
 from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory, placed_bytes
 from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.tasks.constraints import PinnedShard, TableRule
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import TIERS, Placement, Tier, TierAssignment
-
-_MOST_GROWN = 64  # tables whose caches are grown, of those on several devices
 
 
 def assign_tiers(task: Task, homes: tuple[TierAssignment, ...]) -> Task:
@@ -196,7 +195,7 @@ def grow_caches(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
     cost_ms = options.cost_ms[np.arange(len(now)), now]
     spread = [t for t in np.argsort(-cost_ms, kind="stable").tolist() if len(plan.by_table[t]) > 1 and now[t] > 0]
     best_ms = simulator.cost(plan.task, plan).total_ms
-    for table in spread[:_MOST_GROWN]:
+    for table in spread[: SETTINGS.grown_caches]:
         for option in np.argsort(options.cost_ms[table], kind="stable").tolist():
             if options.cost_ms[table, option] >= options.cost_ms[table, now[table]]:
                 break

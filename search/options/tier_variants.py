@@ -8,14 +8,12 @@ import numpy as np
 from neuroshard.models import ComputeModel
 from neuroshard.plans.caches import cut_to, of_mixed_widths, on_own_devices, parts_within, shared_caches, width_classes
 from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.stages.search.options.settings import SETTINGS
 from neuroshard.stages.search.options.tier_changes import assign_tiers
-from neuroshard.stages.search.options.tiers import FILLED, TierOptions
+from neuroshard.stages.search.options.tiers import TierOptions
 from neuroshard.stages.search.space.fixed_load import device_memory
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import DEFAULT_CACHED, Tier, TierAssignment
-
-_MOST_WAYS = 3  # to keep caches narrow, of which choices are made
-_OTHERS_AT = 1  # place in `FILLED` of the share at which all of these have a choice
 
 
 def tier_variants(task: Task, options: TierOptions, model: ComputeModel) -> list[Task]:
@@ -111,10 +109,10 @@ def _choices(task: Task, each: list[_Charged]) -> Iterator[_Choice]:
         choices = [one.cheapest(total * share, hosts) for one in some]
         return sorted((one for one in choices if one is not None), key=lambda one: one.cost_ms)
 
-    likely = [one.charged for one in ranked(each, FILLED[0])[:_MOST_WAYS]]
-    by_share = [ranked(likely, share) for share in FILLED]
+    likely = [one.charged for one in ranked(each, SETTINGS.memory_shares[0])[: SETTINGS.narrow_cache_ways]]
+    by_share = [ranked(likely, share) for share in SETTINGS.memory_shares]
     yield from (choices[0] for choices in by_share if choices)
-    yield from by_share[_OTHERS_AT][1:]
+    yield from by_share[SETTINGS.narrow_cache_share][1:]
 
 
 def _all_cached(task: Task) -> Task:

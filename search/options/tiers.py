@@ -11,15 +11,13 @@ from neuroshard.models import ComputeModel
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import readable_bytes
+from neuroshard.stages.search.options.settings import SETTINGS
 from neuroshard.stages.search.space.fixed_load import device_memory, placed_bytes
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS, CUT_FORMS, FORMS
 from neuroshard.words.placement import ON_DEVICE, Tier, TierAssignment
 
-_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of a table's rows that a cache may have room for
-LEAST_CACHED = _SHARES[0]
-FILLED = (1.0, 0.97, 0.9, 0.8, 0.65, 0.5)  # shares of the devices' memory that choices may take
-_PRICES = 40  # of host memory that are tried
+LEAST_CACHED = SETTINGS.cache_shares[0]
 _RAISE_EITHER = "Raise topology.memory_bytes or topology.host_memory_bytes"
 
 
@@ -42,9 +40,8 @@ class TierOptions:
     @classmethod
     def of(cls, task: Task, model: ComputeModel) -> "TierOptions":
         """Gather the tiers that each table may have, with bytes and costs by a compute model of calls."""
-        shares = sorted(
-            {*_SHARES, *(its.cache_load_factor for its in task.limits if its.cache_load_factor is not None)}
-        )
+        fixed = {its.cache_load_factor for its in task.limits if its.cache_load_factor is not None}
+        shares = sorted(fixed.union(SETTINGS.cache_shares))
         homes = (ON_DEVICE, *(TierAssignment(Tier.UVM_CACHING, share) for share in shares), TierAssignment(Tier.UVM))
         columns = [_costed(task, home, model) for home in homes]
         cost_ms, device_bytes, host_bytes = (np.stack(values, axis=1) for values in zip(*columns, strict=True))
@@ -103,7 +100,7 @@ class TierOptions:
             return free
         most = float(np.nanmax(np.where(np.isfinite(self.cost_ms), self.cost_ms, np.nan)))
         low, high, best = 0.0, most, None  # ms for a byte: beyond that no byte is worth it
-        for _ in range(_PRICES):
+        for _ in range(SETTINGS.host_prices):
             price = high if low == 0.0 and best is None else float(np.sqrt(max(low, high * 1e-12) * high))
             choice = self._within(device_bytes, price)
             if choice is not None and self._on_hosts(choice) <= host_bytes:
@@ -131,7 +128,7 @@ class TierOptions:
     def choices(self, task: Task) -> list[IntArray]:
         """List the cheapest choices (T,) within several fractions of device memory, each once, the largest first."""
         total, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
-        chosen = (self.cheapest(total * share, hosts) for share in FILLED)
+        chosen = (self.cheapest(total * share, hosts) for share in SETTINGS.memory_shares)
         return list({some.tobytes(): some for some in chosen if some is not None}.values())
 
     def shortage(self, task: Task) -> InfeasibleError:
@@ -259,4 +256,4 @@ def _everywhere_bytes(task: Task, layout: Layout, table: int) -> int:
 def is_ample(task: Task) -> bool:
     """Return True if all tables are in device memory and it is so large that no choice moves a table to hosts."""
     taken = int(task.memory.device_bytes(task.loads).sum())
-    return not task.loads.tier.any() and taken <= FILLED[-1] * int(device_memory(task).sum())
+    return not task.loads.tier.any() and taken <= SETTINGS.memory_shares[-1] * int(device_memory(task).sum())
