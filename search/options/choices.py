@@ -34,7 +34,7 @@ class TypeChoices:
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
         """Return the largest of numbers (T, Q) over each choice's tables with a sharding type, (B, Q), at least 0.
 
-        Choices that are looked at together differ in few tables: only those are looked at choice by choice.
+        The choices of one call differ in few tables. Only these tables are compared choice by choice.
         """
         tables = self.types == form
         always = tables.all(axis=0)

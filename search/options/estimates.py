@@ -43,12 +43,12 @@ class ColumnSplits:
     """The column-wise tables, split in Q ways.
 
     Attributes:
-        vectors: (T, Q, H) of the compute model, summed over a table's shards.
+        vectors: (T, Q, H) vectors of the compute model, summed over the shards of a table.
         cost_ms: (T, Q) compute cost of the most expensive shard of a table.
-        columns: (T, Q) that a sample gets of the widest one.
-        size_bytes: (T, Q) of the largest one.
-        given: (T,) columns that it gets of all.
-        total_bytes: (T,) of all, uncut.
+        columns: (T, Q) columns that a sample gets from the widest shard of a table.
+        size_bytes: (T, Q) bytes of the largest shard of a table.
+        given: (T,) columns that a sample gets from the whole table.
+        total_bytes: (T,) bytes of the whole table.
     """
 
     vectors: FloatArray
@@ -60,9 +60,9 @@ class ColumnSplits:
 
     @classmethod
     def of(cls, space: CostedSpace | None, num_tables: int, numbers: int) -> "ColumnSplits":
-        """Cut the tables of a space, if there is one, with vectors of so many numbers; zeros for all others.
+        """Split the tables of a space, with vectors of length `numbers`; all other tables have zeros.
 
-        What is kept together counts as the first table of it.
+        Tables that are kept together count as the first of them.
         """
         shape = (num_tables, len(SETTINGS.shard_shares))
         cuts = cls(np.zeros((*shape, numbers)), *np.zeros((3, *shape)), *np.zeros((2, num_tables)))

@@ -1,4 +1,4 @@
-"""The fewest bytes that a task's tables take: whatever cannot fit is refused before a cost model is asked.
+"""The fewest bytes that the tables of a task take: tasks that cannot fit are refused before any cost is predicted.
 
 Every check here is a proof. A sum over tables is compared with a sum over devices or hosts, and each table counts with
 the sharding type and the tier in which it takes the fewest bytes; so no task that has a plan is refused.
@@ -70,10 +70,12 @@ class LeastBytes:
         whole, forms = Loads.of(task.tables, task.batch_size), allowed_types(task, CALLS)
         known = np.array([*(call in calls for call in CALLS), False])  # the last one: there is no such call
         least = np.full((3, len(whole)), _UNKNOWN, dtype=np.int64)
-        for homes in tiers:
-            may = np.array([its.may_lie_in(home) for its, home in zip(task.limits, homes, strict=True)])
+        for assignments in tiers:
+            may = np.array(
+                [its.may_lie_in(assignment) for its, assignment in zip(task.limits, assignments, strict=True)]
+            )
             for form, layout in enumerate(LAYOUTS.values()):
-                loads = replace(whole.at(homes), form=np.full(len(whole), form))
+                loads = replace(whole.at(assignments), form=np.full(len(whole), form))
                 tables = np.flatnonzero(may & forms[:, form] & known[loads.call])
                 if len(tables):
                     device, host = _over_all(task, layout, loads.take(tables))

@@ -1,4 +1,4 @@
-"""Choices of a sharding type for each table: which choices are likely to be cheap, and the plans made of them."""
+"""The options of every table in one variant of a task, and the choices of them that are likely to be cheap."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,11 +34,13 @@ from neuroshard.words.form import FORMS
 
 @dataclass(frozen=True, eq=False)
 class OptionTable:
-    """A task's choices of a sharding type for each table, with given tier assignments.
+    """The sharding types that each table of a variant may have, with estimates of what a choice of them costs.
+
+    A variant is a task with further rules: tier assignments, or finer equal parts.
 
     Attributes:
         asked: the task that plans are made for.
-        task: the same task with these tier assignments.
+        task: the variant, which has the same tables.
         simulator: costs plans.
         allowed: (T, F) sharding types that each table may have.
         leaders: (T,) the table whose sharding type each table takes: the first of the tables kept together with it.
@@ -64,7 +66,7 @@ class OptionTable:
     def of(
         cls, task: Task, simulator: Simulator, allowed: BoolArray, quick: Start, asked: Task | None = None
     ) -> "OptionTable":
-        """Prepare choices among sharding types `allowed` (T, F), less column_wise for tables too large for it.
+        """Gather sharding types `allowed` (T, F), without column_wise for tables that are too large for a device.
 
         Plans are made for the task `asked`, which has the same tables; None stands for `task`.
         """
@@ -74,8 +76,8 @@ class OptionTable:
             space = CostedSpace.costed(uncosted, simulator, simulator.compute_for(task))
             _, least, room = narrowest_shards(space)
             too_large = [table for item in np.flatnonzero(least > room) for table, _ in space.items[item]]
-            fitting[too_large, COLUMNS] = False  # even where they are cut as finely as they may be
-            fitting[:, COLUMNS] |= ~fitting.any(axis=1)  # what fits nowhere stays there, and the search says so
+            fitting[too_large, COLUMNS] = False  # their narrowest shards do not fit
+            fitting[:, COLUMNS] |= ~fitting.any(axis=1)  # the search raises an error about tables that fit nowhere
         estimates = CostEstimates.of(task, simulator, allowed, space)
         return cls(
             asked or task, task, simulator, fitting, leaders(task), quick, estimates, SpreadPlacements(task), may, space
@@ -293,7 +295,7 @@ class OptionTable:
             yield from self._more_in(form, lambda tables: size_bytes[tables])
 
     def _more_in(self, form: int, value: Callable[[IntArray], FloatArray | IntArray]) -> IntArray:
-        """List the first choice with its 1, 2, 4, ... and all most valuable tables in a sharding type, (n, T)."""
+        """List the first choice after its 1, 2, 4, ..., and all most valuable tables got a sharding type, (n, T)."""
         movable = np.flatnonzero(self._leading(self.allowed)[:, form] & (self.first == COLUMNS))
         if not len(movable):
             return np.zeros((0, len(self.leaders)), dtype=np.int64)

@@ -21,10 +21,12 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.placement import TIERS, Placement, Tier, TierAssignment
 
 
-def assign_tiers(task: Task, homes: tuple[TierAssignment, ...]) -> Task:
+def assign_tiers(task: Task, assignments: tuple[TierAssignment, ...]) -> Task:
     """Fix the tier assignment (T,) of each table of the task, so that searches keep it."""
     rules = [replace(rule, tiers=None, cache_load_factor=None) for rule in task.constraints.rules]
-    rules += [TableRule.keeping(table.name, home) for table, home in zip(task.tables, homes, strict=True)]
+    rules += [
+        TableRule.keeping(table.name, assignment) for table, assignment in zip(task.tables, assignments, strict=True)
+    ]
     return replace(task, constraints=replace(task.constraints, rules=tuple(rules)))
 
 
@@ -42,9 +44,9 @@ def fix_tiers(plan: Plan) -> Plan:
     return kept if within_bounds(kept) else pin_to_caches(kept)
 
 
-def reassign_tiers(plan: Plan, task: Task, homes: tuple[TierAssignment, ...]) -> Plan:
-    """Return the plan's shards as a plan of `task`, of the same tables, with tier assignments `homes` (T,)."""
-    placements = (replace(placed, tier_assignment=homes[placed.shard.table]) for placed in plan.placements)
+def reassign_tiers(plan: Plan, task: Task, assignments: tuple[TierAssignment, ...]) -> Plan:
+    """Return the plan's shards as a plan of `task`, of the same tables, with tier assignments `assignments` (T,)."""
+    placements = (replace(placed, tier_assignment=assignments[placed.shard.table]) for placed in plan.placements)
     return Plan(task, tuple(placements))
 
 
@@ -89,7 +91,7 @@ def pin_to_caches(plan: Plan) -> Plan:
 
 def improve_tiers(plan: Plan, options: TierOptions, model: ComputeModel) -> Plan:
     """Choose the cheapest tiers again for tables that are on one device alone, within their and free memory."""
-    task, homes = plan.task, list(plan.tier_assignments)
+    task, assignments = plan.task, list(plan.tier_assignments)
     devices: dict[int, list[int]] = {}
     for placed in plan.placements:
         devices.setdefault(placed.shard.table, []).append(placed.device)
@@ -98,7 +100,7 @@ def improve_tiers(plan: Plan, options: TierOptions, model: ComputeModel) -> Plan
         own = np.array([table for table, its in devices.items() if set(its) == {device}], dtype=np.int64)
         if not len(own):
             continue
-        now = np.array([options.tier_assignments.index(homes[table]) for table in own.tolist()])
+        now = np.array([options.tier_assignments.index(assignments[table]) for table in own.tolist()])
         its, rows = options.of_tables(own), np.arange(len(own))
         host = device // task.topology.host_size
         on_host = int(its.host_bytes[rows, now].sum())
@@ -107,8 +109,8 @@ def improve_tiers(plan: Plan, options: TierOptions, model: ComputeModel) -> Plan
             continue
         hosts[host] -= int(its.host_bytes[rows, chosen].sum()) - on_host
         for table, option in zip(own.tolist(), chosen.tolist(), strict=True):
-            homes[table] = options.tier_assignments[option]
-    return reassign_tiers(plan, task, tuple(homes))
+            assignments[table] = options.tier_assignments[option]
+    return reassign_tiers(plan, task, tuple(assignments))
 
 
 class _Own(NamedTuple):
@@ -144,11 +146,11 @@ class _Own(NamedTuple):
 
     def device_bytes(self, chosen: IntArray) -> int:
         """Compute the bytes of the device with tier options `chosen` (t,) for its own tables."""
-        homes = list(self.plan.tier_assignments)
+        assignments = list(self.plan.tier_assignments)
         for table, option in zip(self.tables.tolist(), chosen.tolist(), strict=True):
-            homes[table] = self.options.tier_assignments[option]
+            assignments[table] = self.options.tier_assignments[option]
         here = self.plan.device_loads.take(np.array([self.device]))
-        there = LoadSets(here.loads.at([homes[placed.shard.table] for placed in self._placed]), here.counts)
+        there = LoadSets(here.loads.at([assignments[placed.shard.table] for placed in self._placed]), here.counts)
         return int(self.plan.task.memory.bytes_beside(there).sum())
 
     def narrow(self) -> Iterator[TierOptions]:
@@ -191,7 +193,7 @@ def grow_caches(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
 
     The most expensive tables go first, each to the cheapest option that fits and lowers the predicted cost.
     """
-    now = np.array([options.tier_assignments.index(home) for home in plan.tier_assignments])
+    now = np.array([options.tier_assignments.index(assignment) for assignment in plan.tier_assignments])
     cost_ms = options.cost_ms[np.arange(len(now)), now]
     spread = [t for t in np.argsort(-cost_ms, kind="stable").tolist() if len(plan.by_table[t]) > 1 and now[t] > 0]
     best_ms = simulator.cost(plan.task, plan).total_ms
@@ -199,9 +201,9 @@ def grow_caches(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
         for option in np.argsort(options.cost_ms[table], kind="stable").tolist():
             if options.cost_ms[table, option] >= options.cost_ms[table, now[table]]:
                 break
-            homes = list(plan.tier_assignments)
-            homes[table] = options.tier_assignments[option]
-            larger = reassign_tiers(plan, plan.task, tuple(homes))
+            assignments = list(plan.tier_assignments)
+            assignments[table] = options.tier_assignments[option]
+            larger = reassign_tiers(plan, plan.task, tuple(assignments))
             if larger.fits and (ms := simulator.cost(plan.task, larger).total_ms) < best_ms:
                 plan, best_ms = larger, ms
                 break

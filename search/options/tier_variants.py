@@ -33,8 +33,10 @@ def tier_variants(task: Task, options: TierOptions, model: ComputeModel) -> list
     ways = _ways(every, mixed)
     charged = [_Charged(way, options.charged(every, way.widths, way.parts, model)) for way in ways]
     for choice in _choices(task, charged):
-        homes = tuple(options.tier_assignments[option] for option in choice.chosen.tolist())
-        other = choice.charged.way.ruled(task if homes == task.tier_assignments else assign_tiers(task, homes))
+        assignments = tuple(options.tier_assignments[option] for option in choice.chosen.tolist())
+        other = choice.charged.way.ruled(
+            task if assignments == task.tier_assignments else assign_tiers(task, assignments)
+        )
         if other is not None and other not in tasks:
             tasks.append(other)
     return tasks
@@ -119,10 +121,10 @@ def _all_cached(task: Task) -> Task:
     """Make every table `uvm_caching` that may be; other tables keep the tiers that the task gives them."""
     if not any(Tier.UVM_CACHING in its.tiers for its in task.limits):
         return task
-    homes = (
+    assignments = (
         TierAssignment(Tier.UVM_CACHING, its.cache_load_factor or DEFAULT_CACHED)
         if Tier.UVM_CACHING in its.tiers
-        else home
-        for its, home in zip(task.limits, task.tier_assignments, strict=True)
+        else assignment
+        for its, assignment in zip(task.limits, task.tier_assignments, strict=True)
     )
-    return assign_tiers(task, tuple(homes))
+    return assign_tiers(task, tuple(assignments))

@@ -42,14 +42,18 @@ class TierOptions:
         """Gather the tiers that each table may have, with bytes and costs by a compute model of calls."""
         fixed = {its.cache_load_factor for its in task.limits if its.cache_load_factor is not None}
         shares = sorted(fixed.union(SETTINGS.cache_shares))
-        homes = (ON_DEVICE, *(TierAssignment(Tier.UVM_CACHING, share) for share in shares), TierAssignment(Tier.UVM))
-        columns = [_costed(task, home, model) for home in homes]
+        assignments = (
+            ON_DEVICE,
+            *(TierAssignment(Tier.UVM_CACHING, share) for share in shares),
+            TierAssignment(Tier.UVM),
+        )
+        columns = [_costed(task, assignment, model) for assignment in assignments]
         cost_ms, device_bytes, host_bytes = (np.stack(values, axis=1) for values in zip(*columns, strict=True))
-        may = np.array([[its.may_lie_in(home) for home in homes] for its in task.limits])
+        may = np.array([[its.may_lie_in(assignment) for assignment in assignments] for its in task.limits])
         for table, its in enumerate(task.limits):
             if not its.forms.intersection(CUT_FORMS):
                 device_bytes[table, 0] = min(_everywhere_bytes(task, LAYOUTS[form], table) for form in its.forms)
-        return cls(homes, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
+        return cls(assignments, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
 
     def with_data_parallel(self, task: Task, allowed: BoolArray) -> "TierOptions":
         """Return the options with the bytes of data-parallel tables, if these take fewer bytes than whole tables.
@@ -71,10 +75,10 @@ class TierOptions:
         cut = np.flatnonzero(parts > 1)
         loads = Loads.of(task.tables, task.batch_size)
         shards = loads.columns(loads.dim / np.maximum(parts, 1))
-        for option, home in enumerate(self.tier_assignments):
-            if home.tier is not Tier.UVM_CACHING:
+        for option, assignment in enumerate(self.tier_assignments):
+            if assignment.tier is not Tier.UVM_CACHING:
                 continue
-            its = shards.at([home] * len(loads))
+            its = shards.at([assignment] * len(loads))
             device_bytes[:, option] = parts * task.memory.device_bytes(its, np.maximum(widths, its.dim))
             known = cut[np.isfinite(cost_ms[cut, option])]
             if len(known):
@@ -238,9 +242,9 @@ def _slope(size: IntArray, cost: FloatArray, before: int, after: int) -> float:
     return float((cost[after] - cost[before]) / max(size[after] - size[before], 1))
 
 
-def _costed(task: Task, home: TierAssignment, model: ComputeModel) -> tuple[FloatArray, IntArray, IntArray]:
+def _costed(task: Task, assignment: TierAssignment, model: ComputeModel) -> tuple[FloatArray, IntArray, IntArray]:
     """Compute (T,) ms, bytes of devices and bytes of hosts, with one tier assignment for all tables."""
-    loads = Loads.of(task.tables, task.batch_size).at([home] * len(task.tables))
+    loads = Loads.of(task.tables, task.batch_size).at([assignment] * len(task.tables))
     known = np.flatnonzero([CALLS[number] in model.calls for number in loads.call.tolist()])
     cost_ms = np.full(len(loads), np.inf)
     if len(known):

@@ -99,7 +99,7 @@ class TypeChanges:
         kept = (placed for placed in self.start.placements if not changed[placed.shard.table])
         everywhere = np.flatnonzero(changed & (types != COLUMNS)).tolist()
         spread = (placed for table in everywhere for placed in self.choices.spread.placements(table, int(types[table])))
-        columns = in_columns(task, self._homes(np.flatnonzero(changed & (types == COLUMNS))))
+        columns = in_columns(task, self._devices_for(np.flatnonzero(changed & (types == COLUMNS))))
         return Plan(task, (*kept, *spread, *columns))
 
     @cached_property
@@ -107,7 +107,7 @@ class TypeChanges:
         """Compute cost of each device in the starting plan, ms, (D,)."""
         return self.choices.simulator.cost(self.start.task, self.start).compute
 
-    def _homes(self, tables: IntArray) -> Iterator[tuple[int, int, int]]:
+    def _devices_for(self, tables: IntArray) -> Iterator[tuple[int, int, int]]:
         """Yield (table, columns, device) of whole tables, the most expensive first, each on the least loaded device."""
         task, compute_ms = self.start.task, self._compute_ms.copy()
         alone_ms = self.choices.simulator.compute_for(task).predict(LoadSets.alone(task.loads.take(tables)))
@@ -166,16 +166,16 @@ def move_rows_to_hosts(plan: Plan, simulator: Simulator, forced: Collection[int]
     task, hosts = plan.task, plan.task.topology.domains
     each = [plan.layouts[table].share(task.loads.take(np.array([table])), len(hosts[0])) for table in tables]
     block_ms = simulator.compute_for(task).predict(LoadSets.joined([LoadSets.alone(one) for one in each]))
-    homes: dict[int, int] = {}
+    host_of: dict[int, int] = {}
     plans, busy_ms = [] if forced else [plan], np.zeros(len(hosts))
     optional = np.array([table not in forced for table in tables])
     for place in np.lexsort((-block_ms, optional)).tolist():
-        home = int(busy_ms.argmin())
-        busy_ms[home] += block_ms[place]
-        homes[tables[place]] = home
+        host = int(busy_ms.argmin())
+        busy_ms[host] += block_ms[place]
+        host_of[tables[place]] = host
         counts = {len(forced), len(tables)}
-        if len(homes) >= len(forced) and (len(homes) & (len(homes) - 1) == 0 or len(homes) in counts):
-            moved = _moved(plan, homes)
+        if len(host_of) >= len(forced) and (len(host_of) & (len(host_of) - 1) == 0 or len(host_of) in counts):
+            moved = _moved(plan, host_of)
             plans += [moved] if moved.fits else []
     return plans[int(np.argmin([cost.total_ms for cost in simulator.costs(task, plans)]))] if plans else None
 
@@ -202,11 +202,11 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
     ]
 
 
-def _moved(plan: Plan, homes: Mapping[int, int]) -> Plan:
+def _moved(plan: Plan, host_of: Mapping[int, int]) -> Plan:
     """Make some of a plan's tables, by their index, row-wise on the devices of one host, by its number."""
     hosts = plan.task.topology.domains
-    kept = (placed for placed in plan.placements if placed.shard.table not in homes)
+    kept = (placed for placed in plan.placements if placed.shard.table not in host_of)
     moved = (
-        placed for table, home in homes.items() for placed in plan.layouts[table].over(plan.task, table, hosts[home])
+        placed for table, host in host_of.items() for placed in plan.layouts[table].over(plan.task, table, hosts[host])
     )
     return Plan(plan.task, (*kept, *moved))
