@@ -24,6 +24,7 @@ from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.methods.improved import ImprovedSearch, in_turns
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.options.equal_parts import parts_that_cost_less, parts_that_fit
+from neuroshard.stages.search.options.host_variants import host_variants
 from neuroshard.stages.search.options.least_bytes import check_least_bytes
 from neuroshard.stages.search.options.merge_shards import merge_shards
 from neuroshard.stages.search.options.option_table import Choice, OptionTable
@@ -202,6 +203,7 @@ class NeuroShard(Searcher):
             roomier = options.with_data_parallel(task, self._allowed(task, simulator))
             tasks = tier_variants(task, roomier, compute)
         variants = [task, *(one for one in tasks if one is not task)]
+        variants += [spread for one in variants[:2] for spread in host_variants(one) if spread not in variants]
         attempts = Attempts.of([partial(self._with_types, variants, task, simulator)])
         if not attempts.found and not tasks and not roomier.choices(task):
             raise roomier.shortage(task)

@@ -63,7 +63,6 @@ def _in_host_memory():
 
 STILL_WORSE = {
     "pooled_and_sequence": "the search finds a plan as cheap, and rejects it: the gain is within the error margins",
-    "in_host_memory": "a table that no host has room for gets one shard on each host",
 }
 CASES = {case.__name__.strip("_"): case for case in (_pooled_and_sequence, _many_hosts, _in_host_memory)}
 
