@@ -71,7 +71,8 @@ class NeuroShard(Searcher):
     devices have too little memory or if that is predicted to pay. The search makes several tier assignments, the
     cheapest within several fractions of the device memory, each with its own choices of sharding types, and searches
     the likely choices of all of them. Then tables of the cheapest plan take the memory that is left on their devices,
-    and column-wise tables are searched again, as long as that helps.
+    and column-wise tables are searched again, as long as that helps. If one host cannot hold all tables that are in
+    host memory, the search also tries to spread these tables evenly over all hosts.
 
     Tables that may only be split into equal parts are left whole or halved first. Then the search splits them into more
     parts, by the largest share of a device's cost that a part may have: it tries several such ways, with their sharding
@@ -310,9 +311,17 @@ class NeuroShard(Searcher):
             other = replace(kept, plan=replace(moved or plan, task=kept.plan.task))
             return kept if other.plan == kept.plan else self._accepted(kept, other, simulator)
         on_hosts = () if moved is None else (_of_task(replace(found, plan=moved), asked),)
-        again = partial(self._planned, without_rows_on_hosts(asked), simulator)
-        without = Attempts.of([lambda: _of_task(again(), asked)], errors=UserError)
+        without = Attempts.of([partial(self._without_rows_on_hosts, asked, simulator)], errors=UserError)
         return self._cheapest((*on_hosts, *without.found) or without.plans(), simulator)
+
+    def _without_rows_on_hosts(self, asked: Task, simulator: Simulator) -> Found:
+        """Find a plan in which no table that must have its rows on one host is row-wise.
+
+        Raises:
+            UserError: a table may have no other sharding type.
+            InfeasibleError: no plan was found.
+        """
+        return _of_task(self._planned(without_rows_on_hosts(asked), simulator), asked)
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """List first plans and ends of local searches, for several choices of sharding types and the plan's tiers.
@@ -320,14 +329,14 @@ class NeuroShard(Searcher):
         The choices are the plan's own, column-wise tables alone, and the best choices that leave one sharding type out.
         """
         same = fix_tiers(plan)
-        choices = self._other_forms(same, simulator)
+        choices = self._other_types(same, simulator)
         share, left = -(-count // (len(choices) + 1)), count - len(choices)  # others may have one plan only
         own = self.column_search.candidate_plans(same, simulator, max(share, left))
         groups = (self._candidate_plans(one, simulator, share) for one in choices)
         every = in_turns(same, [own, *groups], simulator, count)
         return (plan, *(replace(one, task=plan.task) for one in every if one is not same))
 
-    def _other_forms(self, plan: Plan, simulator: Simulator) -> list[Choice]:
+    def _other_types(self, plan: Plan, simulator: Simulator) -> list[Choice]:
         """List choices of sharding types that differ from the plan's.
 
         They are column-wise tables alone, the best choices by quick searches, and the best choices that leave one
