@@ -32,9 +32,10 @@ from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.fit import Fit, margins_of
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.local.starts import EvenLayouts
 from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest, likeliest
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
-from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch
+from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.tables.reuse import ZIPF_EXPONENT, zipf_reuse

@@ -18,7 +18,7 @@ CORE_ROOMS = (
     *("plumbing", "words", "tables", "cost", "layouts", "tasks", "plans", "records", "bundles", "models", "searching"),
     *("torchrec", "targets", "hardware", "lab", "testing", "app"),
 )
-SEARCH_ROOMS = ("published", "space", "kernels", "local", "rl", "methods", "results", "report", "runs")
+SEARCH_ROOMS = ("published", "space", "kernels", "local", "options", "rl", "methods", "results", "report", "runs")
 
 
 @cache

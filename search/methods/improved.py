@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress, islice, zip_longest
 from operator import itemgetter
-from typing import Protocol
 
 import numpy as np
 
@@ -17,86 +16,17 @@ from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import ByteSize
-from neuroshard.plumbing.threads import in_threads, useful_threads
 from neuroshard.searching.searcher import Found, Searcher, tried_within_hosts
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
 from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch
+from neuroshard.stages.search.local.starts import Start
 from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest
-from neuroshard.stages.search.published.grid import GridSearch, GridSettings
-from neuroshard.stages.search.published.shard_table import fewest_shards
 from neuroshard.stages.search.space.costed_space import CostedSpace
-from neuroshard.stages.search.space.even_splits import equal_splits, even_splits
 from neuroshard.stages.search.space.fixed_load import FixedLoad
-from neuroshard.stages.search.space.packing import pack
 from neuroshard.tasks.task import Task
 
-_EVEN_SHARES = (0.15, 0.25, 0.4, 0.6, 1.0)  # of a device, that a shard may take
-_MOST_SHARDS = 512  # of all tables together, where each is cut into equally many
-_NARROW_SHARES = (0.03, 0.07)  # where memory is so scarce that no wider shards find room
 _NEAR = 1.1  # times the cheapest first plan's cost: from these local search begins,
 _STARTS = 3  # and from so many at least: the cheapest may be where it gets stuck
-
-
-class Start(Protocol):
-    """Gives a first plan of a task."""
-
-    def first_widths(self, space: CostedSpace) -> IntArray | None:
-        """Find a first plan, (I, D) units of 4 columns of each item on each device; None if this start has none.
-
-        Raises:
-            InfeasibleError: nothing fits, so that no other start need be asked.
-        """
-        ...
-
-
-@dataclass(frozen=True)
-class EvenLayouts:
-    """The cheapest of some layouts whose shards are all small enough, each placed by grid search; else one that fits.
-
-    The published search splits one shard at a time, a few times; tasks with many devices or nearly full memory need
-    many tables split. If there are few tables, layouts with all tables split into 2, 4, 8, ... shards are placed too: a
-    narrow shard may compute nearly as long as a wide shard, so that small shares would split tables into as many shards
-    as allowed. One layout has the fewest shards: if devices already compute other tables, every shard may be a small
-    enough share.
-
-    Attributes:
-        grid: caps of the greedy grid search.
-        refined: whether the cheapest layout is placed once more by whole devices, where there are many.
-    """
-
-    grid: GridSettings = field(default_factory=GridSettings)
-    refined: bool = True
-
-    def first_widths(self, space: CostedSpace) -> IntArray | None:
-        """Place even layouts by grid search; return the cheapest plan, else one packed by bytes alone, if any fits."""
-        grid = GridSearch(space.problem, self.grid)
-        for shares, counts in ((_EVEN_SHARES, _shard_counts(space)), (_NARROW_SHARES, ())):
-            even = [even_splits(space, most) for most in shares] + [fewest_shards(space.shards)]
-            even += [equal_splits(space.shards, count) for count in counts]
-            distinct = list({splits.tobytes(): splits for splits in even}.values())
-            threads = useful_threads(sum(map(len, distinct)) * max(self.grid.points, 1))
-            placed = in_threads(lambda splits: grid.place(splits[None])[0], distinct, threads)
-            best = min(placed, key=lambda one: one.cost_ms)
-            if best.cost_ms < float("inf"):
-                return grid.widths(grid.refined(best) if self.refined else best)
-        return pack(space, space.free_bytes)
-
-
-def _shard_counts(space: CostedSpace) -> list[int]:
-    """List numbers of shards that all tables are cut into: powers of two, up to as many as there are devices."""
-    powers = (1 << power for power in range(1, space.task.topology.num_devices.bit_length()))
-    return [count for count in powers if count * space.shards.num_items <= _MOST_SHARDS]
-
-
-@dataclass(frozen=True)
-class ExistingPlan:
-    """A plan that is there already: of the same tables, and within the task's limits."""
-
-    plan: Plan
-
-    def first_widths(self, space: CostedSpace) -> IntArray | None:
-        """Return the plan as (I, D) units of 4 columns of each item on each device."""
-        return space.widths(self.plan)
 
 
 @dataclass(frozen=True)

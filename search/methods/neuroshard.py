@@ -1,9 +1,8 @@
 """The default search: it chooses the sharding type, the tier and the devices of every table."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -14,41 +13,43 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.local.starts import EvenLayouts, Start
 from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest, likeliest
-from neuroshard.stages.search.methods.form_changes import rows_on_hosts, simpler
-from neuroshard.stages.search.methods.form_choices import FormChoices, Tried
+from neuroshard.stages.search.methods.attempts import Attempts
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
-from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch, Start, in_turns
+from neuroshard.stages.search.methods.improved import ImprovedSearch, in_turns
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.published.grid import GridSettings
-from neuroshard.stages.search.space.equal_parts import parts_that_cost_less, parts_that_fit
-from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
-from neuroshard.stages.search.space.forms import (
+from neuroshard.stages.search.options.equal_parts import parts_that_cost_less, parts_that_fit
+from neuroshard.stages.search.options.host_variants import host_variants
+from neuroshard.stages.search.options.least_bytes import check_least_bytes
+from neuroshard.stages.search.options.merge_shards import merge_shards
+from neuroshard.stages.search.options.option_table import Choice, OptionTable
+from neuroshard.stages.search.options.settings import SETTINGS
+from neuroshard.stages.search.options.sharding_types import (
     COLUMNS,
     OTHERS,
-    allowed_forms,
-    check_some_form,
+    allowed_types,
+    check_allowed_types,
     known_calls,
     searched_types,
     with_rows_on_all,
     without_rows_on_hosts,
 )
-from neuroshard.stages.search.space.home_changes import caches_grown, homes_anew
-from neuroshard.stages.search.space.home_choices import homed_tasks
-from neuroshard.stages.search.space.homes import HomeOptions, is_ample, settled
-from neuroshard.stages.search.space.least_bytes import check_least_bytes
+from neuroshard.stages.search.options.tier_changes import fix_tiers, grow_caches, improve_tiers
+from neuroshard.stages.search.options.tier_variants import tier_variants
+from neuroshard.stages.search.options.tiers import TierOptions, is_ample
+from neuroshard.stages.search.options.type_changes import move_rows_to_hosts
+from neuroshard.stages.search.published.grid import GridSettings
+from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.placement import Tier
 
-_ROUNDS = 2  # searches with tiers chosen again, at most
-_FIRSTS = 2  # tier assignments whose column-wise plans are searched: the cheapest by each of these two costs
-_LIKELY = 2  # choices of sharding types that are searched, at most
 _QUICK_MS, _ESTIMATE_MS, _BOTH_MS = (attrgetter(f"{name}_ms") for name in ("quick", "estimate", "both"))
 
 
@@ -70,7 +71,8 @@ class NeuroShard(Searcher):
     devices have too little memory or if that is predicted to pay. The search makes several tier assignments, the
     cheapest within several fractions of the device memory, each with its own choices of sharding types, and searches
     the likely choices of all of them. Then tables of the cheapest plan take the memory that is left on their devices,
-    and column-wise tables are searched again, as long as that helps.
+    and column-wise tables are searched again, as long as that helps. If one host cannot hold all tables that are in
+    host memory, the search also tries to spread these tables evenly over all hosts.
 
     Tables that may only be split into equal parts are left whole or halved first. Then the search splits them into more
     parts, by the largest share of a device's cost that a part may have: it tries several such ways, with their sharding
@@ -146,9 +148,9 @@ class NeuroShard(Searcher):
             InfeasibleError: there is no plan, or none was found.
         """
         asked = self._restricted(task)
-        found = self._on_hosts(asked, simulator) if self._tries_hosts else self._in_parts(asked, simulator)
+        found = self._with_rows_on_hosts(asked, simulator) if self._tries_hosts else self._planned(asked, simulator)
         calls = known_calls(simulator.models, self.forms)
-        plan = simpler(found.plan, simulator, calls, self.tolerance, found.fewer)
+        plan = merge_shards(found.plan, simulator, calls, self.tolerance, found.fewer)
         return replace(found, plan=plan if asked is task else replace(plan, task=task), fewer=None)
 
     @property
@@ -170,113 +172,69 @@ class NeuroShard(Searcher):
             rule = f"searcher.sharding_types=[{','.join(self.sharding_types)}] counts as a rule for every table"
             raise error.changed(limit="; ".join(filter(None, (error.message.limit, rule)))) from error
 
-    def _on_hosts(self, asked: Task, simulator: Simulator) -> Found:
-        """Find a plan with row-wise tables on one host each where that pays, or where they must not be on all devices.
+    def _planned(self, task: Task, simulator: Simulator) -> Found:
+        """Find a plan with the rows of every row-wise table on all devices.
 
-        The search spreads rows over all devices first, whatever the rules; then it moves tables to hosts.
+        Tables are split into more than two equal parts if that is predicted to pay, or if nothing else fits.
         """
-        searched = with_rows_on_all(asked)
-        found = self._in_parts(searched, simulator)
-        plan, hosts = settled(found.plan), len(asked.topology.domains)
-        rows = (index for index, layout in enumerate(plan.layouts) if layout.blocks)
-        forced = [index for index in rows if not rows_on_all(asked.limits[index].sharding_types, hosts)]
-        moved = rows_on_hosts(plan, simulator, forced)
-        if not forced:
-            kept = found if searched is asked else _of_task(found, asked)
-            other = replace(kept, plan=replace(moved or plan, task=kept.plan.task))
-            return kept if other.plan == kept.plan else self._accepted(kept, other, simulator)
-        others = [] if moved is None else [_of_task(replace(found, plan=moved), asked)]
-        try:
-            others.append(_of_task(self._in_parts(without_rows_on_hosts(asked), simulator), asked))
-        except (InfeasibleError, UserError):
-            if not others:
-                raise
-        return self._cheapest(others, simulator)
+        first = Attempts.of([partial(self._with_tiers, task, simulator)])
+        if first.found:
+            return self._with_finer_parts(first.found[0], task, simulator)
+        tasks = [task.with_rules(rules) for rules in parts_that_fit(task)]
+        finer = Attempts.of(partial(self._with_tiers, one, simulator) for one in tasks)
+        return self._cheapest(finer.found or first.plans(), simulator)
 
-    def _in_parts(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan; split tables into more than two equal parts if that is predicted to pay or nothing else fits."""
-        try:
-            found = self._in_memories(task, simulator)
-        except InfeasibleError:
-            finer = []
-            for rules in parts_that_fit(task):
-                with suppress(InfeasibleError):
-                    finer.append(self._in_memories(task.with_rules(rules), simulator))
-            if not finer:
-                raise
-            return self._cheapest(finer, simulator)
-        plan, spaces = settled(found.plan), []
-        for rules in parts_that_cost_less(plan, simulator):
-            its, asked = (one.with_rules(rules) for one in (plan.task, task))
-            spaces.append(FormChoices.of(its, simulator, self._allowed(its, simulator), self.quick, asked))
-        tried = sorted(self._likely(spaces), key=_BOTH_MS)[:_LIKELY]
-        return self._finer(found, _searched(tried, self.column_search), simulator)
+    def _with_tiers(self, task: Task, simulator: Simulator) -> Found:
+        """Find a plan with the tier assignments that are predicted to cost least, among them those of the task.
 
-    def _finer(self, found: Found, others: Sequence[Found], simulator: Simulator) -> Found:
-        """Return one of `others`, whose tables have more parts, if its gain is accepted; else return `found`."""
-        every = [found, *others]
-        costs = [simulator.cost(one.plan.task, one.plan) for one in every]
-        if self.acceptance is None or has_own_margins(costs[0]):
-            return self._cheapest(every, simulator)
-        return every[self.acceptance.among(costs, found.plan.task, simulator)[0]]
-
-    def _likely(self, spaces: Iterable[FormChoices]) -> list[Tried]:
-        """Try choices of sharding types by quick searches, and list the likely choices of every space."""
-        return [one for choices in spaces for one in choices.likely(self.sharding_type_trials)]
-
-    def _in_memories(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan with the tier assignments that are predicted to cost least, among them those of the task."""
+        If all tables are in device memory with ample room, other tiers are tried only if nothing fits.
+        """
         simulator.models.check(task)
         check_least_bytes(task, known_calls(simulator.models, self.forms))
+        as_given = partial(self._with_types, [task], task, simulator)
         known = any(call.tier is not Tier.DEVICE for call in simulator.models.compute.calls)
         if not known or not task.topology.host_bytes:
-            return self._in_forms([task], task, simulator)
-        if is_ample(task):
-            with suppress(InfeasibleError):
-                return self._in_forms([task], task, simulator)
+            return as_given()
+        if is_ample(task) and (ample := Attempts.of([as_given])).found:
+            return ample.found[0]
         compute = simulator.compute_for(task)
-        options = roomier = HomeOptions.of(task, compute)
-        tasks = homed_tasks(task, options, compute)
+        options = roomier = TierOptions.of(task, compute)
+        tasks = tier_variants(task, options, compute)
         if not tasks:
-            roomier = options.with_copies(task, self._allowed(task, simulator))
-            tasks = homed_tasks(task, roomier, compute)
-        try:
-            found = self._in_forms([task, *(one for one in tasks if one is not task)], task, simulator)
-        except InfeasibleError as error:
-            raise error if tasks or roomier.choices(task) else roomier.shortage(task) from None
-        return self._improved(found, options, simulator)
+            roomier = options.with_data_parallel(task, self._allowed(task, simulator))
+            tasks = tier_variants(task, roomier, compute)
+        variants = [task, *(one for one in tasks if one is not task)]
+        variants += [spread for one in variants[:2] for spread in host_variants(one) if spread not in variants]
+        attempts = Attempts.of([partial(self._with_types, variants, task, simulator)])
+        if not attempts.found and not tasks and not roomier.choices(task):
+            raise roomier.shortage(task)
+        return self._with_improved_tiers(attempts.plans()[0], options, simulator)
 
-    def _improved(self, found: Found, options: HomeOptions, simulator: Simulator) -> Found:
-        """Choose tiers again on every device, and place column-wise tables again, as long as that helps."""
-        compute = simulator.compute_for(found.plan.task)
-        for _ in range(_ROUNDS):
-            plan = caches_grown(homes_anew(found.plan, options, compute), options, simulator)
-            others, start = [replace(found, plan=plan, fewer=None)], settled(plan)
-            with suppress(InfeasibleError):
-                fixed = FixedLoad.of_plan(start, simulator.compute_for(start.task))
-                others.append(self.column_search.found(fixed, simulator).of(plan.task))
-            best = self._cheapest([found, *others], simulator)
-            if best is found:
-                break
-            found = best
-        return found
+    def _with_types(self, variants: Sequence[Task], asked: Task, simulator: Simulator) -> Found:
+        """Find the best plan of the task `asked`, with the tier assignments of one of its variants.
 
-    def _in_forms(self, tasks: Sequence[Task], asked: Task, simulator: Simulator) -> Found:
-        """Find the best plan of the task `asked`, with the tier assignments of one of `tasks`."""
-        allowed = [self._allowed(task, simulator) for task in tasks]
-        if tasks == [asked] and not _has_choice(allowed[0]):
+        Candidates are the first choices of sharding types (column-wise tables alone, if possible), and the likely
+        choices of all variants. If no candidate fits, the first plan of `for_scarce_memory` that fits is returned.
+
+        Raises:
+            InfeasibleError: no plan was found.
+        """
+        allowed = [self._allowed(task, simulator) for task in variants]
+        if variants == [asked] and not _has_choice(allowed[0]):
             return self.column_search.find(asked, simulator)
-        each = zip(tasks, allowed, strict=True)
-        spaces = [FormChoices.of(task, simulator, may, self.quick, asked) for task, may in each]
-        likely = (one for one in self._likely(spaces) if (one.forms != one.choices.first).any())
-        tried = sorted(likely, key=_BOTH_MS)[:_LIKELY]
-        others = _searched(tried, self.beside_search)
-        other = self._cheapest(others, simulator) if others else None
-        try:
-            columns = self._in_columns(spaces, simulator)
-        except InfeasibleError as error:
-            return other or self._in_any_forms(spaces, error)
-        return columns if other is None else self._accepted(columns, other, simulator)
+        each = zip(variants, allowed, strict=True)
+        tables = [OptionTable.of(task, simulator, may, self.quick, asked) for task, may in each]
+        likely = [choice for choice in self._likely(tables) if not choice.is_first]
+        others = Attempts.of_choices(likely[: SETTINGS.searched_choices], self.beside_search)
+        first = self._first_choices(tables)
+        best = [self._cheapest(one.found, simulator) for one in (first, others) if one.found]
+        if best:
+            return self._accepted(best[0], best[-1], simulator) if len(best) > 1 else best[0]
+        scarce = (Choice(one, types) for one in tables for types in one.for_scarce_memory())
+        attempts = Attempts.of_choices(scarce, self.column_search, most=1)
+        if not attempts.found and first.error is not None:
+            raise tables[0].shortage(first.error)
+        return attempts.plans()[0]
 
     def _allowed(self, task: Task, simulator: Simulator) -> BoolArray:
         """Return which sharding types each table may have, (T, F), given that OTHERS need memory on all devices.
@@ -285,53 +243,100 @@ class NeuroShard(Searcher):
             UserError: a table may have no sharding type that the search and the models know.
         """
         calls = known_calls(simulator.models, self.forms)
-        allowed = allowed_forms(task, calls)
-        check_some_form(task, allowed, calls, self.forms)
+        allowed = allowed_types(task, calls)
+        check_allowed_types(task, allowed, calls, self.forms)
         if int(device_memory(task).min()) <= 0:
             allowed[:, OTHERS] &= ~allowed[:, [COLUMNS]]
         return allowed
 
-    def _in_columns(self, spaces: Sequence[FormChoices], simulator: Simulator) -> Found:
-        """Find the best plan of the first choices of sharding types, with tiers for which quick plans are cheap.
+    def _likely(self, tables: Sequence[OptionTable]) -> list[Choice]:
+        """List the likely choices of sharding types of all tables, the cheapest first."""
+        return sorted((choice for one in tables for choice in one.likely(self.sharding_type_trials)), key=_BOTH_MS)
 
-        Raises:
-            InfeasibleError: no plan was found; the error is about the first space.
-        """
-        if len(spaces) > 1:
-            firsts = [choices.first_tried() for choices in spaces]
-            quick, likely = (sorted(firsts, key=key)[:_FIRSTS] for key in (_QUICK_MS, _ESTIMATE_MS))
-            if found := _searched(dict.fromkeys((*quick, *likely)), self.column_search):
-                return self._cheapest(found, simulator)
-        return spaces[0].searched(spaces[0].first, self.column_search)
+    def _first_choices(self, tables: Sequence[OptionTable]) -> Attempts:
+        """Search the first choices of sharding types with the tiers for which quick plans or estimates are cheap."""
+        firsts = [one.first_tried() for one in tables] if len(tables) > 1 else []
+        quick, likely = (sorted(firsts, key=key)[: SETTINGS.column_wise_plans] for key in (_QUICK_MS, _ESTIMATE_MS))
+        attempts = Attempts.of_choices(dict.fromkeys((*quick, *likely)), self.column_search)
+        return attempts if attempts.found else Attempts.of_choices([tables[0].first_choice], self.column_search)
 
-    def _in_any_forms(self, spaces: Sequence[FormChoices], error: InfeasibleError) -> Found:
-        """Find a plan with few large row-wise tables; else one with ever fewer column-wise tables.
+    def _with_improved_tiers(self, found: Found, options: TierOptions, simulator: Simulator) -> Found:
+        """Choose tiers again on every device, and place column-wise tables again, as long as that helps."""
+        for _ in range(SETTINGS.tier_rounds):
+            compute = simulator.compute_for(found.plan.task)
+            plan = grow_caches(improve_tiers(found.plan, options, compute), options, simulator)
+            attempts = Attempts.of([partial(self._placed_again, plan, simulator)])
+            best = self._cheapest([found, replace(found, plan=plan, fewer=None), *attempts.found], simulator)
+            if best is found:
+                break
+            found = best
+        return found
+
+    def _placed_again(self, plan: Plan, simulator: Simulator) -> Found:
+        """Place the column-wise tables of a plan again; the tiers and all other tables stay.
 
         Raises:
             InfeasibleError: no plan was found.
         """
-        errors = []
-        for choices in spaces:
-            for forms in chain(choices.more_in_blocks(), choices.with_fewer_columns()):
-                if found := _searched([Tried(choices, forms)], self.column_search):
-                    return found[0]
-            errors.append(choices.shortage(error))
-        raise errors[0] from None
+        start = fix_tiers(plan)
+        fixed = FixedLoad.of_plan(start, simulator.compute_for(start.task))
+        return self.column_search.found(fixed, simulator).of(plan.task)
+
+    def _with_finer_parts(self, found: Found, task: Task, simulator: Simulator) -> Found:
+        """Split tables into more than two equal parts if the gain over a plan of the task is accepted."""
+        plan, tables = fix_tiers(found.plan), []
+        for rules in parts_that_cost_less(plan, simulator):
+            variant, asked = (one.with_rules(rules) for one in (plan.task, task))
+            tables.append(OptionTable.of(variant, simulator, self._allowed(variant, simulator), self.quick, asked))
+        finer = Attempts.of_choices(self._likely(tables)[: SETTINGS.searched_choices], self.column_search)
+        every = [found, *finer.found]
+        costs = [simulator.cost(one.plan.task, one.plan) for one in every]
+        if self.acceptance is None or has_own_margins(costs[0]):
+            return self._cheapest(every, simulator)
+        return every[self.acceptance.among(costs, found.plan.task, simulator)[0]]
+
+    def _with_rows_on_hosts(self, asked: Task, simulator: Simulator) -> Found:
+        """Find a plan with row-wise tables on one host each where that pays, or where they must not be on all devices.
+
+        The search spreads rows over all devices first, whatever the rules; then it moves tables to hosts.
+        """
+        searched = with_rows_on_all(asked)
+        found = self._planned(searched, simulator)
+        plan, hosts = fix_tiers(found.plan), len(asked.topology.domains)
+        rows = (index for index, layout in enumerate(plan.layouts) if layout.blocks)
+        forced = [index for index in rows if not rows_on_all(asked.limits[index].sharding_types, hosts)]
+        moved = move_rows_to_hosts(plan, simulator, forced)
+        if not forced:
+            kept = found if searched is asked else _of_task(found, asked)
+            other = replace(kept, plan=replace(moved or plan, task=kept.plan.task))
+            return kept if other.plan == kept.plan else self._accepted(kept, other, simulator)
+        on_hosts = () if moved is None else (_of_task(replace(found, plan=moved), asked),)
+        without = Attempts.of([partial(self._without_rows_on_hosts, asked, simulator)], errors=UserError)
+        return self._cheapest((*on_hosts, *without.found) or without.plans(), simulator)
+
+    def _without_rows_on_hosts(self, asked: Task, simulator: Simulator) -> Found:
+        """Find a plan in which no table that must have its rows on one host is row-wise.
+
+        Raises:
+            UserError: a table may have no other sharding type.
+            InfeasibleError: no plan was found.
+        """
+        return _of_task(self._planned(without_rows_on_hosts(asked), simulator), asked)
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """List first plans and ends of local searches, for several choices of sharding types and the plan's tiers.
 
         The choices are the plan's own, column-wise tables alone, and the best choices that leave one sharding type out.
         """
-        same = settled(plan)
-        choices = self._other_forms(same, simulator)
+        same = fix_tiers(plan)
+        choices = self._other_types(same, simulator)
         share, left = -(-count // (len(choices) + 1)), count - len(choices)  # others may have one plan only
         own = self.column_search.candidate_plans(same, simulator, max(share, left))
         groups = (self._candidate_plans(one, simulator, share) for one in choices)
         every = in_turns(same, [own, *groups], simulator, count)
         return (plan, *(replace(one, task=plan.task) for one in every if one is not same))
 
-    def _other_forms(self, plan: Plan, simulator: Simulator) -> list[Tried]:
+    def _other_types(self, plan: Plan, simulator: Simulator) -> list[Choice]:
         """List choices of sharding types that differ from the plan's.
 
         They are column-wise tables alone, the best choices by quick searches, and the best choices that leave one
@@ -340,18 +345,18 @@ class NeuroShard(Searcher):
         if not _has_choice(self._allowed(plan.task, simulator)):
             return []
         calls = known_calls(simulator.models, self.forms)
-        own, distinct = np.array([FORMS.index(form) for form in plan.forms]), dict[bytes, Tried]()
+        own, distinct = np.array([FORMS.index(form) for form in plan.forms]), dict[bytes, Choice]()
         for left_out in (None, *(FORMS[form] for form in OTHERS)):
-            allowed = allowed_forms(plan.task, [call for call in calls if call.form is not left_out])
+            allowed = allowed_types(plan.task, [call for call in calls if call.form is not left_out])
             if allowed.any(axis=1).all():
-                choices = FormChoices.of(plan.task, simulator, allowed, self.quick)
-                for one in (Tried(choices, choices.first), *choices.likely(self.sharding_type_trials)):
-                    distinct.setdefault(one.forms.tobytes(), one)
+                choices = OptionTable.of(plan.task, simulator, allowed, self.quick)
+                for one in (choices.first_choice, *choices.likely(self.sharding_type_trials)):
+                    distinct.setdefault(one.types.tobytes(), one)
         return [one for forms, one in distinct.items() if forms != own.tobytes()]
 
-    def _candidate_plans(self, choice: Tried, simulator: Simulator, count: int) -> Iterator[Plan]:
+    def _candidate_plans(self, choice: Choice, simulator: Simulator, count: int) -> Iterator[Plan]:
         """Yield candidate plans with the chosen sharding types; none if nothing fits."""
-        for found in _searched([choice], self.column_search):
+        for found in Attempts.of_choices([choice], self.column_search).found:
             yield from self.column_search.candidate_plans(found.plan, simulator, count)
 
     def _cheapest(self, found: Sequence[Found], simulator: Simulator) -> Found:
@@ -379,15 +384,6 @@ class NeuroShard(Searcher):
 def _of_task(found: Found, task: Task) -> Found:
     """Return what was found with the plan for `task`, which has other rules; fewer shards are not tried then."""
     return replace(found, plan=replace(found.plan, task=task), fewer=None)
-
-
-def _searched(likely: Iterable[Tried], columns: ImprovedSearch) -> list[Found]:
-    """Find a plan for each choice of sharding types by placing its column-wise tables; leave out what fits nowhere."""
-    found = []
-    for tried in likely:
-        with suppress(InfeasibleError):
-            found.append(tried.choices.searched(tried.forms, columns))
-    return found
 
 
 def _has_choice(allowed: BoolArray) -> bool:

@@ -20,13 +20,14 @@ from neuroshard.plumbing.messages import Message, both_in_one, number_of
 from neuroshard.plumbing.schema import ByteSize, NonNegative, readable_bytes, shown
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.local.starts import ExistingPlan
 from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest
-from neuroshard.stages.search.methods.form_changes import FormChanges
-from neuroshard.stages.search.methods.improved import ExistingPlan, ImprovedSearch
+from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.options.sharding_types import known_calls
+from neuroshard.stages.search.options.tier_changes import fix_tiers
+from neuroshard.stages.search.options.type_changes import TypeChanges
 from neuroshard.stages.search.space.fixed_load import FixedLoad
-from neuroshard.stages.search.space.forms import known_calls
-from neuroshard.stages.search.space.homes import settled
 from neuroshard.tasks.changes import TaskChanges
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS
@@ -103,7 +104,7 @@ class Replan(Searcher):
         """
         before = self.start if isinstance(self.start, Plan) else Plan.load(self.start)
         begun = self._begun(before, with_types_of(before, task) if self.keep_types else task, simulator)
-        start = settled(begun.plan)
+        start = fix_tiers(begun.plan)
         simulator.models.check(start.task)
         simulator.models.check_plan(start)
         left = self._left(moved_bytes(before, start))
@@ -198,7 +199,7 @@ class Replan(Searcher):
 
     def _in_other_forms(self, start: Plan, most: int | None, simulator: Simulator) -> Iterator[Plan]:
         """Yield plans with other sharding types that move at most `most` bytes, then at most half as many."""
-        changes = FormChanges.of(start, simulator, known_calls(simulator.models, forms_of(self.sharding_types)))
+        changes = TypeChanges.of(start, simulator, known_calls(simulator.models, forms_of(self.sharding_types)))
         if changes is None:
             return
         seen = [start]

@@ -15,9 +15,15 @@ from neuroshard.plumbing.errors import InfeasibleError, UserError, check_name, r
 from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_SHARD_DIM, CacheShare
 from neuroshard.searching.searcher import Found, Searcher, within_hosts
 from neuroshard.stages.search.methods.acceptance import cheapest
-from neuroshard.stages.search.space.forms import BLOCKS, allowed_forms, check_some_form, known_calls, searched_types
-from neuroshard.stages.search.space.homes import LEAST_CACHED
-from neuroshard.stages.search.space.least_bytes import check_least_bytes
+from neuroshard.stages.search.options.least_bytes import check_least_bytes
+from neuroshard.stages.search.options.sharding_types import (
+    BLOCKS,
+    allowed_types,
+    check_allowed_types,
+    known_calls,
+    searched_types,
+)
+from neuroshard.stages.search.options.tiers import LEAST_CACHED
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import Tier, TierAssignment
@@ -90,8 +96,8 @@ class TorchRecSearch(Searcher):
         simulator.models.check(task)
         forms = forms_of(self.sharding_types)
         calls = known_calls(simulator.models, forms)
-        allowed = allowed_forms(task, calls)
-        check_some_form(task, allowed, calls, forms)
+        allowed = allowed_types(task, calls)
+        check_allowed_types(task, allowed, calls, forms)
         check_least_bytes(task, calls, min(self.cache_load_factor, default=LEAST_CACHED))
         plans = list(_plans(self, task, simulator, allowed, TaskStorageEstimator))
         if not plans:

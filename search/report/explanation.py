@@ -13,7 +13,7 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import Message
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
-from neuroshard.stages.search.space.homes import settled
+from neuroshard.stages.search.options.tier_changes import fix_tiers
 from neuroshard.tables import Table
 from neuroshard.words.placement import Placement
 
@@ -95,7 +95,7 @@ def explain(plan: Plan, simulator: Simulator) -> Explanation:
     Raises:
         UserError: the cost models do not support the plan's task.
     """
-    cost, same = simulator.cost(plan.task, plan), settled(plan)
+    cost, same = simulator.cost(plan.task, plan), fix_tiers(plan)
     return Explanation(
         plan,
         cost,

@@ -9,10 +9,10 @@ from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import DIM_MULTIPLE, readable_bytes, readable_bytes_up
 from neuroshard.stages.search.space.cache_widths import has_bounds
 from neuroshard.stages.search.space.fixed_load import check_buffers
-from neuroshard.stages.search.space.homes import has_other_homes
 from neuroshard.stages.search.space.packing import memory_that_does, packing_within
 from neuroshard.stages.search.space.search_space import SearchSpace, narrowest_shards
 from neuroshard.tasks.task import Task
+from neuroshard.words.placement import Tier
 
 _NAMED_ITEMS = 3
 _MOST_GROUPS = 256  # different sets of devices that the constraints confine items to, whose sums are checked
@@ -136,7 +136,7 @@ def check_confined(space: SearchSpace) -> None:
         inside = confined[~(allowed[confined] & ~group).any(axis=1)]
         total, room = sum(size[inside].tolist()), sum(memory[group].tolist())
         if total > room:
-            raise shortage(space, proven=not has_other_homes(space.task))
+            raise shortage(space, proven=not has_tier_choice(space.task))
 
 
 def _of_bounds(space: SearchSpace) -> str:
@@ -191,3 +191,12 @@ def shortage(space: SearchSpace, proven: bool = False) -> InfeasibleError:
     if proven:
         return InfeasibleError("plan-impossible", f"no plan exists for {task}", limit=limit, remedy=remedy)
     return InfeasibleError("plan-not-found", f"no plan was found for {task}", limit=limit, remedy=remedy)
+
+
+def has_tier_choice(task: Task) -> bool:
+    """Return True if some table may have another tier, or another cache, than the task gives it."""
+    if not task.topology.host_bytes:
+        return False
+    return any(
+        len(its.tiers) > 1 or (Tier.UVM_CACHING in its.tiers and its.cache_load_factor is None) for its in task.limits
+    )

@@ -31,7 +31,7 @@ _STATE_FLOATS = {
     "sgd": (0, 0), "rowwise_adagrad": (0, 1), "adagrad": (1, 0), "partial_rowwise_adam": (1, 1), "adam": (2, 0),
 }  # fmt: skip
 
-Spread = tuple[int, ...]  # (D,) columns of one table on each device
+SpreadPlacements = tuple[int, ...]  # (D,) columns of one table on each device
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class TinyTask:
         """How many plans `plans` looks at: those that keep what is said of every table alone."""
         return prod(map(len, self._options()))
 
-    def _options(self) -> list[list[Spread]]:
+    def _options(self) -> list[list[SpreadPlacements]]:
         return [list(_spreads_of(table, self.constraints, self._num_devices)) for table in self.free.tables]
 
     @property
     def _num_devices(self) -> int:
         return self.free.topology.num_devices
 
-    def _completed(self, spreads: list[Spread], options: list[list[Spread]]) -> bool:
+    def _completed(self, spreads: list[SpreadPlacements], options: list[list[SpreadPlacements]]) -> bool:
         """Whether the first tables' spreads can be made a plan."""
         if not self._keeps(spreads):
             return False
@@ -81,7 +81,7 @@ class TinyTask:
             return True
         return any(self._completed([*spreads, spread], options) for spread in options[len(spreads)])
 
-    def _keeps(self, spreads: list[Spread]) -> bool:
+    def _keeps(self, spreads: list[SpreadPlacements]) -> bool:
         """Memory and groups, as far as some tables' spreads go."""
         held = {table.name: spread for table, spread in zip(self.free.tables, spreads, strict=False)}
         for device in range(self._num_devices):
@@ -140,7 +140,7 @@ def _outputs(table: Table) -> float:
     return table.features if table.pooled else table.pooling_factor
 
 
-def _spreads_of(table: Table, constraints: Constraints, num_devices: int) -> Iterator[Spread]:
+def _spreads_of(table: Table, constraints: Constraints, num_devices: int) -> Iterator[SpreadPlacements]:
     """Every spread of one table that keeps what is said of it alone."""
     rules = [rule for rule in constraints.rules if fnmatchcase(table.name, rule.tables)]
     pinned = [shard for shard in constraints.pinned if shard.table == table.name]
@@ -158,7 +158,7 @@ def _spreads_of(table: Table, constraints: Constraints, num_devices: int) -> Ite
             yield spread
 
 
-def _rule_kept(rule: TableRule, spread: Spread, devices: list[int]) -> bool:
+def _rule_kept(rule: TableRule, spread: SpreadPlacements, devices: list[int]) -> bool:
     if rule.devices is not None and not set(devices) <= set(rule.devices):
         return False
     if not (rule.min_shards or 1) <= len(devices) <= (rule.max_shards or len(devices)):
@@ -166,13 +166,13 @@ def _rule_kept(rule: TableRule, spread: Spread, devices: list[int]) -> bool:
     return len(devices) == 1 or min(spread[device] for device in devices) >= (rule.min_dim or 1)
 
 
-def _equal(spread: Spread, devices: list[int], rules: list[TableRule]) -> bool:
+def _equal(spread: SpreadPlacements, devices: list[int], rules: list[TableRule]) -> bool:
     """Whether the table is whole, or in as many equal parts as there may be: halves, or the fewest that rules allow."""
     parts = max(2, *(rule.min_shards or 1 for rule in rules))
     return len(devices) == 1 or (len(devices) == parts and len({spread[device] for device in devices}) == 1)
 
 
-def _pins_kept(pinned: list[PinnedShard], spread: Spread) -> bool:
+def _pins_kept(pinned: list[PinnedShard], spread: SpreadPlacements) -> bool:
     return any(
         all(device in pin.devices and spread[device] == pin.dim for pin, device in zip(pinned, places, strict=True))
         for places in permutations(range(len(spread)), len(pinned))

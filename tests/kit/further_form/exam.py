@@ -18,11 +18,12 @@ from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.augment.local import PlanAugmentation
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.methods.torchrec_planner import TorchRecSearch
+from neuroshard.stages.search.options.choices import TypeChoices
+from neuroshard.stages.search.options.estimates import CostEstimates
+from neuroshard.stages.search.options.sharding_types import allowed_types
 from neuroshard.stages.search.report.explained import picture, sections
 from neuroshard.stages.search.report.explanation import explain
 from neuroshard.stages.search.report.page import render
-from neuroshard.stages.search.space.form_estimates import FormEstimates
-from neuroshard.stages.search.space.forms import Forms, allowed_forms
 from neuroshard.tables import Table
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.targets.target import TARGETS, target_named
@@ -49,10 +50,10 @@ def _ms(plan):
 def _estimates(task):
     """(estimated, real) ms of all tables with the sharding type."""
     layout, number = LAYOUTS[Form.HOST_COPIES], FORMS.index(Form.HOST_COPIES)
-    estimates = FormEstimates.of(task, SIMULATOR, allowed_forms(task, CALLS), None)
+    estimates = CostEstimates.of(task, SIMULATOR, allowed_types(task, CALLS), None)
     devices = range(task.topology.num_devices)
     plan = ns.Plan(task, tuple(one for t in range(len(task.tables)) for one in layout.over(task, t, devices)))
-    return float(estimates.costs(Forms(np.full((1, len(task.tables)), number)))[0][0]), _ms(plan)
+    return float(estimates.costs(TypeChoices(np.full((1, len(task.tables)), number)))[0][0]), _ms(plan)
 
 
 def _refused(check, plan):

@@ -8,7 +8,7 @@ import pytest
 from neuroshard import Task, Tier, TierAssignment, Topology
 from neuroshard.hardware.plan_samples import exchanges, kernel_calls
 from neuroshard.records.samples import BACKWARD, FORWARD, RowBlock
-from neuroshard.stages.search.space.homes import homed
+from neuroshard.stages.search.options.tier_changes import assign_tiers
 from neuroshard.tables.reuse import reuse_at
 from neuroshard.testing import toy_tables
 from neuroshard.words.collective import Collective
@@ -43,7 +43,7 @@ def test_tables_of_each_memory_have_a_call_and_share_a_cache():
         ON_DEVICE,
     )
     topology = replace(TASK.topology, host_memory_bytes=1 << 30)
-    plan = whole(homed(replace(TASK, topology=topology), homes), 0)
+    plan = whole(assign_tiers(replace(TASK, topology=topology), homes), 0)
     calls = {call.tier_assignment.tier: call for call in kernel_calls(plan)[0]}
     assert [table.name for table in calls[Tier.UVM_CACHING].tables] == ["toy0", "toy1"]
     rows = [TABLES[t].rows for t in (0, 1)]

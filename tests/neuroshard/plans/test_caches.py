@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from neuroshard import Constraints, MemoryUse, Plan, TableRule, Task, Tier, TierAssignment, Topology
 from neuroshard.cost.loads import LoadSets
 from neuroshard.plans.carry_over import Carried
-from neuroshard.stages.search.space.homes import homed
+from neuroshard.stages.search.options.tier_changes import assign_tiers
 from neuroshard.words.placement import ON_DEVICE
 from tests.kit.messages import refused
 from tests.kit.plans import laid_out, table, whole
@@ -36,7 +36,7 @@ def _thin_and_wide(devices=1, pipeline=None):
 
 def _on_device(tables, homes):
     """Count the bytes of whole tables on a single device, each in its tier."""
-    task = homed(Task(tables, Topology(1, GIB, host_memory_bytes=GIB), 64), homes)
+    task = assign_tiers(Task(tables, Topology(1, GIB, host_memory_bytes=GIB), 64), homes)
     (size,) = whole(task, 0).device_bytes
     return size
 
@@ -72,7 +72,7 @@ def test_each_width_has_a_cache_of_its_own_if_the_pipeline_prefetches():
 
 
 def test_column_shards_count_as_wide_as_they_are():
-    task = homed(Task(plain_tables([64, 16]), Topology(4, GIB, host_memory_bytes=GIB), 64), (CACHED, CACHED))
+    task = assign_tiers(Task(plain_tables([64, 16]), Topology(4, GIB, host_memory_bytes=GIB), 64), (CACHED, CACHED))
     plan = laid_out(task, {0: 16, 1: 48}, 1)
     narrow, widest = _cache(1000, 200, 16), _cache(1000, 200, 48)
     assert plan.device_bytes == (narrow, 2 * widest, 0, 0)
@@ -80,7 +80,7 @@ def test_column_shards_count_as_wide_as_they_are():
 
 
 def test_rows_share_a_cache_among_themselves_alone():
-    task = homed(Task(plain_tables([64, 16, 8]), Topology(2, GIB, host_memory_bytes=GIB), 64), (CACHED,) * 3)
+    task = assign_tiers(Task(plain_tables([64, 16, 8]), Topology(2, GIB, host_memory_bytes=GIB), 64), (CACHED,) * 3)
     plan = laid_out(task, [0, 1], [0, 1], 0)
     blocks = 2 * _cache(500, 100, 64)
     assert plan.device_bytes == (blocks + _cache(1000, 200, 8), blocks)
@@ -115,7 +115,7 @@ def _plan_of(drawn, memory):
         for i, (rows, dim, _, size, pooled, _, _) in enumerate(drawn)
     )
     homes = tuple(TierAssignment(tier, share if tier is Tier.UVM_CACHING else None) for *_, tier, share in drawn)
-    task = homed(Task(tables, Topology(3, GIB, host_memory_bytes=GIB), 64, memory), homes)
+    task = assign_tiers(Task(tables, Topology(3, GIB, host_memory_bytes=GIB), 64, memory), homes)
     return laid_out(task, *(device for _, _, device, *_ in drawn))
 
 
@@ -159,7 +159,7 @@ def test_a_plan_file_with_too_wide_a_cache_says_what_it_breaks(tmp_path):
 
 def test_more_bytes_than_any_device_has_are_refused():
     tables = (*(table(f"t{i}", 1 << 40, 4) for i in range(64)), table("wide", 4, 1 << 16))
-    loads = homed(
+    loads = assign_tiers(
         Task(tables, Topology(1, GIB, host_memory_bytes=1 << 59), 64), (TierAssignment(Tier.UVM_CACHING, 1.0),) * 65
     ).loads
     with refused("memory-caches-too-large", where="memory", names=["2^60"]):

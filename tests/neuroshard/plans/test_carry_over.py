@@ -7,7 +7,7 @@ import pytest
 from neuroshard import Constraints, PinnedShard, TableRule, Task, Tier, TierAssignment, Topology
 from neuroshard.layouts import ROWS
 from neuroshard.plans.carry_over import carried_over, restated
-from neuroshard.stages.search.space.homes import homed
+from neuroshard.stages.search.options.tier_changes import assign_tiers
 from neuroshard.words.placement import ON_DEVICE
 from tests.kit.messages import refused
 from tests.kit.plans import COPIES, laid_out, tables
@@ -160,7 +160,7 @@ def test_the_smallest_shards_leave_devices_without_room():
 
 def test_tables_stay_in_host_memory_where_there_is_any():
     cached = TierAssignment(Tier.UVM_CACHING, 0.5)
-    before = laid_out(homed(_hosted("ab"), (cached, ON_DEVICE)), 0, 1)
+    before = laid_out(assign_tiers(_hosted("ab"), (cached, ON_DEVICE)), 0, 1)
     carried = carried_over(before, _hosted("xa"))
     assert carried.tier_assignments == {1: cached}
     assert TableRule("a", tiers=(Tier.UVM_CACHING,), cache_load_factor=0.5) in carried.pinned.constraints.rules

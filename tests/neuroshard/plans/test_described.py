@@ -7,7 +7,7 @@ import pytest
 
 from neuroshard import CostModels, Simulator, Tier, TierAssignment
 from neuroshard.plans.plan import Plan
-from neuroshard.stages.search.space.homes import rehomed
+from neuroshard.stages.search.options.tier_changes import reassign_tiers
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import toy_task
 from neuroshard.words.model_choice import ModelChoice
@@ -81,7 +81,7 @@ def test_tables_that_device_memory_does_not_hold_are_warned_of():
     homes = (TierAssignment(Tier.UVM_CACHING, 0.5), TierAssignment(), TierAssignment(Tier.UVM))
     simulator = Simulator(CostModels.load("roofline:h100"))
     host = replace(task.topology, host_memory_bytes=1 << 30)
-    fallen = rehomed(whole(replace(task, topology=host)), replace(task, topology=host), homes)
+    fallen = reassign_tiers(whole(replace(task, topology=host)), replace(task, topology=host), homes)
     (warning,) = (one for one in simulator.warnings(fallen) if one.code == "plan-tables-in-host-memory")
     check(warning, "plan-tables-in-host-memory", where="host memory", names=["'toy0'"])
     assert re.findall(r"\b\d+\b", warning.what) == ["2", "3", "1", "1"]  # 2 of 3 tables: 1 in each of the tiers

@@ -19,7 +19,8 @@ from neuroshard import (
 )
 from neuroshard.cost.loads import Loads
 from neuroshard.layouts import in_copies
-from neuroshard.stages.search.space.homes import has_other_homes, homed, rehomed
+from neuroshard.stages.search.options.tier_changes import assign_tiers, reassign_tiers
+from neuroshard.stages.search.space.memory_checks import has_tier_choice
 from neuroshard.testing import linear_models
 from neuroshard.words.form import CALLS, Call, Form
 from neuroshard.words.placement import ON_DEVICE
@@ -30,7 +31,7 @@ TABLES = (table("a", 1000, 8, 2.0), table("b", 500, 16, 1.0), table("c", 100, 8,
 HOMES = (TierAssignment(Tier.UVM_CACHING, 0.25), TierAssignment(Tier.UVM), ON_DEVICE)
 TOPOLOGY = Topology(4, 1 << 20, devices_per_host=2, host_memory_bytes=1 << 20)
 OPEN = Task(TABLES, TOPOLOGY, 64, MemoryUse("rowwise_adagrad"))
-TASK = homed(OPEN, HOMES)
+TASK = assign_tiers(OPEN, HOMES)
 
 
 def _plan(task=TASK):
@@ -127,7 +128,7 @@ def test_rules_limit_the_tiers_of_tables():
         ["'a'", "uvm_caching", "device", "uvm"],
         ["'b'", "uvm", "uvm_caching"],
     ]
-    other = rehomed(_plan(), task, (TierAssignment(Tier.UVM), TierAssignment(Tier.UVM_CACHING, 0.1), ON_DEVICE))
+    other = reassign_tiers(_plan(), task, (TierAssignment(Tier.UVM), TierAssignment(Tier.UVM_CACHING, 0.1), ON_DEVICE))
     (line,) = other.violations
     assert re.findall(r"'b'|cache_load_factor|\d\.\d", line) == ["'b'", "cache_load_factor", "0.1", "0.5"]
 
@@ -138,14 +139,14 @@ def test_a_task_with_fixed_tiers_has_rules_for_tiers_alone():
         TableRule("a", tiers=("device",)),
         TableRule("b", tiers=("uvm_caching",), cache_load_factor=1),
     )
-    task = homed(replace(OPEN, constraints=Constraints(rules)), HOMES)
+    task = assign_tiers(replace(OPEN, constraints=Constraints(rules)), HOMES)
     assert task.tier_assignments == HOMES
     assert [its.max_shards for its in task.limits] == [2, 3, 2]
-    assert not has_other_homes(task)
-    assert has_other_homes(OPEN)
+    assert not has_tier_choice(task)
+    assert has_tier_choice(OPEN)
 
 
 def test_models_that_know_no_host_memory_refuse_it():
-    pooled = homed(Task(TABLES[:2], TOPOLOGY, 64), HOMES[:2])
+    pooled = assign_tiers(Task(TABLES[:2], TOPOLOGY, 64), HOMES[:2])
     with refused("models-lack-tier", names=["uvm_caching", "model=roofline:h100"]):
         Simulator(linear_models()).models.check(pooled)

@@ -21,9 +21,9 @@ from neuroshard.plans.kept_files import digest
 from neuroshard.plumbing.registry import build
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.searching.searcher import searcher_of
+from neuroshard.stages.search.options.tier_changes import reassign_tiers
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.explain import Explain
-from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.targets.target import Export
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import linear_models
@@ -140,7 +140,7 @@ def test_hosts_with_a_little_less_memory_keep_only_what_they_hold(path, tier, fr
     kept = KeptPlan.load(path)
     assert kept.host_memory == (2 << 20, 2 << 20)
     task = replace(kept.plan.task, topology=replace(kept.plan.task.topology, host_memory_bytes=2 * SIZE + free))
-    kept = replace(kept, plan=rehomed(kept.plan, task, (TierAssignment(tier),) * 2))
+    kept = replace(kept, plan=reassign_tiers(kept.plan, task, (TierAssignment(tier),) * 2))
     for less in range(0, 20, 5):
         hosts = kept.host_memory[0], kept.host_memory[1] - less
         fits = tier is Tier.DEVICE or less <= free

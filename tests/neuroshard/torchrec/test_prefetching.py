@@ -15,9 +15,9 @@ from neuroshard import CostModels, MemoryUse, NeuroShardWarning, Simulator, Tier
 from neuroshard.hardware import step_bench
 from neuroshard.hardware.stand_in import in_pipeline
 from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.stages.search.options.tier_changes import reassign_tiers
 from neuroshard.stages.search.runs.in_mirror import InMirror
 from neuroshard.stages.search.runs.in_steps import InSteps
-from neuroshard.stages.search.space.homes import rehomed
 from neuroshard.targets.target import export_plan
 from neuroshard.torchrec import load_sharding_plan, save_sharding_plan, to_sharding_plan
 from neuroshard.torchrec.sharding_plan import parameters_in
@@ -192,7 +192,7 @@ def test_kept_plans_and_files_hold_it_and_kept_ones_are_compared_by_it(model, pa
 def _cached_plan(pipeline):
     plan = _planner(models="roofline:h100").search(bags("a", "b"))
     task = replace(plan.task, memory=MemoryUse(pipeline=pipeline))
-    return rehomed(plan, task, (TierAssignment(Tier.UVM_CACHING, 0.25), TierAssignment(Tier.UVM)))
+    return reassign_tiers(plan, task, (TierAssignment(Tier.UVM_CACHING, 0.25), TierAssignment(Tier.UVM)))
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)

@@ -16,7 +16,7 @@ from torchrec.types import DataType
 
 from neuroshard import Plan, Table, Task, Tier, TierAssignment, Topology
 from neuroshard.plans.plan import assemble
-from neuroshard.stages.search.space.homes import rehomed
+from neuroshard.stages.search.options.tier_changes import reassign_tiers
 from neuroshard.targets.target import export_plan
 from neuroshard.testing import ONCE, toy_task
 from neuroshard.torchrec import from_sharding_plan, load_sharding_plan, save_sharding_plan, to_sharding_plan
@@ -129,7 +129,7 @@ def _with_table(name):
     ],
 )
 def test_memories_are_kernels_and_caches_as_users_want_them(asked, found, path):
-    plan = rehomed(PLAN, TASK, (TierAssignment(Tier.UVM_CACHING, 0.25), TierAssignment(Tier.UVM)))
+    plan = reassign_tiers(PLAN, TASK, (TierAssignment(Tier.UVM_CACHING, 0.25), TierAssignment(Tier.UVM)))
     exported = to_sharding_plan(plan, "b", cache=asked)
     module = exported.plan["b"]
     assert [module[name].compute_kernel for name in ("a", "c")] == ["fused_uvm_caching", "fused_uvm"]
@@ -139,7 +139,7 @@ def test_memories_are_kernels_and_caches_as_users_want_them(asked, found, path):
 
 
 def test_caches_without_a_size_have_fbgemms():
-    exported = to_sharding_plan(rehomed(PLAN, TASK, (TierAssignment(Tier.UVM_CACHING, 0.25), ON_DEVICE)), "b")
+    exported = to_sharding_plan(reassign_tiers(PLAN, TASK, (TierAssignment(Tier.UVM_CACHING, 0.25), ON_DEVICE)), "b")
     exported.plan["b"]["a"].cache_params = None
     assert from_sharding_plan(TASK, exported).tier_assignments[0] == TierAssignment(Tier.UVM_CACHING, 0.2)
 
@@ -156,7 +156,7 @@ def test_there_and_back_in_any_memory(seed, data):
     task = toy_task(6, num_devices=4, seed=seed)
     parts = [(index, 4) for index, table in enumerate(task.tables) for _ in range(table.dim // 4)]
     plan = assemble(task, [(*part, data.draw(st.integers(0, 3))) for part in parts])
-    plan = rehomed(plan, task, tuple(data.draw(HOMES) for _ in task.tables))
+    plan = reassign_tiers(plan, task, tuple(data.draw(HOMES) for _ in task.tables))
     assert from_sharding_plan(task, to_sharding_plan(plan, "model.sparse")) == plan
 
 

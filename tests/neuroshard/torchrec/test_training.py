@@ -16,7 +16,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from neuroshard import Constraints, Table, TableRule, Task, Tier, TierAssignment, Topology
 from neuroshard.plans.plan import assemble
-from neuroshard.stages.search.space.homes import rehomed
+from neuroshard.stages.search.options.tier_changes import reassign_tiers
 from neuroshard.testing import ONCE
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.form import Form
@@ -109,7 +109,7 @@ def test_sharded_training_computes_what_the_whole_module_does(world_size, placed
     task = _task(world_size)
     plans = {name: laid_out(task, *places) for name, places in (placed | _formed(world_size)).items()}
     rows = laid_out(task, *[range(world_size)] * 2, CUT)
-    plans["behind caches and in host memory"] = rehomed(rows, task, HOMES)
+    plans["behind caches and in host memory"] = reassign_tiers(rows, task, HOMES)
     cases = {name: (world_size, plan) for name, plan in plans.items()}
     on_gloo(world_size, of_all, _train, cases, local_world_size=2)
 

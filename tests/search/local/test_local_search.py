@@ -8,9 +8,9 @@ import pytest
 from neuroshard import CostModels, Simulator, Task, Topology
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.local.local_search import LocalSearch
+from neuroshard.stages.search.local.starts import even_splits
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.space.even_splits import even_splits
 from neuroshard.stages.search.space.fixed_load import device_memory
 from neuroshard.stages.search.space.packing import pack
 from neuroshard.stages.search.space.search_space import SearchSpace

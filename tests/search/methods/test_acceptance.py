@@ -11,8 +11,9 @@ from neuroshard.models.parts import imbalance
 from neuroshard.models.trust import EXCHANGES, Margin, Margins
 from neuroshard.plumbing.registry import build
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.local.starts import ExistingPlan
 from neuroshard.stages.search.methods.acceptance import Acceptance, rejected_remark
-from neuroshard.stages.search.methods.improved import ExistingPlan, ImprovedSearch
+from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.testing import LinearCompute, OpaqueCompute, linear_models, toy_tables, toy_task

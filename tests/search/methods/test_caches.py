@@ -15,7 +15,7 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.space.homes import settled
+from neuroshard.stages.search.options.tier_changes import fix_tiers
 from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.testing.toys import cached_task
 from neuroshard.words.placement import Tier
@@ -160,7 +160,7 @@ def test_a_settled_plan_fits_its_own_bounds(seed):
     free = laid_out(task, *rng.integers(devices, size=len(task.tables)).tolist())
     received = task.topology.device_memory[0] - task.shard_memory[0]
     memory = tuple(max(size + received, 1) for size in free.device_bytes)
-    plan = settled(replace(free, task=replace(task, topology=replace(task.topology, memory_bytes=memory))))
+    plan = fix_tiers(replace(free, task=replace(task, topology=replace(task.topology, memory_bytes=memory))))
     assert plan.violations == ()
     space = SearchSpace.of_task(plan.task)
     held = SearchSpace.of_task(plan.task).widths(plan)

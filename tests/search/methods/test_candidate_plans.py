@@ -7,9 +7,10 @@ import pytest
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import layout_key
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.local.starts import EvenLayouts
 from neuroshard.stages.search.methods.acceptance import Acceptance
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
-from neuroshard.stages.search.methods.improved import EvenLayouts, in_turns
+from neuroshard.stages.search.methods.improved import in_turns
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.published.grid import GridSettings

@@ -12,12 +12,13 @@ from neuroshard import CostModels, InfeasibleError, MemoryUse, Plan, Simulator, 
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.models.kernels import KernelModels
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.local.starts import EvenLayouts
 from neuroshard.stages.search.methods.acceptance import Acceptance, rejected_remark
-from neuroshard.stages.search.methods.form_choices import FormChoices
-from neuroshard.stages.search.methods.improved import EvenLayouts, ImprovedSearch
+from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.options.option_table import OptionTable
+from neuroshard.stages.search.options.sharding_types import allowed_types
 from neuroshard.stages.search.space.fixed_load import FixedLoad
-from neuroshard.stages.search.space.forms import allowed_forms
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
@@ -333,13 +334,14 @@ def test_no_more_choices_are_placed_than_asked_for(monkeypatch):
 def test_choices_are_ranked_by_what_their_plans_cost(task, models, rel):
     """Placed quickly, without a plan, a choice costs what a plan of the same placements does."""
     start, simulator, count = EvenLayouts(), Simulator(models), len(task.tables)
-    choices = FormChoices.of(task, simulator, allowed_forms(task, CALLS), start)
+    choices = OptionTable.of(task, simulator, allowed_types(task, CALLS), start)
     rng, in_rows_too = np.random.default_rng(0), 0
     for share in (0.0, 0.3, 0.7, 1.0):
         forms = np.where(rng.uniform(size=count) < share, rng.integers(1, 3, size=count), COLUMNS)
         forms = np.where(choices.allowed[np.arange(count), forms], forms, COLUMNS)
         in_rows_too += (forms[::2] == ROWS).sum()  # of sequence tables, where there are any
-        plan = choices.searched(forms, ImprovedSearch((start,), Improvement(perturbations=0), max_moved_bytes=0)).plan
+        columns = ImprovedSearch((start,), Improvement(perturbations=0), max_moved_bytes=0)
+        plan = columns.found(choices.fixed_load(forms), simulator).plan
         assert choices.quick_ms(forms) == pytest.approx(ms_of(plan, simulator), rel=rel)
     assert in_rows_too
 
@@ -347,7 +349,7 @@ def test_choices_are_ranked_by_what_their_plans_cost(task, models, rel):
 def test_choices_that_leave_no_room_cost_infinitely_much():
     tables = tuple(hot_table(f"t{i}", 1_000_000, 16, 1) for i in range(4))
     task = Task(tables, Topology(2, int(tables[0].size_bytes * 2.5)), BATCH)
-    choices = FormChoices.of(task, H100, allowed_forms(task, CALLS), EvenLayouts())
+    choices = OptionTable.of(task, H100, allowed_types(task, CALLS), EvenLayouts())
     finite = [np.isfinite(choices.quick_ms(np.array(forms))) for forms in ([COPIES] * 4, [COPIES] * 2 + [COLUMNS] * 2)]
     assert finite == [False, False]
     assert np.isfinite(choices.quick_ms(np.array([ROWS, ROWS, COLUMNS, COLUMNS])))
@@ -476,14 +478,14 @@ def test_buffers_that_leave_no_memory_are_named_for_all_sharding_types_and_tiers
 
 
 def test_sharding_types_are_changed_from_a_fitting_choice_if_estimates_lead_to_none():
-    """In so tight memory neither all columns nor what descents end with has its place, but all rows."""
+    """In so tight memory neither all columns nor the ends of local searches have their place, but all rows."""
     shapes = ((4_354, 128, 1.0, 4), (4_562, 12, 1.0, 4), (15_825, 8, 0.1, 2), (601_718, 32, 3.7, 4), (145, 20, 20.0, 4))
     tables = tuple(
         replace(hot_table(f"t{i}", rows, dim, lookups, 1024), pooled=i > 0, bytes_per_element=element)
         for i, (rows, dim, lookups, element) in enumerate(shapes)
     )
     task = Task(tables, Topology(8, 10_166_948), 1024)
-    allowed = allowed_forms(task, CALLS)
-    choices = FormChoices.of(task, H100, allowed, EvenLayouts())
+    allowed = allowed_types(task, CALLS)
+    choices = OptionTable.of(task, H100, allowed, EvenLayouts())
     every = (np.array(forms) for forms in product(range(3), repeat=5) if allowed[range(5), forms].all())
     assert min(tried.quick_ms for tried in choices.likely(8)) < 1.02 * min(map(choices.quick_ms, every))

@@ -10,9 +10,10 @@ from neuroshard.plans.moves import moved_between
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.registry import build, described
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.local.starts import EvenLayouts, ExistingPlan
 from neuroshard.stages.search.methods.acceptance import Acceptance
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
-from neuroshard.stages.search.methods.improved import EvenLayouts, ExistingPlan, ImprovedSearch
+from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan

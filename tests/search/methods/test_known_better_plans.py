@@ -1,7 +1,7 @@
 """Tasks on which more freedom leads the default search to a worse plan than one that is known.
 
-Each is expected to fail until the search finds a plan that costs no more than the known one. The costs of the known
-plans are checked, too.
+Those in `STILL_WORSE` are expected to fail until the search finds a plan that costs no more than the known one. The
+costs of the known plans are checked, too.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import pytest
 
 import neuroshard as ns
 from neuroshard.plans.plan import Plan
-from neuroshard.stages.search.space.homes import rehomed
+from neuroshard.stages.search.options.tier_changes import reassign_tiers
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.plans import COPIES, laid_out
 
@@ -57,10 +57,13 @@ def _in_host_memory():
     topology = ns.Topology(8, "80GiB", devices_per_host=4, host_memory_bytes="50GiB")
     task = ns.Task(tables, topology, 65536, constraints=rules)
     shards = [dict.fromkeys(devices, 16) for devices in ((0, 1, 4, 5), (2, 3, 6, 7))]
-    known = rehomed(laid_out(task, *shards), task, (ns.TierAssignment(ns.Tier.UVM),) * 2)
+    known = reassign_tiers(laid_out(task, *shards), task, (ns.TierAssignment(ns.Tier.UVM),) * 2)
     return _Case(task, ModelChoice("roofline:h100"), 1.58, known)
 
 
+STILL_WORSE = {
+    "pooled_and_sequence": "the search finds a plan as cheap, and rejects it: the gain is within the error margins",
+}
 CASES = {case.__name__.strip("_"): case for case in (_pooled_and_sequence, _many_hosts, _in_host_memory)}
 
 
@@ -72,9 +75,17 @@ def test_the_known_plan_costs_what_is_said(name):
     assert case.simulator.cost(case.task, plan).total_ms == pytest.approx(case.better_ms, rel=0.02)
 
 
-@pytest.mark.xfail(strict=True, reason="the search ends in a worse plan")
-@pytest.mark.parametrize("name", CASES)
-def test_the_default_search_finds_no_worse_plan(name):
+def _marked(name):
+    """A case, expected to fail if the search still ends in a worse plan."""
+    marks = [pytest.mark.xfail(strict=True, reason=STILL_WORSE[name])] if name in STILL_WORSE else []
+    return pytest.param(name, {}, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [*map(_marked, CASES), pytest.param("pooled_and_sequence", {"acceptance": None}, id="every gain is accepted")],
+)
+def test_the_default_search_finds_no_worse_plan(name, settings):
     case = CASES[name]()
-    found = ns.search(case.task, case.simulator)
+    found = ns.search(case.task, case.simulator, **settings)
     assert case.simulator.cost(case.task, found).total_ms <= 1.005 * case.better_ms

@@ -17,10 +17,10 @@ from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
+from neuroshard.stages.search.options.tier_changes import assign_tiers, grow_caches, reassign_tiers
+from neuroshard.stages.search.options.tiers import TierOptions
 from neuroshard.stages.search.published.grid import GridSettings
 from neuroshard.stages.search.report.explanation import explain
-from neuroshard.stages.search.space.home_changes import caches_grown
-from neuroshard.stages.search.space.homes import HomeOptions, homed, rehomed
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.testing import linear_models
 from neuroshard.words.form import Form
@@ -89,7 +89,7 @@ def test_plans_of_tiny_tasks_are_near_the_best(tasks):
         memory = int(total * rng.uniform(0.15, 0.6) / 2)
         task = Task(tables, Topology(2, memory, host_memory_bytes=total), BATCH)
         plans = [laid_out(task, 0, *places) for places in product(range(2), repeat=2)]
-        every = [rehomed(plan, task, chosen) for plan in plans for chosen in product(homes, repeat=3)]
+        every = [reassign_tiers(plan, task, chosen) for plan in plans for chosen in product(homes, repeat=3)]
         fitting = [plan for plan in every if plan.fits]
         best = min(cost.total_ms for cost in H100.costs(task, fitting))
         gaps.append(ms_of(found(QUICKLY, task)) / best - 1)
@@ -103,9 +103,10 @@ def test_plans_of_tiny_tasks_are_near_the_best(tasks):
 def test_no_choice_of_tiers_would_have_been_much_cheaper(share, count):
     """By the same search with every table bound to the memory that the choice gives it."""
     task = _task(share, count)
-    options = HomeOptions.of(task, H100.compute_for(task))
+    options = TierOptions.of(task, H100.compute_for(task))
     bound = (
-        homed(task, tuple(options.tier_assignments[option] for option in chosen)) for chosen in options.choices(task)
+        assign_tiers(task, tuple(options.tier_assignments[option] for option in chosen))
+        for chosen in options.choices(task)
     )
     each = [ms_of(QUICKLY.find(one, H100).plan) for one in bound]
     assert len(each) > 2
@@ -152,12 +153,12 @@ def test_the_memory_that_is_short_is_named(share, host_share, rules, code):
 def test_caches_of_tables_on_several_devices_take_what_is_left():
     task = _task(0.5, count=3)
     rows = laid_out(task, *[range(4)] * 3)
-    plan = rehomed(
+    plan = reassign_tiers(
         rows,
         task,
         (TierAssignment(Tier.UVM_CACHING, 0.01), TierAssignment(Tier.UVM), TierAssignment(Tier.UVM_CACHING, 0.2)),
     )
-    grown = caches_grown(plan, HomeOptions.of(task, H100.models.compute), H100)
+    grown = grow_caches(plan, TierOptions.of(task, H100.models.compute), H100)
     assert grown.violations == ()
     assert ms_of(grown) < ms_of(plan)
     assert min(grown.device_bytes) > max(plan.device_bytes)
@@ -318,7 +319,7 @@ def test_a_table_that_must_be_data_parallel_is_on_every_device_beside_any_others
     copied, other = (table.size_bytes for table in tables)
     topology = Topology(2, int((copied + other / 2) * share), host_memory_bytes=other * host_share)
     task = Task(tables, topology, 64, constraints=Constraints((TableRule("t0", sharding_types=("data_parallel",)),)))
-    assert HomeOptions.of(task, H100.models.compute).device_bytes[:, 0].tolist() == [2 * copied, other]
+    assert TierOptions.of(task, H100.models.compute).device_bytes[:, 0].tolist() == [2 * copied, other]
     plan = found(replace(QUICKLY, grid=GridSettings(points=2)), task, H100)
     assert plan.forms[0] is Form.DATA_PARALLEL
     assert plan.tier_assignments[0] == ON_DEVICE

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from neuroshard.models.simulator import Simulator
+from neuroshard.stages.search.local.starts import equal_splits
 from neuroshard.stages.search.published.device_room import DeviceRoom
 from neuroshard.stages.search.published.grid import GridSearch, GridSettings, PlacedSplits, _above_least
 from neuroshard.stages.search.published.shard_table import always_added, fewest_shards
 from neuroshard.stages.search.space.costed_space import CostedSpace
-from neuroshard.stages.search.space.even_splits import equal_splits
 from neuroshard.stages.search.space.fixed_load import FixedLoad
 from neuroshard.stages.search.space.room import devices_with_room, put
 from neuroshard.testing import linear_models, random_models, toy_task

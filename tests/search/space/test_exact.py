@@ -18,9 +18,9 @@ from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.ablations import NoCommunication, WithModels
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.options.sharding_types import SpreadPlacements, allowed_types, known_calls
 from neuroshard.stages.search.space.exact import keeps, pack_exactly
 from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
-from neuroshard.stages.search.space.forms import Spread, allowed_forms, known_calls
 from neuroshard.stages.search.space.memory_checks import packed
 from neuroshard.stages.search.space.packing import pack, smallest_factor
 from neuroshard.stages.search.space.search_space import SearchSpace
@@ -188,10 +188,10 @@ def _tight(seed, most_devices=3, tables=(2, 3)):
 
 def _has_plan(task):
     """Return True if column-wise tables fit for some choice of sharding types, by trying all."""
-    allowed = allowed_forms(task, known_calls(H100.models))
+    allowed = allowed_types(task, known_calls(H100.models))
     for forms in product(*(np.flatnonzero(row).tolist() for row in allowed)):
         try:
-            base = FixedLoad.of(task, Spread(task).others(np.array(forms)), H100.models.compute)
+            base = FixedLoad.of(task, SpreadPlacements(task).others(np.array(forms)), H100.models.compute)
         except InfeasibleError:
             continue
         if not len(base.column_wise) or TinyTask(_columns_task(base), Constraints()).has_plan():

@@ -8,10 +8,10 @@ import pytest
 from neuroshard import Constraints, InfeasibleError, MemoryUse, Plan, Simulator, Task, Topology
 from neuroshard.layouts import in_columns, in_copies, in_rows
 from neuroshard.stages.search.methods.published import BeamSearch
+from neuroshard.stages.search.options.sharding_types import SpreadPlacements, allowed_types, known_calls, leaders
 from neuroshard.stages.search.published.grid import GridSettings
 from neuroshard.stages.search.space.costed_space import CostedSpace
 from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
-from neuroshard.stages.search.space.forms import Spread, allowed_forms, known_calls, leaders
 from neuroshard.testing import OpaqueCompute, constrained_task, linear_models, toy_task
 from neuroshard.words.form import FORMS, Form
 from tests.kit.messages import refused
@@ -68,7 +68,7 @@ def test_columns_get_exactly_the_memory_that_others_leave(use):
 
 def test_chosen_sharding_types_stay_whatever_is_searched_beside_them():
     task = replace(TASK, topology=Topology(4, (10**6, 2 * 10**6, 10**6, 10**6), 1000, 2))
-    others = Spread(task).others(np.array([COPIES, COLUMNS, ROWS, COLUMNS]))
+    others = SpreadPlacements(task).others(np.array([COPIES, COLUMNS, ROWS, COLUMNS]))
     space = CostedSpace.checked(FixedLoad.of(task, others, H100.models.compute), LINEAR)
     plan = space.plan(BeamSearch(grid=GridSettings(points=2)).first_widths(space))
     assert plan.forms == (Form.DATA_PARALLEL, Form.COLUMN_WISE, Form.ROW_WISE, Form.COLUMN_WISE)
@@ -80,9 +80,9 @@ def test_what_leaves_no_memory_is_refused():
     for memory, forms in ((size - 1, [COPIES, COLUMNS]), (2 * size - 1, [COPIES, COPIES])):
         task = Task(TABLES[:2], Topology(4, memory), 64)
         with refused("device-memory-row-wise-tables", names=["device 0"], kind=InfeasibleError):
-            FixedLoad.of(task, Spread(task).others(np.array(forms)), H100.models.compute)
+            FixedLoad.of(task, SpreadPlacements(task).others(np.array(forms)), H100.models.compute)
     task = Task(TABLES[:2], Topology(4, 2 * size), 64)
-    everywhere = FixedLoad.of(task, Spread(task).others(np.array([COPIES, COPIES])), H100.models.compute)
+    everywhere = FixedLoad.of(task, SpreadPlacements(task).others(np.array([COPIES, COPIES])), H100.models.compute)
     assert not len(everywhere.column_wise)
     assert everywhere.plan().fits
 
@@ -91,7 +91,7 @@ def test_buffers_that_leave_a_device_no_memory_are_named_before_its_tables():
     task = Task(TABLES[:1], Topology(2, (1 << 20, 100)), 64, MemoryUse("sgd", 1))
     for forms in ([COPIES], [ROWS]):
         with refused("device-buffers-too-large", names=["KiB", "topology.memory_bytes"], kind=InfeasibleError):
-            FixedLoad.of(task, Spread(task).others(np.array(forms)), H100.models.compute)
+            FixedLoad.of(task, SpreadPlacements(task).others(np.array(forms)), H100.models.compute)
 
 
 def test_columns_stay_off_the_devices_of_rows_that_they_are_kept_apart_from():
@@ -115,7 +115,7 @@ def test_a_part_of_a_space_is_as_if_newly_made(compute):
     simulator = Simulator(replace(H100.models, compute=compute, margins=None))
     for seed in range(10):
         task = constrained_task(seed)
-        bound = ~np.delete(allowed_forms(task, known_calls(H100.models)), COLUMNS, 1)
+        bound = ~np.delete(allowed_types(task, known_calls(H100.models)), COLUMNS, 1)
         stay = (rng.uniform(size=len(task.tables)) < 0.5)[leaders(task)]  # tables kept together change together
         fixed = FixedLoad.empty(task, np.flatnonzero(bound.all(axis=1) | stay))
         part, made = costed_space_of(task, simulator).take(fixed), CostedSpace.checked(fixed, simulator)

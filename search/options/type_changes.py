@@ -1,4 +1,4 @@
-"""Plans near another plan: with other sharding types, rows on one host instead of all hosts, or fewer shards."""
+"""Plans near another plan: with other sharding types, or with rows on one host instead of all hosts."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,20 +13,16 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import moved_between
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
-from neuroshard.stages.search.kernels.steps import ITEM_OUT, TARGET
-from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch, applied
-from neuroshard.stages.search.methods.acceptance import cheapest
-from neuroshard.stages.search.methods.form_choices import FormChoices
-from neuroshard.stages.search.methods.improved import EvenLayouts
-from neuroshard.stages.search.space.costed_space import CostedSpace
-from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
-from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, Choices, Forms, Spread, allowed_forms, total_by_form
-from neuroshard.stages.search.space.homes import settled
+from neuroshard.stages.search.local.starts import EvenLayouts
+from neuroshard.stages.search.options.choices import Choices, TypeChoices, total_by_type
+from neuroshard.stages.search.options.option_table import OptionTable
+from neuroshard.stages.search.options.sharding_types import COLUMNS, OTHERS, SpreadPlacements, allowed_types
+from neuroshard.stages.search.space.fixed_load import device_memory
 from neuroshard.words.form import FORMS, Call
 
 
 @dataclass(frozen=True, eq=False)
-class FormChanges:
+class TypeChanges:
     """The sharding types that a plan's tables may change to.
 
     Attributes:
@@ -36,20 +32,20 @@ class FormChanges:
     """
 
     start: Plan
-    choices: FormChoices
+    choices: OptionTable
     now: IntArray
 
     @classmethod
-    def of(cls, start: Plan, simulator: Simulator, calls: Collection[Call]) -> "FormChanges | None":
+    def of(cls, start: Plan, simulator: Simulator, calls: Collection[Call]) -> "TypeChanges | None":
         """Prepare changes to sharding types that have `calls`, for a plan within its limits; None if there are none."""
         task, stays = start.task, _on_hosts(start)
         now = np.where(stays, COLUMNS, [FORMS.index(form) for form in start.forms])
-        allowed = allowed_forms(task, calls)
+        allowed = allowed_types(task, calls)
         allowed[np.arange(len(now)), now] = True
         allowed[stays] = False
         if (allowed.sum(axis=1) < 2).all() or device_memory(task).min() < 1:
             return None
-        choices = FormChoices.of(task, simulator, allowed, EvenLayouts())
+        choices = OptionTable.of(task, simulator, allowed, EvenLayouts())
         return cls(start, choices, now)
 
     def within(self, most_bytes: int | None) -> Plan:
@@ -63,11 +59,11 @@ class FormChanges:
         def costs(choices: Choices) -> tuple[FloatArray, FloatArray]:
             """Estimate choices; infinite if more bytes than `most_bytes` would arrive."""
             cost, evenly = self.choices.estimates.costs(choices)
-            beyond = total_by_form(choices, bytes_of) > (np.inf if most_bytes is None else most_bytes)
+            beyond = total_by_type(choices, bytes_of) > (np.inf if most_bytes is None else most_bytes)
             return np.where(beyond, np.inf, cost), np.where(beyond, np.inf, evenly)
 
-        path = self.choices.descent(self.now, costs)
-        plans = (self._plan(forms) for forms in path[:0:-1])
+        path = self.choices.search_choices(self.now, costs)
+        plans = (self._plan(types) for types in path[:0:-1])
         return next((plan for plan in plans if not plan.violations), self.start)
 
     def in_columns(self, most_ms: float) -> Plan:
@@ -80,7 +76,9 @@ class FormChanges:
         tables = np.flatnonzero((self.now != COLUMNS) & choices.allowed[:, COLUMNS])
         tables = np.unique(choices.leaders[tables])
         back = np.array([self._back(tables[place : place + 1]) for place in range(len(tables))])
-        order = tables[np.argsort(choices.estimates.costs(Forms(back))[0], kind="stable")] if len(tables) else tables
+        order = (
+            tables[np.argsort(choices.estimates.costs(TypeChoices(back))[0], kind="stable")] if len(tables) else tables
+        )
         fits, beyond = 0, len(order) + 1
         while beyond - fits > 1:
             count = min(max(2 * fits, 1), (fits + beyond) // 2)
@@ -95,13 +93,13 @@ class FormChanges:
         """Return sharding types (T,) with some tables, and those kept together with them, column-wise."""
         return np.where(np.isin(self.choices.leaders, tables), COLUMNS, self.now)
 
-    def _plan(self, forms: IntArray) -> Plan:
-        """Make the plan with sharding types `forms` (T,)."""
-        changed, task = forms != self.now, self.start.task
+    def _plan(self, types: IntArray) -> Plan:
+        """Make the plan with sharding types `types` (T,)."""
+        changed, task = types != self.now, self.start.task
         kept = (placed for placed in self.start.placements if not changed[placed.shard.table])
-        everywhere = np.flatnonzero(changed & (forms != COLUMNS)).tolist()
-        spread = (placed for table in everywhere for placed in self.choices.spread.placements(table, int(forms[table])))
-        columns = in_columns(task, self._homes(np.flatnonzero(changed & (forms == COLUMNS))))
+        everywhere = np.flatnonzero(changed & (types != COLUMNS)).tolist()
+        spread = (placed for table in everywhere for placed in self.choices.spread.placements(table, int(types[table])))
+        columns = in_columns(task, self._devices_for(np.flatnonzero(changed & (types == COLUMNS))))
         return Plan(task, (*kept, *spread, *columns))
 
     @cached_property
@@ -109,7 +107,7 @@ class FormChanges:
         """Compute cost of each device in the starting plan, ms, (D,)."""
         return self.choices.simulator.cost(self.start.task, self.start).compute
 
-    def _homes(self, tables: IntArray) -> Iterator[tuple[int, int, int]]:
+    def _devices_for(self, tables: IntArray) -> Iterator[tuple[int, int, int]]:
         """Yield (table, columns, device) of whole tables, the most expensive first, each on the least loaded device."""
         task, compute_ms = self.start.task, self._compute_ms.copy()
         alone_ms = self.choices.simulator.compute_for(task).predict(LoadSets.alone(task.loads.take(tables)))
@@ -132,7 +130,7 @@ def _on_hosts(plan: Plan) -> BoolArray:
     )
 
 
-def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: Spread) -> IntArray:
+def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: SpreadPlacements) -> IntArray:
     """Count the bytes moved to devices, at most, if each table changes to each sharding type, (T, F).
 
     0 if the table has the sharding type or may not have it.
@@ -148,7 +146,7 @@ def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: Spread) ->
     return arriving
 
 
-def rows_on_hosts(plan: Plan, simulator: Simulator, forced: Collection[int] = ()) -> Plan | None:
+def move_rows_to_hosts(plan: Plan, simulator: Simulator, forced: Collection[int] = ()) -> Plan | None:
     """Move the 1, 2, 4, ... most expensive row-wise tables, or all, to one host each, where that costs least.
 
     Tables go in order of their cost, each to the host whose tables compute least so far. All other tables stay in
@@ -168,18 +166,18 @@ def rows_on_hosts(plan: Plan, simulator: Simulator, forced: Collection[int] = ()
     task, hosts = plan.task, plan.task.topology.domains
     each = [plan.layouts[table].share(task.loads.take(np.array([table])), len(hosts[0])) for table in tables]
     block_ms = simulator.compute_for(task).predict(LoadSets.joined([LoadSets.alone(one) for one in each]))
-    homes: dict[int, int] = {}
+    host_of: dict[int, int] = {}
     plans, busy_ms = [] if forced else [plan], np.zeros(len(hosts))
     optional = np.array([table not in forced for table in tables])
     for place in np.lexsort((-block_ms, optional)).tolist():
-        home = int(busy_ms.argmin())
-        busy_ms[home] += block_ms[place]
-        homes[tables[place]] = home
+        host = int(busy_ms.argmin())
+        busy_ms[host] += block_ms[place]
+        host_of[tables[place]] = host
         counts = {len(forced), len(tables)}
-        if len(homes) >= len(forced) and (len(homes) & (len(homes) - 1) == 0 or len(homes) in counts):
-            moved = _moved(plan, homes)
+        if len(host_of) >= len(forced) and (len(host_of) & (len(host_of) - 1) == 0 or len(host_of) in counts):
+            moved = _moved(plan, host_of)
             plans += [moved] if moved.fits else []
-    return plans[cheapest(simulator.costs(task, plans))] if plans else None
+    return plans[int(np.argmin([cost.total_ms for cost in simulator.costs(task, plans)]))] if plans else None
 
 
 def _movable(plan: Plan, simulator: Simulator) -> list[int]:
@@ -204,107 +202,11 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
     ]
 
 
-def _moved(plan: Plan, homes: Mapping[int, int]) -> Plan:
+def _moved(plan: Plan, host_of: Mapping[int, int]) -> Plan:
     """Make some of a plan's tables, by their index, row-wise on the devices of one host, by its number."""
     hosts = plan.task.topology.domains
-    kept = (placed for placed in plan.placements if placed.shard.table not in homes)
+    kept = (placed for placed in plan.placements if placed.shard.table not in host_of)
     moved = (
-        placed for table, home in homes.items() for placed in plan.layouts[table].over(plan.task, table, hosts[home])
+        placed for table, host in host_of.items() for placed in plan.layouts[table].over(plan.task, table, hosts[host])
     )
     return Plan(plan.task, (*kept, *moved))
-
-
-def simpler(
-    plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance: float, fewer: Plan | None = None
-) -> Plan:
-    """Find a plan of the same task and limits with fewer shards that costs at most `tolerance` more, relative.
-
-    Row-wise and data-parallel tables become table-wise, or the plan `fewer`, which has fewer shards, replaces the plan;
-    then shards of a table are merged, the cheapest merges first. Tiers stay the same, and tables have sharding types
-    with kernel `calls`. The plan itself is returned if nothing is within the tolerance.
-    """
-    if not tolerance:
-        return plan
-    start = settled(plan)
-    before = simulator.cost(start.task, start)
-    most_ms = before.total_ms * (1 + tolerance)
-    changes = FormChanges.of(start, simulator, calls) if not start.in_columns else None
-    found = start if changes is None else changes.in_columns(most_ms)
-    if fewer is not None and simulator.cost(fewer.task, fewer).total_ms <= most_ms:
-        found = min(found, settled(fewer), key=lambda one: len(one.placements))
-    found = _with_fewer_shards(found, simulator, most_ms)
-    if len(found.placements) >= len(start.placements):
-        return plan
-    found = found if found.task is plan.task else Plan(plan.task, found.placements)
-    after = simulator.cost(plan.task, found)
-    within = after.total_ms <= most_ms and after.likely_ms <= before.likely_ms * (1 + tolerance)
-    return found if within and not found.violations else plan
-
-
-def _with_fewer_shards(plan: Plan, simulator: Simulator, most_ms: float) -> Plan:
-    """Merge shards of column-wise tables while the plan costs no more than `most_ms`."""
-    fixed = FixedLoad.of_plan(plan, simulator.compute_for(plan.task))
-    in_columns = set(fixed.column_wise.tolist())
-    if sum(placed.shard.table in in_columns for placed in plan.placements) == len(in_columns):
-        return plan
-    space = CostedSpace.checked(fixed, simulator)
-    widths = space.widths(plan)
-    local = LocalSearch(space, widths)
-    begun = local.costed(widths)
-    other_ms = simulator.cost(plan.task, plan).total_ms - begun.cost_ms  # of parts that local search doesn't know
-    return space.plan(_merged(space, local, begun, most_ms - other_ms).widths)
-
-
-def _merged(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: float) -> CostedPlan:
-    """Merge shards, the cheapest merges first, as long as the plan costs no more than `most_ms`.
-
-    Every item's narrowest shard may join any other of it. The plan itself if none may.
-    """
-    while len(steps := _merges(space, plan.widths)):
-        total_ms = local.totals_ms(plan, steps)
-        order = np.argsort(total_ms, kind="stable")
-        likely = _independent(steps[order[total_ms[order] <= most_ms]])
-        fewer = _most_at_once(local, plan, likely, most_ms)
-        if fewer is None:
-            break
-        plan = fewer
-    return plan
-
-
-def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms: float) -> CostedPlan | None:
-    """Take as many of some independent steps (K, 5) as `most_ms` lets: all, or the first half, or a quarter, ..."""
-    count = len(steps)
-    while count:
-        widths = plan.widths
-        for step in steps[:count]:
-            widths = applied(widths, step)
-        if (after := local.costed(widths)).cost_ms <= most_ms:
-            return after
-        count //= 2
-    return None
-
-
-def _independent(steps: IntArray) -> IntArray:
-    """Choose steps (k, 5), of (K, 5), whose items and targets no earlier one of them has: all may be taken at once."""
-    items, targets, kept = set[int](), set[int](), list[bool]()
-    for item, target in steps[:, [ITEM_OUT, TARGET]].tolist():
-        kept.append(item not in items and target not in targets)
-        if kept[-1]:
-            items.add(item)
-            targets.add(target)
-    return steps[np.array(kept, dtype=np.bool_)]
-
-
-def _merges(space: CostedSpace, widths: IntArray) -> IntArray:
-    """List steps (K, 5) that move an item's narrowest shard to a device that holds another and has room for both."""
-    first, size_bytes = space.shards.first[:, None], space.shards.size_bytes
-    free = space.free_bytes - space.shards.device_bytes(widths)
-    item = np.flatnonzero((widths > 0).sum(axis=1) > np.maximum(space.shards.rules.min_shards, 1))
-    source = np.where(widths[item] > 0, widths[item], np.iinfo(np.int64).max).argmin(axis=1)
-    units = widths[item, source]
-    more = np.minimum(widths[item] + units[:, None], space.shards.full_width[item][:, None])
-    grows = size_bytes[first[item] + more] - size_bytes[first[item] + widths[item]]
-    may = (widths[item] > 0) & (np.arange(widths.shape[1]) != source[:, None]) & (grows <= free)
-    which, target = may.nonzero()
-    none = np.full(len(which), -1)
-    return np.stack([source[which], target, item[which], units[which], none], axis=1)

@@ -8,9 +8,9 @@ import neuroshard as ns
 from neuroshard import CostModels, InfeasibleError, Simulator, Task, Topology
 from neuroshard.models.parts import Framework
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.form_changes import simpler
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.stages.search.space.forms import known_calls
+from neuroshard.stages.search.options.merge_shards import merge_shards
+from neuroshard.stages.search.options.sharding_types import known_calls
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.testing import constrained_task, linear_models, toy_task
 from neuroshard.testing.toys import LinearComm, OpaqueCompute
@@ -22,7 +22,7 @@ ALL = NeuroShard(improvement=Improvement(perturbations=20), acceptance=None)
 
 
 def _simpler(plan, simulator, tolerance):
-    return simpler(plan, simulator, known_calls(simulator.models), tolerance)
+    return merge_shards(plan, simulator, known_calls(simulator.models), tolerance)
 
 
 def test_the_default_search_takes_fewer_shards_for_next_to_nothing():

@@ -1,4 +1,4 @@
-"""The fewest bytes that a task's tables take: whatever cannot fit is refused before a cost model is asked.
+"""The fewest bytes that the tables of a task take: tasks that cannot fit are refused before any cost is predicted.
 
 Every check here is a proof. A sum over tables is compared with a sum over devices or hosts, and each table counts with
 the sharding type and the tier in which it takes the fewest bytes; so no task that has a plan is refused.
@@ -14,9 +14,9 @@ from neuroshard.layouts import LAYOUTS, Layout
 from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import readable_bytes
+from neuroshard.stages.search.options.sharding_types import COLUMNS, OTHERS, allowed_types
+from neuroshard.stages.search.options.tiers import LEAST_CACHED, memory_shortage
 from neuroshard.stages.search.space.fixed_load import FixedLoad, check_buffers, device_memory
-from neuroshard.stages.search.space.forms import COLUMNS, OTHERS, allowed_forms
-from neuroshard.stages.search.space.homes import LEAST_CACHED, memory_shortage
 from neuroshard.stages.search.space.memory_checks import check_confined, check_total, memory_in_all, too_large
 from neuroshard.stages.search.space.search_space import SearchSpace, narrowest_shards
 from neuroshard.tasks.task import Task
@@ -44,7 +44,7 @@ def check_least_bytes(task: Task, calls: Collection[Call], least_cached: float =
     device_bytes, host_bytes, _ = least.totals
     if device_bytes > int(device_memory(task).sum()) or host_bytes > task.topology.all_host_bytes:
         raise _too_many(task, device_bytes)
-    _check_each(task, allowed_forms(task, calls))
+    _check_each(task, allowed_types(task, calls))
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,13 +67,15 @@ class LeastBytes:
 
         Only kernel `calls` count; a table without any counts 0.
         """
-        whole, forms = Loads.of(task.tables, task.batch_size), allowed_forms(task, CALLS)
+        whole, forms = Loads.of(task.tables, task.batch_size), allowed_types(task, CALLS)
         known = np.array([*(call in calls for call in CALLS), False])  # the last one: there is no such call
         least = np.full((3, len(whole)), _UNKNOWN, dtype=np.int64)
-        for homes in tiers:
-            may = np.array([its.may_lie_in(home) for its, home in zip(task.limits, homes, strict=True)])
+        for assignments in tiers:
+            may = np.array(
+                [its.may_lie_in(assignment) for its, assignment in zip(task.limits, assignments, strict=True)]
+            )
             for form, layout in enumerate(LAYOUTS.values()):
-                loads = replace(whole.at(homes), form=np.full(len(whole), form))
+                loads = replace(whole.at(assignments), form=np.full(len(whole), form))
                 tables = np.flatnonzero(may & forms[:, form] & known[loads.call])
                 if len(tables):
                     device, host = _over_all(task, layout, loads.take(tables))

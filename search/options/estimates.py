@@ -20,34 +20,35 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.plumbing.threads import in_threads, useful_threads
+from neuroshard.stages.search.local.starts import even_splits
+from neuroshard.stages.search.options.choices import Choices, TypeChoices, total_by_type
+from neuroshard.stages.search.options.settings import SETTINGS
+from neuroshard.stages.search.options.sharding_types import COLUMNS, known_calls
 from neuroshard.stages.search.space.costed_space import CostedSpace
-from neuroshard.stages.search.space.even_splits import even_splits
 from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
-from neuroshard.stages.search.space.forms import COLUMNS, Choices, Forms, known_calls, total_by_form
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
 from neuroshard.words.form import CALLS, FORMS, Call
 from neuroshard.words.placement import TIERS, Tier
 
-_SHARES = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, np.inf)  # of a device, that a shard may take
 _TOGETHER = 256  # estimates made at once in a thread, at most
 
 # Work of every device for B choices of sharding types, as `Simulator.shared_ms` and `waited_ms` take it: (B, K) kernels
 # of each call, (B, C) counts of operations, and (B,) bytes of indices and lengths that the device receives.
-SharedWork = tuple[FloatArray, FloatArray, FloatArray]
+StepCounts = tuple[FloatArray, FloatArray, FloatArray]
 
 
 @dataclass(frozen=True, eq=False)
-class Cuts:
+class ColumnSplits:
     """The column-wise tables, split in Q ways.
 
     Attributes:
-        vectors: (T, Q, H) of the compute model, summed over a table's shards.
+        vectors: (T, Q, H) vectors of the compute model, summed over the shards of a table.
         cost_ms: (T, Q) compute cost of the most expensive shard of a table.
-        columns: (T, Q) that a sample gets of the widest one.
-        size_bytes: (T, Q) of the largest one.
-        given: (T,) columns that it gets of all.
-        total_bytes: (T,) of all, uncut.
+        columns: (T, Q) columns that a sample gets from the widest shard of a table.
+        size_bytes: (T, Q) bytes of the largest shard of a table.
+        given: (T,) columns that a sample gets from the whole table.
+        total_bytes: (T,) bytes of the whole table.
     """
 
     vectors: FloatArray
@@ -58,18 +59,18 @@ class Cuts:
     total_bytes: FloatArray
 
     @classmethod
-    def of(cls, space: CostedSpace | None, num_tables: int, numbers: int) -> "Cuts":
-        """Cut the tables of a space, if there is one, with vectors of so many numbers; zeros for all others.
+    def of(cls, space: CostedSpace | None, num_tables: int, numbers: int) -> "ColumnSplits":
+        """Split the tables of a space, with vectors of length `numbers`; all other tables have zeros.
 
-        What is kept together counts as the first table of it.
+        Tables that are kept together count as the first of them.
         """
-        shape = (num_tables, len(_SHARES))
+        shape = (num_tables, len(SETTINGS.shard_shares))
         cuts = cls(np.zeros((*shape, numbers)), *np.zeros((3, *shape)), *np.zeros((2, num_tables)))
         if space is None:
             return cuts
         every, table = space.shards, space.first_tables
         item_of = every.item
-        for cut, share in enumerate(_SHARES):
+        for cut, share in enumerate(SETTINGS.shard_shares):
             rows = even_splits(space, share)
             its = table[item_of[rows]]
             np.add.at(cuts.vectors[:, cut], its, every.vectors[rows])
@@ -82,7 +83,7 @@ class Cuts:
 
 
 @dataclass(frozen=True, eq=False)
-class Everywhere:
+class ReplicatedTables:
     """The cost of each table of a kernel call on every device, for a sharding type that uses all devices.
 
     Devices are alike, so the costs of one device stand for all.
@@ -108,11 +109,13 @@ class Everywhere:
     loads: Loads
 
     @classmethod
-    def of(cls, task: Task, compute: KernelModels, call: Call, called: BoolArray, allowed: BoolArray) -> "Everywhere":
+    def of(
+        cls, task: Task, compute: KernelModels, call: Call, called: BoolArray, allowed: BoolArray
+    ) -> "ReplicatedTables":
         """Gather the costs of the `called` tables (T,), by sharding types `allowed` (T, F); zeros for other tables."""
         form, model = FORMS.index(call.form), compute.of_call(call)
         tables = np.flatnonzero(called & allowed[:, form])
-        loads = most_expensive(task, tables, LAYOUTS[call.form])
+        loads = slowest_loads(task, tables, LAYOUTS[call.form])
         count, numbers = len(called), len(model.head.bias)
         vectors, given, size_bytes = (np.zeros((count, *each)) for each in ((numbers,), (len(Collective),), ()))
         everywhere = cls(form, called, model.head, vectors, given, size_bytes, tables, loads)
@@ -122,16 +125,16 @@ class Everywhere:
         everywhere.size_bytes[tables] = task.memory.device_bytes(loads)
         return everywhere
 
-    def widened_bytes(self, task: Task, forms: IntArray) -> int:
+    def widened_bytes(self, task: Task, types: IntArray) -> int:
         """Compute the bytes that caches take on a device because they are wider than some tables of a choice (T,)."""
         if not len(self.tables) or self.loads.tier[0] != TIERS.index(Tier.UVM_CACHING):
             return 0
-        its = self.loads.take(np.flatnonzero(forms[self.tables] == self.form))
+        its = self.loads.take(np.flatnonzero(types[self.tables] == self.form))
         together = LoadSets(its, np.array([len(its)]))
         return int((task.memory.bytes_beside(together) - task.memory.device_bytes(its)).sum())
 
 
-def most_expensive(task: Task, tables: IntArray, layout: Layout) -> Loads:
+def slowest_loads(task: Task, tables: IntArray, layout: Layout) -> Loads:
     """Compute the load of each of `tables` (t,), over all devices, on the device with the most lookups, (t,).
 
     For row-wise tables with even lookups that is the first block of rows: it is never smaller than the others.
@@ -150,7 +153,7 @@ def most_expensive(task: Task, tables: IntArray, layout: Layout) -> Loads:
 
 
 @dataclass(frozen=True, eq=False)
-class FormEstimates:
+class CostEstimates:
     """Estimates plans of one task by the sharding type of each table.
 
     Attributes:
@@ -159,18 +162,18 @@ class FormEstimates:
         head: from sums of vectors to the cost of column-wise tables.
         cuts: splits of the column-wise tables.
         others: costs of the row-wise and data-parallel tables, by kernel call.
-        other_parts: parts of a step other than compute and communication, by the sharding type of each table.
+        step_inputs: parts of a step other than compute and communication, by the sharding type of each table.
     """
 
     task: Task
     simulator: Simulator
     head: ReluHead
-    cuts: Cuts
-    others: tuple[Everywhere, ...]
-    other_parts: "OtherParts"
+    cuts: ColumnSplits
+    others: tuple[ReplicatedTables, ...]
+    step_inputs: "StepInputs"
 
     @classmethod
-    def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, space: CostedSpace | None) -> "FormEstimates":
+    def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, space: CostedSpace | None) -> "CostEstimates":
         """Prepare for a task whose tables may have sharding types `allowed` (T, F).
 
         The space is of the column-wise tables; None if there are none.
@@ -180,13 +183,13 @@ class FormEstimates:
         kernels = np.unique(task.loads.kernel)
         in_columns = [(kernel, CALLS[call]) for kernel, call in zip(kernels, calls_of(kernels), strict=True)]
         others = tuple(
-            Everywhere.of(task, compute, call, task.loads.kernel == kernel, allowed)
+            ReplicatedTables.of(task, compute, call, task.loads.kernel == kernel, allowed)
             for call in CALLS
             for kernel, its in in_columns
             if call in known and not LAYOUTS[call.form].free and call == replace(its, form=call.form)
         )
-        cuts = Cuts.of(space, len(allowed), len(head.bias))
-        return cls(task, simulator, head, cuts, others, OtherParts.of(task, simulator, others))
+        cuts = ColumnSplits.of(space, len(allowed), len(head.bias))
+        return cls(task, simulator, head, cuts, others, StepInputs.of(task, simulator, others))
 
     def costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
         """Estimate (B,) ms of B choices of sharding types, and (B,) ms if no shard made its device a straggler.
@@ -197,28 +200,28 @@ class FormEstimates:
         estimates = in_threads(self._costs, list(chunks), useful_threads(len(choices) * len(self.task.tables)))
         return np.concatenate([costs[0] for costs in estimates]), np.concatenate([costs[1] for costs in estimates])
 
-    def fixed_load(self, forms: IntArray) -> FixedLoad:
+    def fixed_load(self, types: IntArray) -> FixedLoad:
         """Return the load of a choice's (T,) row-wise and data-parallel tables: the same load on every device."""
-        shared, devices = self.everywhere(Forms(forms[None])), self.task.topology.num_devices
+        shared, devices = self.everywhere(TypeChoices(types[None])), self.task.topology.num_devices
         size_bytes = np.full(devices, np.ceil(shared.size_bytes[0])).astype(np.int64)
-        size_bytes += sum(group.widened_bytes(self.task, forms) for group in self.others)
+        size_bytes += sum(group.widened_bytes(self.task, types) for group in self.others)
         compute_ms, given = np.full(devices, shared.compute_ms[0]), np.repeat(shared.given, devices, axis=0)
-        return FixedLoad(self.task, np.flatnonzero(forms == COLUMNS), size_bytes, compute_ms, given)
+        return FixedLoad(self.task, np.flatnonzero(types == COLUMNS), size_bytes, compute_ms, given)
 
-    def everywhere(self, choices: Choices) -> "Shared":
+    def everywhere(self, choices: Choices) -> "PerDeviceCost":
         """Compute the costs of row-wise and data-parallel tables on every device, for B choices of sharding types.
 
         Included are other parts of a step, for all sharding types in use, column_wise too.
         """
         given, size_bytes = np.zeros((len(choices), len(Collective))), np.zeros(len(choices))
-        work = self.other_parts.work(self.simulator, choices)
+        work = self.step_inputs.work(self.simulator, choices)
         compute_ms = self.simulator.shared_ms(self.task, *work)
         for group in self.others:
             total = partial(choices.total, group.form)
             compute_ms += _kernel(group.head, total(group.vectors), total(group.called))
             given += total(group.given)
             size_bytes += total(group.size_bytes)
-        return Shared(compute_ms, given, size_bytes, work)
+        return PerDeviceCost(compute_ms, given, size_bytes, work)
 
     def _costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
         """Estimate `costs`, of all B choices at once.
@@ -246,7 +249,7 @@ class FormEstimates:
         lowest_ms = total_ms[:, :-1].min(axis=1)
         return lowest_ms, np.where(np.isfinite(lowest_ms), total_ms[:, -1], np.inf)
 
-    def _alike(self, shared: "Shared", cost_ms: FloatArray, columns: FloatArray, asked: BoolArray) -> FloatArray:
+    def _alike(self, shared: "PerDeviceCost", cost_ms: FloatArray, columns: FloatArray, asked: BoolArray) -> FloatArray:
         """Compute (B, Q) ms of plans whose devices all have the same compute (B, Q) and columns (B, Q).
 
         Infinite where it isn't `asked` (B, Q).
@@ -261,7 +264,7 @@ class FormEstimates:
         return total
 
 
-class OtherParts(NamedTuple):
+class StepInputs(NamedTuple):
     """The inputs of the parts of a step other than compute and communication, if devices are alike.
 
     Attributes:
@@ -277,7 +280,7 @@ class OtherParts(NamedTuple):
     of_call: FloatArray
 
     @classmethod
-    def of(cls, task: Task, simulator: Simulator, others: Sequence[Everywhere]) -> "OtherParts":
+    def of(cls, task: Task, simulator: Simulator, others: Sequence[ReplicatedTables]) -> "StepInputs":
         """Gather the inputs for a task's tables; a device has an even share of each column-wise table."""
         devices = task.topology.num_devices
         in_columns = simulator.counts_of(LoadSets.alone(task.loads)) / devices
@@ -293,17 +296,17 @@ class OtherParts(NamedTuple):
         called = np.eye(len(kernels))[which.reshape(kernel.shape)]
         return cls(called, counts, input_bytes, np.eye(len(CALLS))[calls_of(kernels)])
 
-    def work(self, simulator: Simulator, choices: Choices) -> SharedWork:
+    def work(self, simulator: Simulator, choices: Choices) -> StepCounts:
         """Count the work of every device for B choices of sharding types; zeros if no part of a step depends on it."""
         each = self.called, self.counts, self.input_bytes
         if self.counts.shape[2] or simulator.count_input:
-            called, counts, input_bytes = (total_by_form(choices, its) for its in each)
+            called, counts, input_bytes = (total_by_type(choices, its) for its in each)
         else:
             called, counts, input_bytes = (np.zeros((len(choices), *its.shape[2:])) for its in each)
         return (called > 0) @ self.of_call, counts, input_bytes
 
 
-class Shared(NamedTuple):
+class PerDeviceCost(NamedTuple):
     """The load of B choices' row-wise and data-parallel tables on every device.
 
     Attributes:
@@ -316,7 +319,7 @@ class Shared(NamedTuple):
     compute_ms: FloatArray
     given: FloatArray
     size_bytes: FloatArray
-    work: SharedWork
+    work: StepCounts
 
 
 def _kernel(head: ReluHead, sums: FloatArray, called: FloatArray) -> FloatArray:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuroshard.stages.search.space.homes import HomeOptions
+from neuroshard.stages.search.options.tiers import TierOptions
 from neuroshard.words.placement import ON_DEVICE, Tier, TierAssignment
 
 HOMES = (
@@ -21,7 +21,7 @@ HOMES = (
 def _options(size, cost):
     """Options of tables that take (T, 1) bytes in any tier."""
     device = np.floor(size * np.array([1.0, 0.1, 0.5, 0.0])).astype(np.int64)
-    return HomeOptions(HOMES, cost, device, np.where(np.arange(4) == 0, 0, size))
+    return TierOptions(HOMES, cost, device, np.where(np.arange(4) == 0, 0, size))
 
 
 ALIKE = _options(np.full((3, 1), 10), np.array([[1.0, 4.0, 3.0, 9.0]] * 3))

@@ -1,7 +1,8 @@
-"""Which of the tables that may only be split into equal parts get more than two.
+"""Ways to split tables into more than two equal parts, if they may only be split into equal parts.
 
-Layouts leave such a table whole or halve it, or split it into the fewest parts that its rules allow. So each way to
-split tables into more parts is a task with one more rule (`min_shards`) per table, searched like any other task.
+Searches leave such a table whole, halve it, or split it into the fewest parts that the rules of the table allow. So
+each way to split tables into more parts is a task with one more rule (`min_shards`) per table, searched like any other
+task.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -15,11 +16,11 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
+from neuroshard.stages.search.options.settings import SETTINGS
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
 
-_SHARES = (0.8, 0.6, 0.4, 0.25, 0.15)  # of a device, that a part may take
 _Share = Callable[[Table], float]
 Rules = tuple[TableRule, ...]
 
@@ -30,7 +31,7 @@ def parts_that_fit(task: Task) -> Iterator[Rules]:
 
     @cache
     def share(table: Table) -> float:
-        """Measure one table, whole."""
+        """Return the bytes of a whole table as a share of the smallest device's memory."""
         return float(task.memory.device_bytes(Loads.of([table], task.batch_size))[0]) / free
 
     return _more_parts(task, share, ())
@@ -39,8 +40,7 @@ def parts_that_fit(task: Task) -> Iterator[Rules]:
 def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
     """Yield rules for more parts that let no part cost more than a share of a device's mean cost in a plan.
 
-    The cost of a part is the compute of the part alone and its exchanges. Data-parallel
-    tables stay as they are.
+    The cost of a part is its kernel time alone and its share of the exchanges. Data-parallel tables stay as they are.
     """
     if not any(limits.equal_widths for limits in plan.task.limits):
         return iter(())
@@ -51,7 +51,7 @@ def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
 
     @cache
     def share(table: Table) -> float:
-        """Measure one table, as a shard on its own."""
+        """Return the cost of a table that is alone on a device, as a share of the mean cost."""
         alone = LoadSets.alone(Loads.of([table], plan.task.batch_size))
         compute_ms = float(simulator.models.compute.predict(alone)[0])
         return (compute_ms + column_ms * table.output_columns) / mean_ms
@@ -60,15 +60,15 @@ def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
 
 
 def _more_parts(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Rules]:
-    """Yield rules that let no part take more than a share of a device, where its table can be cut so.
+    """Yield rules that let no part take more than a share of a device, for several shares; no two of them are alike.
 
-    Each way once. Tables that are `left` have no rule, and neither have those that are bound to others or to devices,
-    and those that two parts suffice for.
+    A table gets no rule if it is in `left`, if constraints bind it to other tables or to devices, or if two parts are
+    enough.
     """
     constraints, seen = task.constraints, set[Rules]([()])
     bound = {shard.table for shard in constraints.pinned}.union(*constraints.together, *constraints.apart, left)
     tables = [index for index, table in enumerate(task.tables) if table.pooled and table.name not in bound]
-    for share in _SHARES:
+    for share in SETTINGS.part_shares:
         each = (_rule(task, table, share_of, share) for table in tables)
         rules = tuple(rule for rule in each if rule is not None)
         if rules not in seen:
@@ -77,9 +77,9 @@ def _more_parts(task: Task, share_of: _Share, left: Collection[str]) -> Iterator
 
 
 def _rule(task: Task, index: int, share_of: _Share, share: float) -> TableRule | None:
-    """Build the rule that cuts a table in the fewest parts of at most a share each, or in as many as there may be.
+    """Return the rule that splits a table into the fewest parts of at most a share each, or into as many as allowed.
 
-    None where it needn't be cut in more than two, or may not.
+    None if two parts are enough, or if more parts are not allowed.
     """
     table, devices = task.tables[index], task.topology.num_devices
     if not task.limits[index].equal_widths or share_of(_piece(table, 2)) <= share:

@@ -1,4 +1,4 @@
-"""Choices of a sharding type for each table: which choices are likely to be cheap, and the plans made of them."""
+"""The options of every table in one variant of a task, and the choices of them that are likely to be cheap."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,43 +11,36 @@ from neuroshard.cost.loads import LoadSets
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
-from neuroshard.plumbing.errors import InfeasibleError
-from neuroshard.searching.searcher import Found
-from neuroshard.stages.search.methods.improved import ImprovedSearch, Start
-from neuroshard.stages.search.space.costed_space import CostedSpace
-from neuroshard.stages.search.space.fixed_load import FixedLoad
-from neuroshard.stages.search.space.form_estimates import FormEstimates, SharedWork
-from neuroshard.stages.search.space.forms import (
-    BLOCKS,
-    COLUMNS,
-    OTHERS,
-    Changes,
+from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.stages.search.local.starts import Start
+from neuroshard.stages.search.options.choices import (
+    ChangedChoices,
     Choices,
     Costs,
-    Forms,
-    Spread,
-    descent,
-    leaders,
-    ranked_changes,
+    TypeChoices,
+    rank_changes,
+    search_choices,
 )
+from neuroshard.stages.search.options.estimates import CostEstimates, StepCounts
+from neuroshard.stages.search.options.settings import SETTINGS
+from neuroshard.stages.search.options.sharding_types import BLOCKS, COLUMNS, OTHERS, SpreadPlacements, leaders
+from neuroshard.stages.search.space.costed_space import CostedSpace
+from neuroshard.stages.search.space.fixed_load import FixedLoad
 from neuroshard.stages.search.space.memory_checks import check_total, shortage
 from neuroshard.stages.search.space.search_space import SearchSpace, narrowest_shards
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS
 
-_NEARLY = 1.05  # times the cheapest quick plan's cost: by less, they may be in the wrong order
-_ESTIMATED = 1.2  # times that cost: a choice that is estimated to cost less may have a cheaper quick plan
-_MOST_MOVES = 16  # choices with ever fewer column-wise tables, of a task with that many tables or more
-_NEIGHBOURS = 3  # changes of the best choice that are tried before the best of them is taken
-
 
 @dataclass(frozen=True, eq=False)
-class FormChoices:
-    """A task's choices of a sharding type for each table, with given tier assignments.
+class OptionTable:
+    """The sharding types that each table of a variant may have, with estimates of what a choice of them costs.
+
+    A variant is a task with further rules: tier assignments, or finer equal parts.
 
     Attributes:
         asked: the task that plans are made for.
-        task: the same task with these tier assignments.
+        task: the variant, which has the same tables.
         simulator: costs plans.
         allowed: (T, F) sharding types that each table may have.
         leaders: (T,) the table whose sharding type each table takes: the first of the tables kept together with it.
@@ -64,16 +57,16 @@ class FormChoices:
     allowed: BoolArray
     leaders: IntArray
     quick: Start
-    estimates: FormEstimates
-    spread: Spread
+    estimates: CostEstimates
+    spread: SpreadPlacements
     may: IntArray
     space: CostedSpace | None
 
     @classmethod
     def of(
         cls, task: Task, simulator: Simulator, allowed: BoolArray, quick: Start, asked: Task | None = None
-    ) -> "FormChoices":
-        """Prepare choices among sharding types `allowed` (T, F), less column_wise for tables too large for it.
+    ) -> "OptionTable":
+        """Gather sharding types `allowed` (T, F), without column_wise for tables that are too large for a device.
 
         Plans are made for the task `asked`, which has the same tables; None stands for `task`.
         """
@@ -83,10 +76,12 @@ class FormChoices:
             space = CostedSpace.costed(uncosted, simulator, simulator.compute_for(task))
             _, least, room = narrowest_shards(space)
             too_large = [table for item in np.flatnonzero(least > room) for table, _ in space.items[item]]
-            fitting[too_large, COLUMNS] = False  # even where they are cut as finely as they may be
-            fitting[:, COLUMNS] |= ~fitting.any(axis=1)  # what fits nowhere stays there, and the search says so
-        estimates = FormEstimates.of(task, simulator, allowed, space)
-        return cls(asked or task, task, simulator, fitting, leaders(task), quick, estimates, Spread(task), may, space)
+            fitting[too_large, COLUMNS] = False  # their narrowest shards do not fit
+            fitting[:, COLUMNS] |= ~fitting.any(axis=1)  # the search raises an error about tables that fit nowhere
+        estimates = CostEstimates.of(task, simulator, allowed, space)
+        return cls(
+            asked or task, task, simulator, fitting, leaders(task), quick, estimates, SpreadPlacements(task), may, space
+        )
 
     @property
     def first(self) -> IntArray:
@@ -94,23 +89,26 @@ class FormChoices:
         first: IntArray = self.allowed.argmax(axis=1)
         return first
 
-    def searched(self, forms: IntArray, columns: ImprovedSearch) -> Found:
-        """Find a plan with sharding types `forms` (T,) by placing the column-wise tables with `columns`.
+    @property
+    def first_choice(self) -> "Choice":
+        """The first choice, without costs."""
+        return Choice(self, self.first)
+
+    def fixed_load(self, types: IntArray) -> FixedLoad:
+        """Return the load of the row-wise and data-parallel tables of a choice of sharding types (T,).
 
         Raises:
-            InfeasibleError: no plan was found.
+            InfeasibleError: they take more memory than there is.
         """
-        fixed = FixedLoad.of(self.task, self.spread.others(forms), self.simulator.compute_for(self.task))
-        found = columns.found(fixed, self.simulator)
-        return found if self.task is self.asked else found.of(self.asked)
+        return FixedLoad.of(self.task, self.spread.others(types), self.simulator.compute_for(self.task))
 
-    def quick_ms(self, forms: IntArray) -> float:
+    def quick_ms(self, types: IntArray) -> float:
         """Cost a choice of sharding types (T,) with its column-wise tables placed quickly; infinite if they don't fit.
 
         No plan is made if the row-wise and data-parallel tables load all devices alike.
         """
         try:
-            fixed = self._fixed_load(forms)
+            fixed = self._quick_load(types)
             if fixed.free_bytes.min() < 0:
                 return float("inf")
             compute_ms, units = np.zeros((2, 1, len(fixed.free_bytes)))
@@ -123,28 +121,28 @@ class FormChoices:
         except InfeasibleError:
             return float("inf")
         ready_ms = fixed.step(self.simulator, compute_ms, units)[1].max(axis=1)
-        return float((ready_ms + self.simulator.waited_ms(self.task, ready_ms, *self._work(forms)))[0])
+        return float((ready_ms + self.simulator.waited_ms(self.task, ready_ms, *self._work(types)))[0])
 
-    def _fixed_load(self, forms: IntArray) -> FixedLoad:
+    def _quick_load(self, types: IntArray) -> FixedLoad:
         """Return the load of a choice's row-wise and data-parallel tables: of one device, unless lookups are uneven.
 
         Raises:
             InfeasibleError: they take more memory than there is.
         """
-        if not self._uneven[np.isin(forms, BLOCKS)].any():
-            return self.estimates.fixed_load(forms)
-        fixed = FixedLoad.of(self.task, self.spread.others(forms), self.simulator.compute_for(self.task))
-        return replace(fixed, compute_ms=fixed.compute_ms + self.simulator.shared_ms(self.task, *self._work(forms)))
+        if not self._uneven[np.isin(types, BLOCKS)].any():
+            return self.estimates.fixed_load(types)
+        fixed = self.fixed_load(types)
+        return replace(fixed, compute_ms=fixed.compute_ms + self.simulator.shared_ms(self.task, *self._work(types)))
 
-    def _work(self, forms: IntArray) -> SharedWork:
-        return self.estimates.other_parts.work(self.simulator, Forms(forms[None]))
+    def _work(self, types: IntArray) -> StepCounts:
+        return self.estimates.step_inputs.work(self.simulator, TypeChoices(types[None]))
 
     @cached_property
     def _uneven(self) -> BoolArray:
         """Which tables have more lookups in some rows than in others, (T,)."""
         return np.array([bool(table.row_lookups) for table in self.task.tables])
 
-    def likely(self, tries: int) -> list["Tried"]:
+    def likely(self, tries: int) -> list["Choice"]:
         """List a few choices that are estimated to be cheap and whose quick plans are nearly the cheapest.
 
         Quick plans have faults that later steps would mend, above all if memory is tight. So among the choices with
@@ -152,36 +150,37 @@ class FormChoices:
         quick plan, then the best choice that lacks a sharding type of the first. With 0 `tries`, `first` is listed.
         """
         if not tries:
-            return [Tried(self, self.first)]
+            return [self.first_choice]
         tried = self._tried(tries)
         best = min(tried, key=lambda one: one.quick_ms)
-        near = sorted((one for one in tried if one.quick_ms <= best.quick_ms * _NEARLY), key=lambda one: one.both_ms)
-        without = [one for one in near if not np.isin(near[0].forms, one.forms).all()]
+        most_ms = best.quick_ms * SETTINGS.near_best
+        near = sorted((one for one in tried if one.quick_ms <= most_ms), key=lambda one: one.both_ms)
+        without = [one for one in near if not np.isin(near[0].types, one.types).all()]
         return list(dict.fromkeys((near[0], best, *without[:1])))
 
-    def _tried(self, tries: int) -> list["Tried"]:
+    def _tried(self, tries: int) -> list["Choice"]:
         """Try `tries` choices by quick searches.
 
-        The first are ends of descents, the cheapest first, until the next end is estimated to cost more than the best
-        quick plan; then changes of the best choice, as long as they help. A quarter of the tries is left for ends that
-        are estimated to cost little more, because estimates have errors of that size. If memory is too tight for the
-        first choice, as many further tries change the choice with the fewest large row-wise tables that fits: ends of
-        descents rarely fit then.
+        The first are ends of local searches, the cheapest first, until the next end is estimated to cost more than the
+        best quick plan; then changes of the best choice, as long as they help. A quarter of the tries is left for ends
+        that are estimated to cost little more, because estimates have errors of that size. If memory is too tight for
+        the first choice, as many further tries change the choice with the fewest large row-wise tables that fits: ends
+        of local searches rarely fit then.
         """
         tried = dict[bytes, tuple[IntArray, float]]()
         candidates, most = self._candidates(), -(-3 * tries // 4)
-        estimated = list(zip(candidates, self.estimates.costs(Forms(candidates))[0].tolist(), strict=True))
+        estimated = list(zip(candidates, self.estimates.costs(TypeChoices(candidates))[0].tolist(), strict=True))
 
-        def tried_ms(forms: IntArray) -> float:
+        def tried_ms(types: IntArray) -> float:
             """Cost a choice's quick plan, unless it was tried before."""
-            if (key := forms.tobytes()) not in tried:
-                tried[key] = (forms, self.quick_ms(forms))
+            if (key := types.tobytes()) not in tried:
+                tried[key] = (types, self.quick_ms(types))
             return tried[key][1]
 
         def mended(best: IntArray, most: int) -> IntArray:
             """Change a choice by the step with the cheapest quick plan, until none helps or `most` were tried."""
             while len(tried) < most:
-                others = [forms for forms in self._neighbours(best) if forms.tobytes() not in tried]
+                others = [types for types in self._neighbours(best) if types.tobytes() not in tried]
                 better = min(others[: most - len(tried)], key=tried_ms, default=best)
                 if not tried_ms(better) < tried_ms(best):
                     break
@@ -189,69 +188,80 @@ class FormChoices:
             return best
 
         best: IntArray = candidates[0]
-        for forms, estimate_ms in estimated:
-            if len(tried) == most or (tried and estimate_ms >= tried_ms(best)):
-                break
-            best = min(best, forms, key=tried_ms)
+        for types, estimate_ms in estimated:
+            if len(tried) < most and (not tried or estimate_ms < tried_ms(best)):
+                best = min(best, types, key=tried_ms)
         best = mended(best, most)
         if isinf(tried.get(self.first.tobytes(), (self.first, 0.0))[1]):
-            fitting = next((forms for forms in self.more_in_blocks() if not isinf(tried_ms(forms))), best)
+            fitting = next((types for types in self.more_row_wise() if not isinf(tried_ms(types))), best)
             best = min(best, mended(fitting, len(tried) + most), key=tried_ms)
             tries += len(tried) - most
-        for forms, estimate_ms in estimated:
-            if len(tried) < tries and estimate_ms < tried_ms(best) * _ESTIMATED:
-                tried_ms(forms)
+        for types, estimate_ms in estimated:
+            if len(tried) < tries and estimate_ms < tried_ms(best) * SETTINGS.near_estimate:
+                tried_ms(types)
         return self._costed(list(tried.values()))
 
-    def first_tried(self) -> "Tried":
+    def first_tried(self) -> "Choice":
         """Try the first choice by a quick search."""
         return self._costed([(self.first, self.quick_ms(self.first))])[0]
 
-    def _costed(self, tried: Sequence[tuple[IntArray, float]]) -> list["Tried"]:
+    def _costed(self, tried: Sequence[tuple[IntArray, float]]) -> list["Choice"]:
         """Estimate choices of sharding types (T,) that were tried, given with the ms of their quick plans."""
-        estimate_ms = self.estimates.costs(Forms(np.array([forms for forms, _ in tried])))[0].tolist()
-        return [Tried(self, forms, ms, its) for (forms, ms), its in zip(tried, estimate_ms, strict=True)]
+        estimate_ms = self.estimates.costs(TypeChoices(np.array([types for types, _ in tried])))[0].tolist()
+        return [Choice(self, types, ms, its) for (types, ms), its in zip(tried, estimate_ms, strict=True)]
 
-    def descent(self, first: IntArray, costs: Costs, allowed: BoolArray | None = None) -> list[IntArray]:
+    def search_choices(self, first: IntArray, costs: Costs, allowed: BoolArray | None = None) -> list[IntArray]:
         """List choices (T,) after every step from `first` on, until none helps; tables kept together change as one.
 
         Steps stay within `allowed` (T, F); None stands for all sharding types that the tables may have.
         """
         leading = self._leading(self.allowed if allowed is None else allowed)
-        return [forms[self.leaders] for forms in descent(first, leading, lambda some: costs(self._followed(some)))]
+        path = search_choices(first, leading, lambda some: costs(self._followed(some)))
+        return [types[self.leaders] for types in path]
 
     def _candidates(self) -> IntArray:
-        """List the last two choices (n, T) of the descent of the estimates, and others, the cheapest first.
+        """List likely choices (n, T), each once: the cheapest by estimates of every set of sharding types first.
 
         All row-wise tables share one exchange, so one row-wise table alone may cost more than it saves while several
-        together pay. So the most expensive tables are given each sharding type, and a descent starts from that choice.
+        together pay. So local searches start from the first choice, and from the first choice with the most expensive
+        tables in another sharding type. They search once among all sharding types, and once without each type: fewer
+        types may cost less than estimated choices of more types, because these are harder to place.
         Estimates of column-wise tables are too low, because these are still to be placed, above all if memory is tight.
-        So other descents start with all tables row-wise or data-parallel and avoid column_wise if possible: the costs
+        So other searches start with all tables row-wise or data-parallel and avoid column_wise if possible: the costs
         of their ends are real. Finally, all tables that may have one sharding type are given it, and the rest stay as
-        in the first choice: two sharding types may cost less than three.
+        in the first choice.
         """
-        without = self.allowed.copy()
-        without[self.allowed[:, OTHERS].any(axis=1), COLUMNS] = False
-        pure = [np.where(self.allowed[:, form], form, without.argmax(axis=1)) for form in OTHERS]
-        ends = [self.descent(forms, self.estimates.costs, without)[-1] for forms in pure]
-        ends += [np.where(self.allowed[:, form], form, self.first) for form in OTHERS]
-        for form in OTHERS:
-            for forms in self._nested_in(form):
-                ends += [forms, self.descent(forms, self.estimates.costs)[-1]]
-        candidates = np.array([*self.descent(self.first, self.estimates.costs)[:-3:-1], *ends])
-        _, earliest = np.unique(candidates, axis=0, return_index=True)
-        candidates = candidates[np.sort(earliest)]
-        return candidates[np.argsort(self.estimates.costs(Forms(candidates))[0], kind="stable")]
+        costs, others = self.estimates.costs, [form for form in OTHERS if (self.allowed[:, form]).any()]
+        without = self._without(COLUMNS)
+        pure = [np.where(self.allowed[:, form], form, without.argmax(axis=1)) for form in others]
+        ends = [self.search_choices(types, costs, without)[-1] for types in pure]
+        ends += [np.where(self.allowed[:, form], form, self.first) for form in others]
+        nested = [(form, types) for form in others for types in self._nested_in(form)]
+        for left_out in (None, *others):
+            allowed = self.allowed if left_out is None else self._without(left_out)
+            starts = [self.first, *(types for form, types in nested if form != left_out)]
+            ends += [types for start in starts for types in self.search_choices(start, costs, allowed)[-2:]]
+        candidates = np.unique([*ends, *(types for _, types in nested)], axis=0)
+        sets = [tuple(np.unique(types)) for types in candidates]
+        by_cost = np.argsort(costs(TypeChoices(candidates))[0], kind="stable").tolist()
+        cheapest = {sets[number]: number for number in reversed(by_cost)}
+        return candidates[sorted(by_cost, key=lambda number: cheapest[sets[number]] != number)]
 
-    def _neighbours(self, forms: IntArray) -> IntArray:
+    def _without(self, form: int) -> BoolArray:
+        """Return the sharding types that each table may have, (T, F), without one type where others are allowed."""
+        allowed = self.allowed.copy()
+        allowed[np.delete(self.allowed, form, axis=1).any(axis=1), form] = False
+        return allowed
+
+    def _neighbours(self, types: IntArray) -> IntArray:
         """Find the changes of a choice (T,) estimated to be best, (n, T); tables kept together change as one."""
         movable = self._leading(self.allowed)
-        near, _ = ranked_changes(forms, movable, lambda some: self.estimates.costs(self._followed(some)))
-        return self._followed(Changes(forms, near[:_NEIGHBOURS])).forms
+        near, _ = rank_changes(types, movable, lambda some: self.estimates.costs(self._followed(some)))
+        return self._followed(ChangedChoices(types, near[: SETTINGS.neighbours])).types
 
     def _followed(self, choices: Choices) -> Choices:
         """Give each table the sharding type of its leader; without groups, return the choices: they may be large."""
-        return Forms(choices.forms[:, self.leaders]) if self._has_groups else choices
+        return TypeChoices(choices.types[:, self.leaders]) if self._has_groups else choices
 
     @cached_property
     def _has_groups(self) -> bool:
@@ -276,32 +286,32 @@ class FormChoices:
             return value
 
         nested = self._more_in(form, worth)[:-1]
-        return nested[self.estimates.costs(Forms(nested))[0].argmin()][None] if len(nested) else nested
+        return nested[self.estimates.costs(TypeChoices(nested))[0].argmin()][None] if len(nested) else nested
 
-    def more_in_blocks(self) -> Iterator[IntArray]:
+    def more_row_wise(self) -> Iterator[IntArray]:
         """Yield the first choice (T,) with the 1, 2, 4, ... largest tables row-wise, among tables that may be."""
         size_bytes = np.array([table.size_bytes for table in self.task.tables])
         for form in BLOCKS:
             yield from self._more_in(form, lambda tables: size_bytes[tables])
 
     def _more_in(self, form: int, value: Callable[[IntArray], FloatArray | IntArray]) -> IntArray:
-        """List the first choice with its 1, 2, 4, ... and all most valuable tables in a sharding type, (n, T)."""
+        """List the first choice after its 1, 2, 4, ..., and all most valuable tables got a sharding type, (n, T)."""
         movable = np.flatnonzero(self._leading(self.allowed)[:, form] & (self.first == COLUMNS))
         if not len(movable):
             return np.zeros((0, len(self.leaders)), dtype=np.int64)
         ordered = movable[np.argsort(-value(movable), kind="stable")]
         nested = np.repeat(self.first[None], len(ordered).bit_length() + 1, axis=0)
-        for power, forms in enumerate(nested):
-            forms[ordered[: 1 << power]] = form
+        for power, types in enumerate(nested):
+            types[ordered[: 1 << power]] = form
         return nested[:, self.leaders]
 
-    def with_fewer_columns(self) -> Iterator[IntArray]:
+    def fewer_column_wise(self) -> Iterator[IntArray]:
         """Yield choices (T,) with ever fewer column-wise tables: those that save most bytes otherwise change first.
 
         Tables kept together change as one.
         """
         size = np.zeros(self.allowed.shape)
-        np.add.at(size, self.leaders, self._bytes_by_form())
+        np.add.at(size, self.leaders, self._bytes_by_type())
         size[~self._leading(self.allowed)] = np.inf
         others = size.copy()
         others[:, COLUMNS] = np.inf
@@ -309,19 +319,24 @@ class FormChoices:
         saved = size[movable, COLUMNS] - others[movable].min(axis=1)
         ordered = movable[np.argsort(-saved, kind="stable")]
         fewest = max(int(np.isinf(saved).sum()), 1)  # these may not be column-wise
-        for count in np.unique(np.linspace(fewest, len(ordered), _MOST_MOVES).astype(np.int64)):
-            forms, moved = self.first.copy(), ordered[:count]
-            forms[moved] = others[moved].argmin(axis=1)
-            yield forms[self.leaders]
+        for count in np.unique(np.linspace(fewest, len(ordered), SETTINGS.scarce_choices).astype(np.int64)):
+            types, moved = self.first.copy(), ordered[:count]
+            types[moved] = others[moved].argmin(axis=1)
+            yield types[self.leaders]
 
-    def _bytes_by_form(self) -> IntArray:
+    def for_scarce_memory(self) -> Iterator[IntArray]:
+        """Yield choices (T,) with few large row-wise tables; then choices with ever fewer column-wise tables."""
+        yield from self.more_row_wise()
+        yield from self.fewer_column_wise()
+
+    def _bytes_by_type(self) -> IntArray:
         """Compute the bytes that each table takes on all devices together with each sharding type, (T, F)."""
         devices, size_of = self.task.topology.num_devices, self.task.memory.device_bytes
         shared = (LAYOUTS[FORMS[form]].share(self.task.loads, devices) for form in OTHERS)
         others = [size_of(loads) * devices for loads in shared]
         return np.stack([size_of(self.task.loads), *others], axis=1)[:, np.argsort([COLUMNS, *OTHERS])]
 
-    def shortage(self, error: InfeasibleError) -> InfeasibleError:
+    def shortage(self, error: UserError) -> UserError:
         """Return the error that no plan was found: for all tables column-wise if they may be, else `error`."""
         if len(self.may) < len(self.task.tables):
             return error
@@ -334,20 +349,25 @@ class FormChoices:
 
 
 @dataclass(frozen=True, eq=False)
-class Tried:
+class Choice:
     """A choice of sharding types whose column-wise tables were placed quickly.
 
     Attributes:
-        choices: the choices that this one belongs to.
-        forms: (T,) sharding types.
+        options: the options of which these are chosen.
+        types: (T,) sharding types.
         quick_ms: cost of the quick plan; infinite if the column-wise tables did not fit.
         estimate_ms: estimated cost of the choice.
     """
 
-    choices: FormChoices
-    forms: IntArray
+    options: OptionTable
+    types: IntArray
     quick_ms: float = float("nan")
     estimate_ms: float = float("nan")
+
+    @property
+    def is_first(self) -> bool:
+        """True if the sharding types are those of the first choice."""
+        return bool((self.types == self.options.first).all())
 
     @property
     def both_ms(self) -> float:

@@ -9,8 +9,8 @@ from neuroshard import Constraints, Simulator, TableRule, Task, Topology
 from neuroshard.layouts import in_columns, in_rows
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.acceptance import Acceptance
-from neuroshard.stages.search.methods.form_changes import rows_on_hosts
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
+from neuroshard.stages.search.options.type_changes import move_rows_to_hosts
 from neuroshard.targets.target import target_named
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.collective import Collective
@@ -47,7 +47,7 @@ def _hosts(plan):
 def test_tables_alike_are_spread_over_the_hosts_as_the_best_of_all_plans_has_them():
     task = _task([128] * 4)
     start = _everywhere(task)
-    plan = rows_on_hosts(start, H100)
+    plan = move_rows_to_hosts(start, H100)
     groups = (*(range(first, first + 8) for first in range(0, 32, 8)), range(32))
     rows = [[in_rows(task, table, group) for group in groups] for table in range(4)]
     best = best_ms(task, [*rows, [in_columns(task, [(4, 16, 0)])]])
@@ -73,7 +73,7 @@ def test_no_plan_gets_more_expensive():
     for seed in range(6):
         rng = np.random.default_rng(seed)
         start = _everywhere(_task(rng.choice([4, 32, 128], size=rng.integers(1, 6)).tolist()))
-        assert ms_of(rows_on_hosts(start, H100)) <= ms_of(start)
+        assert ms_of(move_rows_to_hosts(start, H100)) <= ms_of(start)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_no_plan_gets_more_expensive():
 def test_rows_stay_on_all_devices_where_hosts_will_not_do(task):
     start = _everywhere(task)
     assert start.violations == ()
-    assert rows_on_hosts(start, H100) is start
+    assert move_rows_to_hosts(start, H100) is start
 
 
 def test_a_host_has_no_more_than_its_memory_holds():
     """Seven tables of 5.12 GB: in blocks on all 32 devices 1.12 GB on each, two of them on one host 1.28 GB."""
     for memory, moved in ((80 << 30, range(7, 8)), (1_200_000_000, range(7))):
-        plan = rows_on_hosts(_everywhere(_task([128] * 7, memory=memory)), H100)
+        plan = move_rows_to_hosts(_everywhere(_task([128] * 7, memory=memory)), H100)
         assert plan.violations == ()
         assert sum(len(hosts) == 1 for hosts in _hosts(plan)[:7]) in moved
 
@@ -107,7 +107,7 @@ def test_models_that_do_not_know_hosts_exchanges_are_not_asked():
     unknown = replace(known, forward=replace(known.forward, exchanges=some))
     assert Collective.REDUCE_SCATTER in unknown.forward.collectives
     start = _everywhere(_task([128] * 4))
-    assert rows_on_hosts(start, Simulator(unknown)) is start
+    assert move_rows_to_hosts(start, Simulator(unknown)) is start
 
 
 def test_gains_within_the_margins_are_not_taken():
@@ -120,6 +120,6 @@ def test_gains_within_the_margins_are_not_taken():
 def test_sequence_tables_stay_on_all_devices():
     task = _task([128] * 5)
     task = replace(task, tables=(replace(task.tables[0], pooled=False), *task.tables[1:]))
-    plan = rows_on_hosts(_everywhere(task), H100)
+    plan = move_rows_to_hosts(_everywhere(task), H100)
     assert [len(hosts) for hosts in _hosts(plan)[:5]] == [4, 1, 1, 1, 1]
     assert plan.violations == ()

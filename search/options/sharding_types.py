@@ -1,7 +1,7 @@
-"""Sharding types that tables may have, their placements over all devices, and descents from choices of them."""
+"""Sharding types that tables may have, and their placements over all devices."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from neuroshard.layouts.sharding_types import (
     sharding_types_named,
 )
 from neuroshard.models import CostModels
-from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import MAX_SHARD_DIM
 from neuroshard.tasks.task import Task
@@ -79,7 +79,7 @@ def known_calls(models: CostModels, forms: Collection[str] = FORMS) -> frozenset
     return frozenset(call for call in models.compute.calls if call.form in known)
 
 
-def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
+def allowed_types(task: Task, calls: Collection[Call]) -> BoolArray:
     """Return which sharding types each table may have, (T, F): those with kernel `calls` for its pooling and tier.
 
     The task's constraints and the requirements of each sharding type must allow it. Row-wise and data-parallel tables
@@ -95,7 +95,7 @@ def allowed_forms(task: Task, calls: Collection[Call]) -> BoolArray:
     return by_all[first]
 
 
-def check_some_form(task: Task, allowed: BoolArray, calls: Collection[Call], searched: Collection[str]) -> None:
+def check_allowed_types(task: Task, allowed: BoolArray, calls: Collection[Call], searched: Collection[str]) -> None:
     """Check that every table may have some sharding type, by sharding types `allowed` (T, F) with kernel `calls`.
 
     The calls are of sharding types that are `searched`, by name, only.
@@ -176,7 +176,7 @@ def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], 
     return why
 
 
-class Spread:
+class SpreadPlacements:
     """Row-wise and data-parallel placements of a task's tables over all devices, made once for each table."""
 
     def __init__(self, task: Task) -> None:
@@ -194,172 +194,3 @@ class Spread:
         """Return the placements of all tables that are not column-wise, by sharding types (T,), places in `FORMS`."""
         tables = np.flatnonzero(forms != COLUMNS).tolist()
         return [placed for table in tables for placed in self.placements(table, int(forms[table]))]
-
-
-Numbers = FloatArray | IntArray | BoolArray
-
-
-@dataclass(frozen=True, eq=False)
-class Forms:
-    """B choices of a sharding type for each table, (B, T)."""
-
-    forms: IntArray
-
-    def __len__(self) -> int:
-        """Return the number of choices."""
-        return len(self.forms)
-
-    def some(self, which: slice) -> "Forms":
-        """Take the choices of a slice."""
-        return Forms(self.forms[which])
-
-    def total(self, form: int, numbers: Numbers) -> FloatArray:
-        """Sum numbers (T, ...) over the tables to which each choice gives a sharding type, (B, ...)."""
-        return np.tensordot((self.forms == form).astype(np.float64), numbers, 1)
-
-    def largest(self, form: int, numbers: FloatArray) -> FloatArray:
-        """Return the largest of numbers (T, Q) over each choice's tables with a sharding type, (B, Q), at least 0.
-
-        Choices that are looked at together differ in few tables: only those are looked at choice by choice.
-        """
-        tables = self.forms == form
-        always = tables.all(axis=0)
-        sometimes = tables.any(axis=0) & ~always
-        chosen, some, least = tables[:, sometimes], numbers[sometimes], numbers[always].max(axis=0, initial=0.0)
-        each = (np.where(chosen, number, 0.0).max(axis=1, initial=0.0) for number in some.T)
-        largest: FloatArray = np.maximum(np.stack(list(each), axis=1), least)
-        return largest
-
-
-@dataclass(frozen=True, eq=False)
-class Changes:
-    """One choice (T,) after each of B changes alone, (B, 2): a table and its new sharding type."""
-
-    before: IntArray
-    changes: IntArray
-
-    def __len__(self) -> int:
-        """Return the number of choices."""
-        return len(self.changes)
-
-    @property
-    def forms(self) -> IntArray:
-        """The choices after each of the changes, (B, T)."""
-        after = np.repeat(self.before[None], len(self.changes), axis=0)
-        after[np.arange(len(self.changes)), self.changes[:, 0]] = self.changes[:, 1]
-        return after
-
-    def some(self, which: slice) -> "Changes":
-        """Take the choices of a slice."""
-        return Changes(self.before, self.changes[which])
-
-    def _more(self, form: int) -> IntArray:
-        """Return (B,) 1 for each change that gives a table the sharding type, -1 if it takes it away, else 0."""
-        table, new = self.changes.T
-        more: IntArray = (new == form).astype(np.int64) - (self.before[table] == form)
-        return more
-
-    def total(self, form: int, numbers: Numbers) -> FloatArray:
-        """Sum numbers (T, ...) over the tables to which each choice gives a sharding type, (B, ...)."""
-        flat, table = numbers.reshape(len(numbers), -1), self.changes[:, 0]
-        total: FloatArray = (self.before == form).astype(np.float64) @ flat
-        after = total + self._more(form)[:, None] * flat[table]
-        return after.reshape(len(table), *numbers.shape[1:])
-
-    def largest(self, form: int, numbers: FloatArray) -> FloatArray:
-        """Return the largest of numbers (T, Q) over each choice's tables with a sharding type, (B, Q), at least 0."""
-        table, more = self.changes[:, 0], self._more(form)[:, None]
-        its = np.where((self.before == form)[:, None], numbers, 0.0)
-        where = its.argmax(axis=0)
-        first = its.max(axis=0)
-        its[where, np.arange(len(where))] = 0.0
-        leaves = (table[:, None] == where) & (more < 0)
-        joins = np.where(more > 0, numbers[table], 0.0)
-        largest: FloatArray = np.maximum(np.where(leaves, its.max(axis=0), first), joins)
-        return largest
-
-
-Choices = Forms | Changes
-
-
-def total_by_form(choices: Choices, numbers: Numbers) -> FloatArray:
-    """Sum numbers (T, F, ...) over all tables, each in its sharding type, for every choice, (B, ...)."""
-    total: FloatArray = np.sum([choices.total(form, numbers[:, form]) for form in range(numbers.shape[1])], axis=0)
-    return total
-
-
-_MOST_STEPS = 100
-_LIKELY = 64  # changes that promised most when all were looked at: as long as some of them help, others are not
-_ROUNDING = 1e-6  # of costs, relative: less isn't a gain
-
-# Of B choices: (B,) ms, and (B,) ms to rank by where many cost the same.
-Costs = Callable[[Choices], tuple[FloatArray, FloatArray]]
-
-
-# n changes of a choice, the most promising first: (n, 2) a table and its new sharding type, (n,) ms after each alone.
-Ranked = tuple[IntArray, FloatArray]
-
-
-def descent(first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]:
-    """Descend from the choice `first` (T,) until no step helps, within `allowed` (T, F); list it after every step.
-
-    A step changes the sharding type of one table, or of the 2, 3, 4, 6, 8, ... most promising tables at once: if many
-    tables make a device the straggler, changing one of them does not help.
-    """
-    path, lowest = [first], float(costs(Forms(first[None]))[0][0])
-    likely = np.empty((0, 2), dtype=np.int64)
-    for _ in range(_MOST_STEPS):
-        step = _best_step(path[-1], _ranked(path[-1], likely, costs), costs, lowest)
-        if step is None:
-            everything = ranked_changes(path[-1], allowed, costs)
-            step = _best_step(path[-1], everything, costs, lowest)
-            likely = everything[0]
-        if step is None:
-            break
-        lowest, forms = step
-        likely = likely[forms[likely[:, 0]] == path[-1][likely[:, 0]]][:_LIKELY]  # of tables that are as they were
-        path.append(forms)
-    return path
-
-
-def ranked_changes(forms: IntArray, allowed: BoolArray, costs: Costs) -> Ranked:
-    """Rank every allowed change of `forms` (T,) in one table, the most promising first."""
-    return _ranked(forms, np.argwhere(allowed & (np.arange(len(FORMS)) != forms[:, None])), costs)
-
-
-def _ranked(forms: IntArray, changes: IntArray, costs: Costs) -> Ranked:
-    if not len(changes):
-        return changes, np.zeros(0)
-    cost, evenly = costs(Changes(forms, changes))
-    order = np.lexsort((cost, evenly))
-    return changes[order], cost[order]
-
-
-def _best_step(forms: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) -> tuple[float, IntArray] | None:
-    """Find the best step among ranked changes: (ms, (T,) choice) after it; None if none is below `lowest_ms`."""
-    changes, alone_ms = ranked
-    if not len(changes):
-        return None
-    together = np.concatenate(list(_together(forms, changes)))
-    joint_ms = costs(Forms(together))[0] if len(together) else np.zeros(0)
-    cost_ms = np.concatenate([alone_ms, joint_ms])
-    best = int(cost_ms.argmin())
-    if not cost_ms[best] < lowest_ms * (1 - _ROUNDING):
-        return None
-    alone = best < len(changes)
-    after = Changes(forms, changes[best : best + 1]).forms[0] if alone else together[best - len(changes)]
-    return float(cost_ms[best]), after
-
-
-def _together(forms: IntArray, changes: IntArray) -> Iterator[IntArray]:
-    """Yield (m, T) choices after the first 2, 3, 4, 6, 8, ... changes at once: of all, and per sharding type."""
-    for form in (None, *range(len(FORMS))):
-        table, new = (changes if form is None else changes[changes[:, 1] == form]).T
-        _, earliest = np.unique(table, return_index=True)  # of two changes of a table, the better one
-        its, new = table[np.sort(earliest)], new[np.sort(earliest)]
-        powers = (1 << power for power in range(1, len(its).bit_length()))
-        counts = sorted({min(count, len(its)) for power in powers for count in (power, power * 3 // 2, power * 2)})
-        joint = np.repeat(forms[None], len(counts), axis=0)
-        for row, count in zip(joint, counts, strict=True):
-            row[its[:count]] = new[:count]
-        yield joint

@@ -8,16 +8,15 @@ import numpy as np
 from neuroshard.models import ComputeModel
 from neuroshard.plans.caches import cut_to, of_mixed_widths, on_own_devices, parts_within, shared_caches, width_classes
 from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.stages.search.options.settings import SETTINGS
+from neuroshard.stages.search.options.tier_changes import assign_tiers
+from neuroshard.stages.search.options.tiers import TierOptions
 from neuroshard.stages.search.space.fixed_load import device_memory
-from neuroshard.stages.search.space.homes import FILLED, HomeOptions, homed
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import DEFAULT_CACHED, Tier, TierAssignment
 
-_MOST_WAYS = 3  # to keep caches narrow, of which choices are made
-_OTHERS_AT = 1  # place in `FILLED` of the share at which all of these have a choice
 
-
-def homed_tasks(task: Task, options: HomeOptions, model: ComputeModel) -> list[Task]:
+def tier_variants(task: Task, options: TierOptions, model: ComputeModel) -> list[Task]:
     """List the task with each table's tier fixed, by the cheapest choices within several fractions of device memory.
 
     If cached tables may differ in width, tasks have rules for cached tables too. The task itself stands for the choice
@@ -29,13 +28,15 @@ def homed_tasks(task: Task, options: HomeOptions, model: ComputeModel) -> list[T
         each = [
             tuple(options.tier_assignments[option] for option in chosen.tolist()) for chosen in options.choices(task)
         ]
-        return [task if its == task.tier_assignments else homed(task, its) for its in each]
+        return [task if its == task.tier_assignments else assign_tiers(task, its) for its in each]
     tasks = list[Task]()
     ways = _ways(every, mixed)
     charged = [_Charged(way, options.charged(every, way.widths, way.parts, model)) for way in ways]
     for choice in _choices(task, charged):
-        homes = tuple(options.tier_assignments[option] for option in choice.chosen.tolist())
-        other = choice.charged.way.ruled(task if homes == task.tier_assignments else homed(task, homes))
+        assignments = tuple(options.tier_assignments[option] for option in choice.chosen.tolist())
+        other = choice.charged.way.ruled(
+            task if assignments == task.tier_assignments else assign_tiers(task, assignments)
+        )
         if other is not None and other not in tasks:
             tasks.append(other)
     return tasks
@@ -83,7 +84,7 @@ class _Charged(NamedTuple):
     """A way to keep caches narrow, and the tier options with caches of these widths."""
 
     way: _NarrowCaches
-    options: HomeOptions
+    options: TierOptions
 
     def cheapest(self, device_bytes: float, host_bytes: int) -> "_Choice | None":
         """Choose each table's tier within bytes of device and host memory; None if no choice fits."""
@@ -110,20 +111,20 @@ def _choices(task: Task, each: list[_Charged]) -> Iterator[_Choice]:
         choices = [one.cheapest(total * share, hosts) for one in some]
         return sorted((one for one in choices if one is not None), key=lambda one: one.cost_ms)
 
-    likely = [one.charged for one in ranked(each, FILLED[0])[:_MOST_WAYS]]
-    by_share = [ranked(likely, share) for share in FILLED]
+    likely = [one.charged for one in ranked(each, SETTINGS.memory_shares[0])[: SETTINGS.narrow_cache_ways]]
+    by_share = [ranked(likely, share) for share in SETTINGS.memory_shares]
     yield from (choices[0] for choices in by_share if choices)
-    yield from by_share[_OTHERS_AT][1:]
+    yield from by_share[SETTINGS.narrow_cache_share][1:]
 
 
 def _all_cached(task: Task) -> Task:
     """Make every table `uvm_caching` that may be; other tables keep the tiers that the task gives them."""
     if not any(Tier.UVM_CACHING in its.tiers for its in task.limits):
         return task
-    homes = (
+    assignments = (
         TierAssignment(Tier.UVM_CACHING, its.cache_load_factor or DEFAULT_CACHED)
         if Tier.UVM_CACHING in its.tiers
-        else home
-        for its, home in zip(task.limits, task.tier_assignments, strict=True)
+        else assignment
+        for its, assignment in zip(task.limits, task.tier_assignments, strict=True)
     )
-    return homed(task, tuple(homes))
+    return assign_tiers(task, tuple(assignments))

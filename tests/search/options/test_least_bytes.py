@@ -10,7 +10,7 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.methods.torchrec_planner import TorchRecSearch
-from neuroshard.stages.search.space.least_bytes import LeastBytes, check_least_bytes
+from neuroshard.stages.search.options.least_bytes import LeastBytes, check_least_bytes
 from neuroshard.stages.search.space.packing import pack
 from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.testing import ONCE

@@ -8,15 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from neuroshard import Constraints, PinnedShard, TableRule, Task, Topology
-from neuroshard.stages.search.space.forms import (
-    Changes,
-    Forms,
-    allowed_forms,
-    descent,
-    known_calls,
-    ranked_changes,
-    total_by_form,
+from neuroshard.stages.search.options.choices import (
+    ChangedChoices,
+    TypeChoices,
+    rank_changes,
+    search_choices,
+    total_by_type,
 )
+from neuroshard.stages.search.options.sharding_types import allowed_types, known_calls
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
 from tests.kit.random_models import random_form_models
 from tests.kit.tasks import plain_tables
@@ -31,7 +30,7 @@ FIRST = np.full(6, COLUMNS)
 def _allowed(task, calls=CALLS):
     """Initials of the sharding types of each table: m for column-wise, r for row-wise, p for data-parallel."""
     letters = np.array(["m", "r", "p"])
-    return ["".join(letters[may]) for may in allowed_forms(task, calls)]
+    return ["".join(letters[may]) for may in allowed_types(task, calls)]
 
 
 @pytest.mark.parametrize(
@@ -86,29 +85,35 @@ def test_changes_give_what_the_choices_give(seed, num_tables):
     rng = np.random.default_rng(seed)
     before = rng.integers(len(FORMS), size=num_tables)
     changes = np.column_stack([rng.integers(num_tables, size=20), rng.integers(len(FORMS), size=20)])
-    choices = Changes(before, changes)
-    assert choices.forms.shape == (20, num_tables)
-    for row, (table, form) in zip(choices.forms, changes, strict=True):
+    choices = ChangedChoices(before, changes)
+    assert choices.types.shape == (20, num_tables)
+    for row, (table, form) in zip(choices.types, changes, strict=True):
         assert row[table] == form
         assert np.delete(row == before, table).all()
     numbers = rng.integers(0, 4, size=(num_tables, 3)).astype(float)
     by_form = rng.integers(0, 4, size=(num_tables, len(FORMS), 3)).astype(float)
-    expected = by_form[np.arange(num_tables), choices.forms].sum(axis=1).tolist()
-    assert total_by_form(choices, by_form).tolist() == total_by_form(Forms(choices.forms), by_form).tolist() == expected
+    expected = by_form[np.arange(num_tables), choices.types].sum(axis=1).tolist()
+    assert (
+        total_by_type(choices, by_form).tolist()
+        == total_by_type(TypeChoices(choices.types), by_form).tolist()
+        == expected
+    )
     for form in range(len(FORMS)):
-        other = Forms(choices.forms)
-        assert (choices.total(form, np.ones(num_tables)) > 0).tolist() == (choices.forms == form).any(axis=1).tolist()
+        other = TypeChoices(choices.types)
+        assert (choices.total(form, np.ones(num_tables)) > 0).tolist() == (choices.types == form).any(axis=1).tolist()
         assert choices.total(form, numbers).tolist() == other.total(form, numbers).tolist()
         assert choices.total(form, numbers[:, 0]).tolist() == other.total(form, numbers[:, 0]).tolist()
         assert choices.total(form, numbers[:, :, None]).shape == (20, 3, 1)
         assert choices.largest(form, numbers).tolist() == other.largest(form, numbers).tolist()
 
 
-@pytest.mark.parametrize("of", [Forms, lambda forms: Changes(forms[0], np.array([[0, 0], [1, 1], [1, 2]]))])
+@pytest.mark.parametrize(
+    "of", [TypeChoices, lambda forms: ChangedChoices(forms[0], np.array([[0, 0], [1, 1], [1, 2]]))]
+)
 def test_some_choices_are_those_of_their_places(of):
     choices = of(np.array([[0, 1], [2, 1], [0, 0]]))
     assert len(choices) == 3
-    assert choices.some(slice(1, 3)).forms.tolist() == choices.forms[1:].tolist()
+    assert choices.some(slice(1, 3)).forms.tolist() == choices.types[1:].tolist()
 
 
 @pytest.mark.parametrize("always", [0, 5, 40])
@@ -119,12 +124,12 @@ def test_the_largest_of_some_are_found(always):
     chosen = rng.uniform(size=(30, 40)) < rng.uniform(size=(30, 1)) ** 3
     chosen[:, :always], chosen[0] = True, always > 0
     expected = np.where(chosen[:, :, None], numbers, 0).max(axis=1)
-    np.testing.assert_array_equal(Forms(chosen.astype(int)).largest(1, numbers), expected)
+    np.testing.assert_array_equal(TypeChoices(chosen.astype(int)).largest(1, numbers), expected)
 
 
 def _weights(choices):
     """Every table has its own cheapest sharding type."""
-    forms = choices.forms
+    forms = choices.types
     wanted = np.arange(6) % 3
     cost = (forms != wanted) @ np.arange(1.0, 7.0)
     return cost, cost
@@ -132,7 +137,7 @@ def _weights(choices):
 
 def _held_up(choices):
     """The most expensive column-wise table counts, and row-wise calls cost: one row-wise table alone never helps."""
-    forms = choices.forms
+    forms = choices.types
     ms = np.array([5.0, 5.0, 5.0, 1.0, 1.0, 1.0])
     columns = np.where(forms == COLUMNS, ms, 0)
     calls = 0.5 * (forms == ROWS).any(axis=1) + 9.0 * (forms == COPIES).any(axis=1) + 0.4 * (forms == ROWS).sum(axis=1)
@@ -140,31 +145,31 @@ def _held_up(choices):
 
 
 def test_every_table_gets_its_best_sharding_type():
-    path = descent(FIRST, ALL, _weights)
+    path = search_choices(FIRST, ALL, _weights)
     assert path[-1].tolist() == [0, 1, 2, 0, 1, 2]
-    costs = _weights(Forms(np.array(path)))[0]
+    costs = _weights(TypeChoices(np.array(path)))[0]
     assert (np.diff(costs) < 0).all()
 
 
 def test_tables_are_changed_together_where_one_alone_does_not_help():
-    changes, cost_ms = ranked_changes(FIRST, ALL, _held_up)
+    changes, cost_ms = rank_changes(FIRST, ALL, _held_up)
     assert len(changes) == 12
-    assert cost_ms.min() > _held_up(Forms(FIRST[None]))[0][0]
-    assert _held_up(Changes(FIRST, changes))[0].tolist() == cost_ms.tolist()
-    last = descent(FIRST, ALL, _held_up)[-1]
+    assert cost_ms.min() > _held_up(TypeChoices(FIRST[None]))[0][0]
+    assert _held_up(ChangedChoices(FIRST, changes))[0].tolist() == cost_ms.tolist()
+    last = search_choices(FIRST, ALL, _held_up)[-1]
     assert set(last[:3]) == {ROWS}
-    assert _held_up(Forms(last[None]))[0][0] < 4
+    assert _held_up(TypeChoices(last[None]))[0][0] < 4
 
 
 def test_sharding_types_that_are_not_allowed_are_never_taken():
     allowed = ALL.copy()
     allowed[1] = [True, False, True]
-    last = descent(FIRST, allowed, _weights)[-1]
+    last = search_choices(FIRST, allowed, _weights)[-1]
     assert last[1] != ROWS
     assert np.delete(last, 1).tolist() == [0, 2, 0, 1, 2]
     none = np.zeros_like(ALL)
     none[:, COLUMNS] = True
-    assert len(descent(FIRST, none, _weights)) == 1
+    assert len(search_choices(FIRST, none, _weights)) == 1
 
 
 def test_what_fits_nowhere_stays_and_what_fits_somewhere_is_found():
@@ -172,11 +177,11 @@ def test_what_fits_nowhere_stays_and_what_fits_somewhere_is_found():
         return np.full(len(choices), np.inf), np.full(len(choices), np.inf)
 
     def row_wise_only(choices):
-        cost = np.where((choices.forms == ROWS).sum(axis=1) >= 4, 1.0, np.inf)
+        cost = np.where((choices.types == ROWS).sum(axis=1) >= 4, 1.0, np.inf)
         return cost, cost
 
-    assert len(descent(FIRST, ALL, never)) == 1
-    assert row_wise_only(Forms(descent(FIRST, ALL, row_wise_only)[-1][None]))[0][0] == pytest.approx(1.0)
+    assert len(search_choices(FIRST, ALL, never)) == 1
+    assert row_wise_only(TypeChoices(search_choices(FIRST, ALL, row_wise_only)[-1][None]))[0][0] == pytest.approx(1.0)
 
 
 def test_not_all_changes_are_looked_at_as_long_as_likely_ones_help():
@@ -184,12 +189,12 @@ def test_not_all_changes_are_looked_at_as_long_as_likely_ones_help():
     wanted, weight, looked = np.arange(400) % 3, 0.97 ** np.arange(400), []
 
     def costs(choices):
-        forms = choices.forms
+        forms = choices.types
         looked.append(len(forms))
         cost = 1 + (forms != wanted) @ weight - 0.5 * np.minimum((forms == wanted).sum(axis=1), 390) / 400
         return cost, cost
 
-    path = descent(np.full(400, COLUMNS), np.ones((400, 3), dtype=np.bool_), costs)
+    path = search_choices(np.full(400, COLUMNS), np.ones((400, 3), dtype=np.bool_), costs)
     assert (path[-1] == wanted).sum() >= 390
     assert len(path) > 3
     assert sum(count >= 400 for count in looked) < len(path)

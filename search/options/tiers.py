@@ -8,26 +8,21 @@ import numpy as np
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.layouts import COPIES, LAYOUTS, Layout
 from neuroshard.models import ComputeModel
-from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.plumbing.schema import readable_bytes
+from neuroshard.stages.search.options.settings import SETTINGS
 from neuroshard.stages.search.space.fixed_load import device_memory, placed_bytes
-from neuroshard.stages.search.space.kept_caches import pinned_in_caches, within_bounds
-from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
 from neuroshard.words.form import CALLS, CUT_FORMS, FORMS
 from neuroshard.words.placement import ON_DEVICE, Tier, TierAssignment
 
-_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8, 1.0)  # of a table's rows that a cache may have room for
-LEAST_CACHED = _SHARES[0]
-FILLED = (1.0, 0.97, 0.9, 0.8, 0.65, 0.5)  # shares of the devices' memory that choices may take
-_PRICES = 40  # of host memory that are tried
+LEAST_CACHED = SETTINGS.cache_shares[0]
 _RAISE_EITHER = "Raise topology.memory_bytes or topology.host_memory_bytes"
 
 
 @dataclass(frozen=True, eq=False)
-class HomeOptions:
+class TierOptions:
     """O tier assignments for each of T tables: for whole tables, or over all devices if a table must be data-parallel.
 
     Attributes:
@@ -43,21 +38,24 @@ class HomeOptions:
     host_bytes: IntArray
 
     @classmethod
-    def of(cls, task: Task, model: ComputeModel) -> "HomeOptions":
+    def of(cls, task: Task, model: ComputeModel) -> "TierOptions":
         """Gather the tiers that each table may have, with bytes and costs by a compute model of calls."""
-        shares = sorted(
-            {*_SHARES, *(its.cache_load_factor for its in task.limits if its.cache_load_factor is not None)}
+        fixed = {its.cache_load_factor for its in task.limits if its.cache_load_factor is not None}
+        shares = sorted(fixed.union(SETTINGS.cache_shares))
+        assignments = (
+            ON_DEVICE,
+            *(TierAssignment(Tier.UVM_CACHING, share) for share in shares),
+            TierAssignment(Tier.UVM),
         )
-        homes = (ON_DEVICE, *(TierAssignment(Tier.UVM_CACHING, share) for share in shares), TierAssignment(Tier.UVM))
-        columns = [_costed(task, home, model) for home in homes]
+        columns = [_costed(task, assignment, model) for assignment in assignments]
         cost_ms, device_bytes, host_bytes = (np.stack(values, axis=1) for values in zip(*columns, strict=True))
-        may = np.array([[its.may_lie_in(home) for home in homes] for its in task.limits])
+        may = np.array([[its.may_lie_in(assignment) for assignment in assignments] for its in task.limits])
         for table, its in enumerate(task.limits):
             if not its.forms.intersection(CUT_FORMS):
                 device_bytes[table, 0] = min(_everywhere_bytes(task, LAYOUTS[form], table) for form in its.forms)
-        return cls(homes, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
+        return cls(assignments, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
 
-    def with_copies(self, task: Task, allowed: BoolArray) -> "HomeOptions":
+    def with_data_parallel(self, task: Task, allowed: BoolArray) -> "TierOptions":
         """Return the options with the bytes of data-parallel tables, if these take fewer bytes than whole tables.
 
         Sharding types are `allowed` (T, F). A data-parallel table looks up its device's own samples alone, so that it
@@ -68,7 +66,7 @@ class HomeOptions:
             size[table, 0] = min(size[table, 0], _everywhere_bytes(task, COPIES, table))
         return replace(self, device_bytes=size)
 
-    def charged(self, task: Task, widths: FloatArray, parts: IntArray, model: ComputeModel) -> "HomeOptions":
+    def charged(self, task: Task, widths: FloatArray, parts: IntArray, model: ComputeModel) -> "TierOptions":
         """Return the options with caches that have rows of `widths` (T,) columns, of tables in `parts` (T,) shards.
 
         A table in 0 parts must not be cached. A table in several has the cost of all of its shards.
@@ -77,21 +75,21 @@ class HomeOptions:
         cut = np.flatnonzero(parts > 1)
         loads = Loads.of(task.tables, task.batch_size)
         shards = loads.columns(loads.dim / np.maximum(parts, 1))
-        for option, home in enumerate(self.tier_assignments):
-            if home.tier is not Tier.UVM_CACHING:
+        for option, assignment in enumerate(self.tier_assignments):
+            if assignment.tier is not Tier.UVM_CACHING:
                 continue
-            its = shards.at([home] * len(loads))
+            its = shards.at([assignment] * len(loads))
             device_bytes[:, option] = parts * task.memory.device_bytes(its, np.maximum(widths, its.dim))
             known = cut[np.isfinite(cost_ms[cut, option])]
             if len(known):
                 cost_ms[known, option] = parts[known] * model.predict(LoadSets.alone(its.take(known)))
                 host_bytes[known, option] = parts[known] * task.memory.host_bytes(its.take(known))
             cost_ms[parts == 0, option] = np.inf
-        return HomeOptions(self.tier_assignments, cost_ms, device_bytes, host_bytes)
+        return TierOptions(self.tier_assignments, cost_ms, device_bytes, host_bytes)
 
-    def of_tables(self, tables: IntArray) -> "HomeOptions":
+    def of_tables(self, tables: IntArray) -> "TierOptions":
         """Return the options of some tables (t,) alone."""
-        return HomeOptions(
+        return TierOptions(
             self.tier_assignments, self.cost_ms[tables], self.device_bytes[tables], self.host_bytes[tables]
         )
 
@@ -106,7 +104,7 @@ class HomeOptions:
             return free
         most = float(np.nanmax(np.where(np.isfinite(self.cost_ms), self.cost_ms, np.nan)))
         low, high, best = 0.0, most, None  # ms for a byte: beyond that no byte is worth it
-        for _ in range(_PRICES):
+        for _ in range(SETTINGS.host_prices):
             price = high if low == 0.0 and best is None else float(np.sqrt(max(low, high * 1e-12) * high))
             choice = self._within(device_bytes, price)
             if choice is not None and self._on_hosts(choice) <= host_bytes:
@@ -134,7 +132,7 @@ class HomeOptions:
     def choices(self, task: Task) -> list[IntArray]:
         """List the cheapest choices (T,) within several fractions of device memory, each once, the largest first."""
         total, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
-        chosen = (self.cheapest(total * share, hosts) for share in FILLED)
+        chosen = (self.cheapest(total * share, hosts) for share in SETTINGS.memory_shares)
         return list({some.tobytes(): some for some in chosen if some is not None}.values())
 
     def shortage(self, task: Task) -> InfeasibleError:
@@ -244,9 +242,9 @@ def _slope(size: IntArray, cost: FloatArray, before: int, after: int) -> float:
     return float((cost[after] - cost[before]) / max(size[after] - size[before], 1))
 
 
-def _costed(task: Task, home: TierAssignment, model: ComputeModel) -> tuple[FloatArray, IntArray, IntArray]:
+def _costed(task: Task, assignment: TierAssignment, model: ComputeModel) -> tuple[FloatArray, IntArray, IntArray]:
     """Compute (T,) ms, bytes of devices and bytes of hosts, with one tier assignment for all tables."""
-    loads = Loads.of(task.tables, task.batch_size).at([home] * len(task.tables))
+    loads = Loads.of(task.tables, task.batch_size).at([assignment] * len(task.tables))
     known = np.flatnonzero([CALLS[number] in model.calls for number in loads.call.tolist()])
     cost_ms = np.full(len(loads), np.inf)
     if len(known):
@@ -259,43 +257,7 @@ def _everywhere_bytes(task: Task, layout: Layout, table: int) -> int:
     return int(placed_bytes(task, layout.over(task, table, range(task.topology.num_devices))).sum())
 
 
-def has_other_homes(task: Task) -> bool:
-    """Return True if some table may have another tier, or another cache, than the task gives it."""
-    if not task.topology.host_bytes:
-        return False
-    return any(
-        len(its.tiers) > 1 or (Tier.UVM_CACHING in its.tiers and its.cache_load_factor is None) for its in task.limits
-    )
-
-
 def is_ample(task: Task) -> bool:
     """Return True if all tables are in device memory and it is so large that no choice moves a table to hosts."""
     taken = int(task.memory.device_bytes(task.loads).sum())
-    return not task.loads.tier.any() and taken <= FILLED[-1] * int(device_memory(task).sum())
-
-
-def homed(task: Task, homes: tuple[TierAssignment, ...]) -> Task:
-    """Fix the tier assignment (T,) of each table of the task, so that searches keep it."""
-    rules = [replace(rule, tiers=None, cache_load_factor=None) for rule in task.constraints.rules]
-    rules += [TableRule.keeping(table.name, home) for table, home in zip(task.tables, homes, strict=True)]
-    return replace(task, constraints=replace(task.constraints, rules=tuple(rules)))
-
-
-def settled(plan: Plan) -> Plan:
-    """Return the plan on a task that fixes every table's tier assignment in the plan.
-
-    If the task's bounds of caches (`cache_widths`) are more than devices hold, cached shards are pinned to devices
-    whose caches are as wide as theirs: then the bounds are the plan's own bytes.
-    """
-    kept = (
-        plan
-        if plan.tier_assignments == plan.task.tier_assignments
-        else replace(plan, task=homed(plan.task, plan.tier_assignments))
-    )
-    return kept if within_bounds(kept) else pinned_in_caches(kept)
-
-
-def rehomed(plan: Plan, task: Task, homes: tuple[TierAssignment, ...]) -> Plan:
-    """Return the plan's shards as a plan of `task`, of the same tables, with tier assignments `homes` (T,)."""
-    placements = (replace(placed, tier_assignment=homes[placed.shard.table]) for placed in plan.placements)
-    return Plan(task, tuple(placements))
+    return not task.loads.tier.any() and taken <= SETTINGS.memory_shares[-1] * int(device_memory(task).sum())

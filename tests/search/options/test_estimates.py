@@ -9,10 +9,11 @@ from neuroshard import Constraints, CostModels, Plan, Simulator, Task, Topology
 from neuroshard.layouts import LAYOUTS, in_columns, in_copies, in_rows, placed_loads
 from neuroshard.models.parts import Framework
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
-from neuroshard.stages.search.space import form_estimates
+from neuroshard.stages.search.options import estimates
+from neuroshard.stages.search.options.choices import ChangedChoices, TypeChoices
+from neuroshard.stages.search.options.estimates import CostEstimates, slowest_loads
+from neuroshard.stages.search.options.sharding_types import SpreadPlacements, allowed_types
 from neuroshard.stages.search.space.fixed_load import FixedLoad
-from neuroshard.stages.search.space.form_estimates import FormEstimates, most_expensive
-from neuroshard.stages.search.space.forms import Changes, Forms, Spread, allowed_forms
 from neuroshard.testing import constrained_task
 from neuroshard.words.form import CALLS, FORMS, Form
 from tests.kit.random_models import random_by_form
@@ -50,11 +51,11 @@ def _task(count=12, num_devices=4, memory_bytes="80GiB"):
 
 
 def _estimates(task, simulator=H100):
-    return FormEstimates.of(task, simulator, allowed_forms(task, CALLS), costed_space_of(task, simulator))
+    return CostEstimates.of(task, simulator, allowed_types(task, CALLS), costed_space_of(task, simulator))
 
 
 def _cost(task, forms):
-    base = FixedLoad.of(task, Spread(task).others(forms), H100.models.compute)
+    base = FixedLoad.of(task, SpreadPlacements(task).others(forms), H100.models.compute)
     plan = NeuroShard().column_search.found(base, H100).plan if len(base.column_wise) else base.plan()
     return ms_of(plan)
 
@@ -73,8 +74,8 @@ def _cost(task, forms):
 @pytest.mark.parametrize("forms", [[ROWS] * 12, [COPIES] * 12, [ROWS, COPIES] * 6])
 def test_row_wise_and_data_parallel_tables_cost_what_is_estimated(forms, simulator):
     task, forms = _task(), np.array(forms)
-    plan = Plan(task, tuple(Spread(task).others(forms)))
-    held_up, evenly = _estimates(task, simulator).costs(Forms(forms[None]))
+    plan = Plan(task, tuple(SpreadPlacements(task).others(forms)))
+    held_up, evenly = _estimates(task, simulator).costs(TypeChoices(forms[None]))
     assert held_up[0] == pytest.approx(ms_of(plan, simulator), rel=1e-4)
     assert evenly[0] == pytest.approx(held_up[0])
     assert simulator.models.framework is None or held_up[0] > ms_of(plan) + 0.5
@@ -92,7 +93,7 @@ def test_placed_column_wise_tables_cost_what_their_plan_does_beside_any_sharding
         forms = np.where(sequences & (choice == COPIES), COLUMNS, choice)
         in_one = np.flatnonzero(forms == COLUMNS).tolist()
         places = [(table, tables[table].dim, int(rng.integers(4))) for table in in_one]
-        plan = Plan(task, (*in_columns(task, places), *Spread(task).others(forms)))
+        plan = Plan(task, (*in_columns(task, places), *SpreadPlacements(task).others(forms)))
         units, given = np.zeros((4, 12), dtype=np.int64), np.zeros(4)
         for index, dim, device in places:
             units[device, index] = dim // 4
@@ -100,7 +101,7 @@ def test_placed_column_wise_tables_cost_what_their_plan_does_beside_any_sharding
         compute = space.model.predict(space.device_loads(units.T))
         total = estimates.fixed_load(forms).step(simulator, compute[None], given[None] / 4)[1].max()
         assert total == pytest.approx(ms_of(plan, simulator), rel=1e-4)
-        assert np.isfinite(estimates.costs(Forms(forms[None]))[0][0])
+        assert np.isfinite(estimates.costs(TypeChoices(forms[None]))[0][0])
 
 
 def test_columns_cost_about_what_is_estimated():
@@ -108,7 +109,7 @@ def test_columns_cost_about_what_is_estimated():
     task, rng = _task(), np.random.default_rng(1)
     choices = np.stack([np.full(12, COLUMNS), *rng.choice(len(FORMS), (8, 12), p=[0.6, 0.2, 0.2])])
     costs = np.array([_cost(task, forms) for forms in choices])
-    held_up, evenly = _estimates(task).costs(Forms(choices))
+    held_up, evenly = _estimates(task).costs(TypeChoices(choices))
     assert held_up == pytest.approx(costs, rel=0.05)
     assert (evenly <= held_up * (1 + 1e-9)).all()
 
@@ -117,7 +118,7 @@ def test_a_table_that_cannot_be_cut_holds_a_device_up():
     base = _task().tables
     hot = replace(base[0], name="hot", dim=4, pooling_factor=2000.0)
     task = Task((hot, *base[1:]), Topology(4, "80GiB"), BATCH)
-    held_up, evenly = _estimates(task).costs(Forms(np.full((1, 12), COLUMNS)))
+    held_up, evenly = _estimates(task).costs(TypeChoices(np.full((1, 12), COLUMNS)))
     assert held_up[0] > 1.3 * evenly[0]
     assert held_up[0] == pytest.approx(_cost(task, np.full(12, COLUMNS)), rel=0.05)
 
@@ -125,7 +126,7 @@ def test_a_table_that_cannot_be_cut_holds_a_device_up():
 def test_what_memory_cannot_hold_costs_infinitely_much():
     task = _task()
     tight = Task(task.tables, Topology(4, int(task.size_bytes * 0.4)), BATCH)
-    held_up, evenly = _estimates(tight).costs(Forms(np.array([[COLUMNS] * 12, [ROWS] * 12, [COPIES] * 12])))
+    held_up, evenly = _estimates(tight).costs(TypeChoices(np.array([[COLUMNS] * 12, [ROWS] * 12, [COPIES] * 12])))
     assert np.isfinite(held_up).tolist() == [True, True, False]
     assert np.isfinite(evenly).tolist() == [True, True, False]
 
@@ -133,8 +134,8 @@ def test_what_memory_cannot_hold_costs_infinitely_much():
 def test_many_choices_are_estimated_as_one_by_one():
     task = _task()
     choices = np.random.default_rng(2).choice(len(FORMS), (600, 12))
-    together = np.array(_estimates(task).costs(Forms(choices)))
-    alone = np.array([_estimates(task).costs(Forms(choices[i : i + 1])) for i in (0, 300, 599)])[..., 0].T
+    together = np.array(_estimates(task).costs(TypeChoices(choices)))
+    alone = np.array([_estimates(task).costs(TypeChoices(choices[i : i + 1])) for i in (0, 300, 599)])[..., 0].T
     assert together[:, [0, 300, 599]] == pytest.approx(alone)
 
 
@@ -143,8 +144,8 @@ def test_changes_of_one_choice_are_estimated_as_choices(simulator):
     task = _task()
     estimates, rng = _estimates(task, simulator), np.random.default_rng(4)
     for before in (np.full(12, COLUMNS), rng.integers(len(FORMS), size=12)):
-        changes = Changes(before, np.argwhere(np.arange(len(FORMS)) != before[:, None]))
-        for one, other in zip(estimates.costs(changes), estimates.costs(Forms(changes.forms)), strict=True):
+        changes = ChangedChoices(before, np.argwhere(np.arange(len(FORMS)) != before[:, None]))
+        for one, other in zip(estimates.costs(changes), estimates.costs(TypeChoices(changes.types)), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
@@ -152,8 +153,8 @@ def test_tables_with_constraints_are_estimated():
     for seed in range(6):
         task = constrained_task(seed)
         forms = np.full((1, len(task.tables)), COLUMNS)
-        held_up, _ = _estimates(task).costs(Forms(forms))
-        free, _ = _estimates(replace(task, constraints=Constraints())).costs(Forms(forms))
+        held_up, _ = _estimates(task).costs(TypeChoices(forms))
+        free, _ = _estimates(replace(task, constraints=Constraints())).costs(TypeChoices(forms))
         assert np.isfinite(held_up[0])
         assert held_up[0] >= free[0] * (1 - 1e-6)
 
@@ -162,15 +163,15 @@ def test_cuts_that_are_beaten_change_nothing(monkeypatch):
     """Of cuts that are no more expensive and no wider, one is costed."""
     task = _task(30, 16)
     choices = np.random.default_rng(3).choice(len(FORMS), (50, 30), p=[0.8, 0.1, 0.1])
-    few = _estimates(task).costs(Forms(choices))
-    monkeypatch.setattr(form_estimates, "_unbeaten", lambda cost_ms, columns: np.isfinite(cost_ms))
-    np.testing.assert_allclose(_estimates(task).costs(Forms(choices)), few, rtol=1e-12)
+    few = _estimates(task).costs(TypeChoices(choices))
+    monkeypatch.setattr(estimates, "_unbeaten", lambda cost_ms, columns: np.isfinite(cost_ms))
+    np.testing.assert_allclose(_estimates(task).costs(TypeChoices(choices)), few, rtol=1e-12)
 
 
 def test_of_equal_cuts_one_is_costed():
     cost = np.array([[2.0, 2.0, 1.0, 3.0, np.inf], [np.inf] * 5])
     columns = np.array([[4.0, 4.0, 8.0, 8.0, 0.0], [1.0] * 5])
-    assert form_estimates._unbeaten(cost, columns).tolist() == [[True, False, True, False, False], [False] * 5]
+    assert estimates._unbeaten(cost, columns).tolist() == [[True, False, True, False, False], [False] * 5]
 
 
 def _same_loads(one, other):
@@ -188,4 +189,4 @@ def test_parts_are_the_loads_that_plans_have():
     copies = [placed for table in tables.tolist() for placed in in_copies(task, table)]
     for form, placed, which in ((Form.ROW_WISE, blocks, [0, 4 + 2, 8]), (Form.DATA_PARALLEL, copies, [0, 4, 8])):
         loads = placed_loads(task.tables, placed, task.batch_size, 4).take(np.array(which))
-        _same_loads(most_expensive(task, tables, LAYOUTS[form]), loads)
+        _same_loads(slowest_loads(task, tables, LAYOUTS[form]), loads)

@@ -1,0 +1,174 @@
+"""Choices of a sharding type for every table, as arrays, and the local search from choice to choice."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.stages.search.options.settings import SETTINGS
+from neuroshard.words.form import FORMS
+
+_ROUNDING = 1e-6  # of costs, relative: less isn't a gain
+Numbers = FloatArray | IntArray | BoolArray
+
+
+@dataclass(frozen=True, eq=False)
+class TypeChoices:
+    """B choices of a sharding type for each table, (B, T)."""
+
+    types: IntArray
+
+    def __len__(self) -> int:
+        """Return the number of choices."""
+        return len(self.types)
+
+    def some(self, which: slice) -> "TypeChoices":
+        """Take the choices of a slice."""
+        return TypeChoices(self.types[which])
+
+    def total(self, form: int, numbers: Numbers) -> FloatArray:
+        """Sum numbers (T, ...) over the tables to which each choice gives a sharding type, (B, ...)."""
+        return np.tensordot((self.types == form).astype(np.float64), numbers, 1)
+
+    def largest(self, form: int, numbers: FloatArray) -> FloatArray:
+        """Return the largest of numbers (T, Q) over each choice's tables with a sharding type, (B, Q), at least 0.
+
+        The choices of one call differ in few tables. Only these tables are compared choice by choice.
+        """
+        tables = self.types == form
+        always = tables.all(axis=0)
+        sometimes = tables.any(axis=0) & ~always
+        chosen, some, least = tables[:, sometimes], numbers[sometimes], numbers[always].max(axis=0, initial=0.0)
+        each = (np.where(chosen, number, 0.0).max(axis=1, initial=0.0) for number in some.T)
+        largest: FloatArray = np.maximum(np.stack(list(each), axis=1), least)
+        return largest
+
+
+@dataclass(frozen=True, eq=False)
+class ChangedChoices:
+    """One choice (T,) after each of B changes alone, (B, 2): a table and its new sharding type."""
+
+    before: IntArray
+    changes: IntArray
+
+    def __len__(self) -> int:
+        """Return the number of choices."""
+        return len(self.changes)
+
+    @property
+    def types(self) -> IntArray:
+        """The choices after each of the changes, (B, T)."""
+        after = np.repeat(self.before[None], len(self.changes), axis=0)
+        after[np.arange(len(self.changes)), self.changes[:, 0]] = self.changes[:, 1]
+        return after
+
+    def some(self, which: slice) -> "ChangedChoices":
+        """Take the choices of a slice."""
+        return ChangedChoices(self.before, self.changes[which])
+
+    def _more(self, form: int) -> IntArray:
+        """Return (B,) 1 for each change that gives a table the sharding type, -1 if it takes it away, else 0."""
+        table, new = self.changes.T
+        more: IntArray = (new == form).astype(np.int64) - (self.before[table] == form)
+        return more
+
+    def total(self, form: int, numbers: Numbers) -> FloatArray:
+        """Sum numbers (T, ...) over the tables to which each choice gives a sharding type, (B, ...)."""
+        flat, table = numbers.reshape(len(numbers), -1), self.changes[:, 0]
+        total: FloatArray = (self.before == form).astype(np.float64) @ flat
+        after = total + self._more(form)[:, None] * flat[table]
+        return after.reshape(len(table), *numbers.shape[1:])
+
+    def largest(self, form: int, numbers: FloatArray) -> FloatArray:
+        """Return the largest of numbers (T, Q) over each choice's tables with a sharding type, (B, Q), at least 0."""
+        table, more = self.changes[:, 0], self._more(form)[:, None]
+        its = np.where((self.before == form)[:, None], numbers, 0.0)
+        where = its.argmax(axis=0)
+        first = its.max(axis=0)
+        its[where, np.arange(len(where))] = 0.0
+        leaves = (table[:, None] == where) & (more < 0)
+        joins = np.where(more > 0, numbers[table], 0.0)
+        largest: FloatArray = np.maximum(np.where(leaves, its.max(axis=0), first), joins)
+        return largest
+
+
+Choices = TypeChoices | ChangedChoices
+
+
+def total_by_type(choices: Choices, numbers: Numbers) -> FloatArray:
+    """Sum numbers (T, F, ...) over all tables, each in its sharding type, for every choice, (B, ...)."""
+    total: FloatArray = np.sum([choices.total(form, numbers[:, form]) for form in range(numbers.shape[1])], axis=0)
+    return total
+
+
+# Of B choices: (B,) ms, and (B,) ms to rank by where many cost the same.
+Costs = Callable[[Choices], tuple[FloatArray, FloatArray]]
+# n changes of a choice, the most promising first: (n, 2) a table and its new sharding type, (n,) ms after each alone.
+Ranked = tuple[IntArray, FloatArray]
+
+
+def search_choices(first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]:
+    """Descend from the choice `first` (T,) until no step helps, within `allowed` (T, F); list it after every step.
+
+    A step changes the sharding type of one table, or of the 2, 3, 4, 6, 8, ... most promising tables at once: if many
+    tables make a device the straggler, changing one of them does not help.
+    """
+    path, lowest = [first], float(costs(TypeChoices(first[None]))[0][0])
+    likely = np.empty((0, 2), dtype=np.int64)
+    for _ in range(SETTINGS.steps):
+        step = _best_step(path[-1], _ranked(path[-1], likely, costs), costs, lowest)
+        if step is None:
+            everything = rank_changes(path[-1], allowed, costs)
+            step = _best_step(path[-1], everything, costs, lowest)
+            likely = everything[0]
+        if step is None:
+            break
+        lowest, types = step
+        unchanged = types[likely[:, 0]] == path[-1][likely[:, 0]]
+        likely = likely[unchanged][: SETTINGS.likely_changes]
+        path.append(types)
+    return path
+
+
+def rank_changes(types: IntArray, allowed: BoolArray, costs: Costs) -> Ranked:
+    """Rank every allowed change of `types` (T,) in one table, the most promising first."""
+    return _ranked(types, np.argwhere(allowed & (np.arange(len(FORMS)) != types[:, None])), costs)
+
+
+def _ranked(types: IntArray, changes: IntArray, costs: Costs) -> Ranked:
+    if not len(changes):
+        return changes, np.zeros(0)
+    cost, evenly = costs(ChangedChoices(types, changes))
+    order = np.lexsort((cost, evenly))
+    return changes[order], cost[order]
+
+
+def _best_step(types: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) -> tuple[float, IntArray] | None:
+    """Find the best step among ranked changes: (ms, (T,) choice) after it; None if none is below `lowest_ms`."""
+    changes, alone_ms = ranked
+    if not len(changes):
+        return None
+    together = np.concatenate(list(_together(types, changes)))
+    joint_ms = costs(TypeChoices(together))[0] if len(together) else np.zeros(0)
+    cost_ms = np.concatenate([alone_ms, joint_ms])
+    best = int(cost_ms.argmin())
+    if not cost_ms[best] < lowest_ms * (1 - _ROUNDING):
+        return None
+    alone = best < len(changes)
+    after = ChangedChoices(types, changes[best : best + 1]).types[0] if alone else together[best - len(changes)]
+    return float(cost_ms[best]), after
+
+
+def _together(types: IntArray, changes: IntArray) -> Iterator[IntArray]:
+    """Yield (m, T) choices after the first 2, 3, 4, 6, 8, ... changes at once: of all, and per sharding type."""
+    for form in (None, *range(len(FORMS))):
+        table, new = (changes if form is None else changes[changes[:, 1] == form]).T
+        _, earliest = np.unique(table, return_index=True)  # of two changes of a table, the better one
+        its, new = table[np.sort(earliest)], new[np.sort(earliest)]
+        powers = (1 << power for power in range(1, len(its).bit_length()))
+        counts = sorted({min(count, len(its)) for power in powers for count in (power, power * 3 // 2, power * 2)})
+        joint = np.repeat(types[None], len(counts), axis=0)
+        for row, count in zip(joint, counts, strict=True):
+            row[its[:count]] = new[:count]
+        yield joint

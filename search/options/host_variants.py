@@ -1,0 +1,50 @@
+"""Variants of a task whose tables in host memory are spread evenly over all hosts."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from neuroshard.plans.hosts import may_overfill
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.schema import DIM_MULTIPLE
+from neuroshard.tasks.constraints import PinnedColumns, PinnedShard
+from neuroshard.tasks.task import Task
+from neuroshard.words.placement import Tier
+
+
+def host_variants(task: Task) -> Iterator[Task]:
+    """Yield the task with its tables in host memory in 1, 2, 4, ... equal column shards on every host.
+
+    Searches do not know the memory of each host, and assign a table to one host if they can. Then one host may do most
+    of the work. There are no variants if no plan of the task could overfill a host.
+    """
+    if not may_overfill(task):
+        return
+    count = 1
+    while count <= task.topology.host_size:
+        pins = [pin for table in range(len(task.tables)) for pin in _even_pins(task, table, count)]
+        if pins:
+            constraints = replace(task.constraints, pinned=(*task.constraints.pinned, *pins))
+            try:
+                yield replace(task, constraints=constraints)
+            except UserError:  # other rules of the tables do not allow so many shards
+                return
+        count *= 2
+
+
+def _even_pins(task: Task, index: int, count: int) -> Iterator[PinnedShard]:
+    """Yield `count` shards on every host for a table in host memory; none if the table may not be split that way."""
+    table, limits, hosts = task.tables[index], task.limits[index], task.topology.hosts
+    constraints, shards = task.constraints, count * len(task.topology.hosts)
+    bound = set(constraints.pins).union(*constraints.together, *constraints.apart)
+    may = (
+        task.tier_assignments[index].tier is not Tier.DEVICE
+        and limits.free
+        and table.pooled
+        and table.name not in bound
+        and table.dim % (shards * DIM_MULTIPLE) == 0
+        and table.dim // shards >= limits.min_dim
+        and limits.min_shards <= shards <= limits.max_shards
+        and len(limits.devices) == task.topology.num_devices
+    )
+    for host in hosts if may else ():
+        yield from [PinnedColumns.on(table.name, table.dim // shards, tuple(host))] * count

@@ -1,0 +1,112 @@
+"""Plans with fewer shards that cost hardly more."""
+
+from collections.abc import Collection
+
+import numpy as np
+
+from neuroshard.models.simulator import Simulator
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import IntArray
+from neuroshard.stages.search.kernels.steps import ITEM_OUT, TARGET
+from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch, applied
+from neuroshard.stages.search.options.tier_changes import fix_tiers
+from neuroshard.stages.search.options.type_changes import TypeChanges
+from neuroshard.stages.search.space.costed_space import CostedSpace
+from neuroshard.stages.search.space.fixed_load import FixedLoad
+from neuroshard.words.form import Call
+
+
+def merge_shards(
+    plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance: float, fewer: Plan | None = None
+) -> Plan:
+    """Find a plan of the same task and limits with fewer shards that costs at most `tolerance` more, relative.
+
+    Row-wise and data-parallel tables become table-wise, or the plan `fewer`, which has fewer shards, replaces the plan;
+    then shards of a table are merged, the cheapest merges first. Tiers stay the same, and tables have sharding types
+    with kernel `calls`. The plan itself is returned if nothing is within the tolerance.
+    """
+    if not tolerance:
+        return plan
+    start = fix_tiers(plan)
+    before = simulator.cost(start.task, start)
+    most_ms = before.total_ms * (1 + tolerance)
+    changes = TypeChanges.of(start, simulator, calls) if not start.in_columns else None
+    found = start if changes is None else changes.in_columns(most_ms)
+    if fewer is not None and simulator.cost(fewer.task, fewer).total_ms <= most_ms:
+        found = min(found, fix_tiers(fewer), key=lambda one: len(one.placements))
+    found = _merge_columns(found, simulator, most_ms)
+    if len(found.placements) >= len(start.placements):
+        return plan
+    found = found if found.task is plan.task else Plan(plan.task, found.placements)
+    after = simulator.cost(plan.task, found)
+    within = after.total_ms <= most_ms and after.likely_ms <= before.likely_ms * (1 + tolerance)
+    return found if within and not found.violations else plan
+
+
+def _merge_columns(plan: Plan, simulator: Simulator, most_ms: float) -> Plan:
+    """Merge shards of column-wise tables while the plan costs no more than `most_ms`."""
+    fixed = FixedLoad.of_plan(plan, simulator.compute_for(plan.task))
+    in_columns = set(fixed.column_wise.tolist())
+    if sum(placed.shard.table in in_columns for placed in plan.placements) == len(in_columns):
+        return plan
+    space = CostedSpace.checked(fixed, simulator)
+    widths = space.widths(plan)
+    local = LocalSearch(space, widths)
+    begun = local.costed(widths)
+    other_ms = simulator.cost(plan.task, plan).total_ms - begun.cost_ms  # of parts that local search doesn't know
+    return space.plan(_merged(space, local, begun, most_ms - other_ms).widths)
+
+
+def _merged(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: float) -> CostedPlan:
+    """Merge shards, the cheapest merges first, as long as the plan costs no more than `most_ms`.
+
+    Every item's narrowest shard may join any other of it. The plan itself if none may.
+    """
+    while len(steps := _merges(space, plan.widths)):
+        total_ms = local.totals_ms(plan, steps)
+        order = np.argsort(total_ms, kind="stable")
+        likely = _independent(steps[order[total_ms[order] <= most_ms]])
+        fewer = _most_at_once(local, plan, likely, most_ms)
+        if fewer is None:
+            break
+        plan = fewer
+    return plan
+
+
+def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms: float) -> CostedPlan | None:
+    """Take as many of some independent steps (K, 5) as `most_ms` lets: all, or the first half, or a quarter, ..."""
+    count = len(steps)
+    while count:
+        widths = plan.widths
+        for step in steps[:count]:
+            widths = applied(widths, step)
+        if (after := local.costed(widths)).cost_ms <= most_ms:
+            return after
+        count //= 2
+    return None
+
+
+def _independent(steps: IntArray) -> IntArray:
+    """Choose steps (k, 5), of (K, 5), whose items and targets no earlier one of them has: all may be taken at once."""
+    items, targets, kept = set[int](), set[int](), list[bool]()
+    for item, target in steps[:, [ITEM_OUT, TARGET]].tolist():
+        kept.append(item not in items and target not in targets)
+        if kept[-1]:
+            items.add(item)
+            targets.add(target)
+    return steps[np.array(kept, dtype=np.bool_)]
+
+
+def _merges(space: CostedSpace, widths: IntArray) -> IntArray:
+    """List steps (K, 5) that move an item's narrowest shard to a device that holds another and has room for both."""
+    first, size_bytes = space.shards.first[:, None], space.shards.size_bytes
+    free = space.free_bytes - space.shards.device_bytes(widths)
+    item = np.flatnonzero((widths > 0).sum(axis=1) > np.maximum(space.shards.rules.min_shards, 1))
+    source = np.where(widths[item] > 0, widths[item], np.iinfo(np.int64).max).argmin(axis=1)
+    units = widths[item, source]
+    more = np.minimum(widths[item] + units[:, None], space.shards.full_width[item][:, None])
+    grows = size_bytes[first[item] + more] - size_bytes[first[item] + widths[item]]
+    may = (widths[item] > 0) & (np.arange(widths.shape[1]) != source[:, None]) & (grows <= free)
+    which, target = may.nonzero()
+    none = np.full(len(which), -1)
+    return np.stack([source[which], target, item[which], units[which], none], axis=1)
