@@ -11,7 +11,7 @@ from neuroshard.bundles import ROOFLINE, shipped_names, shipped_path
 from neuroshard.cost.cost import PARTS
 from neuroshard.models.bundle import load_bundle
 from neuroshard.models.cost_models import CostModels
-from neuroshard.models.datasheets import checks
+from neuroshard.models.datasheets import checks, exams
 from neuroshard.models.trust import ModelTest, Range
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.errors import UserError
@@ -50,7 +50,8 @@ def _card(name: str) -> dict[str, Any]:
     models = CostModels.load(name)  # raises UserError if the name is unknown
     if models.sheet is not None:
         errors = {check.group: str(check) for check in checks(models)}
-        return {"figures": described("roofline", models.sheet), "beside published points": errors}
+        figures = described("roofline", models.sheet)
+        return {"figures": figures, "beside published points": errors, "on published machines": exams(models)}
     return asdict(load_bundle(shipped_path(name) or Path(name))[1])
 
 

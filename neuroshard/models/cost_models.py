@@ -13,7 +13,7 @@ from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.registry import build
 from neuroshard.words.fingerprint import Fingerprint
-from neuroshard.words.model_choice import TORCHREC, ModelChoice, check_plain, told
+from neuroshard.words.model_choice import LINKS, TORCHREC, ModelChoice, check_plain, told
 
 _MEASURED = "h100"  # the installed models of a GPU, and its datasheet
 _TORCHREC = "TorchRec"
@@ -138,6 +138,7 @@ class CostModels(ModelSet):
         dense_ms: float | None = None,
         exchange_dtype: str | None = None,
         optimizer: str | None = None,
+        **links: Any,
     ) -> "CostModels":
         """Load models by name or place.
 
@@ -152,12 +153,17 @@ class CostModels(ModelSet):
                 forward and backward; None for fp32.
             optimizer: optimizer whose states the kernels of "roofline:NAME" read and write: "sgd", "rowwise_adagrad" or
                 "adam"; None for "sgd".
+            links: the links between devices, for analytic exchange times: network ("infiniband", "roce", "efa",
+                "slingshot", "tcp"), network_gb_per_s, network_busbw_gb_per_s, host_busbw_gb_per_s and nvlink_bridges
+                (`ModelSettings`).
 
         Raises:
             UserError: the bundle is missing, truncated, or made for other features; there is no such datasheet; or a
                 setting is unknown, or does not go with the models.
         """
-        return cls.of(ModelChoice(str(name), framework, dense_ms, exchange_dtype, optimizer))
+        if unknown := next((one for one in links if one not in LINKS), None):
+            raise TypeError(f"load() got an unexpected keyword argument {unknown!r}")
+        return cls.of(ModelChoice(str(name), framework, dense_ms, exchange_dtype, optimizer, **links))
 
     @classmethod
     def of(cls, choice: ModelChoice, usual_framework: str | None = None) -> "CostModels":
@@ -172,7 +178,7 @@ class CostModels(ModelSet):
         Raises:
             UserError: as `load`.
         """
-        models = cls._named(choice.name, choice.optimizer)._exchanging(choice.exchange_dtype)
+        models = cls._named(choice.name, choice.optimizer)._linked(choice)._exchanging(choice.exchange_dtype)
         if choice.framework == TORCHREC:
             models = models._in_steps().in_torchrec()
         elif choice.framework is not None:
@@ -180,6 +186,14 @@ class CostModels(ModelSet):
         elif usual_framework == TORCHREC:
             models = models.in_torchrec_if_known()
         return models if choice.dense_ms is None else models.beside_dense(choice.dense_ms)
+
+    def _linked(self, choice: ModelChoice) -> "CostModels":
+        """Return the models whose analytic exchange times are those of the links in a choice."""
+        if not choice.links:
+            return self
+        from neuroshard.models.datasheets import with_links  # most models are without
+
+        return with_links(self, choice)._chosen(**choice.links)
 
     def _exchanging(self, dtype: str | None) -> "CostModels":
         """Return the models whose exchanges have another data type; None leaves it as it is."""

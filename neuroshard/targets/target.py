@@ -14,6 +14,7 @@ from rich.console import Console
 from neuroshard.layouts import Layout
 from neuroshard.layouts.sharding_types import COLUMN_WISE, SHARDING_TYPES
 from neuroshard.models import CostModels
+from neuroshard.models.datasheets import with_exchanges
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, check_name, warn_of
@@ -108,6 +109,8 @@ class Target:
             may.
         steps: the framework overhead that costs may count: "torchrec" for TorchRec's, "other" for none, because
             another framework trains, "any" for the overhead that the models are asked for.
+        hierarchical: True if the system's all-to-alls between hosts go through the devices of each host first, so that
+            a network card exchanges only with the cards of the same place on the other hosts.
     """
 
     name: str
@@ -121,6 +124,7 @@ class Target:
     remarks: Callable[[Plan], tuple[Message, ...]] = lambda _: ()
     host_tables: str | None = None
     steps: Literal["torchrec", "other", "any"] = "other"
+    hierarchical: bool = False
 
     def export(self, plan: Plan, name: str = "plan") -> Exported:
         """Translate a plan into the target's words.
@@ -209,6 +213,8 @@ class Target:
     def costed(self, models: CostModels) -> CostModels:
         """Adapt models to the target's steps: TorchRec's overhead counts if TorchRec trains and the models know it.
 
+        Analytic exchange times become those of hierarchical all-to-alls if the target has these.
+
         Models that were loaded with framework="none" stay as they are.
 
         Raises:
@@ -221,6 +227,8 @@ class Target:
                 limit=f"{self.title} trains without TorchRec",
                 remedy="Remove framework=torchrec, or search with target=torchrec",
             )
+        if self.hierarchical:
+            models = with_exchanges(models, lambda model: replace(model, hierarchical=True))
         return models.in_torchrec_if_known() if self.steps == "torchrec" else models
 
     @property
