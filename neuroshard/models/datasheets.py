@@ -10,7 +10,7 @@ from neuroshard.models.by_form import CommByCollective, ComputeByForm
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.host_tiers import HostLink
 from neuroshard.models.interface import CommModel, PartModel, SumModel
-from neuroshard.models.network import BRIDGE_GB_PER_S, errors, pcie_curves, pcie_errors
+from neuroshard.models.network import BRIDGE_GB_PER_S, Links, errors, pcie_curves, pcie_errors
 from neuroshard.models.precision import Narrowed
 from neuroshard.models.published_points import Curves, KernelPoint, Widths, curves_of, kernel_points, rising
 from neuroshard.models.roofline import BAG_NS, FORWARD_CALL_MS, RooflineComm, RooflineCompute
@@ -68,9 +68,7 @@ def roofline(
         pcie_curves(host_link_gb_per_s) if over_pcie else curves_of(exchanges),
         network_gb_per_s,
         devices_per_host,
-        network=network,
-        latency_factor=network_latency_factor,
-        typical=over_pcie,
+        links=Links(network, network_latency_factor, typical=over_pcie),
     )
     before = replace(forward, rounds=2)  # the number of indices, then the indices
     return CostModels(compute, forward, replace(forward, gathers=True), None, input=before, more=tuple(more))
@@ -109,8 +107,9 @@ def with_links(models: CostModels, choice: ModelChoice) -> CostModels:
     def linked(model: RooflineComm) -> RooflineComm:
         """Change the links of a model."""
         links = choice.links
+        card_gb_per_s = links.pop("network_gb_per_s", model.network_gb_per_s)
         if links.pop("nvlink_bridges", None):
-            if not model.typical:
+            if not model.links.typical:
                 raise UserError(
                     "bridges-not-pcie",
                     f"the cost models {choice.name!r} cannot take nvlink_bridges=true",
@@ -118,7 +117,7 @@ def with_links(models: CostModels, choice: ModelChoice) -> CostModels:
                     remedy="Leave out nvlink_bridges, or choose cost models of such a GPU, such as roofline:h100_pcie",
                 )
             links["bridge_gb_per_s"] = BRIDGE_GB_PER_S
-        return replace(model, **links)
+        return replace(model, network_gb_per_s=card_gb_per_s, links=replace(model.links, **links))
 
     linked_models = with_exchanges(models, linked)
     if linked_models is models:
@@ -218,7 +217,7 @@ def checks(models: CostModels) -> tuple[Check, ...]:
     assert isinstance(compute, RooflineCompute)
     assert isinstance(comm, RooflineComm)
     assert models.sheet is not None
-    inside = () if comm.typical else _of_curves(comm.curves)
+    inside = () if comm.links.typical else _of_curves(comm.curves)
     return (*_of_kernels(compute, models.sheet), *inside)
 
 
@@ -231,12 +230,12 @@ def exams(models: CostModels) -> dict[str, str]:
     comm = models.forward
     assert isinstance(comm, RooflineComm)
     found = {}
-    for one in errors(comm.network):
+    for one in errors(comm.links.network):
         test = "no test: one such machine" if one.left_out is None else f"fitted to other machines {one.left_out:.2f}"
-        found[f"{one.collective} between hosts, {comm.network}, {one.machine}"] = (
+        found[f"{one.collective} between hosts, {comm.links.network}, {one.machine}"] = (
             f"typical factor {one.typical:.2f}; {test}"
         )
-    if comm.typical:
+    if comm.links.typical:
         for its in pcie_errors():
             found[f"{its.collective} over PCIe, {its.machine}, {its.devices} devices"] = (
                 f"typical factor {its.typical:.2f}; with the machine's bandwidth {its.measured:.2f}"

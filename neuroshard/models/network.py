@@ -12,15 +12,18 @@ import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from msgspec import Meta
 
 from neuroshard.models.published_points import POINTS, Curves, curves_of
 from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.checked import checked
 from neuroshard.words.model_choice import EFA, INFINIBAND, NETWORKS, ROCE, SLINGSHOT, TCP
 
 _US = 1e-3  # ms
+_Speed = Annotated[float, Meta(ge=1e-6, le=1e9)]
 _BYTES_PER_MS = 1e6  # of 1 GB/s
 _MANY_RANKS, _FEW_HOSTS = 16, 2  # at which `Fit.latency_us` is the fixed time
 OLDER_GPU = 1.4  # fixed times with A100s, relative to those with newer GPUs; fitted by hand
@@ -73,6 +76,32 @@ _CURVES = ("a100", "h100", "h200", "b200")
 _PCIE_LATENCY_US, _PCIE_BETWEEN = 2.9, 0.94
 BRIDGE_GB_PER_S = 116.0  # bus bandwidth of two H100 PCIe with NVLink bridges (nccl #1161)
 _PCIE_SHARES = {"alltoall": 0.30, "reduce_scatter": 0.33, "all_gather": 0.35, "all_reduce": 0.40}
+
+
+@dataclass(frozen=True)
+@checked
+class Links:
+    """The links between devices, in addition to bandwidths by the datasheet.
+
+    Attributes:
+        network: kind of the network between hosts (`NETWORKS`).
+        latency_factor: fixed times between hosts relative to those with an H100.
+        network_busbw_gb_per_s: bus bandwidth of an all-reduce of 1 GiB over all devices of several hosts, as
+            `all_reduce_perf` of nccl-tests prints it; None if it was not measured.
+        host_busbw_gb_per_s: the same of the devices of one host.
+        bridge_gb_per_s: bus bandwidth between two devices with an NVLink bridge, if bridges join pairs; else None.
+        typical: True if the curves are of a typical server, from which other servers with this GPU differ widely.
+        hierarchical: True if all-to-alls and reduce-scatters first exchange within hosts, then between the devices with
+            the same place on their hosts.
+    """
+
+    network: Annotated[str, Meta(pattern=f"^({'|'.join(NETWORKS)})$")] = INFINIBAND
+    latency_factor: _Speed = 1.0
+    network_busbw_gb_per_s: _Speed | None = None
+    host_busbw_gb_per_s: _Speed | None = None
+    bridge_gb_per_s: _Speed | None = None
+    typical: bool = False
+    hierarchical: bool = False
 
 
 @dataclass(frozen=True)

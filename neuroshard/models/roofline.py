@@ -5,7 +5,7 @@ the time of its threads, which was measured on one H100. An exchange takes the p
 (`neuroshard/models/published_points.py`). docs/datasheets.md compares predictions with published and measured times.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -24,7 +24,7 @@ from neuroshard.models.host_tiers import (
     passes,
 )
 from neuroshard.models.interface import CommModel, Coverage, NarrowCalls, ReluHead, SumModel
-from neuroshard.models.network import LARGEST_BYTES, MOST_HOSTS, Network
+from neuroshard.models.network import LARGEST_BYTES, MOST_HOSTS, Links, Network
 from neuroshard.models.published_points import EVEN, Curves, KernelPoint, Widths
 from neuroshard.models.stored import Held, Stored
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
@@ -34,7 +34,6 @@ from neuroshard.tables.reuse import BOTTOMS
 from neuroshard.tasks.memory import STATE_FLOATS
 from neuroshard.words.collective import ELEMENT_BYTES, IN_STEP, Collective
 from neuroshard.words.form import CALLS, ON_DEVICE_CALLS, Call
-from neuroshard.words.model_choice import INFINIBAND, NETWORKS
 from neuroshard.words.placement import TIERS, Tier
 from neuroshard.words.topology import Topology
 
@@ -51,7 +50,6 @@ _HOT = BOTTOMS >= 32  # bins of rows that are looked up more often
 _UNIT_MS = 1 / 64  # of costs in sums: about what a small table costs
 _CACHE_BACKWARD_MS = 0.06  # a call's fixed time backward behind a cache: recsys-examples, 0.234 ms for 65,536 lookups
 _Speed = Annotated[float, Meta(ge=1e-6, le=1e9)]
-NetworkKind = Annotated[str, Meta(pattern=f"^({'|'.join(NETWORKS)})$")]
 _MOST_ROUNDS = 100
 _PAIR = 2  # devices that an NVLink bridge joins
 
@@ -258,15 +256,7 @@ class RooflineComm(Stored, CommModel):
         gathers: True if a reduce-scatter is an all-gather here, as in the backward pass.
         rounds: number of all-to-alls for each all-to-all of a step; all but one are empty.
         speed: speed of the links relative to the links of the curves.
-        network: kind of the network between hosts (`NETWORKS`).
-        latency_factor: fixed times between hosts relative to those with an H100.
-        network_busbw_gb_per_s: bus bandwidth of an all-reduce of 1 GiB over all devices of several hosts, as
-            `all_reduce_perf` of nccl-tests prints it; None if it was not measured.
-        host_busbw_gb_per_s: the same of the devices of one host.
-        bridge_gb_per_s: bus bandwidth between two devices with an NVLink bridge, if bridges join pairs; else None.
-        typical: True if the curves are of a typical server, from which other servers with this GPU differ widely.
-        hierarchical: True if all-to-alls and reduce-scatters first exchange within hosts, then between the devices with
-            the same place on their hosts.
+        links: the network between hosts, and what was measured of the links.
     """
 
     kind: ClassVar[str] = "published"
@@ -278,13 +268,7 @@ class RooflineComm(Stored, CommModel):
     gathers: bool = False
     rounds: Annotated[int, Meta(ge=1, le=_MOST_ROUNDS)] = 1
     speed: _Speed = 1.0
-    network: NetworkKind = INFINIBAND
-    latency_factor: _Speed = 1.0
-    network_busbw_gb_per_s: _Speed | None = None
-    host_busbw_gb_per_s: _Speed | None = None
-    bridge_gb_per_s: _Speed | None = None
-    typical: bool = False
-    hierarchical: bool = False
+    links: Links = field(default_factory=Links)
 
     num_devices = None  # it serves any number
     collectives = IN_STEP
@@ -309,11 +293,13 @@ class RooflineComm(Stored, CommModel):
     def coverage(self, traffic: Traffic) -> Coverage:
         """Return how near published points are to this traffic."""
         joined = min(self.devices_per_host, traffic.host_size or self.devices_per_host)
-        if self.speed != 1 or (self.typical and self.host_busbw_gb_per_s is None):
+        if self.speed != 1 or (self.links.typical and self.links.host_busbw_gb_per_s is None):
             return Coverage.GUESSED
         if traffic.num_devices <= joined:
             return Coverage.COVERED if traffic.size_bytes.max() <= self.curves.sizes[-1] else Coverage.EXTRAPOLATED
-        near = traffic.num_devices <= joined * MOST_HOSTS[self.network] and traffic.size_bytes.max() <= LARGEST_BYTES
+        near = (
+            traffic.num_devices <= joined * MOST_HOSTS[self.links.network] and traffic.size_bytes.max() <= LARGEST_BYTES
+        )
         return Coverage.COVERED if near else Coverage.EXTRAPOLATED
 
     def _collective_ms(
@@ -326,7 +312,7 @@ class RooflineComm(Stored, CommModel):
             cost = self._inside_ms(collective, fast_links or devices, busiest)
         elif collective is Collective.HOST_ALL_TO_ALL:
             cost = self._outside_ms(collective, busiest, hosts, hosts)
-        elif collective is not Collective.ALL_REDUCE and self.hierarchical and hosts > 1:
+        elif collective is not Collective.ALL_REDUCE and self.links.hierarchical and hosts > 1:
             leaves = busiest / (local if collective is Collective.REDUCE_SCATTER else 1)  # sums of the host, or all
             outside = self._outside_ms(Collective.HOST_ALL_TO_ALL, leaves, hosts, hosts)
             cost = self._inside_ms(collective, local, busiest) + outside
@@ -340,10 +326,10 @@ class RooflineComm(Stored, CommModel):
     def _inside_ms(self, collective: Collective, devices: int, size_bytes: FloatArray) -> FloatArray:
         """Predict the ms over the links of a host, (B, 1)."""
         name = self._nccl(collective)
-        if self.bridge_gb_per_s is not None and devices > 1:
+        if self.links.bridge_gb_per_s is not None and devices > 1:
             if devices == _PAIR:
                 times = 1.0 if name == "all_reduce" else 0.5
-                bytes_ms = times * size_bytes / (self.bridge_gb_per_s * _BYTES_PER_MS)
+                bytes_ms = times * size_bytes / (self.links.bridge_gb_per_s * _BYTES_PER_MS)
                 return self.rounds * self.curves(name, devices, 0 * size_bytes) + bytes_ms
             if name == "alltoall":  # what goes to the other device of the pair takes the bridge
                 size_bytes = size_bytes * (devices - _PAIR) / (devices - 1)
@@ -353,20 +339,21 @@ class RooflineComm(Stored, CommModel):
 
     def _speed(self, devices: int) -> float:
         """Return the speed of a host's links relative to the links of the curves, by a measured bandwidth if given."""
-        if self.host_busbw_gb_per_s is None or devices == 1:
+        if self.links.host_busbw_gb_per_s is None or devices == 1:
             return self.speed
         largest = self.curves.sizes[-1:]
         usual_ms = float(self.curves("all_reduce", devices, largest)[0])
         usual = 2 * (devices - 1) / devices * float(largest[0]) / usual_ms / _BYTES_PER_MS
-        return self.host_busbw_gb_per_s / usual
+        return self.links.host_busbw_gb_per_s / usual
 
     def _outside_ms(self, collective: Collective, size_bytes: FloatArray, ranks: int, hosts: int) -> FloatArray:
         """Predict the ms over the network between hosts, (B, 1), of buffers of so many bytes."""
         if hosts == 1:
             return np.zeros_like(size_bytes)
-        name, network = self._nccl(collective), Network(self.network, self.network_gb_per_s, self.latency_factor)
-        if self.network_busbw_gb_per_s is not None:
-            network = network.measured(self.network_busbw_gb_per_s, ranks, hosts)
+        name, links = self._nccl(collective), self.links
+        network = Network(links.network, self.network_gb_per_s, links.latency_factor)
+        if links.network_busbw_gb_per_s is not None:
+            network = network.measured(links.network_busbw_gb_per_s, ranks, hosts)
         ms = network.ms(name, size_bytes, ranks, hosts)
         return ms + (self.rounds - 1) * network.ms(name, np.zeros(1), ranks, hosts)
 

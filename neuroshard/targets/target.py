@@ -228,7 +228,7 @@ class Target:
                 remedy="Remove framework=torchrec, or search with target=torchrec",
             )
         if self.hierarchical:
-            models = with_exchanges(models, lambda model: replace(model, hierarchical=True))
+            models = with_exchanges(models, lambda model: replace(model, links=replace(model.links, hierarchical=True)))
         return models.in_torchrec_if_known() if self.steps == "torchrec" else models
 
     @property
