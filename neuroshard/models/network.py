@@ -356,7 +356,7 @@ def pcie_link(collective: str, size_bytes: float, ms: float, devices: int) -> fl
 
 def pcie_curves(link_gb_per_s: float) -> Curves:
     """Return collectives over PCIe, as on an RTX PRO 6000 Server, by the bandwidth of a device's link in GB/s."""
-    sizes = 512.0 * 2.0 ** np.arange(21)
+    sizes = np.array([512.0 * 2**power for power in range(21)])
     names = "alltoall", "all_reduce", "reduce_scatter", "all_gather"
     return Curves(
         sizes, {name: {count: pcie_ms(name, sizes, count, link_gb_per_s) for count in (2, 4, 8)} for name in names}
