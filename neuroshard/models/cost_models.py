@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from neuroshard.bundles import ROOFLINE, known_names, shipped_path
 from neuroshard.models.bundle import ModelSet, load_with_digest
@@ -17,6 +17,9 @@ from neuroshard.words.model_choice import LINKS, TORCHREC, ModelChoice, check_pl
 
 _MEASURED = "h100"  # the installed models of a GPU, and its datasheet
 _TORCHREC = "TorchRec"
+
+if TYPE_CHECKING:
+    from neuroshard.models.links import Change
 
 
 @dataclass(frozen=True)
@@ -188,12 +191,34 @@ class CostModels(ModelSet):
         return models if choice.dense_ms is None else models.beside_dense(choice.dense_ms)
 
     def _linked(self, choice: ModelChoice) -> "CostModels":
-        """Return the models whose analytic exchange times are those of the links in a choice."""
+        """Return the models whose analytic exchange times are those of the links in a choice.
+
+        Raises:
+            UserError: the models have no analytic exchange times, or the links cannot be theirs.
+        """
         if not choice.links:
             return self
-        from neuroshard.models.datasheets import with_links  # most models are without
+        from neuroshard.models.links import chosen_links  # most models are without
 
-        return with_links(self, choice)._chosen(**choice.links)
+        linked = self.with_links(chosen_links(choice))
+        if linked is self:
+            raise UserError(
+                "models-ignore-links",
+                f"the cost models {choice.name!r} cannot take {told(choice.links)}",
+                limit="these cost models have exchange times that were measured on other links",
+                remedy=f"Leave out {', '.join(choice.links)}, or choose analytic cost models ({ROOFLINE}NAME)",
+            )
+        return linked._chosen(**choice.links)
+
+    def with_links(self, change: "Change") -> "CostModels":
+        """Return models whose analytic exchange times are changed; the models themselves if they have none."""
+        from neuroshard.models.links import with_links
+
+        forward, backward = (with_links(model, change) for model in (self.forward, self.backward))
+        if forward is self.forward and backward is self.backward:
+            return self
+        index_dist = None if self.input is None else with_links(self.input, change)
+        return self.wrapped(forward=forward, backward=backward, input=index_dist)
 
     def _exchanging(self, dtype: str | None) -> "CostModels":
         """Return the models whose exchanges have another data type; None leaves it as it is."""

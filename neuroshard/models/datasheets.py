@@ -1,17 +1,16 @@
 """Datasheets as cost models of a type of GPU, and how near they come to published points."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from neuroshard.cost.cost import BACKWARD, FORWARD, INPUT
-from neuroshard.models.by_form import CommByCollective, ComputeByForm
+from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.host_tiers import HostLink
-from neuroshard.models.interface import CommModel, PartModel, SumModel
-from neuroshard.models.network import BRIDGE_GB_PER_S, Links, errors, pcie_curves, pcie_errors
-from neuroshard.models.precision import Narrowed
+from neuroshard.models.interface import PartModel, SumModel
+from neuroshard.models.network import Links, errors, pcie_curves, pcie_errors
 from neuroshard.models.published_points import Curves, KernelPoint, Widths, curves_of, kernel_points, rising
 from neuroshard.models.roofline import BAG_NS, FORWARD_CALL_MS, RooflineComm, RooflineCompute
 from neuroshard.models.trust import Margin
@@ -19,7 +18,7 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError, check_name
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.tasks.memory import STATE_FLOATS
-from neuroshard.words.model_choice import INFINIBAND, ModelChoice, told
+from neuroshard.words.model_choice import INFINIBAND
 
 _PCIE = "pcie"  # of `exchanges`: no curves of this GPU
 
@@ -72,62 +71,6 @@ def roofline(
     )
     before = replace(forward, rounds=2)  # the number of indices, then the indices
     return CostModels(compute, forward, replace(forward, gathers=True), None, input=before, more=tuple(more))
-
-
-def with_exchanges(models: CostModels, change: Callable[[RooflineComm], RooflineComm]) -> CostModels:
-    """Return models whose analytic exchange times are changed; the models themselves if they have none."""
-    forward, backward = (_changed(model, change) for model in (models.forward, models.backward))
-    if forward is models.forward and backward is models.backward:
-        return models
-    index_dist = None if models.input is None else _changed(models.input, change)
-    return models.wrapped(forward=forward, backward=backward, input=index_dist)
-
-
-def _changed(model: CommModel, change: Callable[[RooflineComm], RooflineComm]) -> CommModel:
-    """Return a model whose analytic exchange times are changed; the model itself if it has none."""
-    if isinstance(model, RooflineComm):
-        return change(model)
-    if isinstance(model, Narrowed):
-        inner = _changed(model.model, change)
-        return model if inner is model.model else replace(model, model=inner)
-    if isinstance(model, CommByCollective):
-        exchanges = {name: _changed(one, change) for name, one in model.exchanges.items()}
-        same = all(exchanges[name] is one for name, one in model.exchanges.items())
-        return model if same else replace(model, exchanges=exchanges)
-    return model
-
-
-def with_links(models: CostModels, choice: ModelChoice) -> CostModels:
-    """Return models whose analytic exchange times are those of the links in a choice (`ModelChoice.links`).
-
-    Raises:
-        UserError: the models have no analytic exchange times, or bridges are given for GPUs that do not need them.
-    """
-
-    def linked(model: RooflineComm) -> RooflineComm:
-        """Change the links of a model."""
-        links = choice.links
-        card_gb_per_s = links.pop("network_gb_per_s", model.network_gb_per_s)
-        if links.pop("nvlink_bridges", None):
-            if not model.links.typical:
-                raise UserError(
-                    "bridges-not-pcie",
-                    f"the cost models {choice.name!r} cannot take nvlink_bridges=true",
-                    limit="bridges join pairs of GPUs that have only PCIe otherwise",
-                    remedy="Leave out nvlink_bridges, or choose cost models of such a GPU, such as roofline:h100_pcie",
-                )
-            links["bridge_gb_per_s"] = BRIDGE_GB_PER_S
-        return replace(model, network_gb_per_s=card_gb_per_s, links=replace(model.links, **links))
-
-    linked_models = with_exchanges(models, linked)
-    if linked_models is models:
-        raise UserError(
-            "models-ignore-links",
-            f"the cost models {choice.name!r} cannot take {told(choice.links)}",
-            limit="these cost models have exchange times that were measured on other links",
-            remedy=f"Leave out {', '.join(choice.links)}, or choose analytic cost models (roofline:NAME)",
-        )
-    return linked_models
 
 
 def with_host_tiers(models: CostModels, sheet: str) -> CostModels:

@@ -14,7 +14,6 @@ from rich.console import Console
 from neuroshard.layouts import Layout
 from neuroshard.layouts.sharding_types import COLUMN_WISE, SHARDING_TYPES
 from neuroshard.models import CostModels
-from neuroshard.models.datasheets import with_exchanges
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, check_name, warn_of
@@ -228,7 +227,7 @@ class Target:
                 remedy="Remove framework=torchrec, or search with target=torchrec",
             )
         if self.hierarchical:
-            models = with_exchanges(models, lambda model: replace(model, links=replace(model.links, hierarchical=True)))
+            models = models.with_links(lambda model: replace(model, links=replace(model.links, hierarchical=True)))
         return models.in_torchrec_if_known() if self.steps == "torchrec" else models
 
     @property

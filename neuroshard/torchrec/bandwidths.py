@@ -8,7 +8,6 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
 from neuroshard.bundles import ROOFLINE
 from neuroshard.models import CostModels
-from neuroshard.models.datasheets import with_exchanges
 from neuroshard.models.roofline import RooflineComm
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.messages import Message
@@ -53,7 +52,7 @@ def with_bandwidths(simulator: Simulator, topology: TorchRecTopology) -> Simulat
         network = changes.get("network_gb_per_s", model.network_gb_per_s)
         return replace(model, network_gb_per_s=network, speed=model.speed * changes.get("speed", 1.0))
 
-    changed = with_exchanges(models, named_links)
+    changed = models.with_links(named_links)
     if changed is models:
         for name, value in named.items():
             _warn(name, value, models)
