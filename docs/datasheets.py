@@ -7,17 +7,19 @@ import numpy as np
 
 from neuroshard.models import CostModels
 from neuroshard.models.datasheets import Check, checks
+from neuroshard.models.network import errors, pcie_errors
 from neuroshard.plumbing.configs import choices
 
 PAGE = Path(__file__).resolve().parent / "datasheets.md"
 sys.path.append(str(PAGE.parents[1] / "benchmarks"))
-_OWN = ("a100", "h100", "h200", "b200", "l40s")  # whose collectives are published
+_OWN = ("a100", "h100", "h200", "b200")  # whose collectives are published
 
 
 def tables() -> dict[str, str]:
     """Make what stands between the page's marks, by their names."""
     found = {sheet: checks(CostModels.load(f"roofline:{sheet}")) for sheet in choices("roofline")}
     made = {"measured": _measured(), "kernels": _kernels(found), "exchanges": _exchanges(found)}
+    made |= {"hosts": _hosts(), "pcie": _pcie()}
     return {name: "\n".join(table) for name, table in made.items()}
 
 
@@ -61,6 +63,30 @@ def _exchanges(found: dict[str, tuple[Check, ...]]) -> list[str]:
                 off = [np.abs(ms / check.published - 1) for ms in (check.predicted, check.left_out)]
                 told = " | ".join(f"{np.nanmean(one):.1%} | {np.nanmax(one):.1%}" for one in off)
                 rows.append(f"| {sheet} | {check.group} | {told} |")
+    return head + rows
+
+
+def _hosts() -> list[str]:
+    head = ["| network | machine | collective | typical factor | fitted to other machines |", "| --- " * 5 + "|"]
+    rows = []
+    for network, title in (
+        ("infiniband", "InfiniBand, RoCE"),
+        ("efa", "EFA"),
+        ("slingshot", "Slingshot"),
+        ("tcp", "TCP"),
+    ):
+        for one in errors(network):
+            left_out = "one machine" if one.left_out is None else f"{one.left_out:.2f}"
+            rows.append(f"| {title} | {one.machine} | {one.collective} | {one.typical:.2f} | {left_out} |")
+    return head + rows
+
+
+def _pcie() -> list[str]:
+    head = ["| machine | devices | collective | typical factor | with the machine's bandwidth |", "| --- " * 5 + "|"]
+    rows = [
+        f"| {one.machine} | {one.devices} | {one.collective} | {one.typical:.2f} | {one.measured:.2f} |"
+        for one in pcie_errors()
+    ]
     return head + rows
 
 

@@ -12,7 +12,7 @@ from neuroshard.cost.cost import PARTS
 from neuroshard.models import load_bundle
 from neuroshard.models.bundle import ModelTest
 from neuroshard.models.cost_models import CostModels
-from neuroshard.models.datasheets import checks
+from neuroshard.models.datasheets import checks, exams
 from neuroshard.models.trust import Range
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.errors import UserError
@@ -51,7 +51,8 @@ def _card(name: str) -> dict[str, Any]:
     models = CostModels.load(name)  # raises UserError if the name is unknown
     if models.sheet is not None:
         errors = {check.group: str(check) for check in checks(models)}
-        return {"figures": described("roofline", models.sheet), "beside published points": errors}
+        figures = described("roofline", models.sheet)
+        return {"figures": figures, "beside published points": errors, "on published machines": exams(models)}
     return asdict(load_bundle(shipped_path(name) or Path(name))[1])
 
 

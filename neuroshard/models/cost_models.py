@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,12 +23,15 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Precision, name_of
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Forms
-from neuroshard.words.model_choice import TORCHREC, ModelChoice, check_plain, told
+from neuroshard.words.model_choice import LINKS, TORCHREC, ModelChoice, check_plain, told
 from neuroshard.words.placement import Tier
 
 _MEASURED = "h100"  # the installed models of a GPU, and its datasheet
 _TORCHREC = "TorchRec"
 _OTHER_MODELS = "choose cost models that know these costs, such as model=roofline:h100"
+
+if TYPE_CHECKING:
+    from neuroshard.models.links import Change
 
 
 @dataclass(frozen=True)
@@ -324,6 +327,7 @@ class CostModels:
         dense_ms: float | None = None,
         exchange_dtype: str | None = None,
         optimizer: str | None = None,
+        **links: Any,
     ) -> "CostModels":
         """Load models by name or place.
 
@@ -338,12 +342,17 @@ class CostModels:
                 forward and backward; None for fp32.
             optimizer: optimizer whose states the kernels of "roofline:NAME" read and write: "sgd", "rowwise_adagrad" or
                 "adam"; None for "sgd".
+            links: the links between devices, for analytic exchange times: network ("infiniband", "roce", "efa",
+                "slingshot", "tcp"), network_gb_per_s, network_busbw_gb_per_s, host_busbw_gb_per_s and nvlink_bridges
+                (`ModelSettings`).
 
         Raises:
             UserError: the bundle is missing, truncated, or made for other features; there is no such datasheet; or a
                 setting is unknown, or does not go with the models.
         """
-        return cls.of(ModelChoice(str(name), framework, dense_ms, exchange_dtype, optimizer))
+        if unknown := next((one for one in links if one not in LINKS), None):
+            raise TypeError(f"load() got an unexpected keyword argument {unknown!r}")
+        return cls.of(ModelChoice(str(name), framework, dense_ms, exchange_dtype, optimizer, **links))
 
     @classmethod
     def of(cls, choice: ModelChoice, usual_framework: str | None = None) -> "CostModels":
@@ -358,7 +367,7 @@ class CostModels:
         Raises:
             UserError: as `load`.
         """
-        models = cls._named(choice.name, choice.optimizer)._exchanging(choice.exchange_dtype)
+        models = cls._named(choice.name, choice.optimizer)._linked(choice)._exchanging(choice.exchange_dtype)
         if choice.framework == TORCHREC:
             models = models._in_steps().in_torchrec()
         elif choice.framework is not None:
@@ -366,6 +375,36 @@ class CostModels:
         elif usual_framework == TORCHREC:
             models = models.in_torchrec_if_known()
         return models if choice.dense_ms is None else models.beside_dense(choice.dense_ms)
+
+    def _linked(self, choice: ModelChoice) -> "CostModels":
+        """Return the models whose analytic exchange times are those of the links in a choice.
+
+        Raises:
+            UserError: the models have no analytic exchange times, or the links cannot be theirs.
+        """
+        if not choice.links:
+            return self
+        from neuroshard.models.links import chosen_links  # most models are without
+
+        linked = self.with_links(chosen_links(choice))
+        if linked is self:
+            raise UserError(
+                "models-ignore-links",
+                f"the cost models {choice.name!r} cannot take {told(choice.links)}",
+                limit="these cost models have exchange times that were measured on other links",
+                remedy=f"Leave out {', '.join(choice.links)}, or choose analytic cost models ({ROOFLINE}NAME)",
+            )
+        return linked._chosen(**choice.links)
+
+    def with_links(self, change: "Change") -> "CostModels":
+        """Return models whose analytic exchange times are changed; the models themselves if they have none."""
+        from neuroshard.models.links import with_links
+
+        forward, backward = (with_links(model, change) for model in (self.forward, self.backward))
+        if forward is self.forward and backward is self.backward:
+            return self
+        index_dist = None if self.input is None else with_links(self.input, change)
+        return self.wrapped(forward=forward, backward=backward, input=index_dist)
 
     def _exchanging(self, dtype: str | None) -> "CostModels":
         """Return the models whose exchanges have another data type; None leaves it as it is."""

@@ -10,6 +10,7 @@ from neuroshard.models.cost_models import CostModels
 from neuroshard.models.host_tiers import HostLink
 from neuroshard.models.interface import PartModel, SumModel
 from neuroshard.models.kernels import KernelModels
+from neuroshard.models.network import Links, errors, pcie_curves, pcie_errors
 from neuroshard.models.published_points import Curves, KernelPoint, Widths, curves_of, kernel_points, rising
 from neuroshard.models.roofline import BAG_NS, FORWARD_CALL_MS, RooflineComm, RooflineCompute, datasheet_of
 from neuroshard.models.trust import Margin
@@ -17,6 +18,9 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError, check_name
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.tasks.memory import STATE_FLOATS
+from neuroshard.words.model_choice import INFINIBAND
+
+_PCIE = "pcie"  # of `exchanges`: no curves of this GPU
 
 
 def roofline(
@@ -25,7 +29,8 @@ def roofline(
     network_gb_per_s: float,
     host_link_gb_per_s: float,
     exchanges: str,
-    exchange_speed: float = 1.0,
+    network: str = INFINIBAND,
+    network_latency_factor: float = 1.0,
     kernels_published: bool = False,
     devices_per_host: int = 8,
     cache_lookup_ns: float = 1.9,
@@ -41,9 +46,9 @@ def roofline(
         network_gb_per_s: bandwidth of the network card of a GPU, in one direction, in GB/s.
         host_link_gb_per_s: bandwidth of PCIe to the host, in one direction, in GB/s by the datasheet.
         exchanges: name of the GPU in `points/nccl.csv`, such as h100, from whose collectives exchange times are
-            interpolated.
-        exchange_speed: speed of the links between GPUs relative to the links of that GPU; with a value other than 1,
-            exchange times are a guess.
+            interpolated; or pcie, for the typical times of GPUs that exchange over PCIe.
+        network: infiniband | roce | efa | slingshot | tcp: kind of network between hosts.
+        network_latency_factor: fixed times of collectives between hosts, relative to those with H100s.
         kernels_published: True if `points/kernels.csv` has kernel times of this GPU; False takes the memory utilisation
             of an H100.
         devices_per_host: number of GPUs that fast links join, if the topology does not say.
@@ -57,7 +62,13 @@ def roofline(
     host = HostLink(host_link_gb_per_s, cache_lookup_ns, cache_call_ms)
     widths = Widths.of(kernel_points(), FORWARD_CALL_MS, BAG_NS)
     compute = RooflineCompute(memory_gb_per_s, host, optimizer, widths, kernels_published)
-    forward = RooflineComm(curves_of(exchanges), network_gb_per_s, devices_per_host, speed=exchange_speed)
+    over_pcie = exchanges == _PCIE
+    forward = RooflineComm(
+        pcie_curves(host_link_gb_per_s) if over_pcie else curves_of(exchanges),
+        network_gb_per_s,
+        devices_per_host,
+        links=Links(network, network_latency_factor, typical=over_pcie),
+    )
     before = replace(forward, rounds=2)  # the number of indices, then the indices
     return CostModels(compute.of_calls, forward, replace(forward, gathers=True), None, input=before, more=tuple(more))
 
@@ -148,7 +159,30 @@ def checks(models: CostModels) -> tuple[Check, ...]:
     assert compute is not None
     assert isinstance(comm, RooflineComm)
     assert models.sheet is not None
-    return (*_of_kernels(compute, models.sheet), *_of_curves(comm.curves))
+    inside = () if comm.links.typical else _of_curves(comm.curves)
+    return (*_of_kernels(compute, models.sheet), *inside)
+
+
+def exams(models: CostModels) -> dict[str, str]:
+    """Return the errors of a datasheet's exchange times on published machines, as text, by machine and collective.
+
+    Between hosts: every machine with this kind of network. Over PCIe: every machine, with one bandwidth of the machine
+    given. A typical factor is the geometric mean of the factors between predicted and published times.
+    """
+    comm = models.forward
+    assert isinstance(comm, RooflineComm)
+    found = {}
+    for one in errors(comm.links.network):
+        test = "no test: one such machine" if one.left_out is None else f"fitted to other machines {one.left_out:.2f}"
+        found[f"{one.collective} between hosts, {comm.links.network}, {one.machine}"] = (
+            f"typical factor {one.typical:.2f}; {test}"
+        )
+    if comm.links.typical:
+        for its in pcie_errors():
+            found[f"{its.collective} over PCIe, {its.machine}, {its.devices} devices"] = (
+                f"typical factor {its.typical:.2f}; with the machine's bandwidth {its.measured:.2f}"
+            )
+    return found
 
 
 def _of_kernels(model: RooflineCompute, sheet: str) -> list[Check]:

@@ -28,7 +28,7 @@ class Coverage(IntEnum):
         COVERED: the cost is between published measurements of the same type of device and of call.
         EXTRAPOLATED: the cost is outside the range of the published measurements, or they are of a similar case:
             another GPU, or another data type of weights.
-        GUESSED: published measurements of another GPU are scaled.
+        GUESSED: the cost is of a typical server, from which servers with this GPU differ widely.
     """
 
     COVERED = 0
@@ -42,7 +42,7 @@ class Coverage(IntEnum):
 _COVERAGES = {
     Coverage.COVERED: "interpolated between published measurements",
     Coverage.EXTRAPOLATED: "extrapolated from published measurements",
-    Coverage.GUESSED: "scaled from published measurements of another GPU",
+    Coverage.GUESSED: "those of a typical PCIe server (published servers reach 2 to 46 GB/s; set host_busbw_gb_per_s)",
 }
 
 

@@ -22,7 +22,7 @@ from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.words.collective import ELEMENT_BYTES
 from neuroshard.words.placement import Tier, TierAssignment
 
-_POINTS = Path(__file__).resolve().parent / "points"
+POINTS = Path(__file__).resolve().parent / "points"
 _MS, _NS = 1e-3, 1e-6  # of a microsecond; ms of a nanosecond
 _LEAST_MS, _MOST_MS = 1e-9, 1e9  # of a curve: interpolated times stay finite
 _COUNT = re.compile("[2-9]|[1-9][0-9]{1,3}")  # of devices: one alone exchanges nothing
@@ -249,5 +249,5 @@ def rising(times: FloatArray) -> FloatArray:
 
 
 def _rows(name: str) -> Iterator[dict[str, str]]:
-    with (_POINTS / name).open(encoding="utf-8", newline="") as file:
+    with (POINTS / name).open(encoding="utf-8", newline="") as file:
         yield from csv.DictReader(file)

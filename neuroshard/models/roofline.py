@@ -5,7 +5,7 @@ the time of its threads, which was measured on one H100. An exchange takes the p
 (`neuroshard/models/published_points.py`). docs/datasheets.md compares predictions with published and measured times.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from neuroshard.models.host_tiers import (
 )
 from neuroshard.models.interface import CommModel, ComputeModel, Coverage, NarrowCalls, ReluHead, SumModel
 from neuroshard.models.kernels import KernelModels
+from neuroshard.models.network import LARGEST_BYTES, MOST_HOSTS, Links, Network
 from neuroshard.models.published_points import EVEN, Curves, KernelPoint, Widths
 from neuroshard.models.stored import Held, Stored
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
@@ -48,17 +49,15 @@ _LOOKED_UP, _UPDATED, _FETCHED = 72 / 64, 84 / 64, 54 / 64
 _HOT = BOTTOMS >= 32  # bins of rows that are looked up more often
 _UNIT_MS = 1 / 64  # of costs in sums: about what a small table costs
 _CACHE_BACKWARD_MS = 0.06  # a call's fixed time backward behind a cache: recsys-examples, 0.234 ms for 65,536 lookups
-# Of a network card. All-to-all: nccl #1138 0.8, nccl-tests #267 0.96. Rings: 4 x 8 B200, 4 GiB and, for the fixed time,
-# 1 MiB, an all-reduce counting as two of them.
-_CARD_ALONE, _CARD_IN_RING = 0.88, 0.73
-_BETWEEN_HOSTS_MS = 0.17
 _Speed = Annotated[float, Meta(ge=1e-6, le=1e9)]
 _MOST_ROUNDS = 100
+_PAIR = 2  # devices that an NVLink bridge joins
 
 _NCCL = {
     Collective.ALL_TO_ALL: "alltoall",
     Collective.REDUCE_SCATTER: "reduce_scatter",
     Collective.HOST_REDUCE_SCATTER: "reduce_scatter",
+    Collective.HOST_ALL_TO_ALL: "alltoall",
     Collective.ALL_REDUCE: "all_reduce",
 }
 
@@ -243,17 +242,17 @@ class RooflineComm(Stored, CommModel):
     """Published times for as many bytes and devices, from the start of the straggler; all wait for the busiest device.
 
     Fast links join the devices of a domain: as many as the topology says, else `devices_per_host`. Bytes that leave a
-    domain go over the network at the same time. Devices first sum up within a domain, and send only sums over the
-    network; an all-reduce is a reduce-scatter and an all-gather. Collectives run one after the other; host collectives
-    stay within domains or go between them.
+    domain go over the network at the same time (`neuroshard/models/network.py`). Collectives run one after the other;
+    host collectives stay within domains or go between them.
 
     Attributes:
         curves: published times of the collectives of one host.
-        network_gb_per_s: bandwidth of a device's network card, in one direction.
+        network_gb_per_s: bandwidth of a device's network cards, in one direction.
         devices_per_host: number of devices that fast links join, if the topology doesn't say.
         gathers: True if a reduce-scatter is an all-gather here, as in the backward pass.
         rounds: number of all-to-alls for each all-to-all of a step; all but one are empty.
         speed: speed of the links relative to the links of the curves.
+        links: the network between hosts, and what was measured of the links.
     """
 
     kind: ClassVar[str] = "published"
@@ -265,6 +264,7 @@ class RooflineComm(Stored, CommModel):
     gathers: bool = False
     rounds: Annotated[int, Meta(ge=1, le=_MOST_ROUNDS)] = 1
     speed: _Speed = 1.0
+    links: Links = field(default_factory=Links)
 
     num_devices = None  # it serves any number
     collectives = IN_STEP
@@ -289,40 +289,71 @@ class RooflineComm(Stored, CommModel):
     def coverage(self, traffic: Traffic) -> Coverage:
         """Return how near published points are to this traffic."""
         joined = min(self.devices_per_host, traffic.host_size or self.devices_per_host)
-        within = traffic.num_devices <= joined and traffic.size_bytes.max() <= self.curves.sizes[-1]
-        if self.speed != 1:
+        if self.speed != 1 or (self.links.typical and self.links.host_busbw_gb_per_s is None):
             return Coverage.GUESSED
-        return Coverage.COVERED if within else Coverage.EXTRAPOLATED
+        if traffic.num_devices <= joined:
+            return Coverage.COVERED if traffic.size_bytes.max() <= self.curves.sizes[-1] else Coverage.EXTRAPOLATED
+        near = (
+            traffic.num_devices <= joined * MOST_HOSTS[self.links.network] and traffic.size_bytes.max() <= LARGEST_BYTES
+        )
+        return Coverage.COVERED if near else Coverage.EXTRAPOLATED
 
     def _collective_ms(
         self, given: FloatArray, collective: Collective, devices: int, fast_links: int | None
     ) -> FloatArray:
         """Predict ms, (B, 1), of what devices put in, (B, D); fast links join so many, None: a usual host's."""
         busiest, local = given.max(axis=1, keepdims=True), min(devices, fast_links or self.devices_per_host)
-        host = fast_links or devices
-        if collective is Collective.ALL_TO_ALL:
-            inside = self._inside_ms(collective, local, busiest * (local / devices))
-            outside = self._outside_ms(busiest * ((devices - local) / devices), _CARD_ALONE)
+        hosts = -(-devices // local)
+        if collective is Collective.HOST_REDUCE_SCATTER:
+            cost = self._inside_ms(collective, fast_links or devices, busiest)
         elif collective is Collective.HOST_ALL_TO_ALL:
-            inside, outside = np.zeros_like(busiest), self._outside_ms(busiest * (1 - host / devices), _CARD_ALONE)
-        elif collective is Collective.HOST_REDUCE_SCATTER:
-            inside, outside = self._inside_ms(collective, host, busiest), np.zeros_like(busiest)
+            cost = self._outside_ms(collective, busiest, hosts, hosts)
+        elif collective is not Collective.ALL_REDUCE and self.links.hierarchical and hosts > 1:
+            leaves = busiest / (local if collective is Collective.REDUCE_SCATTER else 1)  # sums of the host, or all
+            outside = self._outside_ms(Collective.HOST_ALL_TO_ALL, leaves, hosts, hosts)
+            cost = self._inside_ms(collective, local, busiest) + outside
         else:
-            times = 2 if collective is Collective.ALL_REDUCE else 1
-            inside = self._inside_ms(collective, local, busiest)
-            outside = times * self._outside_ms(busiest * ((1 - local / devices) / local), _CARD_IN_RING)
-        cost: FloatArray = np.maximum(inside, outside) * (busiest >= 1)  # less than a byte is rounding
-        return cost
+            stays = local / devices if collective is Collective.ALL_TO_ALL else 1.0
+            inside = self._inside_ms(collective, local, busiest * stays)
+            cost = np.maximum(inside, self._outside_ms(collective, busiest, devices, hosts))
+        counted: FloatArray = cost * (busiest >= 1)  # less than a byte is rounding
+        return counted
 
     def _inside_ms(self, collective: Collective, devices: int, size_bytes: FloatArray) -> FloatArray:
         """Predict the ms over the links of a host, (B, 1)."""
-        name = _NCCL[collective]
-        if self.gathers and name == "reduce_scatter":
-            name = "all_gather"
-        ms = self.curves(name, devices, size_bytes / self.speed)
+        name = self._nccl(collective)
+        if self.links.bridge_gb_per_s is not None and devices > 1:
+            if devices == _PAIR:
+                times = 1.0 if name == "all_reduce" else 0.5
+                bytes_ms = times * size_bytes / (self.links.bridge_gb_per_s * _BYTES_PER_MS)
+                return self.rounds * self.curves(name, devices, 0 * size_bytes) + bytes_ms
+            if name == "alltoall":  # what goes to the other device of the pair takes the bridge
+                size_bytes = size_bytes * (devices - _PAIR) / (devices - 1)
+        size_bytes = size_bytes / self._speed(devices)
+        ms = self.curves(name, devices, size_bytes)
         return ms if self.rounds == 1 else ms + (self.rounds - 1) * self.curves(name, devices, np.zeros(1))
 
-    def _outside_ms(self, size_bytes: FloatArray, share: float) -> FloatArray:
-        """Predict the ms over the network, (B, 1)."""
-        ms: FloatArray = size_bytes / (share * self.network_gb_per_s * _BYTES_PER_MS)
-        return ms + self.rounds * _BETWEEN_HOSTS_MS * (size_bytes > 0)
+    def _speed(self, devices: int) -> float:
+        """Return the speed of a host's links relative to the links of the curves, by a measured bandwidth if given."""
+        if self.links.host_busbw_gb_per_s is None or devices == 1:
+            return self.speed
+        largest = self.curves.sizes[-1:]
+        usual_ms = float(self.curves("all_reduce", devices, largest)[0])
+        usual = 2 * (devices - 1) / devices * float(largest[0]) / usual_ms / _BYTES_PER_MS
+        return self.links.host_busbw_gb_per_s / usual
+
+    def _outside_ms(self, collective: Collective, size_bytes: FloatArray, ranks: int, hosts: int) -> FloatArray:
+        """Predict the ms over the network between hosts, (B, 1), of buffers of so many bytes."""
+        if hosts == 1:
+            return np.zeros_like(size_bytes)
+        name, links = self._nccl(collective), self.links
+        network = Network(links.network, self.network_gb_per_s, links.latency_factor)
+        if links.network_busbw_gb_per_s is not None:
+            network = network.measured(links.network_busbw_gb_per_s, ranks, hosts)
+        ms = network.ms(name, size_bytes, ranks, hosts)
+        return ms + (self.rounds - 1) * network.ms(name, np.zeros(1), ranks, hosts)
+
+    def _nccl(self, collective: Collective) -> str:
+        """Return NCCL's name of a collective."""
+        name = _NCCL[collective]
+        return "all_gather" if self.gathers and name == "reduce_scatter" else name

@@ -3,7 +3,7 @@
 Networks are multi-layer perceptrons at inference, in numpy: small batches cost microseconds and need no torch.
 """
 
-from dataclasses import asdict, dataclass, field, fields, make_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, get_args, get_type_hints
 
@@ -198,7 +198,7 @@ class Stored:
             if isinstance(value, FeatureSet):
                 plain |= {name: value.name, "columns": value.columns}
             elif held is None:
-                plain[name] = value
+                plain[name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         return plain
 
     def tensors(self) -> Tensors:

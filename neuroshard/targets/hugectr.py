@@ -101,4 +101,5 @@ TARGET = Target(
     equal_widths=True,
     tiers=frozenset({Tier.DEVICE}),
     element_bytes=(4,),
+    hierarchical=True,  # comm_strategy=Hierarchical, as in its MLPerf runs
 )

@@ -116,6 +116,8 @@ class Target:
             system works with any library.
         steps: the framework overhead that costs may include: "torchrec" for TorchRec's overhead; "other" for none,
             because another framework trains; "any" for the overhead that the user asks for.
+        hierarchical: True if the system's all-to-alls between hosts go through the devices of each host first, so that
+            a network card exchanges only with the cards of the same place on the other hosts.
     """
 
     name: str
@@ -129,6 +131,7 @@ class Target:
     remarks: Callable[[Plan], tuple[Message, ...]] = lambda _: ()
     host_tables: str | None = None
     steps: Literal["torchrec", "other", "any"] = "other"
+    hierarchical: bool = False
 
     def export(self, plan: Plan, name: str = "plan") -> Exported:
         """Return a plan in the format of the target.
@@ -218,6 +221,7 @@ class Target:
     def costed(self, models: CostModels) -> CostModels:
         """Return the models for the target's steps: with TorchRec's overhead if TorchRec trains and they know it.
 
+        Analytic exchange times become those of hierarchical all-to-alls if the target has these.
         Models that were loaded with framework="none" are returned unchanged.
 
         Raises:
@@ -230,6 +234,8 @@ class Target:
                 limit=f"{self.title} trains without TorchRec",
                 remedy="Remove framework=torchrec, or search with target=torchrec",
             )
+        if self.hierarchical:
+            models = models.with_links(lambda model: replace(model, links=replace(model.links, hierarchical=True)))
         return models.in_torchrec_if_known() if self.steps == "torchrec" else models
 
     @property

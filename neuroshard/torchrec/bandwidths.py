@@ -7,8 +7,7 @@ from torchrec.distributed.planner.constants import CROSS_NODE_BANDWIDTH, INTRA_N
 from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
 from neuroshard.bundles import ROOFLINE
-from neuroshard.models import CommModel, CostModels
-from neuroshard.models.comm_models import ExchangeModels
+from neuroshard.models import CostModels
 from neuroshard.models.roofline import RooflineComm
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.messages import Message
@@ -47,28 +46,18 @@ def with_bandwidths(simulator: Simulator, topology: TorchRecTopology) -> Simulat
         changes["speed"] = named["intra_host_bw"] / _BYTES_PER_MS_OF_GIB_PER_S / links
     if not changes:
         return simulator
-    forward, backward = (_changed(model, changes) for model in (models.forward, models.backward))
-    if forward is models.forward:
+
+    def named_links(model: RooflineComm) -> RooflineComm:
+        """Change the bandwidths of a model."""
+        network = changes.get("network_gb_per_s", model.network_gb_per_s)
+        return replace(model, network_gb_per_s=network, speed=model.speed * changes.get("speed", 1.0))
+
+    changed = models.with_links(named_links)
+    if changed is models:
         for name, value in named.items():
             _warn(name, value, models)
         return simulator
-    index_dist = None if models.input is None else _changed(models.input, changes)
-    changed = models.wrapped(forward=forward, backward=backward, input=index_dist)
     return Simulator(changed, simulator.count_input)
-
-
-def _changed(model: CommModel, changes: dict[str, float]) -> CommModel:
-    """Return the model with other bandwidths in its analytic exchange models;
-    the model itself if it has no analytic ones.
-    """
-    if isinstance(model, RooflineComm):
-        network = changes.get("network_gb_per_s", model.network_gb_per_s)
-        return replace(model, network_gb_per_s=network, speed=model.speed * changes.get("speed", 1.0))
-    if isinstance(model, ExchangeModels):
-        exchanges = {name: _changed(exchange, changes) for name, exchange in model.exchanges.items()}
-        same = all(exchanges[name] is exchange for name, exchange in model.exchanges.items())
-        return model if same else replace(model, exchanges=exchanges)
-    return model
 
 
 def _warn(name: str, value: float, models: CostModels) -> None:

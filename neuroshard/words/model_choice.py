@@ -9,12 +9,15 @@ import numpy as np
 
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, check_name
-from neuroshard.plumbing.schema import NonNegative, PathName
+from neuroshard.plumbing.schema import NonNegative, PathName, Positive
 from neuroshard.words.collective import Precision
 
 TORCHREC, NO_FRAMEWORK = "torchrec", "none"
 FRAMEWORKS = (TORCHREC, NO_FRAMEWORK)
 OPTIMIZERS = ("rowwise_adagrad", "adam", "sgd")  # optimizers whose state updates analytic models can cost
+INFINIBAND, ROCE, EFA, SLINGSHOT, TCP = "infiniband", "roce", "efa", "slingshot", "tcp"
+NETWORKS = (INFINIBAND, ROCE, EFA, SLINGSHOT, TCP)  # kinds of network between hosts that analytic models know
+LINKS = ("network", "network_gb_per_s", "network_busbw_gb_per_s", "host_busbw_gb_per_s", "nvlink_bridges")
 _FULL = Precision.FP32.value
 _OLD_DENSE = re.compile(r"dense(\d+(?:\.\d+)?)ms")
 
@@ -33,6 +36,8 @@ class ModelChoice:
             and backward; None for fp32.
         optimizer: optimizer whose states the kernels of analytic models read and write; None for the default of the
             models.
+        network, network_gb_per_s, network_busbw_gb_per_s, host_busbw_gb_per_s, nvlink_bridges: the links between
+            devices, for analytic exchange times (`ModelSettings`); None for those of the models.
 
     Raises:
         UserError: a value is unknown.
@@ -43,9 +48,19 @@ class ModelChoice:
     dense_ms: NonNegative | None = None
     exchange_dtype: str | None = None
     optimizer: str | None = None
+    network: str | None = None
+    network_gb_per_s: Positive | None = None
+    network_busbw_gb_per_s: Positive | None = None
+    host_busbw_gb_per_s: Positive | None = None
+    nvlink_bridges: bool | None = None
 
     def __post_init__(self) -> None:
-        _check(self.framework, self.exchange_dtype, self.optimizer)
+        _check(self.framework, self.exchange_dtype, self.optimizer, self.network)
+
+    @property
+    def links(self) -> dict[str, Any]:
+        """The settings of links between devices that are given, by their names."""
+        return _given({name: getattr(self, name) for name in LINKS})
 
     @property
     def normalized(self) -> "ModelChoice":
@@ -86,15 +101,29 @@ class ModelSettings:
         optimizer: rowwise_adagrad | adam | sgd: optimizer of the tables; analytic models (roofline:NAME) add the time
             to update the state to kernel times; this setting does not change memory use (see memory.optimizer); None
             means sgd.
+        network: infiniband | roce | efa | slingshot | tcp: kind of network between hosts, for models with analytic
+            exchange times (roofline:NAME, h100); None means infiniband.
+        network_gb_per_s: bandwidth of the network cards of one GPU, in one direction, in GB/s, such as 50 for 400
+            Gbit/s; None takes the usual cards of the GPU.
+        network_busbw_gb_per_s: bus bandwidth in GB/s that all_reduce_perf of nccl-tests prints for 1 GiB on all GPUs of
+            all hosts, to correct analytic exchange times; None means that it was not measured.
+        host_busbw_gb_per_s: bus bandwidth in GB/s that all_reduce_perf of nccl-tests prints for 512 MiB or more on the
+            GPUs of one host, to correct analytic exchange times; None means that it was not measured.
+        nvlink_bridges: True if NVLink bridges join pairs of GPUs that have only PCIe otherwise; None means no bridges.
     """
 
     framework: str | None = None
     dense_ms: NonNegative | None = None
     exchange_dtype: str | None = None
     optimizer: str | None = None
+    network: str | None = None
+    network_gb_per_s: Positive | None = None
+    network_busbw_gb_per_s: Positive | None = None
+    host_busbw_gb_per_s: Positive | None = None
+    nvlink_bridges: bool | None = None
 
     def __post_init__(self) -> None:
-        _check(self.framework, self.exchange_dtype, self.optimizer)
+        _check(self.framework, self.exchange_dtype, self.optimizer, self.network)
 
     @property
     def model_settings(self) -> dict[str, Any]:
@@ -153,8 +182,10 @@ def _written(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _check(framework: str | None, exchange_dtype: str | None, optimizer: str | None) -> None:
+def _check(framework: str | None, exchange_dtype: str | None, optimizer: str | None, network: str | None) -> None:
     """Raise UserError if a setting has an unknown value."""
+    if network is not None:
+        check_name("network", network, NETWORKS)
     if framework is not None:
         check_name("framework", framework, FRAMEWORKS)
     if optimizer is not None:

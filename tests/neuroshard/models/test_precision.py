@@ -165,6 +165,7 @@ def test_bytes_of_an_element():
 
 def test_cards_are_of_the_sheet(capsys):
     show_models(["roofline:h100"], Console(width=200))
-    figures, errors = json.loads(capsys.readouterr().out).values()
+    figures, errors, machines = json.loads(capsys.readouterr().out).values()
     assert figures["host_link_gb_per_s"] == 64.0
     assert {"forward, device", "all_reduce, 8 devices"} <= errors.keys()
+    assert "alltoall between hosts, infiniband, Sophia" in machines

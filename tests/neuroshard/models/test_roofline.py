@@ -5,6 +5,7 @@ import pytest
 
 from neuroshard import CostModels, Simulator, Task, Topology
 from neuroshard.cost.loads import LoadSets, Traffic
+from neuroshard.models.network import Network
 from neuroshard.models.published_points import Curves
 from neuroshard.models.roofline import RooflineComm, RooflineCompute, datasheet_of
 from neuroshard.records import DataDirectory
@@ -155,22 +156,25 @@ def _exchange_ms(comm, collective, given, host_size=None):
 
 
 @pytest.mark.parametrize(
-    ("collective", "on_links", "on_network", "between_ms"),
+    ("collective", "on_links", "nccl", "ranks"),
     [
-        (Collective.REDUCE_SCATTER, 3 / 4, 1 / 4 * 1 / 2 / 0.73, 0.17),
-        (Collective.HOST_REDUCE_SCATTER, 3 / 4, 0, 0),
-        (Collective.HOST_ALL_TO_ALL, 0, 1 / 2 / 0.88, 0.17),
-        (Collective.ALL_REDUCE, 6 / 4, 1 / 4 / 0.73, 0.34),
-        (Collective.ALL_TO_ALL, 3 / 8, 4 / 8 / 0.88, 0.17),
+        (Collective.REDUCE_SCATTER, 3 / 4, "reduce_scatter", 8),
+        (Collective.HOST_REDUCE_SCATTER, 3 / 4, None, 4),
+        (Collective.HOST_ALL_TO_ALL, 0, "alltoall", 2),
+        (Collective.ALL_REDUCE, 6 / 4, "all_reduce", 8),
+        (Collective.ALL_TO_ALL, 3 / 8, "alltoall", 8),
     ],
 )
-def test_collectives_by_hand(collective, on_links, on_network, between_ms):
-    """Two hosts of four devices: what a device sends inside its host and out of it, of 1e6 bytes that it puts in."""
-    given = np.full(8, 1e6)
+def test_collectives_by_hand(collective, on_links, nccl, ranks):
+    """Two hosts of four devices: what a device sends inside its host and out of it, of 1e8 bytes that it puts in."""
+    given, size_bytes = np.full(8, 1e8), np.array([1e8])
     fast_links = _exchange_ms(RooflineComm(curves(1e6), 1.0, 4), collective, given, 4)
     slow_links = _exchange_ms(RooflineComm(curves(0.1), 1e6, 4), collective, given, 4)
-    assert fast_links == pytest.approx(on_network + between_ms, abs=1e-5)
-    assert slow_links == pytest.approx(max(10 * on_links, between_ms), rel=1e-4)
+    slow, fast = (
+        0.0 if nccl is None else Network("infiniband", its).ms(nccl, size_bytes, ranks, 2)[0] for its in (1.0, 1e6)
+    )
+    assert fast_links == pytest.approx(slow, abs=1e-3)
+    assert slow_links == pytest.approx(np.maximum(1000 * on_links, fast), rel=1e-4)
 
 
 def test_the_busiest_device_holds_the_others_up_and_nothing_takes_no_time():

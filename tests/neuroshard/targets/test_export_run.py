@@ -117,7 +117,7 @@ def test_a_script_that_took_the_place_of_an_export_stays(here, capsys, own):
         ("plan=copies.json to=sok out=x.py", "export-table-unsupported", "plan",
          ["'toy0'", "data_parallel", "table_wise", "row_wise"]),
         ("plan=nowhere.json to=sok out=x.py", "file-missing", "", ["nowhere.json"]),
-        ("to=sok out=x.py", "config-value-missing", "", ["neuroshard export", "plan=..."]),
+        ("to=sok out=x.py", "config-value-missing", "", ["plan=..."]),
     ],
 )  # fmt: skip
 def test_mistakes_are_a_line_and_write_nothing(here, capsys, arguments, code, where, names):

@@ -1,0 +1,49 @@
+"""Changes of the links between devices in analytic exchange times, whatever models these are a part of."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from neuroshard.models.comm_models import ExchangeModels
+from neuroshard.models.interface import CommModel
+from neuroshard.models.network import BRIDGE_GB_PER_S
+from neuroshard.models.roofline import RooflineComm
+from neuroshard.plumbing.errors import UserError
+from neuroshard.words.model_choice import ModelChoice
+
+Change = Callable[[RooflineComm], RooflineComm]
+
+
+def with_links(model: CommModel, change: Change) -> CommModel:
+    """Return a model whose analytic exchange times are changed; the model itself if it has none."""
+    if isinstance(model, RooflineComm):
+        return change(model)
+    if isinstance(model, ExchangeModels):
+        exchanges = {name: with_links(one, change) for name, one in model.exchanges.items()}
+        same = all(exchanges[name] is one for name, one in model.exchanges.items())
+        return model if same else replace(model, exchanges=exchanges)
+    return model
+
+
+def chosen_links(choice: ModelChoice) -> Change:
+    """Return the change of analytic exchange times to the links in a choice (`ModelChoice.links`)."""
+
+    def change(model: RooflineComm) -> RooflineComm:
+        """Change the links of a model.
+
+        Raises:
+            UserError: bridges are given for GPUs that do not need them.
+        """
+        links = choice.links
+        card_gb_per_s = links.pop("network_gb_per_s", model.network_gb_per_s)
+        if links.pop("nvlink_bridges", None):
+            if not model.links.typical:
+                raise UserError(
+                    "bridges-not-pcie",
+                    f"the cost models {choice.name!r} cannot take nvlink_bridges=true",
+                    limit="bridges join pairs of GPUs that have only PCIe otherwise",
+                    remedy="Leave out nvlink_bridges, or choose cost models of such a GPU, such as roofline:h100_pcie",
+                )
+            links["bridge_gb_per_s"] = BRIDGE_GB_PER_S
+        return replace(model, network_gb_per_s=card_gb_per_s, links=replace(model.links, **links))
+
+    return change
