@@ -1,4 +1,4 @@
-"""The collect run: draw samples, measure them, write chunks; go on where an earlier run stopped."""
+"""The collect run: draws samples, measures them and writes them in chunks; resumes an earlier run."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +36,7 @@ from neuroshard.tables import Table, check_unique_names
 from neuroshard.words.fingerprint import versions
 from neuroshard.words.placement import Tier
 
-_COMPUTE, _COMM, _LOCAL = 0, 1, 2  # streams of random numbers
+_COMPUTE, _COMM, _LOCAL = 0, 1, 2  # one stream of random numbers for each kind of sample
 _DRAW, _LOOKUPS = 0, 1
 _NOT_MEASURED = (
     "tables",
@@ -44,14 +44,14 @@ _NOT_MEASURED = (
     "out",
     "max_noise",
     "max_remeasure_passes",
-)  # no settings that decide what is measured
-_LIVE_STEPS = 8  # of a chunk
+)  # these settings do not change the samples
+_LIVE_STEPS = 8  # training steps in a chunk
 
 
 @dataclass(frozen=True)
 @checked
 class Collect:
-    """Everything `neuroshard collect` needs.
+    """Everything that `neuroshard collect` needs.
 
     Attributes:
         tables: tables that samples are drawn from.
@@ -135,11 +135,12 @@ class Collect:
         self.local.check(split)
 
     def run(self) -> Summary | None:
-        """Measure what is still missing in `out`; None in the processes that only take part in exchanges.
+        """Measure the samples that `out` lacks; return None in worker processes that only take part in exchanges.
 
         Raises:
-            UserError: it can't be measured here, or `out` holds another run; or measurements repeat worse than
-                `max_noise`, however often they were made. These are kept: the same command goes on with them.
+            UserError: the hardware cannot measure here; `out` has data of another run; or the measurements are noisier
+                than `max_noise` after `max_remeasure_passes`. The measurements are kept, and the same command continues
+                with them.
         """
         self.hardware.check()
         if is_follower():
@@ -159,9 +160,9 @@ class Collect:
         return summary
 
     def _series(self, directory: DataDirectory, split: Split) -> Iterator["_Series[Any]"]:
-        """Yield the series of samples, in the order in which they are measured."""
+        """Yield the series of samples in the order in which they are measured."""
         calls, count, live = (partial(self._call, split),), self.num_compute_samples, self.hardware.compute_timing.live
-        again = min(ceil(self.references * live), live - 1)  # so many live ones as without them
+        again = min(ceil(self.references * live), live - 1)  # a chunk has `live` samples with its references
         yield _Series(self, "compute", directory.compute(), live - again, count, _COMPUTE, calls, again)
         exchanges, count = tuple(partial(self._exchange, n) for n in self.comm.num_devices), self.num_comm_samples
         yield _Series(self, "exchanges", directory.comm(), self.hardware.comm_timing.live, count, _COMM, exchanges)
@@ -185,7 +186,7 @@ class Collect:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The samples of a chunk, by their ids, all of one variant."""
+    """The ids of the samples of one chunk; all samples are of one variant."""
 
     ids: tuple[int, ...]
     second_pass: bool
@@ -193,12 +194,12 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _Series(Generic[Sample]):
-    """A series of samples in a run, cut into chunks of `chunk_size`; the last chunks are the second pass.
+    """One series of samples of a run, divided into chunks of `chunk_size`; the last chunks are the second pass.
 
-    Every chunk holds the same references too, numbered behind all other samples.
+    Each chunk also measures the same reference samples; their ids follow the ids of all other samples.
 
-    Each variant draws samples that one meter measures, such as exchanges between the same number of processes. Chunks
-    take turns among the variants, so that no variant has a spell of the machine to itself.
+    A variant draws samples that one meter measures, for example exchanges between the same number of processes. Chunks
+    alternate between the variants, so that a slow period of the machine does not affect one variant alone.
     """
 
     run: Collect
@@ -211,7 +212,7 @@ class _Series(Generic[Sample]):
     num_references: int = 0
 
     def collect(self, progress: Progress) -> SeriesSummary:
-        """Measure and write every chunk that is missing, then what was disturbed."""
+        """Measure and write every missing chunk, and measure disturbed chunks again; return the summary."""
         batches = list(enumerate(self._batches))
         start, busy_s = time.perf_counter(), 0.0
         with meters_of(self.run.hardware, printer(progress)) as meters:
@@ -221,13 +222,13 @@ class _Series(Generic[Sample]):
             for outcomes in recorder.complete((number, partial(self._due, batch)) for number, batch in batches):
                 busy_s += sum(outcome.busy_s for outcome in outcomes)
                 progress.advance(bar, len(outcomes))
-            for more in range(self.run.max_remeasure_passes):
+            for number_of_pass in range(self.run.max_remeasure_passes):
                 if not (again := self._disturbed()):
                     break
                 count = sum(self._size(batch) for batch in again)
                 noise = f"the noise is above max_noise={self.run.max_noise}"
                 printer(progress)(f"{self.name}: {noise}; measuring {number_of(count, 'sample')} again")
-                bar = progress.add_task(f"{self.name}, again ({more + 1})", total=count)
+                bar = progress.add_task(f"{self.name}, again ({number_of_pass + 1})", total=count)
                 for batch in again:
                     outcomes = recorder.record(self._due(batch))
                     busy_s += sum(outcome.busy_s for outcome in outcomes)
@@ -237,37 +238,41 @@ class _Series(Generic[Sample]):
 
     @property
     def _batches(self) -> list[_Batch]:
-        """All samples, then some spread evenly over them, so that every spell of the run is looked at again."""
+        """All chunks: first the samples, then a second pass over samples that are spread evenly over the run.
+
+        Because of the even spread, the second pass covers every period of the run.
+        """
         again = min(self.run.num_second_pass, self.num_samples)
         spread: list[int] = [number * self.num_samples // again for number in range(again)]
         return [*self._cut(range(self.num_samples), second_pass=False), *self._cut(spread, second_pass=True)]
 
     def _disturbed(self) -> list[_Batch]:
-        """List what is to be measured again: nothing where the noise is within the limit.
+        """Return the chunks to measure again; empty if the noise is within `max_noise`.
 
-        All of a chunk is, in which a sample took longer than in its other pass: the others were measured with it.
+        A chunk is measured again as a whole if one of its samples took longer here than in its other pass: the other
+        samples were measured at the same time.
         """
         measured = self.chunks.read()
         if self.run.max_noise is None or pass_noise(measured) <= self.run.max_noise:
             return []
         slower = disturbed(measured, self.run.max_noise)
-        return [one for one in self._batches if any(slower.get(i) is one.second_pass for i in one.ids)]
+        return [batch for batch in self._batches if any(slower.get(i) is batch.second_pass for i in batch.ids)]
 
     def _cut(self, ids: Sequence[int], second_pass: bool) -> list[_Batch]:
-        """Cut the samples into chunks: those of a variant together, in the order in which the chunks begin."""
+        """Divide the samples into chunks of one variant each, in the order of their first ids."""
         of_variant = grouped(ids, self.variant).values()
-        cut = [tuple(cut) for its in of_variant for cut in in_batches(its, self.chunk_size)]
-        return [_Batch(its, second_pass) for its in sorted(cut)]
+        chunks = [tuple(chunk) for variant_ids in of_variant for chunk in in_batches(variant_ids, self.chunk_size)]
+        return [_Batch(ids_of_chunk, second_pass) for ids_of_chunk in sorted(chunks)]
 
     def variant(self, sample_id: int) -> int:
-        """Compute the index of the variant that a sample belongs to."""
+        """Return the index of the variant that draws a sample."""
         return sample_id // self.chunk_size % len(self.variants)
 
     def _size(self, batch: _Batch) -> int:
         return len(batch.ids) + self.num_references
 
     def _due(self, batch: _Batch) -> list[Due[Sample]]:
-        """Draw the samples of a batch, with the references among them."""
+        """Draw the samples of a chunk, mixed with the reference samples."""
         draw = self.variants[self.variant(batch.ids[0])]
         references = range(self.num_samples, self.num_samples + self.num_references)
         return mixed(

@@ -18,14 +18,19 @@ from neuroshard.words.collective import BETWEEN_HOSTS, ELEMENT_BYTES, INDEX_BYTE
 
 _SPLITS = (TRAIN,) * 8 + (VALID, TEST)
 _LEAST_GRADIENT_BYTES = 4 << 10
-_LOG_POOLING = (np.log(5), 1.0)  # mean and deviation: half of published tables have at most 5, nine of ten 18
-_MAX_POOLING = 208  # of a published table
+# Mean and deviation of the logarithm: 50% of published tables have at most 5, 90% at most 18.
+_LOG_POOLING = (np.log(5), 1.0)
+_MAX_POOLING = 208  # the largest pooling factor of a published table
 
 
 @dataclass(frozen=True)
 @checked
 class CommAugmentation:
-    """How exchanges are drawn.
+    """Settings of the random exchanges between devices.
+
+    The draw places tables greedily: the widest table first, each on the device with the fewest columns. A fraction of
+    the tables, drawn for every sample, goes to random devices instead, so that some exchanges are balanced and others
+    are not. Each device starts after a random delay; the maximum delay is drawn for every sample, too.
 
     Tables go to the device with the fewest columns, the widest table first, but a share of the tables, drawn for every
     sample, goes to random devices instead. So some exchanges are balanced and others are not. Each device starts after
@@ -84,7 +89,9 @@ class CommAugmentation:
             collective_named(name)
 
     def check(self, devices_per_host: int | None) -> None:
-        """Raise UserError if a collective needs several hosts and all devices are on one host (None)."""
+        """Raise UserError if a collective needs several hosts but all devices are on one
+        host (`devices_per_host` is None).
+        """
         for name in self.collectives:
             if devices_per_host is None and collective_named(name) in BETWEEN_HOSTS:
                 raise UserError(
@@ -97,7 +104,7 @@ class CommAugmentation:
     def draw(
         self, num_devices: int, batch_size: int, rng: np.random.Generator, devices_per_host: int | None = None
     ) -> tuple[CommSample, str]:
-        """Draw one exchange between `num_devices` processes, with the name of the split it belongs to."""
+        """Draw one exchange between `num_devices` processes; return the exchange and the name of its split."""
         collective = collective_named(one_of(self.collectives, rng))
         sizes = self._sizes(collective, num_devices, batch_size, devices_per_host, rng)
         starts = rng.random(num_devices) * self.max_start_ms * rng.random()
@@ -112,7 +119,7 @@ class CommAugmentation:
         devices_per_host: int | None,
         rng: np.random.Generator,
     ) -> list[int]:
-        """Draw the bytes that each device puts in, (D,), as `CommSample` has them."""
+        """Draw the bytes that each device sends, (D,), as `CommSample.sizes` has them."""
         if collective in (Collective.ALL_TO_ALL, Collective.INPUT):
             return self._placed(self._table_bytes(collective, batch_size, rng), num_devices, rng)
         if collective is Collective.ALL_REDUCE:
@@ -125,7 +132,11 @@ class CommAugmentation:
         return [ELEMENT_BYTES * (batch_size // sharers) * dim for dim in hosts for _ in range(devices_per_host)]
 
     def _table_bytes(self, collective: Collective, batch_size: int, rng: np.random.Generator) -> IntArray:
-        """Draw what tables (n,) give, most first; indices and lengths by pooling factors like published tables'."""
+        """Draw the bytes that each of n tables adds to an exchange, (n,), in decreasing order.
+
+        In an all-to-all, a table adds its output embeddings. In an input dist, a table adds its lengths and indices;
+        pooling factors follow the distribution of published tables.
+        """
         tables = int(rng.integers(self.min_tables, self.max_tables + 1))
         if collective is Collective.ALL_TO_ALL:
             sizes: IntArray = ELEMENT_BYTES * batch_size * rng.choice(halvings(self.max_dim), size=tables)
@@ -135,16 +146,21 @@ class CommAugmentation:
         return np.sort(sizes)[::-1]
 
     def _row_columns(self, rng: np.random.Generator) -> int:
+        """Draw a number of row-wise tables and their widths; return the sum of the widths."""
         tables = int(rng.integers(1, self.max_row_tables + 1))
         return int(rng.choice(halvings(self.max_dim), size=tables).sum())
 
     def _gradient_bytes(self, rng: np.random.Generator) -> int:
-        """Draw the bytes of fp32 gradients; their logarithm is uniform."""
+        """Draw the bytes of all fp32 gradients of an all-reduce; the logarithm of the bytes is uniform."""
         least, most = np.log(_LEAST_GRADIENT_BYTES), np.log(self.max_gradient_bytes)
         return ELEMENT_BYTES * int(np.exp(rng.uniform(least, most)) / ELEMENT_BYTES)
 
     def _placed(self, weights: IntArray, num_devices: int, rng: np.random.Generator) -> list[int]:
-        """Hand out weights (n,) in order to the lightest device, or some to random ones; return the sums, (D,)."""
+        """Place tables of the given bytes (n,) in order; return the bytes of each device, (D,).
+
+        A table goes to the device with the fewest bytes so far, or, with a probability that is drawn once, to a random
+        device.
+        """
         random_share, sums = rng.random(), np.zeros(num_devices, dtype=np.int64)
         skewed = self.skewed_fraction > 0 and rng.random() < self.skewed_fraction
         chances = rng.dirichlet(np.ones(num_devices)) if skewed else None

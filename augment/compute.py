@@ -1,6 +1,7 @@
-"""Random combinations of augmented tables (NeuroShard, section 3.1): every table at many widths.
+"""Random combinations of augmented tables (NeuroShard, section 3.1): every table comes in many widths.
 
-Beyond that method, combinations may be row-wise or data-parallel, as on one of several devices.
+In addition to the paper's column-wise combinations, this module draws row-wise and data-parallel ones: the work of one
+device of several.
 """
 
 from collections.abc import Sequence
@@ -36,14 +37,14 @@ T = TypeVar("T")
 
 
 def one_of(choices: Sequence[T], rng: np.random.Generator) -> T:
-    """Draw one of the choices, each as likely; a single one draws nothing from `rng`."""
+    """Draw one of the choices with equal probability; with a single choice, no random number is drawn from `rng`."""
     return choices[0 if len(choices) == 1 else int(rng.integers(len(choices)))]
 
 
 @dataclass(frozen=True)
 @checked
 class ComputeAugmentation:
-    """How combinations of tables are drawn.
+    """Settings of the random combinations of tables whose kernel calls are measured.
 
     Attributes:
         max_dim: maximum number of columns of a table, a power of two from 4 to 2048; tables get max_dim halved a random
@@ -106,7 +107,7 @@ class ComputeAugmentation:
             )
 
     def check(self, split: Split) -> None:
-        """Raise UserError unless every table fits at its narrowest, and splits have tables for each sharding type."""
+        """Raise UserError if a table is too large at the minimum width, or a split has no table for a sharding type."""
         for table in chain(*split.values()):
             size = self._narrowest(table).size_bytes
             if size > self.max_bytes:
@@ -136,22 +137,23 @@ class ComputeAugmentation:
 
     @property
     def _layouts(self) -> list[Layout]:
-        """The layouts that combinations may have; one of them is drawn."""
+        """The layouts of the configured sharding types; each combination has one of them."""
         return [LAYOUTS[form] for form in forms_named(self.sharding_types)]
 
     def draw(self, split: Split, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
-        """Draw a combination of tables of one split, with the split's name, at a global batch size.
+        """Draw a combination of tables at a global batch size;
+        return the kernel call and the name of the split of its tables.
 
-        A table that no longer fits under the cap is taken at the widest width that does, or left out.
+        A table that does not fit into the remaining bytes gets the largest width that fits, or is left out.
         """
         layout = one_of(self._layouts, rng)
         name = draw_split(rng)
-        return self._lying(layout, split[name], batch_size, rng), name
+        return self._draw_in_layout(layout, split[name], batch_size, rng), name
 
-    def _lying(
+    def _draw_in_layout(
         self, layout: Layout, group: tuple[Table, ...], batch_size: int, rng: np.random.Generator
     ) -> ComputeSample:
-        """Draw a combination of tables of the group, as one of the devices that share them has it."""
+        """Draw a combination of tables of the group, with the rows and samples that one device of the layout sees."""
         cut = layout.form in CUT_FORMS  # data-parallel tables are pooled, and in device memory
         pooled = one_of(self.pooled, rng) if cut else True
         sharers = 1 if layout.free else one_of(self.sharers, rng)
@@ -167,18 +169,21 @@ class ComputeAugmentation:
             sample = self._in_blocks(layout, tables, samples, sharers, rng)
         else:
             sample = ComputeSample(tables, samples, layout.form)
-        return self._at_home(sample, rng) if cut else sample
+        return self._with_tier(sample, rng) if cut else sample
 
-    def _at_home(self, sample: ComputeSample, rng: np.random.Generator) -> ComputeSample:
-        """Draw one of the memories for the sample."""
+    def _with_tier(self, sample: ComputeSample, rng: np.random.Generator) -> ComputeSample:
+        """Draw the memory tier of the sample's tables."""
         tier = Tier(one_of(self.tiers, rng))
         if tier is Tier.DEVICE:
             return sample
-        home = TierAssignment(tier, one_of(self.cache_load_factor, rng) if tier is Tier.UVM_CACHING else None)
-        return self._within_cache(replace(sample, tier_assignment=home, hot_first=0.0))
+        assignment = TierAssignment(tier, one_of(self.cache_load_factor, rng) if tier is Tier.UVM_CACHING else None)
+        return self._within_cache(replace(sample, tier_assignment=assignment, hot_first=0.0))
 
     def _within_cache(self, sample: ComputeSample) -> ComputeSample:
-        """Cut wide tables until a cache with rows as wide as the widest of them takes at most `max_bytes`."""
+        """Reduce the width of wide tables until the cache takes at most `max_bytes`.
+
+        FBGEMM's cache has rows as wide as the widest table of the kernel call.
+        """
         held, element_bytes = sample.held, sample.tables[0].bytes_per_element
         rows = sum(ceil(table.rows * sample.tier_assignment.cached_share) for table in held)
         most = max(self.max_bytes // max(rows * element_bytes, 1) // DIM_MULTIPLE, 1) * DIM_MULTIPLE
@@ -189,7 +194,7 @@ class ComputeAugmentation:
     def _in_blocks(
         self, layout: Layout, tables: tuple[Table, ...], samples: int, sharers: int, rng: np.random.Generator
     ) -> ComputeSample:
-        """Draw which block of each table."""
+        """Draw the row block that the device has of each table, and the share of hot rows that come first."""
         blocks = tuple(RowBlock(*row_blocks(table, sharers)[rng.integers(sharers)]) for table in tables)
         hot_first = float(rng.random()) if rng.random() < self.hot_rows_first_fraction else 0.0
         return ComputeSample(tables, samples, layout.form, blocks, hot_first)
@@ -197,9 +202,11 @@ class ComputeAugmentation:
     def _sequence_tables(
         self, batch_size: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
     ) -> tuple[Table, ...]:
-        """Draw sequence tables of one width from the group: as many as have room with their outputs.
+        """Draw sequence tables of one common width whose weights and outputs fit into
+        `max_bytes` and `max_output_bytes`.
 
-        They are in random order; a narrow one if none has.
+        The tables are in random order. If no table fits, the result is the table with the smallest pooling factor, at
+        the minimum width.
         """
         count = int(rng.integers(self.min_tables, self.max_tables + 1))
         width = self._width(int(rng.choice(halvings(self.max_dim))), rng)
@@ -217,17 +224,22 @@ class ComputeAugmentation:
         return tuple(chosen) or (self._narrowest(min(order, key=lambda table: table.pooling_factor)),)
 
     def _narrowest(self, table: Table) -> Table:
+        """Return the table with the minimum width that the settings allow."""
         return table.with_dim(halvings(self.max_dim)[-1])
 
     def _shared(self, layout: Layout, group: tuple[Table, ...], blocks: int) -> tuple[Table, ...]:
-        """Return the tables that can have a layout, with a row for each block."""
-        small = (its for its in group if not layout.dense or self._narrowest(its).size_bytes <= self.max_copy_bytes)
+        """Return the tables that the layout can shard: small enough for copies,
+        or with a row for each of the row blocks.
+        """
+        small = (
+            table for table in group if not layout.dense or self._narrowest(table).size_bytes <= self.max_copy_bytes
+        )
         return tuple(table for table in small if ROWS.fits(table.rows, blocks))
 
     def _combination(
         self, max_bytes: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
     ) -> tuple[Table, ...]:
-        """Draw tables of the group of which one of `sharers` equal blocks takes at most `max_bytes` all together."""
+        """Draw tables of the group; one of `sharers` equal row blocks of all of them takes at most `max_bytes`."""
         count = int(rng.integers(self.min_tables, self.max_tables + 1))
         chosen: list[Table] = []
         room = max_bytes
@@ -239,7 +251,9 @@ class ComputeAugmentation:
         return tuple(chosen)
 
     def _augmented(self, group: tuple[Table, ...], count: int, rng: np.random.Generator) -> list[Table]:
-        """Draw `count` different (table, width) pairs; a table comes twice only where the group is too small."""
+        """Draw `count` different (table, width) pairs;
+        a table is repeated only if the group has fewer tables than `count`.
+        """
         widths = halvings(self.max_dim)
         order = rng.permutation(len(group))
         turns = [rng.permutation(len(widths)) for _ in order]
@@ -247,13 +261,16 @@ class ComputeAugmentation:
         return [group[t].with_dim(self._width(widths[int(turns[t][turn])], rng)) for t, turn in pairs]
 
     def _width(self, halving: int, rng: np.random.Generator) -> int:
-        """Draw a width: `halving`, or any one, its logarithm uniform."""
+        """Return the width `halving` or, for `arbitrary_dim_fraction` of the tables,
+        a random width with a uniform logarithm.
+        """
         if rng.random() >= self.arbitrary_dim_fraction:
             return halving
         units = self.max_dim // DIM_MULTIPLE
         return DIM_MULTIPLE * min(int((units + 1) ** rng.random()), units)
 
     def _fitted(self, table: Table, room: int, sharers: int) -> Table | None:
+        """Return the table at the largest allowed width whose row block fits into `room` bytes; None if none fits."""
         narrower = (w for w in halvings(self.max_dim) if w < table.dim)
         fitting = (w for w in (table.dim, *narrower) if _block_bytes(table.with_dim(w), sharers) <= room)
         width = next(fitting, None)
@@ -261,7 +278,10 @@ class ComputeAugmentation:
 
 
 def _of_one_precision(group: tuple[Table, ...], rng: np.random.Generator) -> tuple[Table, ...]:
-    """Select the tables of the group that have a drawn one's bytes per element: no call mixes precisions."""
+    """Return the tables of the group with the same bytes per element as a random table of it.
+
+    One kernel call never mixes precisions.
+    """
     if len({table.bytes_per_element for table in group}) == 1:
         return group
     drawn = group[int(rng.integers(len(group)))]
@@ -269,9 +289,10 @@ def _of_one_precision(group: tuple[Table, ...], rng: np.random.Generator) -> tup
 
 
 def _output_bytes(table: Table, batch_size: int, sharers: int) -> float:
-    """Compute the bytes that come of the lookups in one of `sharers` blocks of a sequence table."""
+    """Return the bytes of the outputs of a sequence table whose lookups are spread evenly over `sharers` row blocks."""
     return ELEMENT_BYTES * table.output_columns * batch_size / sharers
 
 
 def _block_bytes(table: Table, sharers: int) -> int:
+    """Return the bytes of one of `sharers` equal row blocks of a table."""
     return replace(table, rows=block_rows(table.rows, sharers)).size_bytes

@@ -1,4 +1,4 @@
-"""Random plans whose mirrored steps are measured: with mixed sharding types, on few and on many devices."""
+"""Random plans whose mirrored steps are measured: with several sharding types, on few and on many devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,15 +21,15 @@ from neuroshard.words.form import CALLS, Call
 from neuroshard.words.placement import Placement
 from neuroshard.words.topology import Topology
 
-_HOST = 4  # devices of one, where there are several
+_HOST = 4  # devices per host in jobs on several hosts
 _SHARES = {COLUMNS: 2.0, COPIES: 0.7}  # expected share of a plan's tables, relative to 1 for other layouts
-_MEMORY = 1 << 40  # plenty: what a rank may hold is `max_bytes`
+_MEMORY = 1 << 40  # never the limit: `max_bytes` limits the tables
 
 
 @dataclass(frozen=True)
 @checked
 class PlanAugmentation:
-    """How plans are drawn; one rank of each plan is measured.
+    """Settings of the random plans; the training step of one rank of each plan is measured.
 
     Attributes:
         num_devices: list of job sizes in devices, such as [2,4,8]; the job size of each measured training step is drawn
@@ -68,17 +68,17 @@ class PlanAugmentation:
 
     def __post_init__(self) -> None:
         halvings(self.max_dim)
-        for one in self.precisions or ():
-            if Precision(one).element_bytes < 2:
+        for precision in self.precisions or ():
+            if Precision(precision).element_bytes < 2:
                 raise UserError(
                     "local-precision-too-narrow",
-                    f"local.precisions has {one!r}",
-                    limit=f"TorchRec cannot exchange the outputs of row-wise tables in {one}",
-                    remedy=f"Replace {one} by fp16 or bf16 in local.precisions",
+                    f"local.precisions has {precision!r}",
+                    limit=f"TorchRec cannot exchange the outputs of row-wise tables in {precision}",
+                    remedy=f"Replace {precision} by fp16 or bf16 in local.precisions",
                 )
 
     def check(self, split: Split) -> None:
-        """Raise UserError unless some table of every split fits under the cap at its narrowest."""
+        """Raise UserError if a split has no table that fits into `max_bytes` at the minimum width."""
         for name, group in split.items():
             least = self._least(group)
             if least.size_bytes > self.max_bytes:
@@ -91,11 +91,11 @@ class PlanAugmentation:
                 )
 
     def _least(self, group: Sequence[Table]) -> Table:
-        """Find the smallest table of the group, at its narrowest."""
-        return min((table.with_dim(halvings(self.max_dim)[-1]) for table in group), key=lambda its: its.size_bytes)
+        """Return the smallest table of the group, at the minimum width."""
+        return min((table.with_dim(halvings(self.max_dim)[-1]) for table in group), key=lambda table: table.size_bytes)
 
     def draw(self, split: Split, rng: np.random.Generator) -> tuple[LocalSample, str]:
-        """Draw one rank of a plan of tables of one split, with the split's name."""
+        """Draw one rank of a random plan for tables of one split; return the sample and the name of the split."""
         name = draw_split(rng)
         devices = int(rng.choice(self.num_devices))
         each = min(int(rng.choice(self.batch_sizes)), max(self.max_batch_size // devices, 1))
@@ -106,7 +106,11 @@ class PlanAugmentation:
         return LocalSample(plan, rank, Precision(rng.choice(self.precisions or [Precision.FP32]))), name
 
     def _tables(self, group: Sequence[Table], samples: int, rng: np.random.Generator) -> tuple[Table, ...]:
-        """Draw tables of random widths, for so many samples of a device: any, or narrow ones, or small ones only."""
+        """Draw tables of random widths for `samples` samples per device.
+
+        In a quarter of the draws all tables are narrow, and independently in a quarter all tables are small enough for
+        copies.
+        """
         widths = halvings(self.max_dim)
         widths = widths[len(widths) // 2 :] if rng.random() < 0.25 else widths
         most = self.max_copy_bytes if rng.random() < 0.25 else self.max_bytes
@@ -116,18 +120,19 @@ class PlanAugmentation:
             pooled = not unpooled or rng.random() < 2 / 3
             features, drawn = int(rng.choice(self.features)), int(rng.choice(widths))
             table = replace(group[number], dim=drawn if pooled else width, pooled=pooled, features=features)
-            narrower = [table.with_dim(its) for its in widths if its <= table.dim] if pooled else [table]
-            tables += [its for its in narrower if its.size_bytes <= most][:1]
+            narrower = [table.with_dim(dim) for dim in widths if dim <= table.dim] if pooled else [table]
+            tables += [fitted for fitted in narrower if fitted.size_bytes <= most][:1]
         chosen = (tables or [self._least(group)])[: int(rng.integers(1, self.max_tables + 1))]
         outputs = np.cumsum([ELEMENT_BYTES * table.output_columns * samples for table in chosen])
         return tuple(chosen[: max(int((outputs <= self.max_output_bytes).sum()), 1)])
 
     def placed(self, task: Task, rng: np.random.Generator) -> Plan:
-        """Place tables with random sharding types; some are split in halves, and some plans favour the first devices.
+        """Place tables with random sharding types; return the plan.
 
-        In a tenth of the plans all tables are column-wise; in another tenth all tables are data-parallel that can be.
+        Some tables are split in halves, and some plans prefer the first devices. In a tenth of the plans all tables are
+        column-wise; in another tenth, all tables that can be are data-parallel.
         """
-        layouts = tuple(layout for layout in LAYOUTS.values() if layout.words)  # TorchRec runs no others
+        layouts = tuple(layout for layout in LAYOUTS.values() if layout.words)  # TorchRec cannot run other layouts
         often = [_SHARES.get(layout, 1.0) for layout in layouts]
         only = COLUMNS if rng.random() < 0.5 else COPIES
         shares = rng.dirichlet(often) if rng.random() < 0.8 else [float(layout is only) for layout in layouts]
@@ -139,15 +144,17 @@ class PlanAugmentation:
             if group := self._group(layout, task, table, rng):
                 placed += layout.over(task, number, group)
             else:
-                where = [int(its) for its in (rng.geometric(0.3, 2) - 1 if favoured else rng.integers(devices, size=2))]
-                here, there = (min(its, devices - 1) for its in where)
+                where = [
+                    int(drawn) for drawn in (rng.geometric(0.3, 2) - 1 if favoured else rng.integers(devices, size=2))
+                ]
+                here, there = (min(device, devices - 1) for device in where)
                 cut = table.pooled and table.dim >= 2 * DIM_MULTIPLE and here != there and rng.random() < halved
                 halves = [(number, table.dim // 2, here), (number, table.dim // 2, there)]
                 placed += in_columns(task, halves if cut else [(number, table.dim, here)])
         return Plan(task, tuple(placed))
 
     def _group(self, layout: Layout, task: Task, table: Table, rng: np.random.Generator) -> list[int]:
-        """Draw the devices that share a table: all, or those of a host; empty if the table is column-wise."""
+        """Draw the devices that share a table: all devices or one host's; empty if the table is column-wise."""
         too_large = layout.dense and table.size_bytes > self.max_copy_bytes
         if layout.free or too_large or not layout.takes(table.dim) or Call(layout.form, table.pooled) not in CALLS:
             return []

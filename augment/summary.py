@@ -1,4 +1,4 @@
-"""What a collect run prints at its end."""
+"""The summary that a collect run prints at its end."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, M
 from neuroshard.records.speed import slowness_between
 from neuroshard.words.collective import name_of
 
-MAX_NOISE = 0.5  # beyond which a machine is too busy to be measured: one pass takes 1.7 times as long as the other
+MAX_NOISE = 0.5  # above this, the machine is too busy to measure: one pass takes 1.7 times as long as the other
 
 
 @dataclass(frozen=True)
 class SeriesSummary:
-    """One series of samples.
+    """The summary of one series of samples.
 
     Attributes:
         measured, failed: number of samples in the directory, first pass.
@@ -49,7 +49,7 @@ class SeriesSummary:
 
     @classmethod
     def of(cls, name: str, measurements: list[Measurement[Any]], wall_s: float, busy_s: float) -> "SeriesSummary":
-        """Summarise everything in the directory, and this run's times."""
+        """Summarise all measurements of a series, and the times of this run."""
         by_subset = grouped(measurements, lambda measurement: _subset_of(measurement.sample))
         several = sorted(by_subset) if len(by_subset) > 1 else ()
         first = [m for m in measurements if not m.second_pass]
@@ -71,18 +71,18 @@ class SeriesSummary:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a collect run prints: where its records are, and a summary of each series of samples."""
+    """The printed summary of a collect run: the data directory and a summary of each series of samples."""
 
     directory: Path
     series: tuple[SeriesSummary, ...]
 
     def __getitem__(self, name: str) -> SeriesSummary:
-        """Look up the summary of a series of samples, by its name."""
+        """Return the summary of the series of samples with this name."""
         return next(series for series in self.series if series.name == name)
 
     def check(self, max_noise: float) -> None:
         """Raise UserError if the noise of a series of samples is above `max_noise`."""
-        if noisy := self._beyond(max_noise):
+        if noisy := self._noisy_series(max_noise):
             raise UserError(
                 "measurements-too-noisy",
                 f"two measurements of the same samples differ too much ({noisy})",
@@ -92,8 +92,8 @@ class Summary:
                 "disturbed samples again; or set max_noise=null to keep the data as they are",
             )
 
-    def _beyond(self, max_noise: float) -> str:
-        """Describe the series whose noise is above `max_noise`; empty if there is none."""
+    def _noisy_series(self, max_noise: float) -> str:
+        """Return, as text, the series with noise above `max_noise`; empty if there is none."""
         return "; ".join(
             f"{series.name}: 90th percentile of the differences {series.noise:.1%}, drift {series.drift:+.1%}"
             for series in self.series
@@ -102,14 +102,17 @@ class Summary:
 
     @property
     def verdict(self) -> UseVerdict:
-        """Whether models can be pre-trained on the measurements: they exist, and two passes over them agree."""
+        """The verdict on the use of the measurements for pre-training, with the reason.
+
+        The verdict is positive if no series failed completely and two passes over the samples agree.
+        """
         if empty := [series.name for series in self.series if series.failed and not series.measured]:
             return UseVerdict(
                 False,
                 f"every measurement of {' and '.join(empty)} failed",
                 "correct the errors listed above, and run the command again",
             )
-        if noisy := self._beyond(FIT_NOISE):
+        if noisy := self._noisy_series(FIT_NOISE):
             return UseVerdict(
                 False,
                 f"the measurements are too noisy to pre-train on ({noisy}, limit {FIT_NOISE:.0%})",

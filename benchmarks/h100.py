@@ -184,7 +184,7 @@ def _slowest_devices(folder: str, *models: str) -> pd.DataFrame:
     frame["measured"] = [m.typical_ms for m in of_calls]
     for name in models:
         model = ns.CostModels.load(name).compute
-        frame[name] = [float(model.of_call(m.sample.call).predict(loads_of([m.sample]))[0]) for m in of_calls]
+        frame[name] = [float(model.predict(loads_of([m.sample]))[0]) for m in of_calls]
     of_devices = frame.groupby(["task", "search", "device"])[["measured", *models]].sum()
     return of_devices.groupby(["task", "search"]).max()
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import kendalltau
 
-from neuroshard.models.roofline import RooflineCompute
+from neuroshard.models import ComputeModel
 from neuroshard.records import DataDirectory
 from neuroshard.records.sample_loads import loads_of
 from neuroshard.records.samples import ComputeSample, Measurement
@@ -26,7 +26,7 @@ class Errors(NamedTuple):
 
 
 def errors(
-    model: RooflineCompute, kinds: Mapping[str, Sequence[str]] = KINDS, splits: Sequence[str] = ("test",)
+    model: ComputeModel, kinds: Mapping[str, Sequence[str]] = KINDS, splits: Sequence[str] = ("test",)
 ) -> dict[str, Errors]:
     """Compute the errors of calls of each kind, from the data of each of these names; of fp16 apart."""
     found = {}

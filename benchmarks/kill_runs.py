@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from neuroshard.hardware import Hardware
 from neuroshard.hardware.step_samples import StepProtocol
-from neuroshard.models.bundle import load_bundle
+from neuroshard.models import load_bundle
 from neuroshard.records import DataDirectory
 from neuroshard.records.run_directory import RunDirectory, runs_below
 from neuroshard.stages.augment.collect import Collect

@@ -27,9 +27,8 @@ from training_steps import beside_torchrec, predicted_steps, step_plans, steps_b
 from unmeasured import judged_without_margins
 
 from neuroshard.bundles import shipped_path
-from neuroshard.models import CostModels
-from neuroshard.models.bundle import load_with_digest
-from neuroshard.models.trust import ModelTest
+from neuroshard.models import CostModels, load_bundle
+from neuroshard.models.bundle import ModelTest
 from neuroshard.plumbing.files import write_atomically
 from neuroshard.searching.searcher import searcher_of
 from neuroshard.stages.search.runs.in_parts import InParts
@@ -150,7 +149,7 @@ def _of_plans(frame: pd.DataFrame) -> Made:
 
 def errors(_work: Path, _small: bool) -> Made:
     """List errors of the installed models on tables never seen in training, as their card has them."""
-    _, card, _ = load_with_digest(shipped_path("cpu"))
+    _, card = load_bundle(shipped_path("cpu"))
     tests = card.metrics
     assert tests is not None
     every = {"compute": tests.compute, "forward": tests.forward, "backward": tests.backward} | tests.others

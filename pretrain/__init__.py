@@ -1,1 +1,1 @@
-"""Stage 2: records to tensors, networks, the one training loop, a bundle."""
+"""Stage 2, pre-training: turns measurements into tensors, trains networks, and writes a bundle of cost models."""

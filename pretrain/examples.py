@@ -1,4 +1,4 @@
-"""Measurements as tensors: whole sets of examples from which a batch is cut without a Python loop."""
+"""Measurements as tensors: whole sets of examples, from which a batch is taken without a Python loop."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs of one network with its targets.
+    """The inputs of one network with the targets.
 
     Attributes:
-        all_inputs: what it takes, (n, ...) each.
+        all_inputs: the inputs of all n examples; here each tensor is (n, ...).
         targets: (n, K), as multiples of a scale.
     """
 
@@ -28,16 +28,22 @@ class Examples:
     targets: torch.Tensor
 
     def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Take the network's inputs for the examples `chosen` (B,)."""
+        """Return the network's inputs for the examples with the indices `chosen` (B,)."""
         return tuple(tensor[chosen] for tensor in self.all_inputs)
 
 
 @dataclass(frozen=True)
 class ComputeExamples(Examples):
-    """n sets of tables, packed: features (N, F) of all tables, first table of each set and how many, (n,)."""
+    """Examples of n sets of tables, packed.
+
+    The inputs are the features of all tables of all sets, (N, F), the index of the first table of each set, (n,), and
+    the number of tables of each set, (n,).
+    """
 
     def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Take features (M, F) of the chosen sets' tables, the set of each (M,), and counts (B,)."""
+        """Return the features (M, F) of the chosen sets' tables, the set of each table (M,),
+        and the tables per set (B,).
+        """
         features, first, counts = self.all_inputs
         count = counts[chosen]
         segments = torch.repeat_interleave(torch.arange(len(chosen)), count)
@@ -48,7 +54,13 @@ class ComputeExamples(Examples):
 
 @dataclass(frozen=True)
 class ComputeTable:
-    """Compute measurements as arrays: (N, F) raw features, (n,) counts, (n,) cost in ms."""
+    """Measurements of kernel calls as arrays.
+
+    Attributes:
+        features: (N, F), raw features of the tables of all calls.
+        counts: (n,), tables per call.
+        cost_ms: (n,), measured time of each call.
+    """
 
     features: FloatArray
     counts: IntArray
@@ -56,13 +68,13 @@ class ComputeTable:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[ComputeSample]], features: FeatureSet) -> "ComputeTable":
-        """Gather the measurements as arrays, in order; all must have repeats."""
+        """Return the measurements as arrays, in the same order; every measurement must have repeats."""
         sets = loads_of([m.sample for m in measurements])
         costs = np.array([m.typical_ms for m in measurements])
         return cls(features(sets.loads), sets.counts, costs)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> ComputeExamples:
-        """Make normalised examples of the measurements, as tensors."""
+        """Return normalised examples of the measurements, as tensors."""
         counts = torch.from_numpy(self.counts)
         inputs = torch.from_numpy(normaliser(self.features)), counts.cumsum(0) - counts, counts
         return ComputeExamples(inputs, in_multiples(self.cost_ms[:, None], scale_ms))
@@ -70,9 +82,12 @@ class ComputeTable:
 
 @dataclass(frozen=True)
 class CommTable:
-    """Exchange measurements of one direction as arrays: (n, 2 D) raw features; transfers (n, D) ms.
+    """Measurements of exchanges in one direction as arrays;
+    the devices of an exchange are sorted as the network needs them.
 
-    Devices are in the sorted order that the network sees.
+    Attributes:
+        features: (n, 2 D), raw features.
+        transfer_ms: (n, D), times without the wait for the last device.
     """
 
     features: FloatArray
@@ -80,17 +95,17 @@ class CommTable:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int) -> "CommTable":
-        """Gather the measurements as arrays: FORWARD runs after the start delays, BACKWARD with no delays."""
+        """Return the measurements as arrays; only exchanges in direction FORWARD begin after start delays."""
         samples, cost = [m.sample for m in measurements], np.array([m.typical_ms[direction] for m in measurements])
         wait = waits(starts_of(samples, direction))
         order, features = comm_inputs(traffic_of(samples), wait)
         return cls(features, np.take_along_axis(cost - wait, order, axis=1))
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> Examples:
-        """Make normalised examples, as tensors: (n, 2 D) and (n, D), devices in sorted order."""
+        """Return normalised examples: inputs (n, 2 D) and targets (n, D), with sorted devices."""
         return Examples((torch.from_numpy(normaliser(self.features)),), in_multiples(self.transfer_ms, scale_ms))
 
 
 def in_multiples(ms: FloatArray, scale_ms: float) -> torch.Tensor:
-    """Divide times (...,) by a scale, as a network sees them."""
+    """Return times (...,) as multiples of a scale, in a float32 tensor, as networks need them."""
     return torch.from_numpy((ms / scale_ms).astype(np.float32))

@@ -1,4 +1,4 @@
-"""Fitting a model to every kernel call and every collective that was measured, with or without models to start from."""
+"""Fit a cost model to each measured kernel call and collective: from scratch, or from models of another machine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,10 +11,11 @@ from neuroshard.bundles import ROOFLINE
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CommModel, CostModels
-from neuroshard.models.by_form import ComputeByForm
+from neuroshard.models.bundle import ModelTest
 from neuroshard.models.host_tiers import HostTiers, host_amounts
-from neuroshard.models.parts import EXCHANGES, compute_part, imbalance
-from neuroshard.models.trust import Margin, Margins, ModelTest, Ranges
+from neuroshard.models.kernels import KernelModels
+from neuroshard.models.parts import compute_part, imbalance
+from neuroshard.models.trust import EXCHANGES, Margin, Margins, Ranges
 from neuroshard.plumbing.arrays import FloatArray, sums_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
@@ -28,29 +29,33 @@ from neuroshard.stages.pretrain.result import Predicted, tested
 from neuroshard.words.form import IN_COLUMNS, Call
 from neuroshard.words.placement import Tier
 
-_FINE_TUNED = {"compute": "ensemble", "comm": "set"}  # settings that can fine-tune
-_LEAST_TRAIN = 8  # samples of a part that more than its factor is learned from, where there is a model to start from
-_LEAST_VALID = 8  # samples of a part that decide alone whether that is better, and set a margin where the start has one
-_LEAST_MS = 1e-6  # of a call of tables in host memory: what takes no time at all would outweigh everything else
+_FINE_TUNED = {"compute": "ensemble", "comm": "set"}  # kinds of models that can be fine-tuned
+# With a model to start from: minimum number of training samples of a part to learn more than one factor.
+_LEAST_TRAIN = 8
+# Minimum number of validation samples of a part to decide on a fine-tuned model, or to replace the start's margin.
+_LEAST_VALID = 8
+_LEAST_MS = 1e-6  # in relative errors, so that a call that takes no time does not dominate the fit
 _TINY = 1e-12
 _COLUMNS_AND_ALL_TO_ALLS = {COMPUTE, FORWARD, BACKWARD}
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What fits a model to each part of a step that was measured: from nothing, or from models of another machine.
+    """Fits a cost model to each measured part of a step: from scratch, or from the models of another machine.
 
-    Those are first multiplied by a factor for each part, the median of measured over predicted, which a handful of
-    samples tells. With enough samples they are then fitted further, and kept where they are better: on the validation
-    samples, or on all where these are few. Models of parts that nothing was measured of take the factor of columns, or
-    of all-to-alls.
+    Models of another machine are first multiplied by one factor per part, the median of measured over predicted time; a
+    few samples are enough for this factor. With enough samples, `Fit` then fine-tunes the model, and keeps the
+    fine-tuned model if its error is smaller on the validation samples (with few validation samples: on the training and
+    validation samples together). Models of parts without measurements take the factor of column-wise calls or
+    all-to-alls.
 
     Attributes:
-        compute, comm: to samples of one kernel call, to exchanges of one collective.
-        seed: of initial weights and the order of samples.
+        compute: fits a model to the kernel calls of one kind.
+        comm: fits a model to the exchanges of one collective.
+        seed: seed of the initial weights and of the order of the samples.
         min_finetune_samples: minimum number of training samples of a kernel call from which its model is fine-tuned.
             With fewer samples only its factor is learned.
-        exchanges: a datasheet's models of exchanges, by their parts, where none are measured.
+        exchanges: models of exchanges from a datasheet, by part, for parts without measurements.
     """
 
     compute: ComputeFitter
@@ -60,7 +65,9 @@ class Fit:
     exchanges: Mapping[str, CommModel] = field(default_factory=dict)
 
     def check(self, start: CostModels) -> None:
-        """Raise UserError unless the start's models of columns and all-to-alls are of kinds that can be fine-tuned."""
+        """Raise UserError if the start's models of column-wise calls or all-to-alls cannot
+        be fine-tuned with these settings.
+        """
         pieces = pieces_of(start)
         makers = ((COMPUTE, self.compute, "compute"), (FORWARD, self.comm, "comm"), (BACKWARD, self.comm, "comm"))
         for name, fitter, setting in makers:
@@ -89,20 +96,24 @@ class Fit:
                 )
 
     def __call__(self, measured: Measured, start: CostModels | None = None, bars: Progress | None = None) -> CostModels:
-        """Fit the models, from a start that `check` passes; without margins, which `margins_of` sets."""
+        """Fit and return cost models without margins, which `margins_of` adds; `check` must have accepted `start`."""
         host, given, batch_sizes = None, self.exchanges, measured.batch_sizes
         if start is None:
             pieces = self._from_nothing(measured, bars)
         else:
             pieces = self._further(measured, at_speed(pieces_of(start), measured.parts), bars)
-            given = {name: one for name, one in given_exchanges(start).items() if name not in pieces} | {**given}
-            host = start.compute.host if isinstance(start.compute, ComputeByForm) else None
+            given = {name: model for name, model in given_exchanges(start).items() if name not in pieces} | {**given}
+            host = start.compute.host if isinstance(start.compute, KernelModels) else None
             batch_sizes.add(start.batch_size)
         only = batch_sizes.pop() if len(batch_sizes) == 1 else None
         return replace(assembled(pieces, only, host, given), ranges=_ranges(measured, start))
 
     def _from_nothing(self, measured: Measured, bars: Progress | None) -> Pieces:
-        """Fit a model of each part; the fused kernel of row blocks is that of columns, whose model it goes on from."""
+        """Fit a model of each part from scratch.
+
+        The model of a fused row-wise kernel call starts from the column-wise model, because both use the same FBGEMM
+        kernel.
+        """
         pieces: Pieces = {}
         for part in measured.parts:
             start = None
@@ -112,40 +123,45 @@ class Fit:
         return pieces
 
     def _further(self, measured: Measured, pieces: Pieces, bars: Progress | None) -> Pieces:
-        """Fit the pieces further where enough was measured, and others of what they lack."""
+        """Fine-tune the models of parts with enough measurements, and fit models of parts that lack one."""
         further = replace(self, compute=self.compute.further, comm=self.comm.further)
         for part in measured.parts:
-            known, its = pieces.get(part.name), part.measured
-            if known is None:
+            start, samples = pieces.get(part.name), part.measured
+            if start is None:
                 pieces |= {part.name: self._fitted(part, None, bars)}
-            elif len(its.train) >= self._least(part) and its.valid:
-                judges = its.valid if len(its.valid) >= _LEAST_VALID else its.known
-                both = known, further._fitted(part, known, bars)
-                pieces |= {part.name: min(both, key=lambda one: part.predict(one, judges).relative_error())}
+            elif len(samples.train) >= self._least(part) and samples.valid:
+                judges = samples.valid if len(samples.valid) >= _LEAST_VALID else samples.known
+                candidates = start, further._fitted(part, start, bars)
+                pieces |= {part.name: min(candidates, key=lambda model: part.predict(model, judges).relative_error())}
         return pieces
 
     def _least(self, part: MeasuredPart) -> int:
-        """Choose how many training samples a part is fitted further from; host memory's arithmetic has few figures."""
+        """Return the minimum number of training samples from which a part's model is fine-tuned.
+
+        Models of tables in host memory have few coefficients, so few samples are enough for them.
+        """
         network = isinstance(part, MeasuredCalls) and part.call.tier is Tier.DEVICE
         return self.min_finetune_samples if network else _LEAST_TRAIN
 
     def _fitted(self, part: MeasuredPart, start: Any, bars: Progress | None) -> Any:
-        """Fit a model of the part; of tables in host memory it is arithmetic with figures that are solved for."""
-        its = part.measured
+        """Fit and return a model of the part; for tables in host memory,
+        the model is a formula with solved coefficients.
+        """
+        samples = part.measured
         if isinstance(part, MeasuredExchange):
-            return self.comm.fit(its, part.repeats, start, self.seed, _bar(bars, part.name, self.comm.epochs))
+            return self.comm.fit(samples, part.repeats, start, self.seed, _bar(bars, part.name, self.comm.epochs))
         if part.call.tier is not Tier.DEVICE:
-            return fit_host_tiers(its.train)
-        return self.compute.fit(its, start, self.seed, _bar(bars, part.name, self.compute.epochs))
+            return fit_host_tiers(samples.train)
+        return self.compute.fit(samples, start, self.seed, _bar(bars, part.name, self.compute.epochs))
 
 
 def fit_host_tiers(measurements: Sequence[Measurement[ComputeSample]]) -> HostTiers:
-    """Fit the figures that say best what kernel calls of one type took, of tables in host memory; each has repeats.
+    """Fit the coefficients of the model of tables in host memory to kernel calls of one kind; all calls need repeats.
 
-    They are solved for at once, and what was measured says less the more alike the samples are: figures that it doesn't
-    tell apart may take each other's place.
+    One non-negative least-squares solution minimises the relative errors. If the samples are alike, the fit cannot
+    separate the coefficients, and the time of one may be attributed to another.
     """
-    from scipy.optimize import nnls  # slow to import: only where it is used
+    from scipy.optimize import nnls  # slow to import
 
     calls = loads_of([m.sample for m in measurements])
     cost_ms = np.array([m.typical_ms for m in measurements])
@@ -166,41 +182,52 @@ def margins_of(
     start: CostModels | None = None,
     of_exchanges: Mapping[str, Margin] | None = None,
 ) -> Margins | None:
-    """Fit margins of every part to validation samples; where these are few, take the start's, or a datasheet's.
+    """Return the error margins of all parts; None if the margins of column-wise calls or all-to-alls are unknown.
 
-    None where margins of columns or of all-to-alls are unknown.
+    Margins are fitted to validation samples. Parts with few validation samples take the margin of `start` or, for
+    exchanges, the margin in `of_exchanges`, which comes from a datasheet.
     """
     before = None if start is None else start.margins
     every = {} if before is None else before.others | {name: before.of(name) for name in _COLUMNS_AND_ALL_TO_ALLS}
-    known = {name: margin for name, margin in every.items() if margin is not None} | dict(of_exchanges or {})
-    for name, its in predicted_parts(models, measured, "valid").items():
-        if len(its.measured_ms) >= (_LEAST_VALID if name in known else 1):
-            known[name] = Margin.fitted(its.predicted_ms, its.spread_ms, its.measured_ms)
-    return Margins.by_part(known) if known.keys() >= _COLUMNS_AND_ALL_TO_ALLS else None
+    margins = {name: margin for name, margin in every.items() if margin is not None} | dict(of_exchanges or {})
+    for name, predicted in predicted_parts(models, measured, "valid").items():
+        if len(predicted.measured_ms) >= (_LEAST_VALID if name in margins else 1):
+            margins[name] = Margin.fitted(predicted.predicted_ms, predicted.spread_ms, predicted.measured_ms)
+    return Margins.by_part(margins) if margins.keys() >= _COLUMNS_AND_ALL_TO_ALLS else None
 
 
 def tests_of(models: CostModels, predicted: Mapping[str, Predicted], measured: Measured) -> dict[str, ModelTest]:
-    """Compare what models with margins predict of the test samples of parts, by name, with what was measured."""
+    """Compare predictions of the test samples with the measured times; return the result of each part by name.
+
+    The models must have margins.
+    """
     assert models.margins is not None
-    margins, known = models.margins, {part.name: part.measured for part in measured.parts}
+    margins, measured_parts = models.margins, {part.name: part.measured for part in measured.parts}
     return {
-        name: tested(its, margin, known.get(name, measured.local).everything)
-        for name, its in predicted.items()
+        name: tested(part_predictions, margin, measured_parts.get(name, measured.local).everything)
+        for name, part_predictions in predicted.items()
         if (margin := margins.of(name)) is not None
     }
 
 
 def predicted_parts(models: CostModels, measured: Measured, split: Literal["valid", "test"]) -> dict[str, Predicted]:
-    """Predict the samples of a split of every part that the models know, if there are any, by its name."""
+    """Predict the samples of a split; return the predictions by part,
+    for parts that the models know and that have samples.
+    """
     pieces = by_part(models)
     samples = [(part, getattr(part.measured, split)) for part in measured.parts if part.name in pieces]
-    predicted = {part.name: part.predict(pieces[part.name], its) for part, its in samples if its}
+    predicted = {
+        part.name: part.predict(pieces[part.name], part_samples) for part, part_samples in samples if part_samples
+    }
     return predicted | predicted_framework(models, getattr(measured.local, split))
 
 
 def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
-    """Find the ranges of the samples that were trained on, and of the start's; None where these are unknown."""
-    calls, exchanges = ([m.sample for m in its.train] for its in (measured.columns, measured.all_to_alls))
+    """Return the ranges of the quantities in the training samples, joined with the ranges of `start`.
+
+    The result is None if the ranges of `start` are unknown.
+    """
+    calls, exchanges = ([m.sample for m in samples.train] for samples in (measured.columns, measured.all_to_alls))
     if start is None:
         ranges = Ranges.of(calls, exchanges)
     elif start.ranges is not None:
@@ -217,13 +244,18 @@ def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
 
 
 def _imbalance(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
-    """Compute the imbalance of all-to-alls, by number of devices; even ones are known to all models."""
-    by_count = grouped(exchanges, lambda one: one.num_devices)
-    return dict(imbalance(np.array([[1] * n, *(one.dims for one in its)])) for n, its in by_count.items())
+    """Return the imbalance of all-to-alls by number of devices; a balanced exchange is always part of the range."""
+    by_count = grouped(exchanges, lambda exchange: exchange.num_devices)
+    return dict(
+        imbalance(np.array([[1] * n, *(exchange.dims for exchange in same_count)]))
+        for n, same_count in by_count.items()
+    )
 
 
 def _bar(bars: Progress | None, name: str, epochs: int) -> OnEpoch:
-    """Show how many of so many epochs are done, and the loss; without bars show nothing."""
+    """Return a callback that shows the finished epochs and the validation loss;
+    without `bars` the callback does nothing.
+    """
     if bars is None:
         return lambda _epoch, _loss: None
     task = bars.add_task(name, total=epochs)

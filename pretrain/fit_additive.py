@@ -1,4 +1,4 @@
-"""Fitting compute models without the papers' network: additive ones, alone and as ensembles, and regressions."""
+"""Fit compute models other than the paper's network: additive models, ensembles of them, and regressions."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -25,19 +25,20 @@ from neuroshard.stages.pretrain.networks import MonotoneNetwork, alternating, li
 from neuroshard.stages.pretrain.result import accuracy_of
 from neuroshard.stages.pretrain.training import FURTHER, RELATIVE, TrainingSettings, fit
 
-_FIRST_SAVED = -1.5
-_FIRST_WEIGHT = 0.01  # of corrections: sets start as about the sum of their tables
+_FIRST_SAVED = -1.5  # the initial logit of a saved share
+_FIRST_WEIGHT = 0.01  # of corrections: at first, a set costs about the sum of its tables
 _MOST_TABLES = 12
-_FIRST_SHARE = 0.9  # of a cost that a sum of amounts begins with; the network has the rest
-_LEAST_SHARE = 1e-4  # of an amount that the regression leaves out: it may be learned
+_FIRST_SHARE = 0.9  # initial share of a cost that comes from the regression; the network adds the rest
+_LEAST_SHARE = 1e-4  # initial share of an amount that the regression sets to 0, so that training can change it
 _NOTHING = 1e-12
-_LEAST_MS = 1e-6  # what takes no time at all would outweigh everything else
+_LEAST_MS = 1e-6  # in relative errors, so that a call that takes no time does not dominate the fit
 
 
 class AdditiveNetwork(nn.Module):
-    """The network that trains what `AdditiveCompute` holds.
+    """The network that trains the weights of `AdditiveCompute`.
 
-    Amounts that are moved are counted in multiples of what is typical of a table, by which features are normalised.
+    Bytes and lookups that a kernel moves are expressed in multiples of a typical table's, which the normaliser of the
+    features knows.
     """
 
     def __init__(
@@ -50,10 +51,10 @@ class AdditiveNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self._kernel_widths, self._dim = kernel_widths, features.columns.index(DIM) if kernel_widths else 0
-        # Widths are whole numbers: between this one and the next it is told what is wider.
+        # Widths are whole numbers, so a limit halfway between a width and the next whole number separates wider tables.
         limits = (np.log2(np.array(kernel_widths) + 0.5) - normaliser.shift[self._dim]) / normaliser.scale[self._dim]
         self._limits = torch.from_numpy(limits.astype(np.float32))
-        self.saved = nn.Parameter(torch.full((len(kernel_widths),), _FIRST_SAVED))  # the logit of a share
+        self.saved = nn.Parameter(torch.full((len(kernel_widths),), _FIRST_SAVED))  # logits of saved shares
         self.network = MonotoneNetwork(features.signs, hidden, 1 + corrections)
         self._signs = alternating(corrections)
         self._moved = np.flatnonzero(features.adds_up)
@@ -61,13 +62,19 @@ class AdditiveNetwork(nn.Module):
         self._typical = np.exp2(normaliser.shift[self._moved])
         self._num_features = len(features.columns)
         self.log_moved = nn.Parameter(torch.full((len(self._moved), 1 + corrections), math.log(_LEAST_SHARE)))
-        # A table's amounts begin at about 1: limits are spread over sets of few tables and of many.
+        # A table's amounts start at about 1, so these limits are spread over sets of few and of many tables.
         self.bias = nn.Parameter(-self._signs * torch.linspace(1, _MOST_TABLES, corrections))
         self.weight = nn.Parameter(_FIRST_WEIGHT * self._signs)
         self.offset = nn.Parameter(torch.zeros(1))
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Compute costs of B = len(count) sets, (B, 1), from features (N, F) of all tables and the set of each (N,)."""
+        """Return the costs of B = len(count) sets, (B, 1).
+
+        Args:
+            features: (N, F), features of the tables of all sets.
+            segments: (N,), the set of each table.
+            count: (B,), tables per set.
+        """
         moved = torch.exp2(features[:, self._moved] * self._steps) @ self.log_moved.exp()
         amounts = moved + self.network(features).exp()
         sums, own = segment_sums(amounts, segments, len(count)), amounts[:, 0]
@@ -78,17 +85,26 @@ class AdditiveNetwork(nn.Module):
         return costs - self._saved(own, features[:, self._dim], segments, len(count))[:, None]
 
     def _saved(self, own: torch.Tensor, dims: torch.Tensor, segments: torch.Tensor, sets: int) -> torch.Tensor:
-        """Compute what sets save, (sets,), of tables' own costs (N,), as none is wider than some width; dims (N,)."""
+        """Return the saving of each set, (sets,), because no table of the set is wider than a kernel width.
+
+        Args:
+            own: (N,), own costs of the tables.
+            dims: (N,), normalised logarithms of the tables' widths.
+            segments: (N,), the set of each table.
+            sets: number of sets.
+        """
         widest = torch.full((sets,), -torch.inf).scatter_reduce(0, segments, dims, "amax")
         saved, left = torch.zeros(sets), own
         for limit, share in zip(self._limits.flip(0), self.saved.sigmoid().flip(0), strict=True):
-            its = left * share
-            saved = saved + segment_sums(its[:, None], segments, sets)[:, 0] * (widest <= limit)
-            left = left - its
+            part = left * share
+            saved = saved + segment_sums(part[:, None], segments, sets)[:, 0] * (widest <= limit)
+            left = left - part
         return saved
 
     def begin(self, train: ComputeTable, scale_ms: float) -> None:
-        """Begin with most of what a regression on the amounts makes of the samples; the network adds the rest."""
+        """Set initial weights from a regression on the moved amounts;
+        the regression gives most of each cost, the network the rest.
+        """
         weight, offset_ms = solved(np.exp2(train.features[:, self._moved]), train)
         share = np.maximum(weight * self._typical / scale_ms, _LEAST_SHARE) * _FIRST_SHARE
         with torch.no_grad():
@@ -100,10 +116,10 @@ class AdditiveNetwork(nn.Module):
         return self.weight.abs() * self._signs
 
     def load(self, model: AdditiveCompute) -> None:
-        """Take the weights of a fitted model.
+        """Copy the weights of a fitted model into this network.
 
         Raises:
-            UserError: the weights don't have the signs of this kind of model.
+            UserError: the corrections' weights do not have the signs that this network needs.
         """
         self.network.load(model.network)
         if (model.weight * self._signs.numpy() < 0).any():
@@ -124,7 +140,7 @@ class AdditiveNetwork(nn.Module):
                 self.saved.copy_(torch.logit(torch.from_numpy(model.saved)))
 
     def model(self, features: FeatureSet, normaliser: Normaliser, scale_ms: float) -> AdditiveCompute:
-        """Export what was fitted, for inference."""
+        """Return the trained weights as a model for inference."""
         bias, weight = (parameter.detach().numpy().copy() for parameter in (self.bias, self._weight()))
         moved = np.zeros((self._num_features, 1 + len(bias)), np.float32)
         moved[self._moved] = self.log_moved.detach().exp().numpy() / self._typical[:, None]
@@ -138,7 +154,7 @@ class AdditiveNetwork(nn.Module):
 @dataclass(frozen=True)
 @checked
 class Additive(HiddenLayers, ComputeFitter):
-    """An own cost for every table, and a correction of the sum.
+    """Fits an additive model: a cost of each table, plus corrections that depend on the sum over a call's tables.
 
     Attributes:
         features: paper | paper_batch | log | physical | physical_reuse | physical_bags: table features: paper (as
@@ -163,10 +179,10 @@ class Additive(HiddenLayers, ComputeFitter):
     training_further: TrainingSettings = FURTHER
 
     def __post_init__(self) -> None:
-        known = FeatureSet(self.features).columns
+        columns = FeatureSet(self.features).columns
         widths = [*self.kernel_widths]
-        if widths and (DIM not in known or sorted({*widths}) != widths):
-            if DIM in known:
+        if widths and (DIM not in columns or sorted({*widths}) != widths):
+            if DIM in columns:
                 limit = "the widths must increase"
                 remedy = f"Set kernel_widths=[{','.join(map(str, sorted({*widths})))}]"
             else:
@@ -181,14 +197,15 @@ class Additive(HiddenLayers, ComputeFitter):
 
     @property
     def further(self) -> "Additive":
-        """The fitter that goes on from another machine's model."""
+        """The fitter with the settings for fine-tuning a model of another machine."""
         return replace(self, training=self.training_further)
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> AdditiveCompute:
-        """Fit a model to the training samples; from `start` on, with its features, scales and widths.
+        """Fit a model to the training samples; with `start`,
+        fine-tune `start` and keep its features, scales and widths.
 
         Raises:
-            UserError: there are several batch sizes, which the features don't show.
+            UserError: the samples have several batch sizes, which the features do not include.
         """
         features = FeatureSet(self.features) if start is None else start.features
         train, valid = compute_tables(measured, features)
@@ -198,10 +215,11 @@ class Additive(HiddenLayers, ComputeFitter):
         network = self._network(features, normaliser, start)
         if start is None:
             network.begin(train, scale_ms)
-        fit(network, [its.examples(normaliser, scale_ms) for its in (train, valid)], self.training, seed, on_epoch)
+        fit(network, [table.examples(normaliser, scale_ms) for table in (train, valid)], self.training, seed, on_epoch)
         return network.model(features, normaliser, scale_ms)
 
     def _network(self, features: FeatureSet, normaliser: Normaliser, start: AdditiveCompute | None) -> AdditiveNetwork:
+        """Return a network with the weights of `start`, or with random weights if `start` is None."""
         if start is None:
             return AdditiveNetwork(features, normaliser, self.hidden, self.corrections, self.kernel_widths)
         widths = start.kernel_widths if isinstance(start, ByWidestCompute) else ()
@@ -213,7 +231,7 @@ class Additive(HiddenLayers, ComputeFitter):
 @dataclass(frozen=True)
 @checked
 class Ensemble(ComputeFitter):
-    """Several additive models, from different initial weights and orders of samples.
+    """Fits several additive models with different initial weights and orders of the samples.
 
     Attributes:
         member: settings of each model.
@@ -228,21 +246,21 @@ class Ensemble(ComputeFitter):
 
     @property
     def epochs(self) -> int:
-        """The epochs that are trained at most, over all members."""
+        """The maximum number of epochs, summed over all members."""
         return self.members * self.member.epochs
 
     @property
     def further(self) -> "Ensemble":
-        """The fitter that goes on from another machine's ensemble."""
+        """The fitter with the settings for fine-tuning an ensemble of another machine."""
         return replace(self, member=self.member.further)
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> ComputeEnsemble:
-        """Fit every member; from `start`'s members on, if it isn't None."""
+        """Fit every member from scratch, or fine-tune the members of `start` if it is not None."""
 
         def fitted(number: int, start: Any) -> AdditiveCompute:
-            before = number * self.member.epochs  # of other members
-            its_seed = (seed * 1000 + number) % SEEDS
-            return self.member.fit(measured, start, its_seed, lambda epoch, loss: on_epoch(before + epoch, loss))
+            before = number * self.member.epochs  # epochs of the members before this one
+            member_seed = (seed * 1000 + number) % SEEDS
+            return self.member.fit(measured, start, member_seed, lambda epoch, loss: on_epoch(before + epoch, loss))
 
         starts = [None] * self.members if start is None else start.members
         return ComputeEnsemble(tuple(map(fitted, range(len(starts)), starts)))
@@ -250,7 +268,7 @@ class Ensemble(ComputeFitter):
 
 @dataclass(frozen=True)
 class Regression(ComputeFitter):
-    """A weight for every feature, none negative, of the least squared relative error.
+    """Fits one non-negative weight for each feature; the weights minimise the squared relative error.
 
     Attributes:
         features: paper | paper_batch | log | physical | physical_reuse | physical_bags: table features: paper (as
@@ -265,10 +283,10 @@ class Regression(ComputeFitter):
         FeatureSet(self.features)
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> RegressionCompute:
-        """Fit a model from nothing; nothing is random.
+        """Fit a model from scratch; the result does not depend on `seed`.
 
         Raises:
-            UserError: the samples are of several batch sizes, which the features don't show.
+            UserError: the samples have several batch sizes, which the features do not include.
         """
         features = FeatureSet(self.features)
         train, valid = compute_tables(measured, features)
@@ -281,7 +299,12 @@ class Regression(ComputeFitter):
 
 
 def solved(amounts: FloatArray, train: ComputeTable) -> tuple[FloatArray, float]:
-    """Solve for the non-negative ms, (F,), of a unit of each amount of tables (N, F), and the fixed ms of a call."""
+    """Solve for the cost of one unit of each amount, (F,) ms, and for the fixed cost of a call, ms; none is negative.
+
+    Args:
+        amounts: (N, F), amounts of all tables.
+        train: the measured kernel calls.
+    """
     sums = sums_of(amounts, train.counts)
     unit = np.maximum(sums.max(axis=0), 1.0)  # amounts are of very different sizes
     fitted = LinearRegression(positive=True).fit(sums / unit, train.cost_ms, np.maximum(train.cost_ms, _LEAST_MS) ** -2)

@@ -1,4 +1,4 @@
-"""Fitting what TorchRec adds to kernels and exchanges, to one rank's local work in mirrored steps."""
+"""Fit TorchRec's framework overhead to the local work of single ranks in mirrored steps."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,8 +20,8 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Precision
 
 _ALONE = "kernels by themselves"
-_AMOUNTS = (*TERMS, _ALONE, CONVERTED)  # what work is a sum of, and what the models say of its kernels
-_OF_KERNELS = (  # with more terms, ranks of steps hardly tell what each costs, and so what one plan saves on another
+_AMOUNTS = (*TERMS, _ALONE, CONVERTED)  # the terms of work, the predicted kernel time in ms, and converted MB
+_OF_KERNELS = (  # with more terms, measurements hardly determine the cost of each term, and so of a plan
     *(
         "step",
         "calls",
@@ -38,20 +38,21 @@ _OF_KERNELS = (  # with more terms, ranks of steps hardly tell what each costs, 
         _ALONE,
     ),
 )
-# Samples: where few were measured, plans are chosen as well as by the start, and errors are smaller.
+# The start's figures weigh as much as this many samples. With few samples, plans are then as good as with the start's
+# figures alone, and errors are smaller.
 _START_COUNTS = 8.0
-_KEPT_UP = 1.1  # steps of so many times what their host took: it kept their devices busy
-_SEVERAL, _ROUNDS = 8, 10  # ranks of a task that tell how fast its host was; and how often they are asked
-_ROUNDING_MS = 1e-9  # of a term: less is what is left of sums that cancel
-_LEAST_MS = 0.1  # errors of what takes less count as if it took so much
+_KEPT_UP = 1.1  # if a step takes this many times as long as its host's work, the device did not wait for the host
+_SEVERAL, _ROUNDS = 8, 10  # minimum number of ranks to estimate the host's speed in a task; number of iterations
+_ROUNDING_MS = 1e-9  # of a term; smaller results are rounding errors
+_LEAST_MS = 0.1  # errors of shorter times are divided by this time
 
 
-class _Fitted(NamedTuple):
-    """What a part of the framework stands for.
+class _PartFit(NamedTuple):
+    """How one part of the framework overhead is fitted.
 
     Attributes:
-        phases: of a step that it makes up together; or the host.
-        names: of the amounts that it may hang on.
+        phases: the phases of a step that the part covers together, or the host.
+        names: the amounts that the time of the part may depend on.
     """
 
     phases: tuple[str, ...]
@@ -59,25 +60,25 @@ class _Fitted(NamedTuple):
 
 
 _TIMES = (*LOCAL_PHASES, HOST)
-_PARTS = {  # of the framework; the dense network isn't one
-    "input": _Fitted(("input",)),
-    "kernels": _Fitted(
+_PARTS = {  # the parts of the framework overhead, without the dense network
+    "input": _PartFit(("input",)),
+    "kernels": _PartFit(
         ("lookups", "backward", "reducing data-parallel gradients", "data-parallel optimizer"), _OF_KERNELS
     ),
-    "outputs": _Fitted(("outputs", "gradients"), (*TERMS, CONVERTED)),
-    HOST: _Fitted(
+    "outputs": _PartFit(("outputs", "gradients"), (*TERMS, CONVERTED)),
+    HOST: _PartFit(
         (HOST,), ("step", "calls", "calls except data-parallel", "own data-parallel tables")
-    ),  # the same wherever shards are
+    ),  # amounts that do not depend on the placement of shards
 }
 
 
-class _Asked(NamedTuple):
-    """What n ranks are asked for by a part of their steps, and what that took.
+class _RankWork(NamedTuple):
+    """The work of n ranks in one part of their steps, with the measured times.
 
     Attributes:
         amounts: (n, F) of `_AMOUNTS`, as they count for the part.
         took_ms: (n,) measured.
-        task: (n,) numbers of the tasks that the plans are of.
+        task: (n,) the number of each plan's task.
     """
 
     amounts: FloatArray
@@ -85,52 +86,54 @@ class _Asked(NamedTuple):
     task: IntArray
 
     @classmethod
-    def by_part(cls, models: CostModels, some: Sequence[Measurement[LocalSample]]) -> "dict[str, _Asked]":
-        """Ask compute models for the kernels of each rank, and gather what it took, for each part that it tells of.
+    def by_part(cls, models: CostModels, some: Sequence[Measurement[LocalSample]]) -> "dict[str, _RankWork]":
+        """Return the work and the measured times of ranks for each part, with kernel times predicted by `models`.
 
-        Those are the device's work, unless that waited for the host, and the host's where that was measured.
+        Parts on devices use the ranks whose device did not wait for its host. The host's part uses the ranks with a
+        measured host time.
         """
-        rows, took = [_of_rank(Simulator(models), m.sample) for m in some], np.zeros((len(some), len(_TIMES)))
-        for its, m in zip(took, some, strict=True):
-            its[: m.typical_ms.size] = m.typical_ms
+        rows, took = [_amounts_of_rank(Simulator(models), m.sample) for m in some], np.zeros((len(some), len(_TIMES)))
+        for rank_ms, m in zip(took, some, strict=True):
+            rank_ms[: m.typical_ms.size] = m.typical_ms
         host_ms, numbers = took[:, -1], dict[Task, int]()
         number = np.array([numbers.setdefault(m.sample.plan.task, len(numbers)) for m in some], dtype=np.int64)
         of_host, kept_up = host_ms > 0, took[:, :-1].sum(axis=1) > _KEPT_UP * host_ms
-        tells = {name: np.flatnonzero(of_host if name == HOST else kept_up) for name in _PARTS}
-        phases = {name: [_TIMES.index(its) for its in part.phases] for name, part in _PARTS.items()}
+        ranks_of = {name: np.flatnonzero(of_host if name == HOST else kept_up) for name in _PARTS}
+        phases = {name: [_TIMES.index(phase) for phase in part.phases] for name, part in _PARTS.items()}
         return {
             name: cls(
                 np.reshape([rows[row][name] for row in which], (-1, len(_AMOUNTS))),
                 took[which][:, phases[name]].sum(axis=1),
                 number[which],
             )
-            for name, which in tells.items()
+            for name, which in ranks_of.items()
         }
 
 
-def _of_rank(simulator: Simulator, sample: LocalSample) -> dict[str, FloatArray]:
-    """Compute the amounts of a rank for each part, (F,)."""
+def _amounts_of_rank(simulator: Simulator, sample: LocalSample) -> dict[str, FloatArray]:
+    """Return the amounts of one rank for each part, (F,), by name of the part."""
     loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
-    called = simulator.called(loads, devices)._replace(counts=counts_of_sets(loads)[None])
+    times = simulator.kernel_times(loads, devices)._replace(counts=counts_of_sets(loads)[None])
     both_ways = 2 * (sample.precision is not Precision.FP32)
-    more = called.ms[0, sample.rank].sum(), both_ways * converted_mb(sample.plan.traffic)[0, sample.rank]
-    return {name: np.append(terms_of(called, f"{FRAMEWORK}.{name}")[0, sample.rank], more) for name in _PARTS}
+    more = times.ms[0, sample.rank].sum(), both_ways * converted_mb(sample.plan.traffic)[0, sample.rank]
+    return {name: np.append(terms_of(times, f"{FRAMEWORK}.{name}")[0, sample.rank], more) for name in _PARTS}
 
 
 def fit_framework(
     models: CostModels, some: Sequence[Measurement[LocalSample]], start: Framework | None = None
 ) -> Framework:
-    """Fit each part with non-negative figures and the least relative errors; kernels, in addition to their models.
+    """Fit the framework overhead: for each part, non-negative coefficients with the smallest relative errors.
 
-    Each figure is the cost of one more unit of a term, so no term saves time. With the figures of another machine as a
-    start, each part is drawn to these figures times a factor: few samples do not show the cost of each term.
+    A coefficient is the cost of one more unit of a term, so no term saves time. The part "kernels" is the time in
+    addition to the predictions of the kernel models. With the figures of another machine as a start, each part is drawn
+    to these figures times a factor, because few samples do not show the cost of each term.
 
     Raises:
         UserError: in all steps devices waited for their hosts, so the work of devices is unknown, and there is no
             start.
     """
-    every, known = _Asked.by_part(models, some), {} if start is None else _known(start)
-    if start is None and not len(every["kernels"].took_ms):
+    work_of_parts, start_slopes = _RankWork.by_part(models, some), {} if start is None else _slopes_by_part(start)
+    if start is None and not len(work_of_parts["kernels"].took_ms):
         raise UserError(
             "framework-steps-host-bound",
             f"devices waited for their hosts in each of {number_of(len(some), 'measured step')}",
@@ -138,78 +141,88 @@ def fit_framework(
             remedy="Collect steps with more work: `neuroshard collect experiment=collect_gpu num_local_samples=400`",
         )
     named = dict[str, dict[str, float]]()
-    for name, asked in every.items():
-        if name != HOST or len(asked.took_ms):  # else devices are their own hosts
-            its = asked._replace(amounts=asked.amounts * np.isin(_AMOUNTS, _PARTS[name].names))
-            slopes = (_solved_alike if name == HOST else _solved)(its, known.get(name))
+    for name, work in work_of_parts.items():
+        if name != HOST or len(work.took_ms):  # without measured host times, devices are their own hosts
+            restricted = work._replace(amounts=work.amounts * np.isin(_AMOUNTS, _PARTS[name].names))
+            slopes = (_solved_at_equal_speed if name == HOST else _solved)(restricted, start_slopes.get(name))
             named[name] = {term: ms for term, ms in zip(_AMOUNTS, slopes.tolist(), strict=True) if ms > 0}
     return Framework(named["kernels"].pop(_ALONE, 0.0), **named)
 
 
-def _known(framework: Framework) -> dict[str, FloatArray]:
-    """Collect a framework's ms for one of each of `_AMOUNTS` by part, (F,); of kernels by themselves their factor."""
+def _slopes_by_part(framework: Framework) -> dict[str, FloatArray]:
+    """Return the ms per unit of each of `_AMOUNTS`, (F,), by part.
+
+    The unit of the predicted kernel time is 1 ms, so its coefficient is the factor of "kernels".
+    """
     more = {"kernels": (framework.factor, 0.0), "outputs": (0.0, framework.outputs.get(CONVERTED, 0.0))}
     return {name: np.append(framework.per_term(name), more.get(name, (0.0, 0.0))) for name in _PARTS}
 
 
 def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSample]]) -> dict[str, Predicted]:
-    """Predict every part by the models' framework, by its name; kernels are those of the models included."""
+    """Predict the time of each part of the framework overhead; return the predictions by name of the part.
+
+    The prediction of "kernels" includes the predicted times of the kernels themselves. The result is empty if the
+    models have no framework overhead or there are no samples.
+    """
     if models.framework is None or not some:
         return {}
-    slopes = _known(models.framework)
+    slopes = _slopes_by_part(models.framework)
     return {
-        f"{FRAMEWORK}.{name}": Predicted.alone(
-            asked.amounts @ slopes[name], np.zeros(len(asked.took_ms)), asked.took_ms
-        )
-        for name, asked in _Asked.by_part(models, some).items()
-        if len(asked.took_ms)
+        f"{FRAMEWORK}.{name}": Predicted.alone(work.amounts @ slopes[name], np.zeros(len(work.took_ms)), work.took_ms)
+        for name, work in _RankWork.by_part(models, some).items()
+        if len(work.took_ms)
     }
 
 
-def _solved_alike(asked: _Asked, before: FloatArray | None) -> FloatArray:
-    """Solve for what a host takes, (F,), as if it had always been as fast.
+def _solved_at_equal_speed(work: _RankWork, before: FloatArray | None) -> FloatArray:
+    """Solve for the coefficients of the host's work, (F,), after correcting for changes of the host's speed.
 
-    Hosts are a fifth faster or slower for minutes: so for all plans of a task, which are measured one after the other.
-    Compared with each other these still tell what each amount takes, if there are several ranks of them.
+    A host can be a fifth faster or slower for minutes, and thus for all plans of a task, because the plans of a task
+    are measured one after the other. The iteration estimates the speed in each task with enough ranks as the median of
+    measured over predicted times, divides by it, and solves again. Ranks of the same task still show the cost of each
+    amount relative to each other.
     """
-    slopes = _solved(asked, before)
-    for _ in range(_ROUNDS if len(asked.took_ms) else 0):
-        ratio = asked.took_ms / np.maximum(asked.amounts @ slopes, _LEAST_MS)
+    slopes = _solved(work, before)
+    for _ in range(_ROUNDS if len(work.took_ms) else 0):
+        ratio = work.took_ms / np.maximum(work.amounts @ slopes, _LEAST_MS)
         slower = np.ones(len(ratio))
-        for task in np.flatnonzero(np.bincount(asked.task) >= _SEVERAL):
-            slower[asked.task == task] = np.median(ratio[asked.task == task])
-        slopes = _solved(asked._replace(took_ms=asked.took_ms / slower * slower.mean()), before)
+        for task in np.flatnonzero(np.bincount(work.task) >= _SEVERAL):
+            slower[work.task == task] = np.median(ratio[work.task == task])
+        slopes = _solved(work._replace(took_ms=work.took_ms / slower * slower.mean()), before)
     return slopes
 
 
-def _solved(asked: _Asked, before: FloatArray | None) -> FloatArray:
-    """Solve for non-negative ms, (F,), of one of each amount (n, F) that miss the measured (n,) least, relative to it.
+def _solved(work: _RankWork, before: FloatArray | None) -> FloatArray:
+    """Solve for non-negative ms per unit of each amount, (F,), with the smallest sum of relative errors.
 
-    Errors count as they are: squares would let few ranks that wait for their host decide what kernels take. Those of
-    `before` (F,), times the factor that tells most, count as so many samples of each amount by itself; they alone tell
-    of amounts that no sample has.
+    For amounts a_i (F,) and measured times t_i of n ranks, the solution x minimises the sum of |a_i x - t_i| / t_i. The
+    errors are not squared: otherwise a few ranks that wait for their host would decide the coefficients of kernels.
+
+    With coefficients of another machine, `before` (F,), each coefficient is also drawn to `before` times the typical
+    ratio of measured over predicted times, with the weight of `_START_COUNTS` samples. Amounts that no sample has take
+    this value.
     """
-    amounts, took_ms, _ = asked
+    amounts, took_ms, _ = work
     if not len(took_ms):
         return np.zeros(len(_AMOUNTS)) if before is None else before
     scale = np.where((most := amounts.max(axis=0)) > 0, most, 1.0)
     weight = 1 / np.maximum(took_ms, _LEAST_MS)
     weighted, wanted = amounts / scale * weight[:, None], took_ms * weight
     if before is not None:
-        told = (before > 0) | (np.array(_AMOUNTS) != CONVERTED)  # of which 0 says that nobody measured it
-        drawn = np.diag(told * _START_COUNTS * np.median(weight))
-        known = before * np.median(took_ms / np.maximum(amounts @ before, _LEAST_MS)) * scale
-        weighted, wanted = np.concatenate([weighted, drawn]), np.concatenate([wanted, drawn @ known])
-    largest_ms = _least_deviations(weighted, wanted)  # of each term, where there is most of it
+        is_known = (before > 0) | (np.array(_AMOUNTS) != CONVERTED)  # 0 ms for CONVERTED means that it was not measured
+        drawn = np.diag(is_known * _START_COUNTS * np.median(weight))
+        expected = before * np.median(took_ms / np.maximum(amounts @ before, _LEAST_MS)) * scale
+        weighted, wanted = np.concatenate([weighted, drawn]), np.concatenate([wanted, drawn @ expected])
+    largest_ms = _least_deviations(weighted, wanted)  # time of each term at its largest amount
     return np.where(largest_ms > _ROUNDING_MS, largest_ms, 0.0) / scale
 
 
 def _least_deviations(amounts: FloatArray, wanted: FloatArray) -> FloatArray:
-    """Solve for non-negative x (F,) that minimise the sum of |amounts (n, F) x - wanted (n,)|, a linear program."""
+    """Solve a linear program: return x (F,) >= 0 that minimises the sum of |amounts (n, F) x - wanted (n,)|."""
     count, terms = amounts.shape
     errors = np.eye(count)
-    within = np.block([[amounts, -errors], [-amounts, -errors]])  # each error is at least the difference, either way
+    within = np.block([[amounts, -errors], [-amounts, -errors]])  # each error is at least the absolute difference
     costs = np.repeat([0.0, 1.0], [terms, count])
     solution = linprog(costs, A_ub=within, b_ub=np.concatenate([wanted, -wanted]), method="highs")
-    assert solution.x is not None  # 0 of everything is allowed, and no error is below 0: there is a least one
+    assert solution.x is not None  # x = 0 is feasible and errors are >= 0, so a minimum exists
     return solution.x[:terms]

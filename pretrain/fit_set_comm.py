@@ -1,4 +1,4 @@
-"""Fitting communication models for any number of devices."""
+"""Fit communication models that serve any number of devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,11 +22,11 @@ from neuroshard.stages.pretrain.measurements import SplitMeasurements
 from neuroshard.stages.pretrain.networks import MonotoneNetwork
 from neuroshard.stages.pretrain.training import FURTHER, RELATIVE, TrainingSettings, fit
 
-_LEAST_TRANSFER_MS = 1e-2  # noise can make what is left after the wait negative
+_LEAST_TRANSFER_MS = 1e-2  # a transfer is a time minus the wait, which noise can make negative
 
 
 class SetNetwork(nn.Module):
-    """The network that trains what `SetComm` holds."""
+    """The network that trains the weights of `SetComm`."""
 
     def __init__(self, signs: tuple[int, ...], hidden: tuple[int, ...], segments: int) -> None:
         super().__init__()
@@ -35,18 +35,25 @@ class SetNetwork(nn.Module):
         self.lead = nn.Parameter(2 * torch.eye(1 + NUM_WAITS).repeat(-(-segments // (1 + NUM_WAITS)), 1)[:segments])
 
     def forward(self, features: torch.Tensor, waits: torch.Tensor) -> torch.Tensor:
-        """Compute transfers (B, 1) from features (B, F) and waits (B, W) of devices, all in multiples of the scale."""
+        """Return the transfer times of B devices, (B, 1), from features (B, F) and waits (B, W).
+
+        Waits and transfer times are multiples of the scale. See `SetComm` for the formula.
+        """
         segments = self.network(features).exp()
         share, lead = self._shares()
         transfer: torch.Tensor = segments[:, :1] + torch.relu(segments[:, 1:] - waits @ lead.T) @ share[:, None]
         return transfer
 
     def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute shares (G,) and leads (G, W), 0 or more, of sum 1 at most: what is missing is a lead over nothing."""
+        """Return shares (G,) and leads (G, W); all are >= 0, shares sum to 1,
+        and the leads of a segment sum to at most 1.
+
+        The rest of a segment's leads, up to 1, applies to no wait.
+        """
         return self.share.softmax(dim=0), self.lead.softmax(dim=1)[:, 1:]
 
     def load(self, model: SetComm) -> None:
-        """Take the weights of a fitted model."""
+        """Copy the weights of a fitted model into this network."""
         self.network.load(model.network)
         share, lead = torch.from_numpy(model.share), torch.from_numpy(model.lead)
         lead = torch.cat([1 - lead.sum(dim=1, keepdim=True), lead], dim=1)
@@ -55,14 +62,14 @@ class SetNetwork(nn.Module):
                 parameter.copy_(value.clamp(min=1e-8).log())
 
     def model(self, normaliser: Normaliser, scale_ms: float) -> SetComm:
-        """Export what was fitted, for inference."""
+        """Return the trained weights as a model for inference."""
         share, lead = (parameter.detach().numpy().copy() for parameter in self._shares())
         return SetComm(normaliser, self.network.to_mlp(), scale_ms, share, lead)
 
 
 @dataclass(frozen=True)
 class _Devices:
-    """Every device of every exchange: features (n, F), waits (n, W) and transfers (n,), ms."""
+    """All devices of all exchanges: features (n, F), waits (n, W) in ms and transfer times (n,) in ms."""
 
     features: FloatArray
     waits: FloatArray
@@ -70,9 +77,10 @@ class _Devices:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]) -> "_Devices":
-        """Gather devices of exchanges of two at least; FORWARD after the start delays, BACKWARD with none.
+        """Collect the devices of all exchanges between at least two devices,
+        with the features that `signs` has signs for.
 
-        Their features are those that have signs.
+        In direction FORWARD exchanges begin after start delays, in direction BACKWARD without delays.
 
         Raises:
             UserError: there is no such exchange.
@@ -90,14 +98,16 @@ class _Devices:
         return cls(features[:, : len(signs)], wait, transfer)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> Examples:
-        """Make normalised examples, as tensors, times in multiples of the scale: features and waits; transfers."""
+        """Return normalised examples: features and waits as inputs, transfer times as targets;
+        times are multiples of the scale.
+        """
         inputs = torch.from_numpy(normaliser(self.features)), in_multiples(self.waits, scale_ms)
         return Examples(inputs, in_multiples(self.transfer_ms[:, None], scale_ms))
 
 
 @dataclass(frozen=True)
 class SetCommunication(HiddenLayers, CommFitter):
-    """One network for every device, which sees the others as a set.
+    """Fits one network that predicts each device's exchange time, and sees the other devices as a set.
 
     Attributes:
         parts: number of learned terms that model how much of an exchange a device completes while it waits for the
@@ -114,14 +124,15 @@ class SetCommunication(HiddenLayers, CommFitter):
 
     @property
     def further(self) -> "SetCommunication":
-        """The fitter that goes on from another machine's model."""
+        """The fitter with the settings for fine-tuning a model of another machine."""
         return replace(self, training=self.training_further)
 
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> SetComm:
-        """Fit a model to every device of the training exchanges; from `start` on, with its scales and widths.
+        """Fit a model to all devices of the training exchanges;
+        with `start`, fine-tune `start` and keep its scales and widths.
 
-        Backward nobody waited when it was measured, so of what is done meanwhile nothing is known: nothing counts as
-        done.
+        In the backward direction no device waited when the exchanges were measured, so the overlap with waiting is
+        unknown. The model then assumes that devices complete nothing while they wait.
         """
         signs = _signs(measured, start)
         train, valid = (_Devices.of(split, direction, signs) for split in (measured.train, measured.valid))
@@ -129,11 +140,18 @@ class SetCommunication(HiddenLayers, CommFitter):
         scale_ms = float(np.median(train.transfer_ms)) if start is None else start.scale_ms
         torch.manual_seed(seed)
         network = self._network(signs, start)
-        fit(network, [its.examples(normaliser, scale_ms) for its in (train, valid)], self.training, seed, on_epoch)
+        fit(
+            network,
+            [devices.examples(normaliser, scale_ms) for devices in (train, valid)],
+            self.training,
+            seed,
+            on_epoch,
+        )
         model = network.model(normaliser, scale_ms)
         return model if direction == FORWARD else replace(model, lead=np.zeros_like(model.lead))
 
     def _network(self, signs: tuple[int, ...], start: SetComm | None) -> SetNetwork:
+        """Return a network with the weights of `start`, or with random weights if `start` is None."""
         if start is None:
             return SetNetwork(signs, self.hidden, self.parts)
         network = SetNetwork(signs, tuple(start.network.widths[1:-1]), len(start.share))
@@ -142,7 +160,10 @@ class SetCommunication(HiddenLayers, CommFitter):
 
 
 def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...]:
-    """Choose the features' signs: the start's; else with hosts' where some exchanges crossed links and some didn't."""
+    """Return the signs of the features that the network sees: the features of `start`, if it is not None.
+
+    Otherwise the features of host links are included only if some exchanges cross hosts and some do not.
+    """
     every = (*FEATURE_SIGNS, *HOST_SIGNS)
     if start is not None:
         return every[: start.network.widths[0]]
@@ -151,7 +172,7 @@ def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...
 
 
 def _devices(measurement: Measurement[CommSample], direction: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Compute features (D, F), waits (D, W) and transfers (D,) in ms of one exchange."""
+    """Return the features (D, F), the waits (D, W) in ms and the transfer times (D,) in ms of one exchange."""
     wait, traffic = waits(starts_of([measurement.sample], direction)), traffic_of([measurement.sample])
     features = np.concatenate([set_features(traffic), host_features(traffic)], axis=2)
     transfer = measurement.typical_ms[direction] - wait[0]

@@ -1,4 +1,4 @@
-"""What fits a model: one class for each kind of model, chosen in `conf/`."""
+"""Interfaces of fitters: one class for each kind of cost model, selected in `conf/`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -14,49 +14,51 @@ from neuroshard.stages.pretrain.examples import ComputeTable
 from neuroshard.stages.pretrain.measurements import SplitMeasurements
 from neuroshard.stages.pretrain.training import TrainingSettings
 
-OnEpoch = Callable[[int, float], None]  # told of every epoch and its loss on the validation set
+OnEpoch = Callable[[int, float], None]  # receives each epoch and the validation loss
 
 
 class Fitter:
-    """A fitter of models of one kind.
+    """Base class: fits models of one kind.
 
     Attributes:
-        goes_on_from: the kind of model that it goes on from; None: it begins from nothing.
+        goes_on_from: the kind of model that this fitter can fine-tune; None if it trains only from scratch.
     """
 
     goes_on_from: ClassVar[Any] = None
 
     @property
     def epochs(self) -> int:
-        """The epochs that are trained at most; 1 where all is solved for at once."""
+        """The maximum number of training epochs; 1 if the model is solved for directly."""
         return 1
 
     @property
     def further(self) -> Self:
-        """The fitter that goes on from a model of another machine, with settings for that."""
+        """The fitter with its settings for fine-tuning a model of another machine."""
         return self
 
 
 class ComputeFitter(Fitter, ABC):
-    """A fitter of compute models of one kind."""
+    """Base class: fits compute models of one kind."""
 
     @abstractmethod
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> SumModel:
-        """Fit a model to the training samples, from `start` (a model of the same kind) or from nothing (None)."""
+        """Fit a model to the training samples, from `start` (a model of the same kind) or from scratch (None)."""
 
 
 class CommFitter(Fitter, ABC):
-    """A fitter of communication models of one kind."""
+    """Base class: fits communication models of one kind."""
 
     @abstractmethod
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> CommModel:
-        """Fit a model to the training exchanges in one direction; `start` as for compute models."""
+        """Fit a model to the training exchanges in one direction,
+        from `start` (a model of the same kind) or from scratch (None).
+        """
 
 
 @dataclass(frozen=True)
 @checked
 class HiddenLayers(Fitter):
-    """What fitters of one network have in common.
+    """Base class of fitters that train one network: settings of its hidden layers and of the training.
 
     Attributes:
         hidden: list of widths of the hidden layers of each fitted network, such as [64,32].
@@ -68,15 +70,15 @@ class HiddenLayers(Fitter):
 
     @property
     def epochs(self) -> int:
-        """The epochs that are trained at most."""
+        """The maximum number of training epochs."""
         return self.training.epochs
 
 
 def compute_tables(measured: SplitMeasurements, features: FeatureSet) -> tuple[ComputeTable, ComputeTable]:
-    """Gather training and validation samples as arrays.
+    """Return the training samples and the validation samples as arrays.
 
     Raises:
-        UserError: they are of several batch sizes, which the features don't show.
+        UserError: the samples have several batch sizes, which the features do not include.
     """
     if not features.sees_batch_size:
         only_value(
@@ -90,16 +92,16 @@ def compute_tables(measured: SplitMeasurements, features: FeatureSet) -> tuple[C
 
 
 def only_value(values: Sequence[int], name: str, limit: str, remedy: str) -> int:
-    """Return the value that all samples share.
+    """Return the one value that all samples share.
 
     Args:
         values: the value of each sample.
         name: plural name of the values, for the error.
-        limit: why there may be only one, for the error.
-        remedy: what to do if there are several, for the error.
+        limit: why there may be only one value, for the error.
+        remedy: what to do if there are several values, for the error.
 
     Raises:
-        UserError: there are several.
+        UserError: there are several different values.
     """
     different = sorted(set(values))
     if len(different) > 1:

@@ -1,4 +1,4 @@
-"""What models are fitted to: measurements by split, by kernel call, by collective."""
+"""The measurements that cost models are fitted to, by split, kernel call and collective."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,12 +31,12 @@ from neuroshard.words.collective import BACK_ONLY, Collective, name_of
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call
 from neuroshard.words.placement import Tier
 
-_QUARTILES, _BYTES_PER_MS = (0.25, 0.5, 0.75), 1e6  # of 1 GB/s
+_QUARTILES, _BYTES_PER_MS = (0.25, 0.5, 0.75), 1e6  # 1e6 bytes per ms are 1 GB/s
 
 
 @dataclass(frozen=True)
 class SplitMeasurements:
-    """Measurements by split; `everything` holds the second passes too."""
+    """Measurements by split; `everything` also contains the second passes."""
 
     train: list[Measurement[Any]]
     valid: list[Measurement[Any]]
@@ -45,7 +45,7 @@ class SplitMeasurements:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[Sample]]) -> "SplitMeasurements":
-        """Split the measurements that succeeded; any split may be empty."""
+        """Split the successful measurements; a split may be empty."""
         good = [m for m in measurements if m.error is None]
         once = [m for m in good if not m.second_pass]
         train, valid, test = ([m for m in once if m.split == name] for name in (TRAIN, VALID, TEST))
@@ -65,14 +65,17 @@ class SplitMeasurements:
 
     @property
     def known(self) -> list[Measurement[Any]]:
-        """The measurements that aren't for testing, once each."""
+        """The training and validation samples, in their first pass."""
         return [*self.train, *self.valid]
 
     def limited(self, most: int | None, most_tables: int | None = None) -> "SplitMeasurements":
-        """Keep the first `most` training samples only, of those with at most so many tables; None keeps all.
+        """Return only the first `most` training samples among those with at most `most_tables` tables;
+        None sets no limit.
+
+        Other splits are unchanged.
 
         Raises:
-            UserError: none have so few tables.
+            UserError: all training samples have more than `most_tables` tables.
         """
         train = [m for m in self.train if most_tables is None or len(m.sample.tables) <= most_tables]
         if self.train and not train:
@@ -87,20 +90,22 @@ class SplitMeasurements:
 
     @property
     def level(self) -> "SplitMeasurements":
-        """All measurements as if made at one speed of the machine."""
+        """All measurements, corrected to one speed of the machine."""
         splits = (self.train, self.valid, self.test, self.everything)
         return SplitMeasurements(*([m.level for m in split] for split in splits))
 
     @property
     def moved_gb_per_s(self) -> tuple[float, float, float]:
-        """Quartiles of the rate at which kernel calls, of which there are some, move bytes (`memory_bytes`)."""
+        """Quartiles of the rate at which kernel calls move bytes (`memory_bytes`), in GB/s; there must be a call."""
         sets, took_ms = loads_of([m.sample for m in self.everything]), [m.typical_ms for m in self.everything]
         low, middle, high = np.quantile(sets.totals(memory_bytes(sets.loads)) / took_ms / _BYTES_PER_MS, _QUARTILES)
         return float(low), float(middle), float(high)
 
     def by_group(self) -> "SplitMeasurements":
-        """Split exchanges by group, each as if it were an all-to-all; what is measured twice stays as it is."""
-        splits = {name: [one for m in getattr(self, name) for one in by_group(m)] for name in (TRAIN, VALID, TEST)}
+        """Split each exchange into the exchanges of groups of devices, each as an all-to-all;
+        `everything` is unchanged.
+        """
+        splits = {name: [group for m in getattr(self, name) for group in by_group(m)] for name in (TRAIN, VALID, TEST)}
         return replace(self, **splits)
 
     @property
@@ -110,30 +115,30 @@ class SplitMeasurements:
 
     @property
     def empty(self) -> tuple[str, ...]:
-        """The splits that hold nothing."""
+        """The names of the splits without samples."""
         return tuple(name for name, count in self.sizes.items() if not count)
 
 
 @dataclass(frozen=True)
 class MeasuredCalls:
-    """Kernel calls of one type, with their measurements."""
+    """The kernel calls of one kind, with their measurements."""
 
     call: Call
     measured: SplitMeasurements
 
     @property
     def name(self) -> str:
-        """The name of the model that is fitted to the calls: "compute", "compute.row_wise"."""
+        """The name of the calls' cost model, such as "compute" or "compute.row_wise"."""
         return compute_part(self.call)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Predict some of the calls by their model, those of the smallest batches first."""
+        """Predict the time of some of the calls; the result is in the order of their batch sizes."""
         some = sorted(some, key=lambda m: m.sample.batch_size)
         sets, took_ms = loads_of([m.sample for m in some]), np.array([m.typical_ms for m in some])
         return Predicted.alone(model.predict(sets), model.spread_ms(sets), took_ms)
 
     def quantities(self) -> dict[str, FloatArray]:
-        """Collect what the calls' costs hang on in the training samples, by name."""
+        """Return the quantities that decide the calls' costs, in the training samples, by name."""
         return of_calls(loads_of([m.sample for m in self.measured.train]))
 
 
@@ -151,20 +156,25 @@ class MeasuredExchange:
 
     @property
     def repeats(self) -> int:
-        """The repeats that say what it takes: with delays where devices begin when they have computed, forward.
+        """The index of the repeats that the model is fitted to: with start delays (FORWARD) or without (BACKWARD).
 
-        In a step all begin together with the input and with what goes backward, and plans are measured so.
+        In a step, all devices begin the input dist and the backward exchanges at the same time; forward exchanges begin
+        on each device when its kernels finish. Plans are measured in the same way.
         """
         delayed = self.direction == FORWARD and self.collective is not Collective.INPUT
         return records.FORWARD if delayed else records.BACKWARD
 
     @property
     def name(self) -> str:
-        """The name of the model that is fitted to the exchange: "forward", "backward.all_reduce", "input"."""
+        """The name of the exchange's cost model, such as "forward", "backward.all_reduce" or "input"."""
         return exchange_part(self.direction, self.collective)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Predict some of the exchanges, every device, by their model: alike batches, devices and hosts together."""
+        """Predict the times of all devices in some of the exchanges.
+
+        Exchanges with the same batch size, number of devices and host size are predicted together, and the result is in
+        that order.
+        """
         groups = []
         alike = grouped(some, lambda m: (m.sample.batch_size, m.sample.num_devices, m.sample.host_size))
         for _, group in sorted(alike.items()):
@@ -176,9 +186,9 @@ class MeasuredExchange:
         return Predicted(*(np.concatenate(arrays) for arrays in zip(*groups, strict=True)))
 
     def quantities(self) -> dict[str, FloatArray]:
-        """Collect what the exchange's costs hang on in the training samples, by name."""
+        """Return the quantities that decide the exchange's costs, in the training samples, by name."""
         each = [of_exchanges(traffic_of([m.sample])) for m in self.measured.train]
-        return {name: np.concatenate([one[name] for one in each]) for name in each[0]}
+        return {name: np.concatenate([values[name] for values in each]) for name in each[0]}
 
 
 MeasuredPart = MeasuredCalls | MeasuredExchange
@@ -186,7 +196,7 @@ MeasuredPart = MeasuredCalls | MeasuredExchange
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements by kernel call and by collective, of those that there are any of, and of local work in steps."""
+    """All measurements: by kernel call and collective, if any were measured, and the local work of mirrored steps."""
 
     compute: dict[Call, SplitMeasurements]
     comm: dict[Collective, SplitMeasurements]
@@ -196,15 +206,22 @@ class Measured:
     def split(
         cls, calls: Sequence[Measurement[ComputeSample]], exchanges: Sequence[Measurement[CommSample]]
     ) -> "Measured":
-        """Group and split the measurements that succeeded, without exchanges that no measured sharding type needs."""
+        """Group and split the successful measurements; exchanges that no measured sharding type needs are left out.
+
+        All-to-alls and input dists are always kept.
+        """
         of_call = grouped(calls, lambda m: m.sample.call)
         of_collective = grouped(exchanges, lambda m: m.sample.collective)
         layouts = [LAYOUTS[call.form] for call in of_call if call.pooled]
-        of_forms = {one for layout in layouts for one in (*layout.exchanges, *layout.host_exchanges)}
-        known = of_collective.keys() & (of_forms | {Collective.ALL_TO_ALL, Collective.INPUT})
+        of_forms = {collective for layout in layouts for collective in (*layout.exchanges, *layout.host_exchanges)}
+        needed = of_collective.keys() & (of_forms | {Collective.ALL_TO_ALL, Collective.INPUT})
         return cls(
             {call: SplitMeasurements.of(of_call[call]) for call in CALLS if call in of_call},
-            {one: SplitMeasurements.of(of_collective[one]).by_group() for one in Collective if one in known},
+            {
+                collective: SplitMeasurements.of(of_collective[collective]).by_group()
+                for collective in Collective
+                if collective in needed
+            },
         )
 
     @classmethod
@@ -214,13 +231,14 @@ class Measured:
         calls: Collection[Call] | None,
         exchanges: Collection[Collective] = (Collective.ALL_TO_ALL,),
     ) -> "Measured":
-        """Read what there is of columns and other kernel calls in all directories together; of all calls where None.
+        """Read the kernel calls, exchanges and local work of all directories;
+        `calls=None` reads all kinds of kernel calls.
 
         Raises:
-            UserError: a split holds nothing of columns, of a call that is named, or of `exchanges`; or a table is in
-                different splits, or a directory is named twice.
+            UserError: a split has no column-wise samples, no samples of a named call or no samples of one of
+                `exchanges`; a table is in different splits; or a directory is named twice.
         """
-        if twice := [same[-1] for same in by_place(its.path for its in directories) if len(same) > 1]:
+        if twice := [same[-1] for same in by_place(chosen.path for chosen in directories) if len(same) > 1]:
             raise UserError(
                 "data-directory-twice",
                 f"data names the directory '{twice[0]}' twice",
@@ -233,57 +251,66 @@ class Measured:
         local = SplitMeasurements.of(_numbered([directory.local().read() for directory in directories]))
         samples = _numbered(called)
         _check_splits([*chain(*drawn)], where)
-        its = [m for m in samples if calls is None or m.sample.call in needed]
-        measured = cls.split(its, _numbered(exchanged))
+        chosen = [m for m in samples if calls is None or m.sample.call in needed]
+        measured = cls.split(chosen, _numbered(exchanged))
         nothing = SplitMeasurements.of(())
         for call in sorted(needed, key=CALLS.index):
             measured.compute.get(call, nothing).check(_of_call(call), where)
-        for one in sorted(set(exchanges)):
-            named = "" if one is Collective.ALL_TO_ALL else f"{name_of(one)} "
-            measured.comm.get(one, nothing).check(f"{named}exchanges", where)
+        for collective in sorted(set(exchanges)):
+            named = "" if collective is Collective.ALL_TO_ALL else f"{name_of(collective)} "
+            measured.comm.get(collective, nothing).check(f"{named}exchanges", where)
         return replace(measured, local=local)
 
     def fittable(self, known: Collection[str]) -> "Measured":
-        """Leave out what has an empty split, but for parts `known` by name, whose models learn from any samples."""
+        """Return the measurements without parts that have an empty split; parts named in `known` are kept.
+
+        The models of `known` parts exist already and can be adjusted to any samples.
+        """
         lacking = {part.name for part in self.parts if part.measured.empty}.difference(known)
         return Measured(
-            {call: its for call, its in self.compute.items() if compute_part(call) not in lacking},
+            {call: samples for call, samples in self.compute.items() if compute_part(call) not in lacking},
             {
-                one: its
-                for one, its in self.comm.items()
-                if lacking.isdisjoint(exchange_part(direction, one) for direction in (FORWARD, BACKWARD))
+                collective: samples
+                for collective, samples in self.comm.items()
+                if lacking.isdisjoint(exchange_part(direction, collective) for direction in (FORWARD, BACKWARD))
             },
             self.local if FRAMEWORK in known or not self.local.empty else SplitMeasurements.of(()),
         )
 
     def limited(self, max_samples: int | None, max_tables: int | None) -> "Measured":
-        """Keep so many training samples of each part at most, and so many tables in each; None keeps all."""
+        """Return at most `max_samples` training samples per part, with at most `max_tables` tables each;
+        None sets no limit.
+        """
         return Measured(
-            {call: one.limited(max_samples, max_tables) for call, one in self.compute.items()},
-            {collective: one.limited(max_samples) for collective, one in self.comm.items()},
+            {call: samples.limited(max_samples, max_tables) for call, samples in self.compute.items()},
+            {collective: samples.limited(max_samples) for collective, samples in self.comm.items()},
             self.local.limited(max_samples),
         )
 
     @property
     def level(self) -> "Measured":
-        """The measurements that models are fitted to: kernel calls as if measured at one speed of the machine.
+        """The measurements for fitting: kernel calls corrected to one speed of the machine.
 
-        Exchanges differ by much more than its speeds. How good models are is said by what was measured.
+        Exchanges are not corrected, because they vary much more than the machine's speed. Errors of models are computed
+        from the uncorrected measurements.
         """
-        return replace(self, compute={call: its.level for call, its in self.compute.items()})
+        return replace(self, compute={call: samples.level for call, samples in self.compute.items()})
 
     @property
     def parts(self) -> tuple[MeasuredPart, ...]:
-        """The parts of a step that were measured: kernel calls, forward and backward exchanges, the input dist.
+        """The measured parts of a step: kernel calls, forward and backward exchanges, the input dist.
 
         Data-parallel tables exchange nothing in the forward pass.
         """
-        back = [one for one in self.comm if one is not Collective.INPUT]
-        there = [(FORWARD, one) for one in back if one not in BACK_ONLY]
-        before = [(FORWARD, one) for one in self.comm if one is Collective.INPUT]
-        ways = (*there, *((BACKWARD, one) for one in back), *before)
-        calls = (MeasuredCalls(call, its) for call, its in self.compute.items())
-        return (*calls, *(MeasuredExchange(direction, one, self.comm[one]) for direction, one in ways))
+        backward = [collective for collective in self.comm if collective is not Collective.INPUT]
+        forward = [(FORWARD, collective) for collective in backward if collective not in BACK_ONLY]
+        before = [(FORWARD, collective) for collective in self.comm if collective is Collective.INPUT]
+        ways = (*forward, *((BACKWARD, collective) for collective in backward), *before)
+        calls = (MeasuredCalls(call, samples) for call, samples in self.compute.items())
+        return (
+            *calls,
+            *(MeasuredExchange(direction, collective, self.comm[collective]) for direction, collective in ways),
+        )
 
     @property
     def columns(self) -> SplitMeasurements:
@@ -297,13 +324,13 @@ class Measured:
 
     @property
     def batch_sizes(self) -> set[int | None]:
-        """The different batch sizes of `columns` and `all_to_alls`."""
-        return {m.sample.batch_size for its in (self.columns, self.all_to_alls) for m in its.everything}
+        """The set of batch sizes of `columns` and `all_to_alls`."""
+        return {m.sample.batch_size for samples in (self.columns, self.all_to_alls) for m in samples.everything}
 
     @property
     def slowness(self) -> tuple[float, float] | None:
-        """The minimum and maximum slowness of the machine during kernel calls; None if that is unknown."""
-        return slowness_between([m for its in self.compute.values() for m in its.everything])
+        """The minimum and maximum slowness of the machine during kernel calls; None if the slowness is unknown."""
+        return slowness_between([m for samples in self.compute.values() for m in samples.everything])
 
     @property
     def sizes(self) -> dict[str, dict[str, int]]:
@@ -313,11 +340,13 @@ class Measured:
 
 
 def _numbered(directories: Sequence[Sequence[Measurement[Sample]]]) -> list[Measurement[Sample]]:
-    """Join measurements of all directories, each sample with a number of its own; both passes of one keep the same."""
+    """Join the measurements of all directories, and number the samples uniquely;
+    both passes of a sample keep one number.
+    """
     joined: list[Measurement[Sample]] = []
-    for its in directories:
+    for measurements in directories:
         first = 1 + max((m.sample_id for m in joined), default=-1)
-        joined += [replace(m, sample_id=first + m.sample_id) for m in its] if first else its
+        joined += [replace(m, sample_id=first + m.sample_id) for m in measurements] if first else measurements
     return joined
 
 
@@ -327,12 +356,13 @@ _Read = tuple[list[Measurement[ComputeSample]], list[Measurement[CommSample]], l
 def _read(directory: DataDirectory) -> _Read:
     """Read the kernel calls and exchanges of a directory, and its tables with their splits.
 
-    Of plans every second validation sample is for testing, and all tables count as trained on. All calls that were
-    measured again tell the machine's speeds there; elsewhere references do, so that the noise of others stays true.
+    If the directory has measured plans (no held-out tables), every second validation sample becomes a test sample, and
+    all tables count as training tables. There, every call that was measured again shows the machine's speed. In other
+    directories only references do, so that the repeatability of the other samples stays unbiased.
     """
     held_out = directory.manifest().holds_out_tables
     calls = fastest(with_slowness(directory.compute().each(), {REFERENCE} if held_out else {TRAIN, VALID}))
-    drawn = {(one.name, one.features, one.pooled, m.split): one for m in calls for one in m.sample.tables}
+    drawn = {(t.name, t.features, t.pooled, m.split): t for m in calls for t in m.sample.tables}
     splits = [(table.with_dim(DIM_MULTIPLE), split) for (*_, split), table in drawn.items()]
     exchanges = directory.comm().read()
     if held_out:
@@ -341,14 +371,15 @@ def _read(directory: DataDirectory) -> _Read:
 
 
 def _some_tested(measurements: Sequence[Measurement[Sample]]) -> list[Measurement[Sample]]:
+    """Return the measurements with every second validation sample moved to the test split."""
     tested = {*sorted({m.sample_id for m in measurements if m.split == VALID})[1::2]}
     return [replace(m, split=TEST) if m.sample_id in tested else m for m in measurements]
 
 
 def _check_splits(drawn: Sequence[tuple[Table, str]], where: str) -> None:
-    """Raise UserError unless every table's samples have one split: tables to test with must not be trained on.
+    """Raise UserError if the samples of one table are in several splits: test tables must not be trained on.
 
-    However many features read it, and however many samples a batch has: it is the same table.
+    A table is identified by name, rows and pooling factor; features and batch size do not matter.
     """
     splits: dict[tuple[str, int, float], str] = {}
     for table, drawn_for in drawn:
@@ -365,6 +396,7 @@ def _check_splits(drawn: Sequence[tuple[Table, str]], where: str) -> None:
 
 
 def _of_call(call: Call) -> str:
+    """Return the plural name of a kind of samples for errors, such as "compute samples of row_wise tables"."""
     words = [] if LAYOUTS[call.form].free else [call.form.value]
     words += [] if call.pooled else ["sequence"]
     of_tables = f" of {' '.join(words)} tables" if words else ""

@@ -1,4 +1,4 @@
-"""Trainable networks: the papers' (NeuroShard, section 3.2), and some that go the right way with their inputs."""
+"""Trainable networks: the paper's (NeuroShard, section 3.2), and networks that are monotone in their inputs."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -12,7 +12,7 @@ from neuroshard.plumbing.errors import UserError
 
 
 class ComputeNetwork(nn.Module):
-    """A table network, the sum over each set's tables, and a head."""
+    """The paper's compute network: a network per table, the sum over the tables of a set, and a head."""
 
     def __init__(self, num_features: int, table: tuple[int, ...], head: int) -> None:
         super().__init__()
@@ -20,7 +20,13 @@ class ComputeNetwork(nn.Module):
         self.head = perceptron((table[-1], head, 1))
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Compute costs of B = len(count) sets, (B, 1), from features (N, F) of all tables and the set of each (N,)."""
+        """Return the costs of B = len(count) sets, (B, 1).
+
+        Args:
+            features: (N, F), features of the tables of all sets.
+            segments: (N,), the set of each table.
+            count: (B,), tables per set.
+        """
         sums = segment_sums(self.table[:-1](features), segments, len(count))
         last = cast(nn.Linear, self.table[-1])
         costs: torch.Tensor = self.head(sums @ last.weight.T + count[:, None] * last.bias)
@@ -28,34 +34,35 @@ class ComputeNetwork(nn.Module):
 
 
 def segment_sums(values: torch.Tensor, segments: torch.Tensor, num_segments: int) -> torch.Tensor:
-    """Add up values (N, K) by the segment of each, (N,), to (B, K).
+    """Return the sum of the values (N, K) of each segment, (B, K), given the segment of each value, (N,).
 
-    Where a linear layer stands before a sum, the sum is better taken first: the layer then sees B rows instead of N.
+    If a linear layer precedes a sum, it is cheaper to sum first: the layer then sees B rows instead of N.
     """
     return values.new_zeros(num_segments, values.shape[1]).index_add(0, segments, values)
 
 
 def to_mlp(trained: nn.Module) -> Mlp:
-    """Export the trained layers, for inference."""
+    """Return the trained layers as a network for inference."""
     layers = linear_layers(trained)
     weights = tuple(layer.weight.detach().numpy().T.copy() for layer in layers)
     return Mlp(weights, tuple(layer.bias.detach().numpy().copy() for layer in layers))
 
 
 def linear_layers(network: nn.Module) -> list[nn.Linear]:
-    """List the linear layers within a network, in order."""
+    """Return the linear layers of a network, in order."""
     return [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
 
 
 class MonotoneNetwork(nn.Module):
-    """Linear layers with ReLU between them, in which the signs of the weights are fixed.
+    """Linear layers with ReLU between them whose weights have fixed signs, so that outputs are monotone in the inputs.
 
-    Every input has a sign: the outputs never fall (1) or never rise (-1) as it grows, or may do either (0). Hidden
-    units have signs that alternate, and a weight between two units has the product of theirs: units of either sign bend
-    outputs up or down, and no path from an input to an output has the wrong sign. What is exported is a plain network.
+    Every input has a sign: if the input grows, the outputs never fall (1), never rise (-1), or may do either (0).
+    Hidden units have alternating signs, and the weight between two units has the product of their signs. So no path
+    from an input to an output has the wrong sign, and units of both signs can bend outputs up and down. The exported
+    network is a plain one.
 
-    Weights that are drawn with the wrong sign are 0 and stay so: networks that begin with all weights of the right sign
-    see little but the sum of their inputs, and fit worse.
+    Weights that are drawn with the wrong sign are 0 and stay 0. Networks whose weights all start with the right sign
+    see little more than the sum of their inputs, and fit worse.
     """
 
     def __init__(self, signs: Sequence[int], hidden: tuple[int, ...], outputs: int) -> None:
@@ -67,24 +74,24 @@ class MonotoneNetwork(nn.Module):
         self._signs = [end[:, None] * start[None, :] for start, end in zip(starts, ends, strict=True)]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Compute the outputs (..., outputs) of inputs (..., F)."""
+        """Return the outputs (..., outputs) for inputs (..., F)."""
         hidden = inputs
         for i, (layer, sign) in enumerate(zip(self._layers, self._signs, strict=True)):
             hidden = nn.functional.linear(torch.relu(hidden) if i else hidden, _kept(layer.weight, sign), layer.bias)
         return hidden
 
     def to_mlp(self) -> Mlp:
-        """Export the trained layers, for inference."""
+        """Return the trained layers as a plain network for inference."""
         with torch.no_grad():
             for layer, sign in zip(self._layers, self._signs, strict=True):
                 layer.weight.copy_(_kept(layer.weight, sign))
         return to_mlp(self.network)
 
     def load(self, mlp: Mlp) -> None:
-        """Take the weights of a network of the same widths.
+        """Copy the weights of a network with the same widths into this network.
 
         Raises:
-            UserError: the weights don't have the signs that this network's weights must have.
+            UserError: the weights do not have the signs that this network's weights must have.
         """
         for layer, sign, columns, bias in zip(self._layers, self._signs, mlp.weights, mlp.biases, strict=True):
             weight = torch.from_numpy(columns.T.copy())
@@ -107,5 +114,5 @@ def alternating(count: int) -> torch.Tensor:
 
 
 def _kept(weight: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
-    """Set the weights to 0 where they have the wrong sign."""
+    """Return the weights, with weights of the wrong sign set to 0."""
     return weight * (weight.detach() * sign >= 0)

@@ -1,4 +1,4 @@
-"""Fitting models of the papers' kind: NeuroShard, section 3.2, and its published layer widths."""
+"""Fit cost models of the paper's kind, with the published layer widths (NeuroShard, section 3.2)."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +29,8 @@ from neuroshard.stages.pretrain.training import TrainingSettings, fit
 @dataclass(frozen=True)
 @checked
 class PaperCompute(ComputeFitter):
-    """A table network, a sum, a head with one hidden layer.
+    """Fits the paper's compute model: a network per table, the sum over a call's tables,
+    and a head with one hidden layer.
 
     Attributes:
         features: paper | paper_batch | log | physical | physical_reuse | physical_bags: table features: paper (as
@@ -53,35 +54,38 @@ class PaperCompute(ComputeFitter):
 
     @property
     def epochs(self) -> int:
-        """The epochs that are trained at most."""
+        """The maximum number of training epochs."""
         return self.training.epochs
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> NeuralCompute:
-        """Fit a model from nothing.
+        """Fit a model from scratch.
 
         Raises:
-            UserError: the samples are of several batch sizes, which the features don't show.
+            UserError: the samples have several batch sizes, which the features do not include.
         """
         features = FeatureSet(self.features)
         train, valid = compute_tables(measured, features)
         normaliser, scale_ms = Normaliser.fitted(train.features), float(train.cost_ms.mean())
         torch.manual_seed(seed)
         network = ComputeNetwork(len(features.columns), self.table, self.head)
-        fit(network, [its.examples(normaliser, scale_ms) for its in (train, valid)], self.training, seed, on_epoch)
+        fit(network, [table.examples(normaliser, scale_ms) for table in (train, valid)], self.training, seed, on_epoch)
         return NeuralCompute(features, normaliser, to_mlp(network.table), to_mlp(network.head), scale_ms)
 
 
 @dataclass(frozen=True)
 class PaperComm(HiddenLayers, CommFitter):
-    """One network from the columns and starts of a fixed number of devices, sorted, to their costs."""
+    """Fits the paper's communication model: one network for a fixed number of devices.
+
+    The network's inputs are the columns and start times of all devices, sorted; the outputs are the devices' costs.
+    """
 
     hidden: Widths = (128, 64, 32, 16)
 
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> NeuralComm:
-        """Fit a model from nothing.
+        """Fit a model from scratch.
 
         Raises:
-            UserError: the exchanges are of several batch sizes or numbers of devices.
+            UserError: the exchanges have several batch sizes or numbers of devices.
         """
         limit = "comm_model=paper needs samples of one batch size and one number of devices"
         remedy = "Set comm_model=set"
@@ -92,5 +96,5 @@ class PaperComm(HiddenLayers, CommFitter):
         normaliser, scale_ms = Normaliser.fitted(train.features), float(np.abs(train.transfer_ms).mean())
         torch.manual_seed(seed)
         network = perceptron((2 * num_devices, *self.hidden, num_devices))
-        fit(network, [its.examples(normaliser, scale_ms) for its in (train, valid)], self.training, seed, on_epoch)
+        fit(network, [table.examples(normaliser, scale_ms) for table in (train, valid)], self.training, seed, on_epoch)
         return NeuralComm(normaliser, to_mlp(network), scale_ms)

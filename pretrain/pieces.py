@@ -1,4 +1,4 @@
-"""Cost models taken to pieces, a model for each part of a step, and put together again; pieces times a factor."""
+"""Take cost models apart into one model per part of a step, scale these models, and put them together again."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,9 +7,10 @@ from typing import Any
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, FRAMEWORK, INPUT
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models import CommModel, CostModels
-from neuroshard.models.by_form import CommByCollective, ComputeByForm
+from neuroshard.models.comm_models import ExchangeModels
 from neuroshard.models.compute_models import ComputeEnsemble, RegressionCompute
 from neuroshard.models.host_tiers import HostLink, HostTiers
+from neuroshard.models.kernels import KernelModels
 from neuroshard.models.parts import Framework, compute_part, exchange_part
 from neuroshard.stages.pretrain.measurements import MeasuredPart
 from neuroshard.words.collective import BACK_ONLY, Collective
@@ -17,16 +18,17 @@ from neuroshard.words.form import CALLS, IN_COLUMNS
 
 Pieces = dict[str, Any]  # models by the names of their parts: "compute.row_wise", "backward.all_reduce"
 
-_LEAST_SAMPLES = 4  # that tell the factor of a part by itself; with fewer it is that of columns or of all-to-alls
+# Minimum number of samples for the factor of a part; with fewer, the factor of column-wise calls or all-to-alls counts.
+_LEAST_SAMPLES = 4
 
 
 def pieces_of(models: CostModels) -> Pieces:
-    """Take models to pieces, one of each part; a datasheet's exchanges and what its host link adds are none."""
+    """Return the model of each part, without the exchange models and the host link of a datasheet."""
     compute = models.compute
-    calls: dict[Any, Any] = compute.by_call if isinstance(compute, ComputeByForm) else {IN_COLUMNS: compute}
+    calls: dict[Any, Any] = compute.by_call if isinstance(compute, KernelModels) else {IN_COLUMNS: compute}
     pieces = {compute_part(call): model for call, model in calls.items()}
     for name, comm in ((FORWARD, models.forward), (BACKWARD, models.backward)):
-        exchanges = comm.exchanges if isinstance(comm, CommByCollective) else {Collective.ALL_TO_ALL: comm}
+        exchanges = comm.exchanges if isinstance(comm, ExchangeModels) else {Collective.ALL_TO_ALL: comm}
         pieces |= {exchange_part(name, collective): model for collective, model in exchanges.items()}
     pieces |= {INPUT: models.input, FRAMEWORK: models.framework}
     given = given_exchanges(models)
@@ -34,29 +36,31 @@ def pieces_of(models: CostModels) -> Pieces:
 
 
 def given_exchanges(models: CostModels) -> dict[str, CommModel]:
-    """Find a datasheet's exchanges in models, by their parts: each is one for all collectives."""
+    """Return the exchange models that come from a datasheet, by part;
+    each predicts all collectives of its direction.
+    """
     exchanges = {FORWARD: models.forward, BACKWARD: models.backward, INPUT: models.input}
     return {name: model for name, model in exchanges.items() if model is not None and model.arithmetic}
 
 
 def by_part(models: CostModels) -> Pieces:
-    """Find what predicts each part, a datasheet's exchanges included."""
+    """Return the model that predicts each part, including the exchange models of a datasheet."""
     return pieces_of(models) | given_exchanges(models)
 
 
 def assembled(
     pieces: Pieces, batch_size: int | None, host: HostLink | None, given: Mapping[str, CommModel]
 ) -> CostModels:
-    """Put the models of all parts together.
+    """Return cost models that consist of the given models of parts.
 
     Args:
-        pieces: of columns at least, and of all-to-alls that aren't given.
-        batch_size: the only one that they serve, None if they serve any.
-        host: a datasheet's link, for calls of tables in host memory without a model.
-        given: a datasheet's exchanges, by their parts; they take the place of pieces.
+        pieces: models by part; column-wise calls are required, and so are all-to-alls that `given` lacks.
+        batch_size: the only batch size that the models can predict; None if they predict any.
+        host: the host link of a datasheet, for calls on tables in host memory that have no model.
+        given: exchange models of a datasheet by part; they replace models in `pieces`.
     """
     calls = {call: pieces[compute_part(call)] for call in CALLS if compute_part(call) in pieces}
-    compute = calls[IN_COLUMNS] if len(calls) == 1 and host is None else ComputeByForm(calls, host)
+    compute = calls[IN_COLUMNS] if len(calls) == 1 and host is None else KernelModels(calls, host)
     alone = all(LAYOUTS[call.form].free for call in calls)
     both = [name for name in (FORWARD, BACKWARD) if name in pieces]
     exchanges = {name: pieces[name] if alone else _in_direction(name, pieces) for name in both} | {**given}
@@ -65,16 +69,27 @@ def assembled(
 
 
 def _in_direction(direction: str, pieces: Pieces) -> CommModel:
-    """Join the models of all collectives; they serve sharding types whose exchanges, except host ones, are known."""
-    named = {one: exchange_part(direction, one) for one in Collective if one is not Collective.INPUT}
-    exchanges: dict[Collective, CommModel] = {one: pieces[name] for one, name in named.items() if name in pieces}
-    known = {*exchanges, *(BACK_ONLY if direction == FORWARD else ())}
-    serves = frozenset(form for form, layout in LAYOUTS.items() if known.issuperset(layout.exchanges))
-    return CommByCollective(exchanges, serves)
+    """Return one model of all collectives in a direction.
+
+    The model serves the sharding types whose exchanges all have models. Exchanges within and between hosts
+    (`host_exchanges`) are not required.
+    """
+    named = {
+        collective: exchange_part(direction, collective)
+        for collective in Collective
+        if collective is not Collective.INPUT
+    }
+    exchanges: dict[Collective, CommModel] = {
+        collective: pieces[name] for collective, name in named.items() if name in pieces
+    }
+    available = {*exchanges, *(BACK_ONLY if direction == FORWARD else ())}
+    serves = frozenset(form for form, layout in LAYOUTS.items() if available.issuperset(layout.exchanges))
+    return ExchangeModels(exchanges, serves)
 
 
 def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
-    """Multiply each model by how many times as long its part takes: the median over its training samples.
+    """Multiply each model by the ratio of measured over predicted time:
+    the median over the training samples of its part.
 
     Models of parts with few or no measurements take the factor of column-wise tables, or of all-to-alls in their
     direction.
@@ -90,7 +105,7 @@ def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
 
 
 def _scaled(model: Any, factor: float) -> Any:
-    """Multiply the costs, but waiting, of a model of any kind that bundles hold by the factor."""
+    """Return a model of any kind with its predicted costs, except waiting, multiplied by the factor."""
     if factor == 1.0:
         return model
     if isinstance(model, ComputeEnsemble):
@@ -103,9 +118,10 @@ def _scaled(model: Any, factor: float) -> Any:
 
 
 def nearest(starts: Sequence[CostModels], parts: Sequence[MeasuredPart]) -> CostModels | None:
-    """Choose the models of the machine that is most like this one: times one factor, they miss its columns least.
+    """Return the models of the machine that is most similar to this machine; None if `starts` is empty.
 
-    The first ones where nothing was measured of columns, None where there are no models at all.
+    The most similar machine has the smallest error on column-wise calls after its predictions are multiplied by one
+    factor. If no column-wise calls were measured, the first of `starts` is returned.
     """
     columns = next((part for part in parts if part.name == COMPUTE), None)
     if columns is None or len(starts) < 2:
@@ -113,7 +129,7 @@ def nearest(starts: Sequence[CostModels], parts: Sequence[MeasuredPart]) -> Cost
     some = columns.measured.known
 
     def error(start: CostModels) -> float:
-        """Compute what is missed of columns once all predictions are multiplied by their typical ratio."""
+        """Return the error on column-wise calls after all predictions are multiplied by their typical ratio."""
         predicted = columns.predict(pieces_of(start)[COMPUTE], some)
         return predicted.relative_error(predicted.typical_ratio)
 

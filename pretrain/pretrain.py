@@ -1,4 +1,4 @@
-"""The pretrain run: fit cost models to a data directory, write a bundle."""
+"""The pretrain run: fits cost models to the measurements of a data directory and writes a bundle."""
 
 import shutil
 import tempfile
@@ -10,9 +10,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from neuroshard.models import Card, CostModels, save_bundle
-from neuroshard.models.bundle import check_place
+from neuroshard.models.bundle import DataSummary, ModelTest, ModelTests, check_place
 from neuroshard.models.datasheets import exchanges_of, with_host_tiers
-from neuroshard.models.trust import DataSummary, ModelTest, ModelTests
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.progress import progress_bar
@@ -34,7 +33,7 @@ from neuroshard.words.form import call_named
 @dataclass(frozen=True)
 @checked
 class Pretrain:
-    """Everything `neuroshard pretrain` needs.
+    """Everything that `neuroshard pretrain` needs.
 
     Attributes:
         data: a directory that neuroshard collect wrote, or in which evaluate or a verified search measured plans;
@@ -83,20 +82,20 @@ class Pretrain:
             call_named(name)
 
     def run(self) -> PretrainResult:
-        """Fit the models, set their margins on validation samples, test them on unseen tables, write the bundle.
+        """Fit the models, set their margins on validation samples, test them on unseen tables, and write the bundle.
 
         Raises:
-            UserError: `out` can't hold a bundle, `data` is not a data directory, a split has no samples of columns, of
-                all-to-alls or of one of `calls`, or the models of `init` are of other kinds, or better than the fitted
-                models.
+            UserError: `out` cannot take a bundle; `data` is not a data directory; a split has no column-wise samples,
+                no all-to-alls or no samples of one of `calls`; or the models of `init` are of other kinds than the
+                fitted models, or better.
         """
         check_place(Path(self.out))
         with RunDirectory(Path(self.out)).held(["bundle.json"]), torch_threads(1), progress_bar() as bars:
             starts = [CostModels.load(path) for path in _several(self.init)]
             given, margin = ({}, None) if self.exchanges is None else exchanges_of(self.exchanges)
             fit = Fit(self.compute_model, self.comm_model, self.seed, self.min_finetune_samples, given)
-            for one in starts:
-                fit.check(one)
+            for start_models in starts:
+                fit.check(start_models)
             directories = [DataDirectory.at(Path(path)) for path in _several(self.data)]
             manifest = _common(directories)
             if given and any(m.repeats for directory in directories for m in directory.comm().read()):
@@ -115,8 +114,8 @@ class Pretrain:
             if self.host_tiers is not None:
                 fitted = with_host_tiers(fitted, self.host_tiers)
             if measured.local.train:
-                known = None if start is None else start.framework
-                fitted = replace(fitted, framework=fit_framework(fitted, measured.local.train, known))
+                start_framework = None if start is None else start.framework
+                fitted = replace(fitted, framework=fit_framework(fitted, measured.local.train, start_framework))
             of_given = {} if margin is None else dict.fromkeys(given, margin)
             fitted = replace(fitted, margins=margins_of(fitted, measured, start, of_given))
             after = predicted_parts(fitted, measured, "test")
@@ -126,7 +125,7 @@ class Pretrain:
                 self._check_better(start.name, before, after, metrics)
             card = self._card(manifest, measured, metrics, start)
             save_or_keep(Path(self.out), fitted, card)
-        mape = {part: its.relative_error() for part, its in before.items()}
+        mape = {part: predicted.relative_error() for part, predicted in before.items()}
         left_out = {part: sizes for part, sizes in found.sizes.items() if part not in measured.sizes}
         return PretrainResult(Path(self.out), metrics, mape, left_out)
 
@@ -137,12 +136,12 @@ class Pretrain:
         after: dict[str, Predicted],
         metrics: dict[str, ModelTest],
     ) -> None:
-        """Raise UserError if a part's error is larger than it was, by more than a few test samples may be off."""
+        """Raise UserError if the error of a part grew by more than chance explains with this number of test samples."""
         worse = [
-            f"{part} {metrics[part].test.mape:.1%} instead of {its.relative_error():.1%} "
+            f"{part} {metrics[part].test.mape:.1%} instead of {predicted.relative_error():.1%} "
             f"(noise of the measurements {metrics[part].noise_mean:.1%})"
-            for part, its in before.items()
-            if after[part].is_beaten_by(its)
+            for part, predicted in before.items()
+            if after[part].is_beaten_by(predicted)
         ]
         if worse:
             raise UserError(
@@ -157,6 +156,7 @@ class Pretrain:
     def _card(
         self, manifest: Manifest, measured: Measured, metrics: dict[str, ModelTest], start: CostModels | None
     ) -> Card:
+        """Return the model card: hardware, versions, data, settings and test results."""
         compute, comm = measured.columns, measured.all_to_alls
         return Card(
             hardware=parse(manifest.hardware, Fingerprint, f"hardware of {_several(self.data)[0]}"),
@@ -183,10 +183,10 @@ class Pretrain:
 
 
 def _common(directories: Sequence[DataDirectory]) -> Manifest:
-    """Read the first one's manifest, if all were measured on the same type of machine.
+    """Return the manifest of the first directory; all directories must be measured on the same type of machine.
 
     Raises:
-        UserError: they weren't, or a directory is not a data directory.
+        UserError: the machines differ, or a directory is not a data directory.
     """
     first, *others = (directory.manifest() for directory in directories)
     here = parse(first.hardware, Fingerprint, f"hardware of {directories[0].path}")
@@ -203,15 +203,15 @@ def _common(directories: Sequence[DataDirectory]) -> Manifest:
 
 
 def _several(paths: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """List the paths, of which one may stand by itself."""
+    """Return the paths as a tuple; a single path may be given as text, and None means no paths."""
     return (paths,) if isinstance(paths, str) else paths or ()
 
 
 def save_or_keep(path: Path, models: CostModels, card: Card) -> None:
-    """Write the bundle to `path`; if that fails, write it to a temporary directory, so that the training isn't lost.
+    """Write the bundle to `path`; if that fails, write it to a temporary directory, so that the training is not lost.
 
     Raises:
-        UserError: the bundle couldn't be written to `path`; the error says where the bundle is instead.
+        UserError: the bundle could not be written to `path`; the error names the other directory.
     """
     try:
         save_bundle(path, models, card)

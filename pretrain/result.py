@@ -1,4 +1,6 @@
-"""The result of a pretrain run: metrics on tables never seen in training, and the noise floor."""
+"""The result of a pretrain run: errors on tables never seen in training,
+compared with the noise of the measurements.
+"""
 
 from dataclasses import dataclass, field
 from itertools import starmap
@@ -12,7 +14,8 @@ from scipy.stats import kendalltau, ttest_rel
 from sklearn.metrics import mean_absolute_percentage_error, mean_squared_error
 
 from neuroshard.cost.cost import PARTS
-from neuroshard.models.trust import LEVEL, Accuracy, Margin, ModelTest
+from neuroshard.models.bundle import Accuracy, ModelTest
+from neuroshard.models.trust import LEVEL, Margin
 from neuroshard.plumbing.arrays import FloatArray, IntArray, sums_of
 from neuroshard.plumbing.fitness import UseVerdict
 from neuroshard.plumbing.messages import Message
@@ -21,16 +24,16 @@ from neuroshard.records.noise import FIT_NOISE, pass_repeatability
 from neuroshard.records.samples import Measurement
 
 _DECILES = 10
-_LEAST_MS = 1e-3  # what takes less counts as this
-_WORSE = 1.1  # times the error of others: models that are worse by less may choose as good plans
-_FIT_ERROR = 0.3  # mean error up to which models are worth using: models of another machine may be off by as much
-_BY_CHANCE = 0.01  # how likely it may be by chance that errors of a few samples grew so
+_LEAST_MS = 1e-3  # shorter times count as this
+_WORSE = 1.1  # ratio of errors; models whose errors are closer may find equally good plans
+_FIT_ERROR = 0.3  # mean relative error up to which models are useful; models of another machine may have this error
+_BY_CHANCE = 0.01  # probability below which a larger error of a few samples is not chance
 
 
 def accuracy_of(predicted_ms: FloatArray, measured_ms: FloatArray) -> Accuracy:
-    """Compute errors of predictions against measurements, both (n,) or, per device, (n, D).
+    """Return the errors of predictions against measurements, both (n,) or, per device, (n, D).
 
-    Every device of a sample counts as much as every other.
+    Every device of a sample has the same weight.
     """
     predicted, measured = predicted_ms.ravel(), measured_ms.ravel()
     tau = float(kendalltau(predicted, measured).statistic) if len(predicted) > 1 else float("nan")
@@ -46,13 +49,13 @@ def accuracy_of(predicted_ms: FloatArray, measured_ms: FloatArray) -> Accuracy:
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """A written bundle and how its models do.
+    """A written bundle, with the errors of its models.
 
     Attributes:
-        path: of the bundle.
-        metrics: on the test samples, by part.
-        before: MAPE of the models that they were fitted from, by part.
-        left_out: the number of samples in each split, by part, of those without a model as a split is empty.
+        path: directory of the bundle.
+        metrics: results on the test samples, by part.
+        before: MAPE of the models that the new models were fitted from, by part.
+        left_out: number of samples in each split, by part, for parts without a model because a split is empty.
     """
 
     path: Path
@@ -61,7 +64,7 @@ class PretrainResult:
     left_out: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def show(self, console: Console) -> None:
-        """Print a table of the metrics."""
+        """Print a table of the metrics, the parts without a model, and the verdict."""
         grid = Grid(title=f"Cost models in {self.path}, on unseen tables")
         grid.add_column("model")
         started = ("before",) if self.before else ()
@@ -86,7 +89,7 @@ class PretrainResult:
 
     @property
     def verdict(self) -> UseVerdict:
-        """Whether the models are fit to search with, by noise, errors, and errors of earlier models."""
+        """The verdict on the use of the models for searches, by noise, errors, and errors of earlier models."""
         noisy = [f"{part} {self.metrics[part].noise_p90:.0%}" for part in PARTS if self._noise(part) > FIT_NOISE]
         if noisy:
             return UseVerdict(
@@ -95,7 +98,7 @@ class PretrainResult:
                 f"two passes: {', '.join(noisy)}, limit {FIT_NOISE:.0%})",
                 f"collect on a quieter machine, with max_noise={FIT_NOISE:g}",
             )
-        if off := [part for part, its in self.metrics.items() if its.test.mape > _FIT_ERROR]:
+        if off := [part for part, test in self.metrics.items() if test.test.mape > _FIT_ERROR]:
             return UseVerdict(
                 False,
                 f"the errors of the predictions are too large ({self._errors(off)}, limit {_FIT_ERROR:.0%})",
@@ -105,7 +108,7 @@ class PretrainResult:
 
     @property
     def _compared(self) -> UseVerdict:
-        """Compare the models with those that they were fitted from, if there are any."""
+        """The verdict of comparing the models with the models that they were fitted from, if there are any."""
         worse = [part for part in self._again if self.metrics[part].test.mape > _WORSE * self.before[part]]
         better = [part for part in self._again if self.before[part] > _WORSE * self.metrics[part].test.mape]
         if worse and not better:
@@ -127,14 +130,14 @@ class PretrainResult:
 
     @property
     def _again(self) -> list[str]:
-        """The parts with a model both before and after."""
+        """The parts that have a model both before and after the run."""
         return [part for part in self.metrics if part in self.before]
 
     def _noise(self, part: str) -> float:
         return self.metrics[part].noise_p90 if part in self.metrics else 0.0
 
     def _errors(self, parts: list[str]) -> str:
-        """List the parts with their errors, and their errors before where these are known."""
+        """Return a list of the parts with their errors and, if known, their errors before the run, as text."""
         return ", ".join(
             f"{part} error {self.metrics[part].test.mape:.1%}"
             + (f", before {self.before[part]:.1%}" if part in self.before else "")
@@ -143,7 +146,7 @@ class PretrainResult:
 
 
 def _left_out(part: str, sizes: dict[str, int]) -> Message:
-    """Make the message that a part has no model, with its number of samples in each split."""
+    """Return the message that a part has no model, with the number of samples in each split."""
     counts = ", ".join(f"{split} {count}" for split, count in sizes.items())
     return Message(
         "part-without-model",
@@ -155,11 +158,14 @@ def _left_out(part: str, sizes: dict[str, int]) -> Message:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predictions, what ensembles disagree by, and measurements, (n,) each; one for every device of an exchange.
+    """Predictions, their spread over the members of an ensemble, and measurements, (n,) each.
+
+    Exchanges have one value for each device.
 
     Attributes:
-        wait_ms: of predictions and measurements, what is waiting for other devices: no matter of speed.
-        devices: (s,) of each sample; so many predictions, one after the other, are of it.
+        wait_ms: (n,) the part of predictions and measurements that is waiting for other devices; it does not scale with
+            the machine's speed.
+        devices: (s,) number of devices of each of the s samples; the values of a sample follow each other.
     """
 
     predicted_ms: FloatArray
@@ -170,24 +176,25 @@ class Predicted:
 
     @classmethod
     def alone(cls, predicted_ms: FloatArray, spread_ms: FloatArray, measured_ms: FloatArray) -> "Predicted":
-        """Make predictions of samples that each are of one device, which waits for no other."""
+        """Return predictions of samples that use one device each, so that no device waits."""
         count = len(measured_ms)
         return cls(predicted_ms, spread_ms, measured_ms, np.zeros(count), np.ones(count, dtype=np.int64))
 
     @property
     def typical_ratio(self) -> float:
-        """The median of measured over predicted, without waiting."""
+        """The median of measured over predicted time, both without waiting."""
         took, foreseen = (np.maximum(ms - self.wait_ms, _LEAST_MS) for ms in (self.measured_ms, self.predicted_ms))
         return float(np.median(took / foreseen))
 
     def relative_error(self, factor: float = 1.0) -> float:
-        """Compute the mean relative error of the predictions times the factor."""
+        """Return the mean relative error of the predictions, multiplied by the factor."""
         return float(self._relative_errors(factor).mean())
 
     def is_beaten_by(self, other: "Predicted") -> bool:
-        """Return True if other predictions of the samples are better: by over a tenth of their error, not by chance.
+        """Return True if the errors of `other` are smaller by more than a tenth, and not by chance.
 
-        A paired t-test tells chance. Devices of one exchange err alike, and count as one; a single sample can't tell.
+        A paired t-test decides about chance. The devices of one exchange have similar errors, so each sample counts
+        once. A single sample cannot decide.
         """
         if len(self.devices) < 2 or self.relative_error() <= _WORSE * other.relative_error():
             return False
@@ -199,12 +206,12 @@ class Predicted:
         return sums_of(self._relative_errors(), self.devices) / self.devices
 
     def _relative_errors(self, factor: float = 1.0) -> FloatArray:
-        """Compute by how much the predictions times the factor are off, (n,)."""
+        """Return the relative errors of the predictions, multiplied by the factor, (n,)."""
         return np.abs(factor * self.predicted_ms / np.maximum(self.measured_ms, _LEAST_MS) - 1)
 
 
 def tested(predicted: Predicted, margin: Margin, everything: list[Measurement[Any]]) -> ModelTest:
-    """Judge a part's model by test predictions and all measurements, second passes included."""
+    """Return the test result of a part's model, from test predictions and the noise of all measurements."""
     noise = pass_repeatability(everything)
     noise = noise if len(noise) else np.zeros(1)
     p50, p90 = (float(np.quantile(noise, level)) for level in (0.5, 0.9))

@@ -1,4 +1,4 @@
-"""The one training loop."""
+"""The training loop, which all networks share."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ _SCHEDULES = ("constant", "cosine")
 @dataclass(frozen=True)
 @checked
 class TrainingSettings:
-    """How networks are fitted.
+    """Settings of the training of networks.
 
     Attributes:
         epochs: maximum number of passes over the training samples; larger values can take longer. The best epoch on the
@@ -60,10 +60,10 @@ class TrainingSettings:
 
 RELATIVE = TrainingSettings(
     epochs=200, batch_size=128, learning_rate=3e-3, schedule="cosine", loss="absolute_relative", patience=200
-)  # relative errors count, smaller batches, rate falling to zero: what all but the papers' networks are fitted with
+)  # relative errors, smaller batches and a rate that falls to zero: for all networks except the paper's
 FURTHER = TrainingSettings(
     epochs=60, batch_size=8, learning_rate=3e-3, schedule="cosine", loss="absolute_relative", patience=60
-)  # from another machine's models on, with few samples: many small steps
+)  # fine-tuning of another machine's models with few samples: many small steps
 
 
 def fit(
@@ -73,9 +73,10 @@ def fit(
     seed: int,
     on_epoch: Callable[[int, float], None],
 ) -> None:
-    """Train `network` in place by training and validation examples; it keeps the weights that are best on the latter.
+    """Train `network` in place with training and validation examples; keep the weights with the lowest validation loss.
 
-    `on_epoch(epoch, validation loss)` is called after every epoch. The order of samples depends on `seed` alone.
+    The function calls `on_epoch(epoch, validation loss)` after every epoch. The order of the samples depends on `seed`
+    alone.
     """
     (train, valid), loss_of = examples, _LOSSES[settings.loss]
     optimizer = torch.optim.Adam(network.parameters(), lr=settings.learning_rate, fused=True)

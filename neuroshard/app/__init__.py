@@ -1,1 +1,1 @@
-"""The command line: arguments, help, what is listed, and what happens when something goes wrong."""
+"""The command line and the pipeline in Python: arguments, help, listings, failures, sweeps and stage functions."""

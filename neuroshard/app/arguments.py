@@ -1,4 +1,4 @@
-"""The arguments of a command, translated for Hydra: paths without a key, files in place of a choice, and quotes."""
+"""Translation of a command's arguments for Hydra: paths without a key, files in place of a choice, and quotes."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from neuroshard.plumbing.errors import UserError, unknown_name
 _PATHS = {"explain": "plans", "evaluate": "plans", "report": "runs", "export": "plan"}  # settings that need no key
 _SINGLE = ("plan",)  # settings that take one path, not a list
 _KEY = re.compile(r"([+~]*[\w./@:-]+)=(.*)", re.DOTALL)
-_VALUED = (  # flags of Hydra with a value behind them
+_VALUED = (  # Hydra's flags that are followed by a value
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
     *("--info", "-i", "--experimental-rerun"),
 )
@@ -21,7 +21,7 @@ _FLAGS = (
     *("--shell-completion", "-sc"),
 )
 
-# A file's suffix says which choice of a group reads it.
+# For each group, the choice that reads files of a suffix.
 _READERS = {
     "tables": {".csv": "user_file", ".parquet": "user_file", ".json": "user_file", ".pt": "dlrm", ".gz": "dlrm"},
     "tasks": {".json": "file"},
@@ -30,10 +30,10 @@ _READERS = {
 
 
 def for_hydra(command: str, words: Sequence[str]) -> list[str]:
-    """Translate the arguments of a command for Hydra, which wants flags before settings.
+    """Return the arguments of a command as Hydra reads them: flags first, then settings as key=value.
 
     Raises:
-        UserError: a flag is unknown, an argument is not key=value, or paths are given twice.
+        UserError: a flag is unknown, an argument is not key=value, or paths are given both with and without a key.
     """
     flags, settings, paths = list[str](), list[str](), list[str]()
     for before, word in zip(["", *words], words, strict=False):
@@ -49,6 +49,7 @@ def for_hydra(command: str, words: Sequence[str]) -> list[str]:
 
 
 def _known_flag(word: str) -> str:
+    """Return the flag if Hydra has it; raise UserError if not."""
     name = word.partition("=")[0]
     if name in _FLAGS:
         return word
@@ -59,7 +60,11 @@ def _known_flag(word: str) -> str:
 
 
 def _positional(command: str, paths: Sequence[str], others: Sequence[str]) -> str:
-    """Build the setting that paths without a key are."""
+    """Return the setting, as key=value, for paths that the user gave without a key.
+
+    Raises:
+        UserError: the setting is also among the `others`, or takes only one path.
+    """
     key = _PATHS[command]
     if any(text.startswith(f"{key}=") for text in others):
         raise UserError(
@@ -81,17 +86,19 @@ def _positional(command: str, paths: Sequence[str], others: Sequence[str]) -> st
 
 
 def _is_path(text: str) -> bool:
-    """Return True if a text is a path without a key. (Paths may contain "=", too.)"""
+    """Return True if an argument is a path without a key; a path may contain "=" if it exists."""
     if text.startswith("~") and not os.path.lexists(text):
         return False
     return "=" not in text or (os.path.lexists(text) and not os.path.lexists(text.split("=", 1)[1]))
 
 
 def with_reader(text: str) -> Iterator[str]:
-    """Turn `tables=FILE.csv` into tables=user_file and its path, or paths of a sweep; leave anything else as it was.
+    """Yield the settings for an argument such as `tables=FILE.csv`: tables=user_file and tables.path=FILE.csv.
+
+    A list of files, as in a sweep, becomes a list of paths. Any other argument is yielded unchanged.
 
     Raises:
-        UserError: the text lists files of types that different choices read.
+        UserError: the argument lists files of types that different choices read.
     """
     group, _, value = text.partition("=")
     readers = _READERS.get(group, {})
@@ -113,13 +120,17 @@ def with_reader(text: str) -> Iterator[str]:
 
 
 def _sweep(group: str, reader: str | None, files: list[str]) -> str:
-    """Write the arguments that sweep those of some files that a choice reads; None is for names of choices."""
+    """Return the arguments of a sweep over the files that the choice `reader` reads; None means names of choices."""
     swept = [file for file in files if _READERS[group].get(Path(file).suffix.lower()) == reader]
     return f"{group}={','.join(swept)}" if reader is None else f"{group}={reader} {group}.path={','.join(swept)}"
 
 
 def _readable(text: str, words: Sequence[str]) -> str:
-    """Return a setting as Hydra reads it: a value that is not in Hydra's grammar may be a path, which needs quotes."""
+    """Return a setting that Hydra can parse; a value that Hydra's grammar refuses, such as some paths, is quoted.
+
+    Raises:
+        UserError: the text is not key=value, or the value is nested too deeply.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser  # slow to import: not for --help
     from hydra.errors import OverrideParseException
 
@@ -140,7 +151,7 @@ def _readable(text: str, words: Sequence[str]) -> str:
 
 
 def _meant(text: str, words: Sequence[str]) -> str:
-    """Return a remedy for a text without a key: a file, or the end of a value with a blank."""
+    """Return the remedy for an argument without a key, which may be a file, or the end of a value with a blank."""
     if groups := [group for group, readers in _READERS.items() if Path(text).suffix.lower() in readers]:
         return f"Did you mean {groups[0]}={text}?"
     before = words[words.index(text) - 1] if text in words[1:] else ""

@@ -1,4 +1,4 @@
-"""The `neuroshard` command: each subcommand is a Hydra application, whose `run` node says what to build and run."""
+"""The `neuroshard` command: each subcommand is a Hydra application that builds and runs its config's `run` node."""
 
 import logging
 import os
@@ -33,19 +33,23 @@ if TYPE_CHECKING:
 
 _INTERRUPTED = 130
 _HYDRA = ("hydra", "hydra_plugins", "omegaconf")
-_ESCAPED = re.compile(r"\\(.)")  # what Hydra writes for special characters of a job's settings
+_ESCAPED = re.compile(r"\\(.)")  # special characters in the settings of a job, as Hydra escapes them
 _SWEEP = ("-m", "--multirun", "hydra.mode=MULTIRUN")
 _COMPLETION = ("-sc", "--shell-completion")
 _FULL_ERROR = "HYDRA_FULL_ERROR"
-_ASKED = "NEUROSHARD_FULL_ERROR"  # says to the processes of jobs that the user set Hydra's variable
+_ASKED = "NEUROSHARD_FULL_ERROR"  # set for this process and the processes of jobs if the user set HYDRA_FULL_ERROR=1
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; a user's mistake is one line on standard error and code 2, a defect one line and 70."""
+    """Run the command line with the given arguments; None means the arguments of the process.
+
+    A user's mistake prints one line on standard error and exits with code 2. A defect prints one line and exits with
+    code 70.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that isn't UTF-8 shows what it can
+            stream.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows "?" for unknown letters
     try:
         _dispatch(words)
     except KeyboardInterrupt:
@@ -54,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Ended:
         raise
     except BaseException as error:
-        end_without_reader(error)  # `neuroshard ... | head` has seen enough
+        end_without_reader(error)  # as in `neuroshard ... | head`
         if _shows_traces():
             raise
         complain(report_of(error))
@@ -62,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _dispatch(words: list[str]) -> None:
+    """Run the command that the first argument names; raise UserError if there is no such command."""
     if not words or words[0] in HELP_FLAGS:
         print(usage(), end="")
     elif words[0] in ("--version", "-V"):
@@ -82,23 +87,28 @@ def _dispatch(words: list[str]) -> None:
 
 
 def _complete(words: list[str]) -> None:
-    """Answer a shell: the commands, or Hydra's completion of a command's settings."""
+    """Print completions for the shell: the names of commands, or Hydra's completions of a command's settings."""
     name, command, *rest = [*os.environ.get("COMP_LINE", "").split(" "), "", ""]
     if words[1:2] != ["query=bash"]:
         command = COMMANDS[0]  # the script that Hydra installs is the same for every command
     elif not any(rest):
-        print(" ".join(one for one in ALL if one.startswith(command)))
+        print(" ".join(candidate for candidate in ALL if candidate.startswith(command)))
     os.environ["COMP_LINE"] = " ".join([name, *rest]).rstrip()
     if command in COMMANDS:
         _hand_to_hydra(command, words)
 
 
 def _shows_traces() -> bool:
-    """Return True if the user asks for the traces of errors, by Hydra's variable."""
+    """Return True if the user asks for tracebacks of errors by HYDRA_FULL_ERROR=1."""
     return _ASKED in os.environ
 
 
 def _hand_to_hydra(command: str, arguments: list[str]) -> None:
+    """Run a command, or the jobs of a sweep with a table of their results at the end.
+
+    Raises:
+        Ended: a job of the sweep failed; the errors are printed already.
+    """
     if not any(text in _SWEEP for text in arguments):
         _start(command, arguments)
         return
@@ -122,26 +132,31 @@ def _hand_to_hydra(command: str, arguments: list[str]) -> None:
 
 
 def _start(command: str, arguments: list[str]) -> None:
-    """Run a command as a Hydra application; what Hydra refuses becomes a UserError."""
+    """Run a command as a Hydra application.
+
+    Raises:
+        UserError: Hydra refuses a setting.
+        Ended: the command failed, and its error is printed already.
+    """
     import hydra
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    logging.raiseExceptions = False  # the reader of --info may have seen enough
+    logging.raiseExceptions = False  # no tracebacks if the reader of --info has closed the pipe
     if os.environ.get(_FULL_ERROR) == "1":
         os.environ.setdefault(_ASKED, "1")
-    os.environ[_FULL_ERROR] = "1"  # exceptions come here instead of being printed there
+    os.environ[_FULL_ERROR] = "1"  # Hydra raises exceptions instead of printing them
     sys.argv = ["neuroshard", *arguments]
     try:
         hydra.main(version_base="1.3", config_path=str(FOLDER), config_name=command)(_run)()
     except (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:
-        # Hydra refuses some of its own settings by exceptions of Python's, which may also be defects of ours.
+        # Hydra refuses some of its own settings by built-in exceptions, which may also be defects of this package.
         if not isinstance(error, (HydraException, OmegaConfBaseException)) and not raised_by(error, *_HYDRA):
             raise
         from neuroshard.app.refusals import refusal_of
 
         raise refusal_of(error, command, arguments) from error
-    except SystemExit as stop:  # Hydra's, after --help and the like; a job's own never come here
+    except SystemExit as stop:  # Hydra exits after flags such as --help; `_run` handles the exits of jobs
         if stop.code:
             raise Ended(stop.code) from None
     finally:
@@ -150,10 +165,10 @@ def _start(command: str, arguments: list[str]) -> None:
 
 
 def _run(config: Any) -> None:
-    """Build what the config describes, run it, print its result; Hydra calls it, once for each job.
+    """Build the `run` node of a config, run it and print the result; Hydra calls this function once for each job.
 
-    What fails ends the program with one line; a sweep goes on with its other jobs, which print nothing else. (Hydra
-    would print what is raised.)
+    An error ends the program with one line. In a sweep, an error prints one line and the sweep continues with its other
+    jobs, whose results are not printed. Errors are handled here because Hydra would print tracebacks.
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
@@ -170,7 +185,7 @@ def _run(config: Any) -> None:
     try:
         check_complete(config)
         built = instantiate_config(config.run)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on there is something to keep
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # from now on Ctrl-C raises, so work can be saved
         result: Result | None = built.run()
         if result is not None and job is None:
             result.show(plain_console())

@@ -31,6 +31,6 @@ def purpose_of(command: str) -> str:
 
 
 def usage() -> str:
-    """Write the text of `neuroshard --help`."""
-    said = {name: purpose_of(name) for name in COMMANDS} | {"models": MODELS}
-    return _USAGE.format(commands="\n".join(f"  {name:<12} {what}" for name, what in said.items()))
+    """Return the text of `neuroshard --help`."""
+    purposes = {name: purpose_of(name) for name in COMMANDS} | {"models": MODELS}
+    return _USAGE.format(commands="\n".join(f"  {name:<12} {purpose}" for name, purpose in purposes.items()))

@@ -1,4 +1,4 @@
-"""The start of the `neuroshard` command: Ctrl-C during imports ends it with one line."""
+"""The entry point of the `neuroshard` command, in which Ctrl-C during imports ends the process with one line."""
 
 import os
 import signal
@@ -9,14 +9,15 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Import the command line, then run it."""
-    signal.signal(signal.SIGINT, _leave)  # an import that is interrupted leaves half-made modules
+    """Import the command line, and run it."""
+    signal.signal(signal.SIGINT, _leave)  # an exception during an import would leave incomplete modules
     from neuroshard.app.cli import main as run
 
     run()
 
 
 def _leave(_signal: int, _frame: FrameType | None) -> None:
+    """End the process with one line and exit code 130."""
     sys.stderr.write("neuroshard: interrupted before any work was done\n")
     sys.stderr.flush()
     os._exit(INTERRUPTED)

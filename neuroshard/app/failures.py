@@ -1,4 +1,4 @@
-"""How a command ends that fails: in one line, with exit code 2 for a user's mistake and 70 for a defect."""
+"""The end of a failed command: one line on standard error, and exit code 2 for a user's mistake or 70 for a defect."""
 
 import os
 import select
@@ -17,15 +17,15 @@ NO_PLAN, FAILED, DEFECT = "no plan", "failed", "defect"
 
 
 class Ended(SystemExit):
-    """The end of a command whose failure is reported already. Any other SystemExit is a defect of the part it ends."""
+    """The exit of a command whose failure is reported already; any other SystemExit is a defect."""
 
 
 def report_of(error: BaseException) -> Message:
-    """Return the message that reports an error; the traceback of a defect is written to a file that it names."""
+    """Return the message that reports an error; for a defect, it names a file with the traceback."""
     if (mistake := user_error_in(error)) is not None:
         return mistake.message
     if _is_of_the_system(error):
-        # a full disk, or a directory that can't be written, is the user's to mend too
+        # Users can correct the cause of such errors, such as a full disk or a directory that cannot be written to.
         what, remedy = "the operating system reports an error", "Remove the cause and run the command again"
         return Message("system-refused", what, limit=str(error), remedy=f"{remedy}; finished work is kept")
     if isinstance(error, MemoryError):
@@ -36,22 +36,22 @@ def report_of(error: BaseException) -> Message:
 
 
 def exit_code(error: BaseException) -> int:
-    """Choose the exit code: 2 for what the user can mend, 70 for a defect."""
-    users = user_error_in(error) is not None or _is_of_the_system(error) or isinstance(error, MemoryError)
-    return EXIT_USER_ERROR if users else EXIT_BUG
+    """Return the exit code for an error: 2 if the user can correct the cause, 70 for a defect."""
+    correctable = user_error_in(error) is not None or _is_of_the_system(error) or isinstance(error, MemoryError)
+    return EXIT_USER_ERROR if correctable else EXIT_BUG
 
 
 def failure_of(error: BaseException) -> str:
-    """Return in a word or two why a job of a sweep failed: `NO_PLAN`, `FAILED` (a user's mistake) or `DEFECT`."""
+    """Return the reason why a job of a sweep failed: `NO_PLAN`, `FAILED` (a user's mistake) or `DEFECT`."""
     if exit_code(error) == EXIT_BUG:
         return DEFECT
     return NO_PLAN if isinstance(user_error_in(error), InfeasibleError) else FAILED
 
 
 def end_without_reader(error: BaseException) -> None:
-    """End the command with code 0 if `error` says that the reader of its output has closed the pipe, as `head` does.
+    """Raise Ended with exit code 0 if `error` means that the reader of the output has closed the pipe, as `head` does.
 
-    Any other pipe that breaks, such as that of a worker process, is a failure.
+    A broken pipe of a worker process, for example, is a failure, for which this function does nothing.
     """
     if isinstance(error, BrokenPipeError) and _reader_has_gone():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -59,7 +59,7 @@ def end_without_reader(error: BaseException) -> None:
 
 
 def _reader_has_gone() -> bool:
-    """Return True if standard output or standard error is a pipe that nobody reads any longer."""
+    """Return True if standard output or standard error is a pipe whose reader has ended."""
     outputs = select.poll()
     for descriptor in _OUTPUTS:
         outputs.register(descriptor, 0)
@@ -72,12 +72,12 @@ def complain(message: Message) -> None:
 
 
 def _is_of_the_system(error: BaseException) -> bool:
-    """Return True if the operating system refused a file or directory. A connection that breaks is not a refusal."""
+    """Return True if the operating system refused access to a file or directory; False for broken connections."""
     return isinstance(error, OSError) and not isinstance(error, ConnectionError)
 
 
 def _kept(error: BaseException) -> str:
-    """Write the traceback of a defect to a file; return what to do, with the path of the file."""
+    """Write the traceback of a defect to a file, and return the remedy, which names the file."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="neuroshard-", suffix=".log", encoding="utf-8", errors="backslashreplace", delete=False

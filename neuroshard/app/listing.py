@@ -1,4 +1,4 @@
-"""`neuroshard models`: which cost models are installed, and what their cards say."""
+"""The command `neuroshard models`, which lists the installed cost models or prints the model card of one."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -9,10 +9,11 @@ from rich.table import Table as Grid
 
 from neuroshard.bundles import ROOFLINE, shipped_names, shipped_path
 from neuroshard.cost.cost import PARTS
-from neuroshard.models.bundle import load_bundle
+from neuroshard.models import load_bundle
+from neuroshard.models.bundle import ModelTest
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.datasheets import checks
-from neuroshard.models.trust import ModelTest, Range
+from neuroshard.models.trust import Range
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.registry import described
@@ -20,7 +21,7 @@ from neuroshard.words.form import CALLS
 
 
 def show_models(arguments: list[str], console: Console) -> None:
-    """Print a line for every installed model; with a name, print the whole card of that model.
+    """Print a line for each installed model or, if the arguments name one, the card of this model.
 
     Raises:
         UserError: there is more than one name, or the name is unknown.
@@ -46,7 +47,7 @@ def show_models(arguments: list[str], console: Console) -> None:
 
 
 def _card(name: str) -> dict[str, Any]:
-    """Return the facts about a model: the figures of a datasheet, or the provenance of other models."""
+    """Return the model card: the figures of a datasheet and its errors, or the provenance of a bundle."""
     models = CostModels.load(name)  # raises UserError if the name is unknown
     if models.sheet is not None:
         errors = {check.group: str(check) for check in checks(models)}
@@ -55,6 +56,7 @@ def _card(name: str) -> dict[str, Any]:
 
 
 def _shipped_bundles() -> Grid:
+    """Return a table of the bundles in the package, with the ranges of their data and their errors."""
     columns = "name", "hardware", "batch sizes", "devices", "sharding types", "compute", "forward", "backward"
     grid = Grid(*columns, title="Measured and pre-trained (errors: MAPE on tables never seen in training)")
     for name in shipped_names():
@@ -70,6 +72,7 @@ def _shipped_bundles() -> Grid:
 
 
 def _datasheets() -> Grid:
+    """Return a table of the datasheets for analytic models, with their sources."""
     title = "Arithmetic on datasheets and published points, not measured here (any batch size, any number of devices)"
     grid = Grid("name", "source", title=title)
     for name in choices("roofline"):
@@ -82,6 +85,7 @@ def _error(test: ModelTest | None) -> str:
 
 
 def _span(span: Range | None) -> str:
+    """Return a range as text, such as "2 to 8"; "any" for None."""
     if span is None:
         return "any"
     return f"{span.least:g} to {span.most:g}" if span.least < span.most else f"{span.most:g}"

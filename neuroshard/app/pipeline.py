@@ -76,7 +76,7 @@ def pretrain(
         settings: other fields of `Pretrain`, such as init="cpu" to fine-tune installed models.
 
     Raises:
-        UserError: the data is missing, damaged or too small, or `out` holds other files.
+        UserError: the data is missing, damaged or too small, or `out` contains other files.
     """
     from neuroshard.stages.pretrain.pretrain import Pretrain
 
@@ -96,10 +96,10 @@ def search(
     """Find a plan for `task` and predict its cost, with a search method or the name of a config in `conf/searcher/`.
 
     `settings` override the settings of the config, such as `beam_width=5`. With a `target` ("sok", "hugectr",
-    "torchrec"), `export_plan` can write the plan for the target: rules for this are added to the task's constraints.
-    Costs for "torchrec" count the framework overhead of TorchRec if the models know it (`CostModels.in_torchrec`).
+    "torchrec"), the task gets further constraints, so that `export_plan` can write the plan for the target. Costs for
+    "torchrec" include the framework overhead of TorchRec if the models know it (`CostModels.in_torchrec`).
 
-    One `NeuroShardWarning` names everything to know about the search, reasons why the predicted cost may be wrong
+    One `NeuroShardWarning` has all warnings of the search, reasons why the predicted cost may be wrong
     (`Simulator.warnings`), and requirements of the plan for training in the target.
 
     Raises:
@@ -142,8 +142,9 @@ def evaluate(
         plans: plan files (`plan.save(path)` writes one), or directories of search runs.
         out: directory that the results are written to; None uses the next free directory under runs/evaluate.
         hardware: "cpu" or "cuda", or another config in `conf/hardware/`.
-        measure: "kernels" (one by one, as cost models predict them), "steps" (TorchRec's training steps), or an object.
-        model: cost models for the predictions; None takes the predictions in the files.
+        measure: "kernels" (kernels and exchanges, each by itself, as cost models predict them), "steps" (TorchRec's
+            training steps), or an object.
+        model: cost models for the predictions; None uses the predictions in the files.
         settings: other fields of `Evaluate`, such as max_tasks=10.
 
     Returns:
@@ -156,9 +157,10 @@ def evaluate(
     from neuroshard.stages.search.runs.evaluate import Evaluate
 
     means = build("measure", measure) if isinstance(measure, str) else measure
-    known, where = (None if path is None else str(path) for path in (model, out))
-    return Evaluate(_paths(plans), known, build("hardware", hardware), out=where, measure=means, **settings).run()
+    models, where = (None if path is None else str(path) for path in (model, out))
+    return Evaluate(_paths(plans), models, build("hardware", hardware), out=where, measure=means, **settings).run()
 
 
 def _paths(files: Files) -> str | tuple[str, ...]:
+    """Return one path as text, or several paths as texts."""
     return str(files) if isinstance(files, (str, Path)) else tuple(map(str, files))

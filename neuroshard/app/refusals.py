@@ -1,4 +1,4 @@
-"""The settings that Hydra refuses, as one UserError with the nearest valid name."""
+"""Errors for settings that Hydra refuses, each as a UserError with the nearest valid name."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,11 +19,11 @@ _CHOICE = re.compile(r"Could not find '([^']+)/([^'/]+)'")
 _SEVERAL = re.compile(r"Ambiguous value for argument ('[^']+')")
 _FOLDER_FLAGS = ("--config-dir", "-cd")
 _SEARCH_PATH = "hydra.searchpath"
-_MOST_JOBS = 20  # of a sweep whose settings are collected for a suggestion
+_MOST_JOBS = 20  # maximum number of jobs of a sweep whose settings are collected for a suggestion
 
 
 def refusal_of(error: Exception, command: str, words: Sequence[str]) -> UserError:
-    """Make the UserError of an error by which Hydra or OmegaConf refuses the arguments `words` of a command."""
+    """Return an error of Hydra or OmegaConf, which refuses the arguments `words` of a command, as a UserError."""
     text = str(error)
     options = getattr(error, "options", None)
     if options and (found := _CHOICE.search(text)):
@@ -48,7 +48,10 @@ def refusal_of(error: Exception, command: str, words: Sequence[str]) -> UserErro
 
 
 def _setting_names(command: str, words: Sequence[str]) -> list[str]:
-    """List the settings and groups that a command has after the choices in its arguments, for any job of a sweep."""
+    """Return the names of the settings and groups that a command has with the choices in its arguments.
+
+    For a sweep, these are the names of all jobs together.
+    """
     folders = [f"file://{Path(word).absolute()}" for flag, word in pairwise(words) if flag in _FOLDER_FLAGS]
     paths = [word for word in words if word.startswith(f"{_SEARCH_PATH}=")]
     chosen = [word.partition("=")[::2] for word in words if is_group(word.partition("=")[0])]
@@ -61,13 +64,14 @@ def _setting_names(command: str, words: Sequence[str]) -> list[str]:
 
 
 def _names_of(config: DictConfig) -> list[str]:
-    held: Any = OmegaConf.to_container(config, resolve=False)
-    return [*filter(is_group, held), "experiment", *_names_in(held)]
+    """Return the names of the groups and settings in a config."""
+    values: Any = OmegaConf.to_container(config, resolve=False)
+    return [*filter(is_group, values), "experiment", *_names_in(values)]
 
 
-def _names_in(held: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield every setting that people set, with dots."""
-    for key, value in held.items():
+def _names_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the full name, with dots, of every setting that users set; `prefix` begins each name."""
+    for key, value in values.items():
         if key != "_target_" and f"{prefix}{key}" != "run":
             yield f"{prefix}{key}"
             if isinstance(value, dict):

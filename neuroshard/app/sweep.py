@@ -1,6 +1,6 @@
-"""A sweep's jobs: what each leaves behind in a folder of the sweep, and the table of them all at the end.
+"""The jobs of a sweep: the file that each job writes to the folder of the sweep, and the table of all jobs.
 
-Jobs may run in other processes, on other machines too, so that each writes a file.
+Each job writes a file because jobs may run in other processes, also on other machines.
 """
 
 import tempfile
@@ -19,13 +19,20 @@ from neuroshard.records.run_directory import JobFigures
 
 _SHARED = Path("runs") / "sweeps"
 _ELSEWHERE = "hydra/launcher=submitit"  # launchers that run jobs on other machines
-_PLACE = "out"  # which differs without making a difference
+_PLACE = "out"  # the setting with the output directory, which differs between jobs but does not change results
 _CAPTION = "predicted ms: means over the tasks that every row with the same tasks solved"
 
 
 @dataclass(frozen=True)
 class Job:
-    """One job: its settings as `key=value`, and its figures if it has any, or in a word why it failed."""
+    """One job of a sweep.
+
+    Attributes:
+        number: number of the job in the sweep.
+        settings: settings of the job, as `key=value`.
+        outcome: figures of the job's result; None if the job failed or its command has no figures.
+        failure: reason why the job failed, as `failures.failure_of` returns it; None if the job succeeded.
+    """
 
     number: int
     settings: tuple[str, ...]
@@ -33,19 +40,20 @@ class Job:
     failure: str | None = None
 
     def keep(self, folder: Path) -> None:
-        """Write the job into the sweep's folder."""
+        """Write the job to a file in the folder of the sweep."""
         write_json(folder / f"job-{self.number:05d}.json", asdict(self))
 
     def setting(self, key: str) -> str:
-        """Look up the value of a setting; empty if the job has none."""
+        """Return the value of a setting as text; empty if the job does not set it."""
         return dict(text.partition("=")[::2] for text in self.settings).get(key, "")
 
 
 @contextmanager
 def sweep_folder(arguments: Sequence[str]) -> Iterator[Path]:
-    """Make a folder for what jobs of a sweep leave, and for Hydra's own files.
+    """Yield the folder for the files of a sweep's jobs and for Hydra's own files.
 
-    It is a temporary one, unless jobs run on machines that don't see that, or the arguments name a folder.
+    The folder is temporary, unless the arguments name a folder, or jobs run on other machines, which cannot see a
+    temporary folder here.
     """
     given = [text.partition("=")[2].strip("'") for text in arguments if text.startswith("hydra.sweep.dir=")]
     if given:
@@ -58,14 +66,18 @@ def sweep_folder(arguments: Sequence[str]) -> Iterator[Path]:
 
 
 def jobs_in(folder: Path) -> list[Job]:
-    """Read every job that ended, in order of their numbers."""
+    """Return every job that has ended, in order of the jobs' numbers.
+
+    Raises:
+        UserError: the file of a job is damaged.
+    """
     return [parse(read_json(path, "job"), Job, f"job {path}") for path in sorted(folder.glob("job-*.json"))]
 
 
 def compared(jobs: Sequence[Job]) -> Grid:
-    """Make a table with a row for each job, the settings that differ between jobs, and figures if jobs have any.
+    """Return a table with a row for each job: the settings that differ between jobs, and figures if jobs have any.
 
-    The table of a single job has all settings of the job: if it ran on another machine, nothing else is printed here.
+    If there is only one job, the table has all settings of this job.
     """
     keys = list(dict.fromkeys(text.partition("=")[0] for job in jobs for text in job.settings))
     several = len(jobs) > 1
@@ -83,12 +95,17 @@ def compared(jobs: Sequence[Job]) -> Grid:
 
 
 def _figures(job: Job, jobs: Sequence[Job]) -> tuple[str, str, str]:
-    """Return the columns of a job, compared with the others: tasks solved, mean predicted cost and mean seconds."""
-    its = job.outcome
-    if its is None:
+    """Return the cells of a job: number of solved tasks, mean predicted cost in ms, and mean seconds per search.
+
+    The mean cost is over the tasks that all jobs with the same tasks solved (jobs that solved no task are left out), so
+    that the costs of such jobs can be compared.
+    """
+    outcome = job.outcome
+    if outcome is None:
         return (job.failure or "done"), "-", "-"
-    alike = [other.outcome.solved for other in jobs if other.outcome is not None and other.outcome.tasks == its.tasks]
-    common = frozenset.intersection(*(solved for solved in alike if solved)) if its.solved else its.solved
-    costs = [cost for number, cost in enumerate(its.costs_ms) if cost is not None and number in common]
+    outcomes = [other.outcome for other in jobs if other.outcome is not None]
+    alike = [other.solved for other in outcomes if other.tasks == outcome.tasks]
+    common = frozenset.intersection(*(solved for solved in alike if solved)) if outcome.solved else outcome.solved
+    costs = [cost for number, cost in enumerate(outcome.costs_ms) if cost is not None and number in common]
     mean = f"{sum(costs) / len(costs):.2f}" if costs else "-"
-    return f"{len(its.solved)}/{len(its.costs_ms)}", mean, f"{its.seconds:.3f}"
+    return f"{len(outcome.solved)}/{len(outcome.costs_ms)}", mean, f"{outcome.seconds:.3f}"

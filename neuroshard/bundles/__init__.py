@@ -1,23 +1,23 @@
-"""Pre-trained cost models that come with the package, a directory each."""
+"""The pre-trained cost models that come with the package, one directory each, and their names."""
 
 from pathlib import Path
 
 from neuroshard.plumbing.configs import choices
 
-ROOFLINE = "roofline:"  # before the name of a datasheet
+ROOFLINE = "roofline:"  # prefix of the names of analytic models, which are made from datasheets
 _BUNDLES = Path(__file__).resolve().parent
 
 
 def known_names() -> list[str]:
-    """List every name that `CostModels.load` takes: shipped bundles and datasheets."""
+    """Return every name that `CostModels.load` accepts: bundles in the package, and "roofline:NAME" for datasheets."""
     return [*shipped_names(), *(f"{ROOFLINE}{name}" for name in choices("roofline"))]
 
 
 def shipped_names() -> list[str]:
-    """List the names of the bundles that come with the package."""
+    """Return the names of the bundles that come with the package, sorted."""
     return sorted(entry.parent.name for entry in _BUNDLES.glob("*/bundle.json"))
 
 
 def shipped_path(name: str) -> Path | None:
-    """Find the directory of the shipped bundle of that name; None if there is none."""
+    """Return the directory of the bundle called `name` that comes with the package; None if there is no such bundle."""
     return _BUNDLES / name if name in shipped_names() else None

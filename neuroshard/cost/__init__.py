@@ -1,1 +1,1 @@
-"""The work that plans give devices (loads and traffic), and the costs of plans."""
+"""The work of the devices under a plan (loads and traffic), and the cost of a plan."""

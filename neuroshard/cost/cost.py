@@ -1,4 +1,4 @@
-"""Costs of plans: named parts of a step, by device, and the timeline over devices that the parts make."""
+"""Costs of plans: the named parts of a step on each device, and the timeline of a step over all devices."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ from neuroshard.plumbing.schema import Name, NonNegative, as_fields
 from neuroshard.words.model_choice import ModelChoice
 
 COMPUTE, FORWARD, BACKWARD, INPUT = "compute", "forward", "backward", "input"
-FRAMEWORK = "framework"  # begins the names of parts that TorchRec adds to a step
-PARTS = (COMPUTE, FORWARD, BACKWARD)  # of every step, in the order in which they are added up and shown
-_DEVIATIONS = 1.645  # half of an interval that holds 90%, if errors are normal
-_STEPS = 400
+FRAMEWORK = "framework"  # prefix of the names of parts for TorchRec's overhead
+PARTS = (COMPUTE, FORWARD, BACKWARD)  # the parts of every step, in the order in which they are added up and shown
+_DEVIATIONS = 1.645  # standard deviations in half the width of a 90% interval of a normal distribution
+_STEPS = 400  # number of points for numerical integration
 
 
 class When(IntEnum):
-    """A part's place in a step: on each device, parts begin when those of the places before have ended there.
+    """The place of a part in a step: on each device, a part begins when the parts of earlier places have ended.
 
     Attributes:
-        BACKWARD: gradients are exchanged: all devices meet, and begin together.
-        INPUT: what comes to a device before it can look anything up.
-        COMPUTE: kernels: backward of one batch and forward of the next.
-        FORWARD: embeddings are exchanged: all devices meet again, and wait for the last one.
-        HOST: a device that has done all this sooner than its host has launched it waits for the host.
+        BACKWARD: backward exchange of gradients: all devices meet, and begin together.
+        INPUT: work before the lookups, such as the input dist.
+        COMPUTE: kernels: the backward pass of one batch and the forward pass of the next batch.
+        FORWARD: output dist: all devices meet again, and wait for the last device.
+        HOST: waiting for the host, if a device ends its work before the host has launched all of it.
     """
 
     BACKWARD = 0
@@ -37,14 +37,14 @@ class When(IntEnum):
     HOST = 4
 
 
-class Called(NamedTuple):
-    """The work of D devices of B plans, by the K kernel calls in `CALLS`.
+class KernelTimes(NamedTuple):
+    """Predicted kernel times of B plans on D devices, for each of the K kernel calls in `CALLS`.
 
     Attributes:
-        ms: (B, D, K) of kernels.
-        spread_ms: (B, D, K) by which the models' members disagree; zeros where nobody asks.
-        kernels: (B, K) that each call takes: one for each data type, and each width of sequence tables.
-        counts: (B, D, C) of `COUNTS`; C = 0 where no part of a step hangs on them.
+        ms: (B, D, K) kernel time in ms.
+        spread_ms: (B, D, K) disagreement between the members of a model ensemble, in ms; zeros if it is not needed.
+        kernels: (B, K) number of kernels of each call: one for each data type, and each width of sequence tables.
+        counts: (B, D, C) the counts of `COUNTS`; C = 0 if no part of the step depends on counts.
     """
 
     ms: FloatArray
@@ -52,22 +52,22 @@ class Called(NamedTuple):
     kernels: FloatArray
     counts: FloatArray
 
-    def beside(self, other: "Called") -> "Called":
-        """Add other calls that the same devices make to these calls."""
-        return Called(*(own + its for own, its in zip(self, other, strict=True)))
+    def plus(self, other: "KernelTimes") -> "KernelTimes":
+        """Return the sum of the times and counts of these calls and of further calls on the same devices."""
+        return KernelTimes(*(these + more for these, more in zip(self, other, strict=True)))
 
 
 class Part(NamedTuple):
-    """One named thing that D devices spend time on in a step.
+    """One named kind of work in a step, with the time that D devices spend on it.
 
     Attributes:
-        name: as models, margins and reports have it.
-        when: its place in the step.
-        ms: (..., D), waiting for others included.
-        margin: (..., D) half the width of an interval that is meant to hold 90% of measurements; None if unknown.
-        counts: whether the step takes so much longer; else something hides it, and it is only shown.
-        about: what it is, for people; where it doesn't count.
-        hides: what share of errors in the parts before it shows no more where it takes any time.
+        name: name of the part in models, margins and reports.
+        when: place of the part in the step.
+        ms: (..., D) time on each device in ms, including waiting for other devices.
+        margin: (..., D) half the width of an interval that should contain 90% of measurements; None if unknown.
+        counts: True if the part makes the step longer; False if other work hides the part, so it is only shown.
+        about: text for people about a part that does not count, or about the wait for hosts.
+        hides: share of the errors of earlier parts that this part hides on devices where its time is above 0.
     """
 
     name: str
@@ -79,24 +79,28 @@ class Part(NamedTuple):
     hides: float = 0.0
 
 
-# A part's place in the step, and how it comes about when each device is ready for it, (..., D) ms after the meeting
-# that opens the step.
+# A part that is not yet computed: its place in the step, and a function that returns the part. The argument of the
+# function is the time at which each device is ready for the part, (..., D) ms after the start of the step.
 Work = tuple[When, Callable[[FloatArray], Part]]
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A timeline over D devices, of one plan, (D,), or of B plans, (B, D).
+    """The timeline of a step over D devices, for one plan (arrays (D,)) or B plans (arrays (B, D)).
 
-    The papers' maximum of sums is the case with two meetings: all devices begin the exchange of gradients together,
-    and wait for the last one in that of embeddings.
+    All devices begin the backward exchange together, and wait for the last device in the output dist. With these two
+    meetings, the cost is the maximum over devices of the sum of parts, as in the papers.
     """
 
     parts: tuple[Part, ...]
 
     @classmethod
     def of(cls, works: Sequence[Work], shape: tuple[int, ...]) -> "Step":
-        """Run works in the order of their places in a step, on devices (..., D); parts are in the order of `works`."""
+        """Return the step that consists of the given works, on devices of shape (..., D).
+
+        Works are computed in the order of their places in the step: each begins on a device when the counted parts
+        before it have ended there. The parts of the result are in the order of `works`.
+        """
         ready, parts = np.zeros(shape), dict[int, Part]()
         for number in sorted(range(len(works)), key=lambda number: works[number][0]):
             parts[number] = part = works[number][1](ready)
@@ -104,13 +108,13 @@ class Step:
         return cls(tuple(parts[number] for number in range(len(works))))
 
     def __getitem__(self, plan: int) -> "Step":
-        """Pick the step of one of B plans."""
+        """Return the step of the plan with this index among B plans."""
         margins = (None if part.margin is None else part.margin[plan] for part in self.parts)
-        its = (part._replace(ms=part.ms[plan], margin=one) for part, one in zip(self.parts, margins, strict=True))
-        return Step(tuple(its))
+        pairs = zip(self.parts, margins, strict=True)
+        return Step(tuple(part._replace(ms=part.ms[plan], margin=margin) for part, margin in pairs))
 
     def ms(self, name: str) -> FloatArray:
-        """Return the (..., D) ms of a part by its name.
+        """Return the time of the part with this name on each device, (..., D) ms.
 
         Raises:
             KeyError: the step has no part of that name.
@@ -119,40 +123,40 @@ class Step:
 
     @property
     def compute(self) -> FloatArray:
-        """(..., D) ms of kernels."""
+        """(..., D) kernel time in ms."""
         return self.ms(COMPUTE)
 
     @property
     def forward(self) -> FloatArray:
-        """(..., D) ms of forward communication."""
+        """(..., D) time of the forward exchange (output dist) in ms."""
         return self.ms(FORWARD)
 
     @property
     def backward(self) -> FloatArray:
-        """(..., D) ms of backward communication."""
+        """(..., D) time of the backward exchange in ms."""
         return self.ms(BACKWARD)
 
     @property
     def counted(self) -> tuple[Part, ...]:
-        """The parts that count: they make the step longer."""
+        """The parts that count, because they make the step longer."""
         return tuple(part for part in self.parts if part.counts)
 
     @property
     def device_ms(self) -> FloatArray:
-        """(..., D) sum of the parts that count."""
+        """(..., D) cost of each device in ms: the sum of the parts that count."""
         return _sum(part.ms for part in self.counted)
 
     @property
     def ready_ms(self) -> FloatArray:
-        """(..., D) ms until each device comes to the last meeting."""
+        """(..., D) time in ms at which each device is ready for the output dist, where all devices meet."""
         return _sum(part.ms for part in self.counted if part.when < When.FORWARD)
 
     @property
     def margin(self) -> FloatArray | None:
-        """(..., D) half the width of an interval around every device's sum; None if a part's margin isn't known.
+        """(..., D) half the width of a 90% interval around `device_ms`; None if a counted part has no margin.
 
-        Errors of parts are taken as independent. Devices wait for the last of them at the last meeting, so the errors
-        of that device before the meeting count for all devices.
+        The errors of parts are assumed to be independent, so their squares are added. In the output dist all devices
+        wait for the last device, so the errors of this device before the output dist count for all devices.
         """
         squares = [(part.when, part.margin**2) for part in self.counted if part.margin is not None]
         if len(squares) < len(self.counted):
@@ -160,8 +164,8 @@ class Step:
         last = self.ready_ms.argmax(axis=-1)[..., None]
         before = _sum(square for when, square in squares if when < When.FORWARD)
         after, of_hosts = (_sum(square for at, square in squares if at is when) for when in (When.FORWARD, When.HOST))
-        shown = 1.0 - _sum(np.where(part.ms > 0, part.hides, 0.0) for part in self.counted)
-        return np.sqrt((np.take_along_axis(before, last, axis=-1) + after) * shown**2 + of_hosts)
+        visible = 1.0 - _sum(np.where(part.ms > 0, part.hides, 0.0) for part in self.counted)
+        return np.sqrt((np.take_along_axis(before, last, axis=-1) + after) * visible**2 + of_hosts)
 
 
 def _sum(values: Iterable[FloatArray]) -> FloatArray:
@@ -170,17 +174,17 @@ def _sum(values: Iterable[FloatArray]) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class Cost(Step):
-    """Milliseconds of each part of a plan's step on each device, (D,), and the cost of the plan.
+    """The cost of one plan: the time of each part of its step on each device, (D,) ms.
 
-    A step runs backward communication, then compute (fused backward and forward), then forward communication;
-    a device's cost is their sum, the plan's cost the largest of them ("embedding cost" in NeuroShard, section 2).
-    Parts that don't count, such as an input dist that a pipeline hides, are only shown.
+    A step runs the backward exchange, then kernels (fused backward and forward), then the forward exchange. The cost of
+    a device is the sum of these parts, and the cost of the plan is the largest cost of a device ("embedding cost" in
+    NeuroShard, section 2). Parts that do not count, such as an input dist that a pipeline hides, are only shown.
 
-    `caveat` is shown wherever the cost is shown; it is None for costs that were measured, or predicted by models that
-    were measured on such a machine.
+    `caveat` is a text that is shown wherever the cost is shown. It is None for measured costs, and for costs predicted
+    by models that were measured on this type of machine.
 
-    `outside_training_range` is the imbalance of the plan's all-to-alls relative to the largest imbalance in the models'
-    training range: above 1 if it is larger, else 1. It is 1 too if that range is not known.
+    `outside_training_range` is the imbalance of the plan's all-to-alls divided by the largest imbalance in the models'
+    training data, but at least 1. It is 1 if the training range is unknown.
     """
 
     caveat: str | None = None
@@ -188,31 +192,32 @@ class Cost(Step):
 
     @property
     def scope(self) -> str:
-        """The kinds of work that the cost counts, in a few words, such as "kernels and exchanges"."""
+        """The kinds of work that the cost includes, as text such as "kernels and exchanges"."""
         return ", ".join(dict.fromkeys(map(_scope_of, self.counted)))
 
     @property
     def total_ms(self) -> float:
-        """The plan's cost, ms: the sum of the straggler's parts."""
+        """The predicted cost of the plan in ms: the sum of the counted parts on the slowest device, the straggler."""
         return float(np.max(self.device_ms))
 
     @property
     def margin_ms(self) -> float:
-        """The margin of the plan's cost, ms, which is the straggler's; NaN if it isn't known."""
+        """The margin of the plan's cost in ms, which is the margin of the straggler; NaN if it is unknown."""
         return float("nan") if self.margin is None else float(self.margin[np.argmax(self.device_ms)])
 
     @property
     def likely_ms(self) -> float:
-        """The cost by which plans are compared: the expected cost if models know margins, else the predicted one."""
+        """The cost in ms for comparing plans: the expected cost if margins are known, else the predicted cost."""
         return self.total_ms if self.margin is None else self.expected_ms
 
     @property
     def expected_ms(self) -> float:
-        """The plan's cost, ms, with less bias than `total_ms`, which is too low; NaN if no margin is known.
+        """The expected cost of the plan in ms, less biased than `total_ms`, which is too low; NaN without a margin.
 
-        A step waits for its true straggler. The predictions of devices have independent errors, so the true straggler
-        is slower on average than the predicted straggler, and more so the more devices have nearly the same predicted
-        cost. Time that devices wait for their hosts hides this.
+        A step waits for its true straggler. The predictions for devices have independent errors, so on average the true
+        straggler is slower than the predicted straggler. The difference is larger if more devices have nearly the same
+        predicted cost. It is E[max over d of N(ready_d, sigma_d)] - max over d of ready_d, where sigma_d is in
+        proportion to `ready_ms`. Time that devices wait for their hosts hides a part of the difference.
         """
         if self.margin is None:
             return float("nan")
@@ -225,7 +230,7 @@ class Cost(Step):
 
     @property
     def waited_ms(self) -> float:
-        """The ms that all devices wait for their hosts at the end of a step."""
+        """The time in ms that every device waits for its host at the end of a step."""
         return float(sum(part.ms.min() for part in self.counted if part.when is When.HOST))
 
     def __str__(self) -> str:
@@ -236,14 +241,14 @@ class Cost(Step):
         return "\n".join([*rows, f"total_ms {self.total_ms:.3f}{margin}{expected}{caveat}: {self.scope}"])
 
     def _row(self, device: int) -> str:
-        told = [(part.counts, f"{part.name} {part.ms[device]:.3f}") for part in self.parts]
-        counted = " + ".join(text for counts, text in told if counts)
-        beside = "".join(f" ({text}, not counted)" for counts, text in told if not counts)
-        return f"device {device}: {counted} = {self.device_ms[device]:.3f} ms{beside}"
+        texts = [(part.counts, f"{part.name} {part.ms[device]:.3f}") for part in self.parts]
+        counted = " + ".join(text for counts, text in texts if counts)
+        hidden = "".join(f" ({text}, not counted)" for counts, text in texts if not counts)
+        return f"device {device}: {counted} = {self.device_ms[device]:.3f} ms{hidden}"
 
 
 def _scope_of(part: Part) -> str:
-    """Name the kind of work that a part of a cost counts."""
+    """Return the kind of work that a part of a cost stands for, as text."""
     if part.when is When.HOST:
         return part.about
     if part.name.startswith(f"{FRAMEWORK}."):
@@ -252,7 +257,7 @@ def _scope_of(part: Part) -> str:
 
 
 def described_expectation(total_ms: float, expected_ms: float) -> str | None:
-    """Return the expected cost as text; None if it isn't known or rounds to the predicted cost."""
+    """Return the expected cost as text; None if the expected cost is NaN or rounds to the predicted cost."""
     if np.isnan(expected_ms) or f"{expected_ms:.2f}" == f"{total_ms:.2f}":
         return None
     return (
@@ -271,8 +276,12 @@ def described_wait(waited_ms: float) -> str | None:
 
 
 def _expected_largest(mean: FloatArray, deviation: FloatArray) -> float:
-    """Compute the mean of the largest of independent normal numbers with these means and deviations, (D,)."""
-    from scipy.special import ndtr  # slow to import: only where it is used
+    """Return E[max(X_1, ..., X_D)] of independent normal X_d with these means and standard deviations, (D,).
+
+    E[max] = high - integral of P(max <= x) dx from low to high, where P(max <= x) is the product over d of
+    Phi((x - mean_d) / deviation_d).
+    """
+    from scipy.special import ndtr  # slow to import: not with this module
 
     scatter = np.maximum(deviation, 1e-9 * np.abs(mean).max())
     low, high = float(mean.max() - 8 * scatter.max()), float(mean.max() + 8 * scatter.max())
@@ -284,17 +293,17 @@ def _expected_largest(mean: FloatArray, deviation: FloatArray) -> float:
 @dataclass(frozen=True)
 @checked
 class Prediction:
-    """A plan's predicted cost.
+    """The predicted cost of a plan, as plan files store it.
 
     Attributes:
         models: name or path of the cost models, and the settings that they were loaded with; None for models made in
             Python.
-        cost_ms: the plan's cost.
-        margin_ms: half the width of its 90% interval; None where the models know none.
-        expected_ms: the cost to be expected, as `Cost.expected_ms` has it; None where the models know no margin.
+        cost_ms: predicted cost of the plan in ms (`Cost.total_ms`).
+        margin_ms: half the width of the 90% interval of the cost in ms; None if the models have no margins.
+        expected_ms: expected cost in ms (`Cost.expected_ms`); None if the models have no margins.
         caveat: text that is shown wherever the cost is shown (`Cost.caveat`); None if there is no caveat.
-        counts_input: whether the exchange of indices, which a pipeline hides, counts as well.
-        scope: what the cost counts, in a few words (`Cost.scope`); None in files from before that was known.
+        counts_input: True if the cost includes the input dist, which a pipeline would hide.
+        scope: the kinds of work that the cost includes, as text (`Cost.scope`); None in old files.
     """
 
     models: ModelChoice | None
@@ -306,14 +315,14 @@ class Prediction:
     scope: Name | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Convert the prediction to JSON-ready fields, without rare ones that are as they are by default."""
+        """Return the prediction as JSON-ready fields, without rarely used fields that have the default value."""
         models = None if self.models is None else self.models.fields
         return as_fields(self, ("expected_ms", "caveat", "counts_input", "scope")) | {"models": models}
 
     def __str__(self) -> str:
         margin = "" if self.margin_ms is None else f" ± {self.margin_ms:.2f}"
-        told = None if self.expected_ms is None else described_expectation(self.cost_ms, self.expected_ms)
-        expected = "" if told is None else f"; expected {told}"
+        expectation = None if self.expected_ms is None else described_expectation(self.cost_ms, self.expected_ms)
+        expected = "" if expectation is None else f"; expected {expectation}"
         caveat = "" if self.caveat is None else f" ({self.caveat})"
         scope = "" if self.scope is None else f" for {self.scope}"
         by = "models without a name" if self.models is None else self.models

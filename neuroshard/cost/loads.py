@@ -1,4 +1,4 @@
-"""The work that placements give devices: loads of kernels, and traffic between devices, the inputs of cost models."""
+"""The inputs of cost models: loads (work of the kernels on each device) and traffic (bytes that devices exchange)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -8,46 +8,47 @@ import numpy as np
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.tables import Table
 from neuroshard.tables.table import NUM_REUSE_BINS
-from neuroshard.words.collective import ELEMENT_BYTES, Collective
+from neuroshard.words.collective import ELEMENT_BYTES, IN_FULL_PRECISION, Collective, Precision
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call
 from neuroshard.words.placement import ON_DEVICE, TIERS, Tier, TierAssignment
 
 _NUMBER = {call: number for number, call in enumerate(CALLS)}
 
-# (tiers, pooled or not, `FORMS`): places in `CALLS`; len(CALLS) if there is no such call.
+# Index in `CALLS` by [tier, pooled, family]; len(CALLS) if there is no such call.
 _CALL_NUMBERS: IntArray = np.array(
     [
         [[_NUMBER.get(Call(form, pooled, tier), len(CALLS)) for form in FORMS] for pooled in (False, True)]
         for tier in TIERS
     ]
 )
-_TYPES, _WIDTHS = 1 << 4, 1 << 20  # more than there are bytes of an element, and columns of a table
+_TYPES, _WIDTHS = 1 << 4, 1 << 20  # larger than the bytes of an element, and than the columns of a table
 
 
 def calls_of(kernels: IntArray) -> IntArray:
-    """Return the kernel call of each `Loads.kernel`, by its place in `CALLS`."""
+    """Return the index in `CALLS` of the call that each kernel number (of `Loads.kernel`) belongs to."""
     return kernels // (_TYPES * _WIDTHS)
 
 
 @dataclass(frozen=True, eq=False)
 class Loads:
-    """n loads, as arrays: the work that tables, or their shards, give the device that holds them.
+    """n loads, as arrays: each is the work that a table or shard gives the kernels of its device in a batch.
 
     Attributes:
-        rows: (n,) rows on the device.
-        dim: (n,) columns on the device.
-        table_dim: (n,) columns of the whole table.
-        lookups: (n,) lookups of a batch, over all samples.
-        samples: (n,) samples of these lookups: the global batch size, or a device's share of it.
-        bags: (n,) lists of lookups in a batch: one for each sample and feature.
-        pooled: (n,) True if each bag is summed up; else every lookup is an output.
+        rows: (n,) number of rows on the device.
+        dim: (n,) number of columns on the device.
+        table_dim: (n,) number of columns of the whole table.
+        lookups: (n,) number of lookups in a batch, over all samples.
+        samples: (n,) number of samples with these lookups: the global batch size, or the device's own samples.
+        bags: (n,) number of bags (lists of lookups) in a batch: one for each sample and feature.
+        pooled: (n,) True if each bag is summed up to one output; False if every lookup is an output.
         bytes_per_element: (n,) bytes of each weight.
-        reuse: (n, 17) histogram, as in `Table`.
-        tier: (n,) memory that holds the weights, by its place in `TIERS`.
-        cached: (n,) share of the rows that device memory has room for: 1 in tier device, the cache load factor in tier
+        reuse: (n, 17) reuse histogram, as in `Table`.
+        tier: (n,) tier of the weights, as an index in `TIERS`.
+        cached: (n,) share of the rows that fit in device memory: 1 in tier device, the cache load factor in tier
             uvm_caching, 0 in tier uvm.
-        form: (n,) family of the table's sharding type, by its place in `FORMS`.
-        sharers: (n,) devices whose partial sums make up an output: the group of a block of rows; else 1.
+        form: (n,) family of the table's sharding type, as an index in `FORMS`.
+        sharers: (n,) number of devices with blocks of rows of the same columns, whose partial sums are added up if the
+            table is pooled; 1 for tables that are not row-wise.
     """
 
     rows: FloatArray
@@ -66,7 +67,10 @@ class Loads:
 
     @classmethod
     def of(cls, tables: Sequence[Table], batch_size: int | IntArray) -> "Loads":
-        """Make the loads of whole tables in device memory, in order, at a global batch size: one for all, or (n,)."""
+        """Return the loads of whole tables in device memory, in order.
+
+        `batch_size` is the global batch size, one for all tables or (n,).
+        """
         rows_of = [(t.rows, t.dim, t.pooling_factor, t.bytes_per_element, t.features) for t in tables]
         plain = np.array(rows_of, dtype=np.float64).reshape(len(tables), 5)
         reuse = np.array([t.reuse for t in tables], dtype=np.float64).reshape(len(tables), NUM_REUSE_BINS)
@@ -83,60 +87,65 @@ class Loads:
 
     @property
     def size_bytes(self) -> FloatArray:
-        """(n,) bytes of the weights."""
+        """(n,) bytes of the weights of each load."""
         return self.rows * self.dim * self.bytes_per_element
 
     @property
     def pooling_factor(self) -> FloatArray:
-        """(n,) mean lookups of a sample."""
+        """(n,) mean lookups per sample."""
         return self.lookups / self.samples
 
     @property
     def outputs(self) -> FloatArray:
-        """(n,) embeddings that come of a batch."""
+        """(n,) number of output embeddings in a batch."""
         return np.where(self.pooled, self.bags, self.lookups)
 
     @property
     def output_bytes(self) -> FloatArray:
-        """(n,) bytes of the outputs, as they travel."""
+        """(n,) bytes of the output embeddings in an fp32 exchange."""
         return self.outputs * self.dim * ELEMENT_BYTES
 
     @property
     def call(self) -> IntArray:
-        """(n,) the kernel call of each load, by its place in `CALLS`."""
+        """(n,) index in `CALLS` of the kernel call of each load."""
         return _CALL_NUMBERS[self.tier, self.pooled.astype(np.int64), self.form]
 
     @property
     def kernel(self) -> IntArray:
-        """(n,) numbers, equal where one kernel looks both up: of one call, data type and width of sequence tables."""
+        """(n,) number of the kernel of each load; loads with equal numbers are looked up by one kernel.
+
+        Such loads have the same call and data type and, if they are of sequence tables, the same table width.
+        """
         width = np.where(self.pooled, 0, self.table_dim).astype(np.int64)
         return (self.call * _TYPES + self.bytes_per_element.astype(np.int64)) * _WIDTHS + width
 
     def take(self, indices: IntArray) -> "Loads":
-        """Pick the loads at `indices` (m,)."""
+        """Return the loads at `indices` (m,)."""
         return Loads(**{field.name: getattr(self, field.name)[indices] for field in fields(self)})
 
-    def at(self, homes: Sequence[TierAssignment]) -> "Loads":
-        """Put the tables of the loads in these memories (n,)."""
-        tier = np.array([TIERS.index(home.tier) for home in homes], dtype=np.int64)
-        return replace(self, tier=tier, cached=np.array([home.cached_share for home in homes], dtype=np.float64))
+    def at(self, assignments: Sequence[TierAssignment]) -> "Loads":
+        """Return the loads with these tier assignments (n,)."""
+        tier = np.array([TIERS.index(assignment.tier) for assignment in assignments], dtype=np.int64)
+        return replace(
+            self, tier=tier, cached=np.array([assignment.cached_share for assignment in assignments], dtype=np.float64)
+        )
 
     def on_device(self) -> "Loads":
-        """Put the tables of the loads in device memory."""
+        """Return the loads with all weights in device memory."""
         return self.at([ON_DEVICE] * len(self))
 
     def columns(self, dim: FloatArray | IntArray) -> "Loads":
-        """Make the loads of shards of the same rows that are `dim` (n,) wide."""
+        """Return the loads of column shards with `dim` (n,) columns and the same rows."""
         return replace(self, dim=np.asarray(dim, dtype=np.float64))
 
 
 @dataclass(frozen=True, eq=False)
 class LoadSets:
-    """B sets of loads, each what one device holds, one after the other.
+    """B sets of loads; each set has the loads of one device.
 
     Attributes:
-        loads: (n,) of all sets.
-        counts: (B,) loads in each; 0 for an empty device.
+        loads: (n,) the loads of all sets, one set after the other.
+        counts: (B,) number of loads in each set; 0 for an empty device.
     """
 
     loads: Loads
@@ -144,13 +153,13 @@ class LoadSets:
 
     @classmethod
     def of(cls, sets: Sequence[Sequence[Table]], batch_size: int) -> "LoadSets":
-        """Make the sets of loads of sets of whole tables."""
+        """Return the load sets of sets of whole tables, at a global batch size."""
         counts = np.array([len(tables) for tables in sets], dtype=np.int64)
         return cls(Loads.of([table for tables in sets for table in tables], batch_size), counts)
 
     @classmethod
     def joined(cls, several: Sequence["LoadSets"]) -> "LoadSets":
-        """Join all their sets, in order."""
+        """Return all sets of several `LoadSets` in one, in order."""
         arrays = {
             field.name: np.concatenate([getattr(sets.loads, field.name) for sets in several]) for field in fields(Loads)
         }
@@ -158,19 +167,24 @@ class LoadSets:
 
     @classmethod
     def alone(cls, loads: Loads) -> "LoadSets":
-        """Put every load on a device of its own."""
+        """Return one set for each load."""
         return cls(loads, np.ones(len(loads), dtype=np.int64))
 
     @classmethod
     def grouped(cls, loads: Loads, places: IntArray, num_sets: int) -> "LoadSets":
-        """Group loads (n,) in sets by `places` (n,), the number of each one's set; order within a set is kept."""
+        """Return loads (n,) grouped into `num_sets` sets; `places` (n,) has the number of the set of each load.
+
+        Loads of one set keep their order.
+        """
         order = np.argsort(places, kind="stable")
         return cls(loads.take(order), np.bincount(places, minlength=num_sets))
 
     def by_kernel(self) -> tuple["LoadSets", IntArray]:
-        """Split each set by `Loads.kernel`, (B G): a set for each of the G that there are, one after the other.
+        """Return each of the B sets split by `Loads.kernel`, and the kernel call of each of the G kernels.
 
-        One stands for none. With the kernel call of each, (G,), by its place in `CALLS`.
+        Returns:
+            (B G) sets: the G sets of the first set, then those of the second set, and so on; and (G,) the index in
+            `CALLS` of each kernel. G is at least 1: if there are no loads, the only kernel has no loads.
         """
         kernels, which = np.unique(self.loads.kernel, return_inverse=True)
         kernels = kernels if len(kernels) else np.zeros(1, dtype=np.int64)
@@ -179,23 +193,23 @@ class LoadSets:
 
     @property
     def owners(self) -> IntArray:
-        """(n,) the number of each load's set."""
+        """(n,) number of the set of each load."""
         return np.repeat(np.arange(len(self)), self.counts)
 
     def totals(self, amounts: FloatArray) -> FloatArray:
-        """Sum over each set, (B,), what its loads have of amounts (n,)."""
+        """Return the sum over each set, (B,), of amounts (n,), one for each load."""
         return np.bincount(self.owners, amounts, minlength=len(self)).astype(np.float64)
 
     @property
     def calls(self) -> IntArray:
-        """(B,) the call of each set's first load, by its place in `CALLS`; -1 of an empty set."""
+        """(B,) index in `CALLS` of the call of each set's first load; -1 for an empty set."""
         calls = np.full(len(self), -1, dtype=np.int64)
         filled = self.counts > 0
         calls[filled] = self.loads.call[(self.counts.cumsum() - self.counts)[filled]]
         return calls
 
     def take(self, indices: IntArray) -> "LoadSets":
-        """Pick the sets at `indices` (m,)."""
+        """Return the sets at `indices` (m,)."""
         counts, starts = self.counts[indices], (self.counts.cumsum() - self.counts)[indices]
         within = np.arange(int(counts.sum())) - np.repeat(counts.cumsum() - counts, counts)
         return LoadSets(self.loads.take(np.repeat(starts, counts) + within), counts)
@@ -206,14 +220,15 @@ class LoadSets:
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """B exchanges between D devices each.
+    """The bytes that D devices exchange in a step, for each of B plans.
 
     Attributes:
-        size_bytes: (B, D, C) that each device puts into every collective for all samples of a batch, what it would
-            send to itself included; of the first C collectives only: there is nothing of the others.
-        batch_size: (B,) samples over all devices.
-        host_size: devices that share a host, or a domain of fast links of several; None where one has all, or nothing
-            is exchanged by hosts.
+        size_bytes: (B, D, C) bytes that each device sends into each of the first C collectives for all samples of a
+            batch, including bytes for itself; for the input dist, bytes that it receives. The other collectives have
+            no traffic.
+        batch_size: (B,) global batch size: samples over all devices.
+        host_size: number of devices on a host, or in a domain of fast links over several hosts; None if all devices are
+            on one host, or if nothing is exchanged by hosts.
     """
 
     size_bytes: FloatArray
@@ -224,10 +239,14 @@ class Traffic:
     def of_columns(
         cls, dims: FloatArray | IntArray, batch_size: int | IntArray, host_size: int | None = None
     ) -> "Traffic":
-        """Make the traffic of column shards from `dims` (B, D), the columns that a sample gets of each device.
+        """Return the all-to-all traffic of column shards, without the input dist.
 
-        The global batch size is one for all, or (B,). These are all-to-alls alone, without the input: what costs of
-        columns hang on, and quick to make.
+        This is all that the cost of column-wise plans depends on, and it is quick to compute.
+
+        Args:
+            dims: (B, D) output columns per sample of each device.
+            batch_size: global batch size, one for all plans or (B,).
+            host_size: number of devices on a host, as in `Traffic`.
         """
         sizes = np.broadcast_to(np.asarray(batch_size, dtype=np.int64), len(dims))
         return cls((dims * (ELEMENT_BYTES * sizes.astype(np.float64))[:, None])[..., None], sizes, host_size)
@@ -236,10 +255,14 @@ class Traffic:
     def of(
         cls, device_loads: LoadSets, given: FloatArray, num_devices: int, batch_size: int, host_size: int | None
     ) -> "Traffic":
-        """Sum up the traffic of B plans from the loads of their devices, (B D) sets, one plan after the other.
+        """Return the traffic of B plans, summed over the loads of each device.
 
-        The plans train at a global batch size, on hosts of `host_size` devices. Each load makes its device put
-        `given` (n, C) bytes into every collective.
+        Args:
+            device_loads: (B D) sets: the loads of each of the D devices, one plan after the other.
+            given: (n, C) bytes that each of the n loads makes its device send into each collective.
+            num_devices: D, the number of devices.
+            batch_size: global batch size.
+            host_size: number of devices on a host, as in `Traffic`.
         """
         size_bytes = np.stack([device_loads.totals(given[:, collective]) for collective in Collective], axis=-1)
         plans = len(device_loads) // num_devices
@@ -247,33 +270,34 @@ class Traffic:
 
     @classmethod
     def joined(cls, several: Sequence["Traffic"]) -> "Traffic":
-        """Join all their exchanges, in order: of the same devices and collectives."""
-        size_bytes = np.concatenate([its.size_bytes for its in several])
-        return cls(size_bytes, np.concatenate([its.batch_size for its in several]), several[0].host_size)
+        """Return the traffic of several plans in one, in order; all have the same devices and collectives."""
+        size_bytes = np.concatenate([traffic.size_bytes for traffic in several])
+        return cls(size_bytes, np.concatenate([traffic.batch_size for traffic in several]), several[0].host_size)
 
     def __len__(self) -> int:
         return len(self.size_bytes)
 
     @property
     def num_devices(self) -> int:
-        """D, the number of devices that take part."""
+        """D, the number of devices."""
         return int(self.size_bytes.shape[1])
 
     @property
     def held(self) -> tuple[Collective, ...]:
-        """The collectives of which there may be anything."""
+        """The collectives that may have traffic: the first C collectives."""
         return tuple(Collective)[: self.size_bytes.shape[2]]
 
     def given(self, collective: Collective) -> FloatArray:
-        """Look up (B, D) bytes that each device puts into a collective."""
+        """Return the bytes, (B, D), that each device sends into a collective."""
         if collective < self.size_bytes.shape[2]:
             return self.size_bytes[..., collective]
         return np.zeros(self.size_bytes.shape[:2])
 
     def alone(self, collective: Collective) -> "Traffic":
-        """Take a collective by itself, as if it were an all-to-all: (B G, M, 1), one group's exchange after the other.
+        """Return the traffic of one collective, as if it were an all-to-all of each group of devices.
 
-        Within `groups` (G, M); of the input, what a device puts in is what comes to it.
+        The `groups` (G, M) of a plan exchange independently, so the result has B G exchanges of M devices, with
+        `size_bytes` (B G, M, 1). For the input dist, the bytes of a device are the bytes that it receives.
         """
         groups = self.groups(collective)
         size_bytes = self.given(collective)[:, groups].reshape(-1, groups.shape[1], 1)
@@ -281,22 +305,35 @@ class Traffic:
         return Traffic(size_bytes, np.repeat(self.batch_size, len(groups)), host_size)
 
     def groups(self, collective: Collective) -> IntArray:
-        """Group devices, (G, M), that take part in one exchange: all, or those of a host or a place on it."""
+        """Return the groups of M devices, (G, M), that exchange with each other in a collective.
+
+        For most collectives, one group has all devices. HOST_REDUCE_SCATTER has a group for each host, and
+        HOST_ALL_TO_ALL a group for each place on a host, with one device of every host.
+        """
         ranks, host = np.arange(self.num_devices), self.host_size or self.num_devices
         if collective is Collective.HOST_REDUCE_SCATTER:
             return ranks.reshape(-1, host)
         return ranks.reshape(-1, host).T if collective is Collective.HOST_ALL_TO_ALL else ranks[None]
 
     def with_columns(self, dims: FloatArray) -> "Traffic":
-        """Replace all-to-alls by those of (B, D) columns on each device; one exchange (B = 1) is repeated for all."""
+        """Return the traffic with the all-to-all of `dims` (B, D) output columns per sample of each device.
+
+        If this traffic is of one plan, its other collectives are repeated for all B plans.
+        """
         size_bytes = np.repeat(self.size_bytes, len(dims) // len(self), axis=0)
         batch_size = np.repeat(self.batch_size, len(dims) // len(self))
         size_bytes[..., Collective.ALL_TO_ALL] = dims * (ELEMENT_BYTES * batch_size.astype(np.float64))[:, None]
         return replace(self, size_bytes=size_bytes, batch_size=batch_size)
 
+    def in_precision(self, precision: Precision) -> "Traffic":
+        """Return the traffic with elements of embeddings and gradients in another data type than fp32."""
+        if precision is Precision.FP32:
+            return self
+        return replace(self, size_bytes=self.size_bytes * relative_bytes(precision)[: self.size_bytes.shape[2]])
+
     @property
     def forward(self) -> "Traffic":
-        """The traffic of the forward pass, without all-reduces: data-parallel tables then exchange nothing."""
+        """The traffic of the forward pass: without all-reduces, which data-parallel tables need only in backward."""
         if self.size_bytes.shape[2] <= Collective.ALL_REDUCE:
             return self
         size_bytes = self.size_bytes.copy()
@@ -305,6 +342,12 @@ class Traffic:
 
     @property
     def columns(self) -> FloatArray:
-        """(B, D) columns that a sample gets of each device."""
+        """(B, D) output columns per sample of each device, from the bytes of the all-to-all."""
         pooled = self.given(Collective.ALL_TO_ALL)
         return pooled / (ELEMENT_BYTES * self.batch_size.astype(np.float64))[:, None]
+
+
+def relative_bytes(precision: Precision) -> FloatArray:
+    """Compute the bytes that each collective carries in a data type relative to fp32, (C,)."""
+    share = precision.element_bytes / ELEMENT_BYTES
+    return np.array([1.0 if one in IN_FULL_PRECISION else share for one in Collective])

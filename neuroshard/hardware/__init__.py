@@ -1,4 +1,4 @@
-"""Measuring on real devices: FBGEMM kernels, torch.distributed exchanges, timing, worker processes."""
+"""Measure on real devices: FBGEMM kernels, torch.distributed exchanges and training steps, in worker processes."""
 
 from neuroshard.hardware.hardware import Hardware
 from neuroshard.hardware.runs import Outcome

@@ -1,7 +1,8 @@
 """One block of touched memory that all live operators share.
 
-Allocating each sample's weights afresh costs more time in page faults than the kernels take. Which rows overlap
-does not matter to a timing: the cache is flushed before every run, and each operator starts at a random place.
+If each sample allocated new weights, page faults would take longer than the kernels. It does not matter to a measured
+time that the rows of operators overlap: the cache is flushed before every run, and each operator starts at a random
+place.
 """
 
 from pathlib import Path
@@ -11,24 +12,28 @@ import torch
 
 _ALIGNMENT_BYTES = 4096
 _TILE_ELEMENTS = 1 << 20
-_LARGEST_SHARE = 0.9  # of the available memory: the rest is for indices, outputs and everybody else
+_LARGEST_SHARE = 0.9  # of the available memory; indices, outputs and other processes need the rest
 
 
 class Arena:
-    """A growing buffer of one dtype on the CPU."""
+    """A growing buffer of one dtype in CPU memory."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._buffer = torch.empty(0, dtype=dtype)
 
     def reserve(self, elements: int) -> None:
-        """Touch memory for views of up to `elements`, or raise MemoryError; earlier views stay valid."""
+        """Make room for views of up to `elements` elements, in touched memory; earlier views stay valid.
+
+        Raises:
+            MemoryError: the machine does not have enough free memory.
+        """
         if elements <= len(self._buffer):
             return
         check_room(elements * self._buffer.element_size())
         self._buffer = _touched(elements, self._buffer.dtype)
 
     def view(self, elements: int, rng: np.random.Generator) -> torch.Tensor:
-        """Return (elements,) of the buffer, from a random page boundary on."""
+        """Return (elements,) of the buffer, starting at a random page."""
         self.reserve(elements)
         step = _ALIGNMENT_BYTES // self._buffer.element_size()
         start = step * int(rng.integers((len(self._buffer) - elements) // step + 1))
@@ -36,7 +41,10 @@ class Arena:
 
 
 def _touched(elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """Fill memory with small normal values: neither zeros, which share a page, nor denormals, which are slow."""
+    """Return a tensor of small normal values, (elements,), whose memory is touched.
+
+    The values are neither zeros, which share a page, nor denormals, which are slow.
+    """
     tile = torch.randn(min(elements, _TILE_ELEMENTS), generator=torch.Generator().manual_seed(0)).mul_(0.01).to(dtype)
     buffer = torch.empty(elements, dtype=dtype)
     for start in range(0, elements, len(tile)):
@@ -46,13 +54,13 @@ def _touched(elements: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def check_room(needed_bytes: int) -> None:
-    """Raise MemoryError if the machine has no room for so many bytes of weights."""
+    """Raise MemoryError if the machine does not have enough free memory for this many bytes of weights."""
     free = available_bytes()
     if needed_bytes > _LARGEST_SHARE * free:
         raise MemoryError(f"out of memory: {needed_bytes / 2**30:.2f} GiB of weights, {free / 2**30:.2f} GiB available")
 
 
 def available_bytes() -> int:
-    """Read how much memory the kernel says can be taken without swapping."""
+    """Return the bytes of memory that are available without swapping, as the kernel reports them."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return int(fields["MemAvailable"].split()[0]) * 1024

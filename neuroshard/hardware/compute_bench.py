@@ -1,9 +1,9 @@
-"""Timing compute samples on one device: the kernels of all sharding types, as TorchRec calls them, and their runs.
+"""Time kernel calls on one device, with the kernels that TorchRec calls for each sharding type.
 
-Column-wise and row-wise tables have FBGEMM's table-batched embedding, forward and backward with the update fused in;
-sequence tables have the embedding without pooling. Data-parallel tables have FBGEMM's dense embedding and an update of
-every row: backward gives a gradient of all rows, with zeros for rows that nobody looked up, and devices add these
-gradients up. Then the optimizer, which knows nothing of embeddings, reads and writes the whole table.
+Column-wise and row-wise tables use FBGEMM's table-batched embedding: forward, and backward with the fused update;
+sequence tables use the embedding without pooling. Data-parallel tables use FBGEMM's dense embedding and an update of
+every row: the backward pass returns a gradient of all rows, with zeros for rows without lookups, and devices sum these
+gradients. Then the dense optimizer, which does not know about lookups, reads and writes the whole table.
 """
 
 import gc
@@ -49,14 +49,14 @@ _ON_CUDA = {
     Tier.UVM: EmbeddingLocation.MANAGED,
 }
 _EPSILON = 1e-8
-_SPREAD = 0.1  # of weights around 0
-_LIVE_BYTES = 2  # times the weights: gradients are as large
-DENSE_WARNING = "fbgemm::dense_embedding"  # how what torch says of the CPU kernel begins, at every call
+_SPREAD = 0.1  # maximum absolute value of initial weights
+_LIVE_BYTES = 2  # live bytes per byte of weights: gradients have the same size
+DENSE_WARNING = "fbgemm::dense_embedding"  # the first words of torch's warning at every call of the CPU kernel
 Update = Callable[[torch.Tensor], object]
 
 
 def make_arenas() -> dict[int, Arena]:
-    """Make the weights' memory, by their bytes per element."""
+    """Return an empty arena for each size of element, by bytes per element."""
     return {size: Arena(dtype) for size, (_, dtype) in PRECISIONS.items()}
 
 
@@ -67,11 +67,12 @@ def fused_run(
     arenas: dict[int, Arena],
     rng: np.random.Generator,
 ) -> Prepared:
-    """Prepare a fused forward and backward call over what the device holds of the sample's tables.
+    """Prepare a fused forward and backward call on the rows of the sample's tables that the device has.
 
     Raises:
-        RuntimeError, MemoryError: the device has no room.
-        UserError: the tables mix precisions, which one fused call can't; or the device has no such tier of memory.
+        RuntimeError, MemoryError: the device does not have enough memory.
+        UserError: the tables have several precisions, which a fused call does not support; or the device lacks the tier
+            of the tables.
     """
     operator = build_operator(sample, settings, device, arenas, rng)
     train = partial(_forward_backward, operator)
@@ -92,9 +93,9 @@ def build_operator(
     arenas: dict[int, Arena],
     rng: np.random.Generator,
 ) -> SplitTableBatchedEmbeddingBagsCodegen:
-    """Build the fused operator over all of the sample's tables; on CPU its weights are in the arena.
+    """Return the fused operator for all of the sample's tables; on CPUs, the weights are in the arena.
 
-    Rows are fetched into a cache when the operator is called, not before: the time of the call includes the fetches.
+    Rows are fetched into a cache during the call, not before, so the time of the call includes the fetches.
     """
     check_tiers(device.type, [sample.tier_assignment.tier])
     on_cpu = device.type == "cpu"
@@ -105,12 +106,12 @@ def build_operator(
         else (_ON_CUDA[sample.tier_assignment.tier], ComputeDevice.CUDA)
     )
     elements = sample.size_bytes // bytes_per_element
-    # Releases of FBGEMM before 1.8 don't know the argument; on CUDA, where they are used, there is no arena.
+    # FBGEMM before 1.8 lacks this argument; such releases are used only on CUDA, where there is no arena.
     weights = (
         {"preallocated_host_buffers": {"weights": arenas[bytes_per_element].view(elements, rng)}} if on_cpu else {}
     )
     cache: dict[str, Any] = {}
-    if sample.tier_assignment.tier is Tier.UVM_CACHING:  # of all tables: for so large a share of all their rows
+    if sample.tier_assignment.tier is Tier.UVM_CACHING:  # one cache for this share of all rows
         cache = {"cache_algorithm": CacheAlgorithm.LRU, "cache_load_factor": sample.tier_assignment.cached_share}
     operator = SplitTableBatchedEmbeddingBagsCodegen(
         embedding_specs=[(table.rows, table.dim, *place) for table in sample.held],
@@ -131,11 +132,11 @@ def build_operator(
 def dense_run(
     sample: ComputeSample, settings: EmbeddingSettings, device: torch.device, rng: np.random.Generator
 ) -> Prepared:
-    """Prepare a dense forward and backward call over what the device holds of the tables, and the update of all of it.
+    """Prepare a dense forward and backward call on the sample's tables, with an update of all rows.
 
     Raises:
-        RuntimeError, MemoryError: the device has no room.
-        UserError: the tables mix precisions, which one call can't.
+        RuntimeError, MemoryError: the device does not have enough memory.
+        UserError: the tables have several precisions, which one call does not support.
     """
     precision, _ = PRECISIONS[common_precision(sample)]
     on_cpu = device.type == "cpu"
@@ -158,23 +159,24 @@ def _train(operator: DenseTableBatchedEmbeddingBagsCodegen, update: Update, inpu
 
 
 def _sgd(weights: torch.Tensor, _specs: list[tuple[int, int]]) -> Update:
-    """Make the update of plain gradient descent on all weights at once."""
+    """Return the update of plain gradient descent, for all weights at once."""
     return lambda gradient: weights.add_(gradient, alpha=-LEARNING_RATE)
 
 
 def _rowwise_adagrad(weights: torch.Tensor, specs: list[tuple[int, int]]) -> Update:
-    """Make the update of row-wise Adagrad, table by table, of (rows, dim)."""
-    epsilon = max(_EPSILON, torch.finfo(weights.dtype).tiny)  # 0 in fp16, which makes rows that nobody looked up nan
+    """Return the update of row-wise Adagrad, which is applied table by table, each (rows, dim)."""
+    # 1e-8 is 0 in fp16, and rows without lookups would become NaN.
+    epsilon = max(_EPSILON, torch.finfo(weights.dtype).tiny)
     sizes = [rows * dim for rows, dim in specs]
     tables = [flat.view(shape) for flat, shape in zip(torch.split(weights.detach(), sizes), specs, strict=True)]
-    sums = [torch.zeros_like(table[:, :1]) for table in tables]  # of squares, (rows, 1)
+    sums = [torch.zeros_like(table[:, :1]) for table in tables]  # sums of squares, (rows, 1)
 
     def update(gradient: torch.Tensor) -> None:
-        """Step down the gradient of all weights, (rows * dim of all tables,)."""
-        for table, its_sums, flat in zip(tables, sums, torch.split(gradient, sizes), strict=True):
+        """Update all weights in place by a gradient, (rows * dim of all tables,)."""
+        for table, sums_of_table, flat in zip(tables, sums, torch.split(gradient, sizes), strict=True):
             own = flat.view_as(table)
-            its_sums.add_(own.square().mean(1, keepdim=True))
-            table.addcdiv_(own, its_sums.sqrt() + epsilon, value=-LEARNING_RATE)
+            sums_of_table.add_(own.square().mean(1, keepdim=True))
+            table.addcdiv_(own, sums_of_table.sqrt() + epsilon, value=-LEARNING_RATE)
 
     return update
 
@@ -183,7 +185,7 @@ _UPDATES = {"sgd": _sgd, "rowwise_adagrad": _rowwise_adagrad}
 
 
 class ComputeBench:
-    """Bench of compute samples in batches on a prepared device; keeps the weights' memory between batches."""
+    """Measures kernel calls in batches on a prepared device; keeps the memory of the weights between batches."""
 
     def __init__(self, device: Device, settings: EmbeddingSettings, protocol: TimingProtocol) -> None:
         self._device = device
@@ -192,22 +194,24 @@ class ComputeBench:
         self._arenas = make_arenas()
 
     def measure(self, samples: Sequence[ComputeSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Measure an outcome for each sample, with repeats (R,) in ms; samples that run out of memory go alone."""
+        """Return an outcome for each sample, with repeats (R,) in ms;
+        samples that run out of memory are repeated alone.
+        """
         outcomes = self._together(samples, seeds, report)
         for index, outcome in enumerate(outcomes):
             if len(samples) > 1 and (outcome.error or "").startswith(torch.OutOfMemoryError.__name__):
-                gc.collect()  # operators refer to themselves
+                gc.collect()  # operators contain reference cycles
                 report(index)
                 (outcomes[index],) = self._together([samples[index]], [seeds[index]], lambda _: None)
         return outcomes
 
     def _together(self, samples: Sequence[ComputeSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Measure all of them as one live batch."""
+        """Measure all samples as one live batch."""
         self._reserve(samples)
         seen: dict[int, tuple[BlockLookups, ...]] = {}
 
         def build(index: int) -> Run:
-            """Prepare a sample, and note what its lookups touch."""
+            """Prepare a sample, and remember the lookups in its row blocks."""
             prepared = self._prepare(samples[index], np.random.default_rng(seeds[index]))
             seen[index] = prepared.seen
             return partial(self._time, prepared)
@@ -226,7 +230,7 @@ class ComputeBench:
         return Timed(np.array(ms), ms / 1e3)
 
     def _reserve(self, samples: Sequence[ComputeSample]) -> None:
-        """Make room for the largest sample first, so that memory is touched before anything is timed."""
+        """Reserve memory for the largest sample first, so that memory is touched before anything is timed."""
         if self._device.torch_device.type != "cpu":
             return
         fused = [sample for sample in samples if not LAYOUTS[sample.form].dense]
@@ -235,4 +239,4 @@ class ComputeBench:
             try:
                 self._arenas[bytes_per_element].reserve(sample.size_bytes // bytes_per_element)
             except MemoryError:
-                continue  # its build says so again, and that is recorded as the sample's error
+                continue  # building this sample raises the error again, and records it

@@ -1,4 +1,4 @@
-"""The devices that can be measured: the same code runs on each through this small interface."""
+"""Devices that can be measured; the same measuring code runs on each of them through this interface."""
 
 import ctypes
 import os
@@ -14,16 +14,16 @@ from neuroshard.hardware.specs import DeviceSpec, no_device
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import readable_bytes
 
-_LEAD_CYCLES = 2_000_000  # of a GPU's clock, near 2 GHz
+_LEAD_CYCLES = 2_000_000  # about 1 ms at a GPU's clock of 2 GHz
 
 
 class Device(ABC):
-    """Place where kernels run and are timed, prepared once, in the process that measures.
+    """Base class: a device that runs and times kernels; it is prepared once, in the measuring process.
 
     Attributes:
-        backend: of torch.distributed.
-        torch_device: where torch puts tensors that are measured, once it is prepared.
-        beside_host: whether it works while the host that launches its work goes on.
+        backend: backend of torch.distributed.
+        torch_device: torch's device for measured tensors, once the device is prepared.
+        beside_host: True if the device works while the host that launches its work continues.
     """
 
     backend: str
@@ -31,30 +31,32 @@ class Device(ABC):
     torch_device = torch.device("cpu")
 
     def __init__(self) -> None:
-        self._flush = torch.empty(0)  # bytes that fill the device's cache
+        self._flush = torch.empty(0)  # writing this tensor fills the device's cache
 
     @abstractmethod
     def prepare(self, rank: int, flush_bytes: int) -> None:
-        """Claim the device for this process; `rank` chooses among several."""
+        """Claim the device for this process; `rank` selects one of several devices."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Return when the device has done all its work."""
+        """Return when the device has finished all its work."""
 
     @abstractmethod
     def moment(self) -> Any:
-        """Mark a point in the device's work: what it had to do before has ended there, what follows hasn't begun."""
+        """Return a mark in the device's work: all earlier work has ended at this point,
+        and later work has not begun.
+        """
 
     @abstractmethod
     def ms_between(self, first: Any, second: Any) -> float:
-        """Return the ms from one moment to another, once the device is synchronized."""
+        """Return the ms between two moments; the device must be synchronized."""
 
     @abstractmethod
     def occupy(self) -> None:
-        """Keep the device busy for as long as the host takes to launch what is timed."""
+        """Keep the device busy while the host launches the work that is timed."""
 
     def set_aside(self, flush_bytes: int, free_bytes: int) -> None:
-        """Take memory to flush the cache with, or raise UserError if less is free."""
+        """Reserve the memory that is written to flush the cache; raise UserError if `free_bytes` is smaller."""
         if flush_bytes > free_bytes:
             raise UserError(
                 "flush-bytes-too-large",
@@ -65,7 +67,10 @@ class Device(ABC):
         self._flush = torch.zeros(flush_bytes // 4, device=self.torch_device)
 
     def time_ms(self, run: Callable[[], object]) -> float:
-        """Time one `run`, in ms, starting from a flushed cache; launches take no time, as in steps that keep up."""
+        """Return the ms of one `run` that starts with a flushed cache.
+
+        The time does not include launches, as in steps in which the host is faster than the device.
+        """
         self._flush.add_(1)
         self.occupy()
         start = self.moment()
@@ -76,7 +81,7 @@ class Device(ABC):
 
 
 class CpuDevice(Device):
-    """One CPU core, as one thread."""
+    """One CPU core, used by one thread."""
 
     backend, beside_host = "gloo", False
 
@@ -85,26 +90,29 @@ class CpuDevice(Device):
         self.pin = pin
 
     def prepare(self, rank: int, flush_bytes: int) -> None:
-        """Keep this process to one thread, on a core of its own if pinned; raise UserError if memory is too small."""
+        """Limit this process to one thread, and to one core if `pin` is true;
+        raise UserError if memory is too small.
+        """
         torch.set_num_threads(1)
         _keep_freed_memory()
         if self.pin:
-            cores = sorted(os.sched_getaffinity(0), reverse=True)  # core 0 is where everything else runs
+            # Start with the last core: other processes often run on core 0.
+            cores = sorted(os.sched_getaffinity(0), reverse=True)
             os.sched_setaffinity(0, {cores[rank % len(cores)]})
         self.set_aside(flush_bytes, available_bytes())
 
     def occupy(self) -> None:
-        """Return at once: CPU kernels are launched when they are called."""
+        """Return at once: on CPUs, a call is not launched in advance."""
 
     def synchronize(self) -> None:
-        """Return at once: CPU kernels have ended when their call returns."""
+        """Return at once: on CPUs, work has ended when its call returns."""
 
     def moment(self) -> float:
-        """Read the wall clock, in s."""
+        """Return the wall clock time in seconds."""
         return time.perf_counter()
 
     def ms_between(self, first: float, second: float) -> float:
-        """Return the ms from one moment to another by the wall clock."""
+        """Return the ms between two moments of the wall clock."""
         return (second - first) * 1e3
 
 
@@ -114,7 +122,10 @@ class CudaDevice(Device):
     backend, beside_host = "nccl", True
 
     def prepare(self, rank: int, flush_bytes: int) -> None:
-        """Claim GPU `rank` of this host, or raise UserError if it has none; at least twice its L2 cache is flushed."""
+        """Claim GPU `rank` of this host; raise UserError if the host has no GPU.
+
+        The flush writes at least twice the size of the L2 cache.
+        """
         if not torch.cuda.is_available():
             raise no_device()
         self.torch_device = torch.device("cuda", rank % torch.cuda.device_count())
@@ -123,33 +134,36 @@ class CudaDevice(Device):
         self.set_aside(max(flush_bytes, 2 * l2_bytes), torch.cuda.mem_get_info(self.torch_device)[0])
 
     def occupy(self) -> None:
-        """Let the GPU wait for a ms or so: the host launches a fused call and its backward pass in 0.5 to 1 ms."""
+        """Let the GPU wait for about 1 ms: the host launches a fused call and its backward pass in 0.5 to 1 ms."""
         torch.cuda._sleep(_LEAD_CYCLES)  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
-        """Wait until the GPU has done everything it had to do."""
+        """Return when the GPU has finished all its work."""
         torch.cuda.synchronize(self.torch_device)
 
     def moment(self) -> torch.cuda.Event:
-        """Record a CUDA event on the main stream: work of other streams takes time where that waits for it."""
+        """Return a CUDA event on the main stream.
+
+        Work of other streams counts from the point where the main stream waits for it.
+        """
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.default_stream(self.torch_device))
         return event
 
     def ms_between(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
-        """Return the ms from one CUDA event to another by the GPU's clock."""
+        """Return the ms between two CUDA events, by the GPU's clock."""
         return float(first.elapsed_time(second))
 
 
 def make_device(spec: DeviceSpec) -> Device:
-    """Make the device that `spec` describes, not yet prepared."""
+    """Return the device that `spec` describes, not yet prepared."""
     return CpuDevice(spec.pin) if spec.kind == "cpu" else CudaDevice()
 
 
 def _keep_freed_memory() -> None:
-    """Ask glibc to reuse freed memory: outputs of every run would otherwise be mapped and faulted in again."""
+    """Make glibc reuse freed memory; otherwise the outputs of every run would be mapped and page-faulted again."""
     mmap_threshold, trim_threshold, top_pad = -3, -1, -2
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not every libc has it
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # some C libraries lack this function
     if mallopt is not None:
         mallopt(mmap_threshold, 1 << 30)
         mallopt(trim_threshold, ctypes.c_int(2**31 - 1))

@@ -1,7 +1,7 @@
-"""Real lookups for a table: indices and lengths that match its pooling factor and reuse histogram.
+"""Draw lookups for a table: indices and lengths that match the table's pooling factor and reuse histogram.
 
-Drawn where they are used: a million lookups take a GPU a millisecond, and a CPU a tenth of a second. For caches, rows
-stay as popular as they are, batch after batch.
+Lookups are drawn on the device that uses them: a million lookups take a GPU a millisecond, and a CPU a tenth of a
+second. For measurements with caches, the popularity of each row stays the same in all batches.
 """
 
 from dataclasses import dataclass
@@ -16,20 +16,22 @@ from neuroshard.tables import Table
 from neuroshard.tables.misses import Popularity
 from neuroshard.tables.reuse import BOTTOMS, MEAN_COUNTS, TOPS, TOUCHED_ONCE, histogram
 
-_GOLDEN = 0.618  # of the table: rows that are nearly as hot are far apart
-_MOST = 1 << 62  # that a product of two row numbers may be
-_FEW = 4  # times as many rows as are drawn, from which on they are drawn with repeats, which are left out
+_GOLDEN = 0.618  # stride as a share of the table: rows of similar popularity get distant numbers
+_MOST = 1 << 62  # maximum product of two row numbers
+# From this ratio of rows to drawn rows on, draw with repeats and drop the repeats.
+_FEW = 4
 
 
 @dataclass(frozen=True, eq=False)
 class PopularRows:
-    """The rows of a table by how often batches look them up, hottest first, in G groups of the same rate.
+    """The rows of a table in the order of their popularity, hottest first, in G groups of equal lookup rate.
 
     Attributes:
-        batch_size: global.
-        first, size: (G,) of each group: how many rows are hotter, and how many it has.
-        chance: (G,) that a lookup is of a row of this group or a hotter one.
-        stride: the row of rank r has the number r * stride, modulo the table's rows.
+        table: the table.
+        batch_size: global batch size.
+        first, size: (G,) number of hotter rows, and number of rows, of each group.
+        chance: (G,) probability that a lookup reads a row of this group or of a hotter group.
+        stride: the row of popularity rank r has the number r * stride, modulo the table's rows.
     """
 
     table: Table
@@ -41,10 +43,10 @@ class PopularRows:
 
     @classmethod
     def of(cls, table: Table, batch_size: int, device: torch.device) -> "PopularRows":
-        """Rank rows that are as popular as the table's histogram says, at a global batch size."""
+        """Return rows with the popularity that the table's histogram implies at a global batch size."""
         lookups = _lookups(table, batch_size)
-        known = np.array([float(table.rows)]), np.array([float(lookups)]), np.array([table.reuse])
-        popularity = Popularity.of(*known)
+        statistics = np.array([float(table.rows)]), np.array([float(lookups)]), np.array([table.reuse])
+        popularity = Popularity.of(*statistics)
         hottest = popularity.rate.argsort()[::-1]
         size = popularity.rows[0, hottest]
         chance = (size * popularity.rate[hottest]).cumsum()
@@ -55,21 +57,21 @@ class PopularRows:
 
     @property
     def lookups(self) -> int:
-        """Number of lookups of a batch."""
+        """The number of lookups of a batch."""
         return _lookups(self.table, self.batch_size)
 
     def batch(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw indices (L,) and lengths (features x batch_size,) of one more batch, on the generator's device."""
+        """Draw the indices (L,) and lengths (features x batch_size,) of one more batch, on the generator's device."""
         return self.draw(generator), _lengths(self.table, self.batch_size, generator)
 
     def draw(self, generator: torch.Generator) -> torch.Tensor:
-        """Draw rows, (lookups,), in random order, on the generator's device."""
+        """Draw the numbers of looked up rows, (lookups,), in random order, on the generator's device."""
         group = torch.searchsorted(self.chance, uniform(self.lookups, generator)).clamp(max=len(self.chance) - 1)
         rank = self.first[group] + uniform(self.lookups, generator) * self.size[group]
         return self._numbers(rank.long().clamp(max=self.table.rows - 1))
 
     def hottest(self, share: float) -> torch.Tensor:
-        """Return the hottest rows, so large a share of all, the hottest last."""
+        """Return the given share of the rows: the hottest ones, with the hottest row last."""
         count = max(1, int(share * self.table.rows))
         return self._numbers(torch.arange(count - 1, -1, -1, device=self.first.device))
 
@@ -78,7 +80,7 @@ class PopularRows:
 
 
 def _stride(rows: int) -> int:
-    """Find a number without a factor in common with `rows`, so that its multiples are all rows."""
+    """Return a number that is coprime to `rows`, so that its multiples modulo `rows` are all rows."""
     stride = max(1, min(int(_GOLDEN * rows), _MOST // rows))
     while gcd(stride, rows) > 1:
         stride -= 1
@@ -86,10 +88,10 @@ def _stride(rows: int) -> int:
 
 
 def rows_for(counts: torch.Tensor, table: Table, hot_first: float, generator: torch.Generator) -> torch.Tensor:
-    """Choose unique rows of a table, (U,), to be touched `counts` (U,) times.
+    """Choose U unique rows of a table, (U,); the lookups of each row are `counts` (U,).
 
-    A share `hot_first` of the rows that are touched more than once are the first rows, hottest first; all other rows
-    are anywhere. If `hot_first` is 0, each block of the table's `row_lookups` gets its share of the counts.
+    A share `hot_first` of the rows with more than one lookup are the first rows of the table, hottest first; all other
+    rows are anywhere. If `hot_first` is 0, each block of the table's `row_lookups` gets its share of the counts.
     """
     if hot_first:
         return _hot_first(counts, table.rows, hot_first, generator)
@@ -99,6 +101,7 @@ def rows_for(counts: torch.Tensor, table: Table, hot_first: float, generator: to
 
 
 def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: torch.Generator) -> torch.Tensor:
+    """Choose rows such that a share `hot_first` of those with more than one lookup come first in the table."""
     first = (counts > 1) & (uniform(len(counts), generator) < hot_first)
     hottest = torch.where(first, counts, 0).argsort(descending=True, stable=True)
     in_order = int(first.sum())
@@ -110,7 +113,11 @@ def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: tor
 
 
 def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) -> torch.Tensor:
-    """Deal rows out to the blocks in random order; a block without room for all of its own keeps the hottest."""
+    """Choose rows such that each block of rows gets its share of the lookups.
+
+    Blocks get rows in random order. If a block has too few rows for its share, the block keeps the hottest rows, and
+    the other rows go to blocks that have room.
+    """
     shares = torch.tensor(table.row_lookups, dtype=torch.float64, device=counts.device)
     firsts = torch.arange(len(shares) + 1, device=counts.device) * table.rows // len(shares)
     block = _dealt(counts, shares, generator)
@@ -127,7 +134,9 @@ def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) ->
 
 
 def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Choose each row's block, (U,): of all rows in a random order, each block gets those that make up its share."""
+    """Return each row's block, (U,): in a random order of the rows,
+    each block gets successive rows that fill its share.
+    """
     order = torch.randperm(len(counts), generator=generator, device=counts.device)
     dealt = counts[order].to(torch.float64)
     middles = (dealt.cumsum(0) - dealt / 2) / dealt.sum()
@@ -137,7 +146,7 @@ def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generato
 
 
 def _kept(counts: torch.Tensor, block: torch.Tensor, room: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tell which rows, by their place, their blocks have room for, and which they haven't."""
+    """Return the places of rows that fit into their blocks, and the places of rows that do not fit."""
     hottest = counts.argsort(descending=True, stable=True)
     order = hottest[block[hottest].argsort(stable=True)]
     sizes = torch.bincount(block, minlength=len(room))
@@ -147,7 +156,7 @@ def _kept(counts: torch.Tensor, block: torch.Tensor, room: torch.Tensor) -> tupl
 
 
 def _some_rows(rows: int, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw (count,) unique rows in random order."""
+    """Draw (count,) unique rows, in random order."""
     if rows >= _FEW * count:
         drawn: torch.Tensor = torch.unique(
             torch.randint(rows, (2 * count,), generator=generator, device=generator.device)
@@ -165,12 +174,12 @@ def uniform(count: int, generator: torch.Generator) -> torch.Tensor:
 def draw_lookups(
     table: Table, batch_size: int, generator: torch.Generator, hot_first: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw indices (L,) and lengths (features x batch_size,), feature by feature.
+    """Draw the indices (L,) and lengths (features x batch_size,) of a batch, feature by feature.
 
-    Lengths sum to L = batch_size x pooling factor, rounded, at least 1; each is the floor or the ceiling of their mean.
-    A share `hot_first` of the hot rows are the first rows, hottest first; the other hot rows are random. If `hot_first`
-    is 0 and the table has `row_lookups`, its blocks of rows get their shares of the lookups. Indices and lengths are
-    int64 on the generator's device.
+    Lengths sum to L = batch_size x pooling factor, rounded, at least 1; each length is the floor or the ceiling of the
+    mean. A share `hot_first` of the hot rows are the first rows, hottest first; the other hot rows are random. If
+    `hot_first` is 0 and the table has `row_lookups`, its blocks of rows get their shares of the lookups. Indices and
+    lengths are int64 on the generator's device.
     """
     lookups = _lookups(table, batch_size)
     counts = draw_counts(table, lookups, generator)
@@ -184,7 +193,7 @@ def _lookups(table: Table, batch_size: int) -> int:
 
 
 def _lengths(table: Table, batch_size: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw lengths, (features x batch_size,), floors and ceilings of the mean."""
+    """Draw lengths, (features x batch_size,): each is the floor or the ceiling of the mean."""
     bags, lookups = table.features * batch_size, _lookups(table, batch_size)
     lengths = torch.full((bags,), lookups // bags, device=generator.device)
     more = torch.randperm(bags, generator=generator, device=generator.device)[: lookups % bags]
@@ -193,7 +202,9 @@ def _lengths(table: Table, batch_size: int, generator: torch.Generator) -> torch
 
 
 def draw_batch(sample: ComputeSample, generator: torch.Generator) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Draw the indices and lengths that the sample's device gets of each table, (n,): all, or those in its blocks."""
+    """Draw the indices and lengths of each of n tables that the sample's device receives,
+    in row blocks if it has them.
+    """
     drawn = [draw_lookups(table, sample.batch_size, generator, sample.hot_first) for table in sample.tables]
     return held(sample, drawn)
 
@@ -201,16 +212,16 @@ def draw_batch(sample: ComputeSample, generator: torch.Generator) -> list[tuple[
 def held(
     sample: ComputeSample, drawn: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Select what the sample's device gets of lookups in whole tables."""
+    """Return the lookups that the sample's device receives, given the lookups in whole tables."""
     if not sample.blocks:
         return drawn
     return [in_block(*lookups, block) for lookups, block in zip(drawn, sample.blocks, strict=True)]
 
 
 def in_block(indices: torch.Tensor, lengths: torch.Tensor, block: RowBlock) -> tuple[torch.Tensor, torch.Tensor]:
-    """Select the lookups of a whole table (L,), (N,) that fall into a block of its rows, as its device gets them.
+    """Return the lookups that fall into a row block, given the indices (L,) and lengths (N,) of a whole table.
 
-    Indices (K,) count from the block's first row; lengths (N,) sum to K and may be 0. Order is kept.
+    The indices (K,) count from the block's first row; the lengths (N,) sum to K and may be 0. The order is kept.
     """
     inside = (indices >= block.row) & (indices < block.row_end)
     samples = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
@@ -218,16 +229,17 @@ def in_block(indices: torch.Tensor, lengths: torch.Tensor, block: RowBlock) -> t
 
 
 def seen_in(indices: torch.Tensor) -> BlockLookups:
-    """Sum up lookups (K,) in a block: how many, and their reuse histogram."""
+    """Return the number of lookups (K,) in a block, and their reuse histogram."""
     counts = torch.unique(indices, return_counts=True)[1].cpu().numpy()
     return BlockLookups(len(indices), histogram(counts) if len(counts) else TOUCHED_ONCE)
 
 
 def draw_counts(table: Table, lookups: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw counts (U,) for U unique rows that follow the table's histogram and sum to `lookups`, with U <= rows.
+    """Draw the lookups (U,) of each of U unique rows; they follow the table's histogram
+    and sum to `lookups`, with U <= rows.
 
-    Within a bin, counts are uniform. Where histogram, rows and lookups contradict each other, rows and lookups win:
-    counts are scaled up (too few rows) or the number of unique rows is cut.
+    Within a bin, counts are uniform. If histogram, rows and lookups contradict each other, rows and lookups have
+    priority: counts are scaled up (too few rows), or the number of unique rows is reduced.
     """
     shares = np.asarray(table.reuse)
     mean_count = (shares * MEAN_COUNTS).sum() / shares.sum()
@@ -240,7 +252,7 @@ def draw_counts(table: Table, lookups: int, generator: torch.Generator) -> torch
 
 
 def _scaled_to(counts: torch.Tensor, total: int, generator: torch.Generator) -> torch.Tensor:
-    """Scale counts to whole numbers near them, all at least 1, that sum to `total` >= len(counts)."""
+    """Scale counts to whole numbers of at least 1 that sum to `total`, which must be at least len(counts)."""
     spare, extra = total - len(counts), counts - 1
     if not bool(extra.any()):
         extra = torch.ones_like(counts)

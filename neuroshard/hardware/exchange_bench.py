@@ -1,9 +1,9 @@
-"""Timing exchanges, in every process of a group, one per device: the collectives, and the runs that time them.
+"""Time exchanges: the code runs in every process of a group, with one process per device.
 
-Each collective is what TorchRec calls on the same backend: all-to-all of pooled embeddings; reduce-scatter, and
-all-gather on the way back; all-reduce of gradients; all-to-all of indices, after one of how many there are. What goes
-one way only, the input and the all-reduce, is the same in both directions here: with the devices' delays, and without,
-which counts.
+Each collective is the one that TorchRec calls with the same backend: all-to-all of pooled embeddings; reduce-scatter,
+and all-gather in the backward pass; all-reduce of gradients; all-to-all of indices, after an all-to-all of their
+numbers. The input dist and the all-reduce have one direction only; they are measured twice, with the devices' delays
+and without, and the time without delays counts.
 """
 
 import time
@@ -23,21 +23,21 @@ from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.records.samples import CommSample
 from neuroshard.words.collective import ELEMENT_BYTES, INDEX_BYTES, Collective
 
-Among = dist.ProcessGroup | None  # processes; None is all of them
-# By the names that they have in torch since 2.13, or those before.
+Among = dist.ProcessGroup | None  # None is the group of all processes
+# The names since torch 2.13, or the earlier names.
 _scatter_sums = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_SETTLE_S = 0.002  # from agreeing on a start until it, so that nobody is late
+_SETTLE_S = 0.002  # time from agreeing on a start to the start, so that no process is late
 _PINGS = 20
 
 
 class Exchange(NamedTuple):
-    """Both directions of one sample, as one device takes part in them.
+    """The two directions of one sample, as one device takes part in them.
 
     Attributes:
-        forward: every device's outputs of the batch to whoever needs it.
-        backward: the gradients' way back.
-        buffers: what moves, this device's own first.
+        forward: runs the exchange of the forward pass.
+        backward: runs the exchange of the backward pass.
+        buffers: the exchanged tensors, this device's own first.
     """
 
     forward: Callable[[], object]
@@ -50,8 +50,9 @@ class Circle:
     """The devices that one device exchanges with.
 
     Attributes:
-        ranks: of all of them, this one's included, in order.
-        rank, group: this device's, and what they make up.
+        ranks: ranks of all these devices, including this device, in order.
+        rank: this device's rank.
+        group: process group of these devices; None if it is the group of all processes.
     """
 
     ranks: tuple[int, ...]
@@ -59,16 +60,21 @@ class Circle:
     group: Among
 
     def share(self, size_bytes: Sequence[int], element_bytes: int) -> list[int]:
-        """Count the elements that each of these devices has for each of them, (m,), of sizes (D,) over all of them."""
+        """Return the elements that each of the m devices sends to each of them, (m,),
+        given the bytes of all D devices, (D,).
+        """
         return [size_bytes[rank] // (element_bytes * len(self.ranks)) for rank in self.ranks]
 
     def own(self, shares: Sequence[int]) -> int:
-        """Pick this device's own of the shares (m,)."""
+        """Return this device's entry of values for the circle's devices, (m,)."""
         return shares[self.ranks.index(self.rank)]
 
 
 def circles(rank: int, num_devices: int, host_size: int) -> dict[Collective, Circle]:
-    """Make the circle of each collective: everybody, a host or a place on all hosts. All devices call this in step."""
+    """Return the circle of each collective: all devices, the devices of a host, or one device of each host.
+
+    All devices must call this function together.
+    """
     by_collective = dict.fromkeys(Collective, Circle(tuple(range(num_devices)), rank, None))
     if host_size == num_devices:
         return by_collective
@@ -85,12 +91,14 @@ def _groups(members: Sequence[tuple[int, ...]]) -> list[Among]:
 
 
 def make_exchange(sample: CommSample, circles: Mapping[Collective, Circle], device: torch.device) -> Exchange:
-    """Make the buffers of a sample on this device, and its two directions."""
+    """Allocate the buffers of a sample on this device, and return both directions of its exchange."""
     return _MAKERS[sample.collective](sample, circles[sample.collective], device)
 
 
 def _all_to_all(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Make the exchange of pooled embeddings to the devices of their samples, and of their gradients back."""
+    """Return the all-to-all of pooled embeddings to the devices of their samples,
+    and of gradients in the backward pass.
+    """
     others = circle.share(sample.size_bytes, ELEMENT_BYTES)
     own = [circle.own(others)] * len(circle.ranks)
     pooled, received = torch.zeros(sum(own), device=device), torch.zeros(sum(others), device=device)
@@ -103,7 +111,7 @@ def _all_to_all(sample: CommSample, circle: Circle, device: torch.device) -> Exc
 
 
 def _reduce_scatter(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Make the exchange of partial sums, added up on the devices of their samples; gradients go back to all."""
+    """Return the reduce-scatter of partial sums to the devices of their samples, and the all-gather of gradients."""
     own = circle.own(circle.share(sample.size_bytes, ELEMENT_BYTES))
     sums, summed = torch.zeros(own * len(circle.ranks), device=device), torch.zeros(own, device=device)
     return Exchange(
@@ -114,14 +122,14 @@ def _reduce_scatter(sample: CommSample, circle: Circle, device: torch.device) ->
 
 
 def _all_reduce(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Make the all-reduce of whole tables' gradients, added up everywhere."""
+    """Return the all-reduce of whole tables' gradients, the same in both directions."""
     gradient = torch.zeros(sample.size_bytes[circle.rank] // ELEMENT_BYTES, device=device)
     both = partial(dist.all_reduce, gradient, group=circle.group)
     return Exchange(both, both, (gradient,))
 
 
 def _input(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Make the exchange of indices to the devices that hold their rows: first how many, then indices and lengths."""
+    """Return the exchange of indices with the devices of their rows: first the counts, then indices and lengths."""
     sent = circle.share(sample.size_bytes, INDEX_BYTES)
     counts = torch.tensor(sent, device=device)
     counted = torch.zeros_like(counts)
@@ -129,7 +137,7 @@ def _input(sample: CommSample, circle: Circle, device: torch.device) -> Exchange
     got = torch.zeros(circle.own(sent) * len(circle.ranks), dtype=torch.int64, device=device)
 
     def both() -> None:
-        """Exchange counts, then what they count."""
+        """Exchange the counts, and then the indices and lengths."""
         dist.all_to_all_single(counted, counts, group=circle.group)
         dist.all_to_all_single(got, given, counted.tolist(), sent, group=circle.group)
 
@@ -148,17 +156,18 @@ _MAKERS: dict[Collective, Callable[[CommSample, Circle, torch.device], Exchange]
 
 @dataclass(frozen=True)
 class Clock:
-    """How a process tells the time and waits, both in seconds."""
+    """A source of time and a way to wait, both in seconds."""
 
     now: Callable[[], float] = time.perf_counter
     sleep: Callable[[float], object] = time.sleep
 
 
 class ExchangeBench:
-    """Bench of exchanges in batches in this process's group; every process calls the same methods in step.
+    """Measures exchanges in batches in this process's group; every process must call the same methods together.
 
-    All processes start an exchange at a moment agreed beforehand, plus each one's own delay: no barrier runs inside
-    the timed region. A device's time counts from its own start and so includes waiting for the others.
+    All processes start an exchange at a moment that they agreed on, plus each process's own delay, so that no barrier
+    runs inside the timed region. A device's time counts from its own start, and thus includes waiting for the other
+    devices.
     """
 
     def __init__(self, device: Device, protocol: TimingProtocol, timeout_s: float, clock: Clock | None = None) -> None:
@@ -168,10 +177,10 @@ class ExchangeBench:
         self._group = Group(timeout_s)
         self._control, self._rank, self._size = self._group.control, self._group.rank, self._group.size
         self._clock_ahead_s = self._find_clock_offset()
-        self._circles: dict[int, dict[Collective, Circle]] = {}  # by devices of a host
+        self._circles: dict[int, dict[Collective, Circle]] = {}  # by the number of devices on a host
 
     def measure(self, samples: Sequence[CommSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Measure an outcome for each sample; its repeats are (R, 2, D) ms: forward, backward; every device."""
+        """Return an outcome for each sample; the repeats are (R, 2, D) ms: forward and backward, of every device."""
         builds = [partial(self._build, sample) for sample in samples]
         return self._group.combined(run_batch(builds, self._protocol, np.random.default_rng(seeds), report))
 
@@ -183,13 +192,16 @@ class ExchangeBench:
         return partial(self.run, exchange, sample.start_ms[self._rank])
 
     def run(self, exchange: Exchange, start_ms: float) -> Timed:
-        """Run forward after this device's delay, then backward with all devices starting together."""
+        """Run forward after this device's delay, and then backward with all devices starting together;
+        return both times.
+        """
         agreed = self._agree_on_start()
         forward = self._timed(exchange.forward, agreed + start_ms / 1e3)
         backward = self._timed(exchange.backward, self._agree_on_start())
         return Timed(np.array([forward, backward]), (start_ms + forward + backward) / 1e3)
 
     def _timed(self, communicate: Callable[[], object], start: float) -> float:
+        """Run an exchange that starts at `start`; return the ms until it has ended on this device."""
         wait = start - self._clock.now()
         if wait > 0:
             self._clock.sleep(wait)
@@ -198,24 +210,28 @@ class ExchangeBench:
         return (self._clock.now() - start) * 1e3
 
     def _agree_on_start(self) -> float:
-        """Agree on a moment shortly ahead, the same for all, on this process's clock."""
+        """Return a moment in the near future that is the same for all processes, on this process's clock."""
         self._group.barrier()
         moment = torch.tensor([self._clock.now() + _SETTLE_S], dtype=torch.float64)
         dist.broadcast(moment, 0, group=self._control)
         return float(moment) + self._clock_ahead_s
 
     def _find_clock_offset(self) -> float:
-        """Measure by how many s this process's clock is ahead of rank 0's, in the fastest of some round trips."""
+        """Return the seconds by which this process's clock is ahead of rank 0's,
+        from the fastest of several round trips.
+        """
         ahead = 0.0
         for other in range(1, self._size):
             if self._rank in (0, other):
                 trips = [self._ping(other) for _ in range(_PINGS)]
                 ahead = min(trips)[1] if self._rank == other else ahead
-        # Processes of one host share the clock: what is left there is the error of the round trip.
+        # Processes of one host share the clock: a small difference is the error of the round trip.
         return ahead if abs(ahead) > 1e-3 else 0.0
 
     def _ping(self, other: int) -> tuple[float, float]:
-        """Measure a round trip, and this clock minus rank 0's, both in seconds; the second is meant for `other`."""
+        """Return the time of a round trip to rank 0, and this clock minus rank 0's, both in seconds;
+        0 and 0 on rank 0.
+        """
         clock = torch.zeros(1, dtype=torch.float64)
         if self._rank == 0:
             dist.recv(clock, other, group=self._control)

@@ -1,4 +1,4 @@
-"""The processes that measure together, one per device, seen from one of them."""
+"""The group of processes that measure together, one per device, as one of these processes sees it."""
 
 import gc
 import os
@@ -17,31 +17,34 @@ from neuroshard.hardware.workers import Bench, Joining, Meter, Sample
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.records.samples import Repeats
 
-_IDLE = timedelta(days=7)  # followers wait while rank 0 measures compute samples
+_IDLE = timedelta(days=7)  # followers wait while rank 0 measures kernel calls
 _LEADING = "neuroshard/leading"
 _Batch = tuple[list[Sample], list[int]]
 
 
 class Group:
-    """This process's place in its group, and a channel of theirs: agreeing must not use what is being measured."""
+    """This process's rank in the group of processes, with a separate channel for agreements between them.
+
+    Agreements must not use the process group that is being measured.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self.control = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)))
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     def barrier(self) -> None:
-        """Wait until all have come."""
+        """Wait until all processes of the group call this method."""
         dist.barrier(group=self.control)
 
     def combined(self, own: list[Outcome]) -> list[Outcome]:
-        """Combine each sample's outcomes of all processes; repeats have one more dimension, last, for the D of them."""
+        """Return each sample's outcome over all D processes; the repeats have D as an additional last dimension."""
         gathered: list[list[Outcome] | None] = [None] * self.size
         dist.all_gather_object(gathered, own, group=self.control)
         return [_combine(list(each)) for each in zip(*(outcomes or [] for outcomes in gathered), strict=True)]
 
 
 def _combine(outcomes: list[Outcome]) -> Outcome:
-    """Combine one sample's outcomes of every device, (R, ...) each, to (R, ..., D)."""
+    """Combine one sample's outcomes of every device, (R, ...) each, into one outcome with repeats (R, ..., D)."""
     busy_s = max(outcome.busy_s for outcome in outcomes)
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     if errors:
@@ -54,9 +57,10 @@ def _combine(outcomes: list[Outcome]) -> Outcome:
 def join(
     how: Joining[Sample], rank: int, count: int, meet_at: str, wait: Callable[[Store], object] = lambda _: None
 ) -> Bench[Sample]:
-    """Join the others at `meet_at`, a torch.distributed init method, and make what measures in this process.
+    """Join the other processes at `meet_at` (a torch.distributed init method); return the bench of this process.
 
-    They have their time to come from when `wait` returns, which gets the store that they meet by.
+    The timeout for the other processes begins when `wait` returns; `wait` receives the store through which the
+    processes meet.
     """
     device = make_device(how.device)
     device.prepare(rank, how.timing.flush_bytes)
@@ -68,44 +72,47 @@ def join(
 
 
 class Torchrun(Meter[Sample]):
-    """This process as one of those that torchrun started, on one host or several.
+    """Meter in a process that torchrun started, on one or several hosts.
 
-    Rank 0 measures batches with all the others, which `follow` it; a follower's death is torchrun's to notice.
+    Rank 0 measures batches together with all other processes, which call `follow`. If a follower dies, torchrun
+    notices.
     """
 
     def __init__(self, how: Joining[Sample]) -> None:
-        """Join the others; nobody gives up before rank 0 has come."""
+        """Join the other processes; all of them wait for rank 0 without a timeout."""
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         meet = (lambda store: store.wait([_LEADING], _IDLE)) if rank else (lambda store: store.set(_LEADING, ""))
         self._bench = join(how, rank, size, "env://", meet)
         self._orders = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=_IDLE))
 
     def measure(self, samples: Sequence[Sample], seeds: Sequence[int]) -> list[Outcome]:
-        """Measure an outcome for each sample, together with all followers; the seeds fix the order of the runs."""
+        """Return an outcome for each sample, measured together with all followers;
+        the seeds fix the order of the runs.
+        """
         self._passed_on((list(samples), list(seeds)))
         return self._bench.measure(samples, seeds, lambda _: None)
 
     def follow(self) -> None:
-        """Take part in whatever rank 0 measures until it says that it is done."""
+        """Take part in all measurements of rank 0, until rank 0 ends them."""
         while (batch := self._passed_on(None)) is not None:
             self._bench.measure(*batch, lambda _: None)
         self._leave()
 
     def close(self) -> None:
-        """Tell the followers that the work is done."""
+        """End the followers' work."""
         self._passed_on(None)
         self._leave()
 
     def _passed_on(self, batch: _Batch[Sample] | None) -> _Batch[Sample] | None:
-        """Pass rank 0's batch on to every process; None ends the work."""
+        """Send rank 0's batch to every process, and return the batch; None ends the work."""
         box: list[Any] = [batch]
         dist.broadcast_object_list(box, 0, group=self._orders)
         passed: _Batch[Sample] | None = box[0]
         return passed
 
     def _leave(self) -> None:
-        # Gloo's threads end with the last holder of their group: models and their groups are circles of objects. One
-        # that frees its last work while Python ends aborts the process.
+        # Gloo's threads end with the last reference to their group, and models and their groups are reference cycles. A
+        # thread that frees its last work while Python exits would abort the process.
         del self._bench, self._orders
         gc.collect()
         dist.destroy_process_group()

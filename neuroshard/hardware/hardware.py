@@ -1,4 +1,4 @@
-"""Real hardware, ready to measure samples on."""
+"""The hardware of this machine, with the meters that measure on it."""
 
 import logging
 import multiprocessing
@@ -29,14 +29,14 @@ if TYPE_CHECKING:  # imports torch
     from neuroshard.hardware.device import Device
 
 _POD_SIZE = "TORCHREC_RESOLVED_POD_SIZE"
-_CHATTY = ("torchrec", "torch.fx")  # loggers that warn of every table of every model
+_CHATTY = ("torchrec", "torch.fx")  # loggers that warn about every table of every model
 Warn = Callable[[Message], None]
 
 
 @dataclass(frozen=True)
 @checked
 class Hardware:
-    """A type of device and how it is timed.
+    """A type of device, with the settings for measuring on it.
 
     Attributes:
         device: the device that runs the kernels.
@@ -54,11 +54,11 @@ class Hardware:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Fingerprint of this machine, as this type of device."""
+        """The fingerprint of this machine for this type of device."""
         return fingerprint(self.device.kind)
 
     def check(self) -> None:
-        """Raise UserError if this machine has no such device, or nothing to measure it with."""
+        """Raise UserError if this machine has no device of this type, or if FBGEMM is not installed."""
         if find_spec("fbgemm_gpu") is None:
             extra = self.device.kind
             raise UserError(
@@ -71,18 +71,18 @@ class Hardware:
             raise no_device()
 
     def check_tiers(self, tiers: Iterable[Tier]) -> None:
-        """Raise UserError unless tables can be measured in these tiers of memory."""
+        """Raise UserError if tables cannot be measured in these memory tiers."""
         check_tiers(self.device.kind, tiers)
 
     def compute_meter(self, warn: Warn) -> Meter[ComputeSample]:
-        """Make the meter of compute samples on the first device, in a process of its own."""
+        """Return the meter of kernel calls on the first device, in a separate process."""
         make = partial(_make_compute_bench, self.device, self.embedding, self.compute_timing)
         return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
 
     def devices_per_host(self, num_devices: int) -> int | None:
-        """Return the number of devices of each host, of `num_devices` in all; None: one host has all.
+        """Return the number of devices on each host, of `num_devices` in all; None if one host has all of them.
 
-        Hosts of a pod count as one host, as TorchRec takes them: fast links join them.
+        The hosts of a pod count as one host, as in TorchRec, because fast links join them.
         """
         if not under_torchrun():
             return None
@@ -90,7 +90,7 @@ class Hardware:
         return local if local < num_devices else None
 
     def check_hosts(self, topology: Topology) -> None:
-        """Raise UserError unless exchanges are measured here between hosts as the topology's."""
+        """Raise UserError if this machine does not measure exchanges between hosts of the topology's size."""
         devices, wanted = topology.num_devices, topology.domain_size
         measured = self.devices_per_host(devices) or devices
         if wanted != measured:
@@ -104,7 +104,7 @@ class Hardware:
             )
 
     def comm_meter(self, num_devices: int, warn: Warn) -> Meter[CommSample]:
-        """Make the meter of exchanges between `num_devices` processes of this host, or all hosts under torchrun.
+        """Return the meter of exchanges between `num_devices` processes: of this host, or of all hosts under torchrun.
 
         Raises:
             UserError: torchrun started another number of processes.
@@ -112,16 +112,22 @@ class Hardware:
         return self._group_meter(num_devices, self._exchanges, None, warn)
 
     def step_meter(self, topology: Topology, protocol: StepProtocol, warn: Warn) -> Meter[Plan]:
-        """Make the meter of training steps of plans for that topology, where `comm_meter` does, or raise as it does."""
+        """Return the meter of training steps of plans for this topology, in the same processes as `comm_meter`.
+
+        Raises:
+            UserError: torchrun started another number of processes.
+        """
         return self._group_meter(topology.num_devices, self._steps(protocol), topology.domain_size, warn)
 
     def mirror_meter(self, protocol: StepProtocol, warn: Warn) -> Meter[LocalSample]:
-        """Make the meter of single ranks' local work in training steps, on the first device, in its own process."""
+        """Return the meter of single ranks' local work in training steps,
+        on the first device, in a separate process.
+        """
         make = partial(_make_mirror_bench, self.device, self.embedding, protocol)
         return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
 
     def follow(self, steps: StepProtocol | None = None) -> None:
-        """Take part, as one of torchrun's other processes, in what rank 0 measures: exchanges, or training `steps`."""
+        """Take part in rank 0's measurements, in another process of torchrun: of exchanges, or of training `steps`."""
         from neuroshard.hardware.group import Torchrun
 
         how: Joining[Any] = self._exchanges if steps is None else self._steps(steps)
@@ -135,13 +141,18 @@ class Hardware:
         return Joining(self.device, protocol.timing, self.timeout_s, partial(_step_bench, self.embedding, protocol))
 
     def _group_meter(self, num_devices: int, how: Joining[Sample], local_size: int | None, warn: Warn) -> Meter[Sample]:
-        """Make the meter of `num_devices` processes that measure together, told that a host has `local_size`."""
+        """Return the meter of `num_devices` processes that measure together;
+        TorchRec sees hosts of `local_size` devices.
+        """
         if under_torchrun():
             return self._leader(num_devices, how)
         make = partial(_make_joined, how, local_size or num_devices)
         return WorkerGroup(make, num_devices, self.timeout_s, warn, self._context())
 
     def _leader(self, num_devices: int, how: Joining[Sample]) -> Meter[Sample]:
+        """Return the meter of rank 0 under torchrun; raise UserError if torchrun
+        started another number of processes.
+        """
         started = int(os.environ["WORLD_SIZE"])
         if started != num_devices:
             raise UserError(
@@ -150,17 +161,17 @@ class Hardware:
                 limit=f"num_devices is {num_devices}, and each device needs exactly one process",
                 remedy=f"Start {num_devices} processes with torchrun, or set num_devices to {started}",
             )
-        from neuroshard.hardware.group import Torchrun  # imports torch: only where it is used
+        from neuroshard.hardware.group import Torchrun  # imports torch, so only if needed
 
         return Torchrun(how)
 
     def _context(self) -> ForkServerContext | SpawnContext:
-        # CUDA wants every worker to be a fresh interpreter.
+        # With CUDA, every worker must be a new interpreter.
         return forked_warm() if self.device.kind == "cpu" else multiprocessing.get_context("spawn")
 
 
 def _hosts_per_pod() -> int:
-    """Read the number of hosts over which TorchRec shards rows; raise UserError if the variable is not a number."""
+    """Return the number of hosts over which TorchRec shards rows; raise UserError if the variable is not a number."""
     hosts = os.environ.get(_POD_SIZE, "1")
     if not hosts.isdecimal() or int(hosts) < 1:
         raise UserError(
@@ -178,14 +189,17 @@ def under_torchrun() -> bool:
 
 
 def is_follower() -> bool:
-    """Return True if rank 0, in another process, decides what is measured; then call `Hardware.follow` here."""
+    """Return True if rank 0, in another process, controls the measurements;
+    then call `Hardware.follow` in this process.
+    """
     return under_torchrun() and os.environ["RANK"] != "0"
 
 
 def _make_compute_bench(
     spec: DeviceSpec, settings: EmbeddingSettings, protocol: TimingProtocol, rank: int, _count: int, _port: int
 ) -> Bench[ComputeSample]:
-    from neuroshard.hardware.compute_bench import DENSE_WARNING, ComputeBench  # torch and FBGEMM: in the worker only
+    # Imports torch and FBGEMM, so only in the worker.
+    from neuroshard.hardware.compute_bench import DENSE_WARNING, ComputeBench
     from neuroshard.hardware.device import make_device
 
     filterwarnings("ignore", DENSE_WARNING)
@@ -213,7 +227,7 @@ def _make_mirror_bench(
 
 
 def _hush() -> None:
-    """Silence TorchRec's messages about every table, and warnings of its calls of functions that torch renames."""
+    """Silence TorchRec's messages about every table, and torch's warnings about renamed functions."""
     filterwarnings("ignore", category=FutureWarning)
     filterwarnings("ignore", category=UserWarning, module="torch")
     for name in _CHATTY:
@@ -233,8 +247,8 @@ def _make_joined(how: Joining[Sample], local_size: int, rank: int, count: int, p
     from neuroshard.hardware.group import join
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all processes are on this host
-    os.environ["LOCAL_WORLD_SIZE"] = str(local_size)  # what TorchRec takes a host for
-    os.environ[_POD_SIZE] = "1"  # hosts that it shards rows over
-    if count > (os.cpu_count() or 1):  # processes that share cores do better where the kernel moves them
+    os.environ["LOCAL_WORLD_SIZE"] = str(local_size)  # the size of a host for TorchRec
+    os.environ[_POD_SIZE] = "1"  # the number of hosts over which TorchRec shards rows
+    if count > (os.cpu_count() or 1):  # without pinning, processes that share cores run faster
         how = replace(how, device=replace(how.device, pin=False))
     return join(how, rank, count, f"tcp://127.0.0.1:{port}")

@@ -1,6 +1,6 @@
-"""The inputs of every kernel that is measured, and what it gives back ready to run.
+"""Inputs of measured kernel calls, and calls that are ready to run.
 
-Tables in host memory are given other lookups every time, in which the same rows are popular, through a warm cache.
+Calls on tables in host memory get new lookups every time, with the same popular rows, and use a warm cache.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.records.samples import BlockLookups, ComputeSample
 from neuroshard.words.placement import Tier
 
-LookUp = Callable[[torch.Tensor, torch.Tensor], object]  # of indices and offsets
+LookUp = Callable[[torch.Tensor, torch.Tensor], object]  # takes indices and offsets
 PRECISIONS = {4: (SparseType.FP32, torch.float32), 2: (SparseType.FP16, torch.float16)}
 LEARNING_RATE = 1e-3
 FUSED = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD}  # optimizers
@@ -25,12 +25,12 @@ FUSED = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_RO
 
 @dataclass(frozen=True)
 class Prepared:
-    """A sample ready to be timed.
+    """A sample that is ready to be timed.
 
     Attributes:
-        run: trains its tables once.
-        seen: what is looked up in its blocks, if any.
-        afresh: draws other lookups, and gives what trains the tables with them; None where it is `run` every time.
+        run: trains the sample's tables once.
+        seen: the lookups in the sample's row blocks, if it has any.
+        afresh: draws new lookups and returns the function that trains the tables with them; None if every run is `run`.
     """
 
     run: Callable[[], None]
@@ -38,19 +38,19 @@ class Prepared:
     afresh: Callable[[], Callable[[], None]] | None = None
 
     def next_run(self) -> Callable[[], None]:
-        """Return what is to be timed next, with lookups drawn again where the sample asks for it."""
+        """Return the next run to be timed, with new lookups if the sample needs them."""
         return self.run if self.afresh is None else self.afresh()
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What one call reads.
+    """The inputs of one kernel call.
 
     Attributes:
-        indices: (L,) rows looked up, table by table.
-        offsets: (F x batch size + 1,) where the lookups of each of all tables' F features begin in each sample.
-        gradient: (batch size, columns of all features) of the pooled embeddings; of sequence tables, (L, columns).
-        seen: what is looked up in each of the sample's blocks, if it has any.
+        indices: (L,) looked up rows, table by table.
+        offsets: (F x batch size + 1,) where the lookups of each of the F features of all tables begin in each sample.
+        gradient: gradient of the outputs: (batch size, columns of all features) if pooled, (L, columns) if sequences.
+        seen: the lookups in each of the sample's row blocks, if it has any.
     """
 
     indices: torch.Tensor
@@ -68,7 +68,7 @@ def draw_inputs(sample: ComputeSample, device: torch.device, rng: np.random.Gene
 def inputs_of(
     sample: ComputeSample, drawn: list[tuple[torch.Tensor, torch.Tensor]], generator: torch.Generator
 ) -> Inputs:
-    """Make the inputs of one call with the indices and lengths (n,) of the sample's tables."""
+    """Return the inputs of one call, given the indices and lengths of each of the sample's n tables."""
     lengths = torch.cat([lengths for _, lengths in drawn])
     indices = torch.cat([indices for indices, _ in drawn])
     return Inputs(
@@ -80,14 +80,14 @@ def inputs_of(
 
 
 def _outputs(sample: ComputeSample, lookups: int) -> tuple[int, int]:
-    """Return the shape of what so many lookups give."""
+    """Return the shape of the outputs of a call with this many lookups."""
     if sample.call.pooled:
         return sample.batch_size, sum(table.dim * table.features for table in sample.tables)
     return lookups, sample.tables[0].dim
 
 
 def table_of_feature(sample: ComputeSample) -> list[int]:
-    """List which of the sample's tables each feature reads, (F,), table by table."""
+    """Return the number of the table that each feature reads, (F,), table by table."""
     return [number for number, table in enumerate(sample.tables) for _ in range(table.features)]
 
 
@@ -111,11 +111,14 @@ def host_run(
     device: torch.device,
     rng: np.random.Generator,
 ) -> Prepared:
-    """Prepare a call over tables in host memory, each time other lookups: the same would all be in the cache.
+    """Prepare a call on tables in host memory with new lookups in each run; repeated lookups would all hit the cache.
 
     Args:
-        train: one step with some inputs.
-        look_up: the forward call alone; a cache is first filled with the most popular rows by it.
+        train: runs one step with the given inputs.
+        look_up: runs the forward call alone; it first fills the cache with the most popular rows.
+        sample: the tables to look up.
+        device: the device that runs the call.
+        rng: fixes the lookups.
     """
     popular = [PopularRows.of(table, sample.batch_size, device) for table in sample.tables]
     generator = torch.Generator(device).manual_seed(int(rng.integers(1 << 62)))
@@ -124,22 +127,22 @@ def host_run(
 
     def drawn() -> Inputs:
         """Draw lookups by the popularity of rows."""
-        return inputs_of(sample, held(sample, [its.batch(generator) for its in popular]), generator)
+        return inputs_of(sample, held(sample, [rows.batch(generator) for rows in popular]), generator)
 
     first = drawn()
     return Prepared(partial(train, first), first.seen, lambda: partial(train, drawn()))
 
 
 def _fill(look_up: LookUp, sample: ComputeSample, popular: Sequence[PopularRows]) -> None:
-    """Look up as many rows of each table as its share of the cache holds, the most popular last, some at a time."""
-    hottest = [its.hottest(sample.tier_assignment.cached_share) for its in popular]
-    rows = [its for its, _ in held(sample, [(its, torch.ones_like(its)) for its in hottest])]
-    turns = max(ceil(len(its) / many.lookups) for its, many in zip(rows, popular, strict=True))
+    """Look up the rows of each table that fit into the cache, the most popular rows last, in several calls."""
+    hottest = [chosen.hottest(sample.tier_assignment.cached_share) for chosen in popular]
+    rows = [chosen for chosen, _ in held(sample, [(chosen, torch.ones_like(chosen)) for chosen in hottest])]
+    turns = max(ceil(len(chosen) / table_rows.lookups) for chosen, table_rows in zip(rows, popular, strict=True))
     for turn in range(turns):
-        chunks = [its.tensor_split(turns)[turn] for its in rows]
+        chunks = [chosen.tensor_split(turns)[turn] for chosen in rows]
         lengths = torch.zeros(sum(table.features for table in sample.tables), dtype=torch.int64)
         first = 0
-        for chunk, table in zip(chunks, sample.tables, strict=True):  # all in the list of the table's first feature
+        for chunk, table in zip(chunks, sample.tables, strict=True):  # all lookups count for the table's first feature
             lengths[first] = len(chunk)
             first += table.features
         offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))

@@ -1,4 +1,4 @@
-"""A world of mirrored ranks: one process takes any rank's place in a group of any size, and runs its real work."""
+"""Mirrored ranks: one process takes the place of any rank in a group of any size, and does that rank's real work."""
 
 import os
 import pickle
@@ -18,27 +18,27 @@ from torch.futures import Future
 from torchrec.distributed import comm
 
 _BACKEND = "mirror"
-_HOST_SIZE = "LOCAL_WORLD_SIZE"  # what TorchRec takes a host for
-_POD_SIZE = "TORCHREC_RESOLVED_POD_SIZE"  # by how many hosts TorchRec multiplies it
-_NONE = pickle.dumps(None)  # TorchRec asks rank 0 whether collectives are to be checked: no
-_WORLDS: list["World"] = []  # that of the group which lives, if any: torch makes groups of a backend by its name alone
+_HOST_SIZE = "LOCAL_WORLD_SIZE"  # the size of a host for TorchRec
+_POD_SIZE = "TORCHREC_RESOLVED_POD_SIZE"  # the number of hosts over which TorchRec shards rows
+_NONE = pickle.dumps(None)  # rank 0's answer to TorchRec: do not check collectives
+_WORLDS: list["World"] = []  # the world of the current group, if any: torch creates groups by the backend's name alone
 
-_ProcessGroup: Any = dist.ProcessGroup  # torch overloads each method for its own callers
+_ProcessGroup: Any = dist.ProcessGroup  # typed as Any, because torch overloads each method
 Tensors = Sequence[torch.Tensor]
-# Is entered around every exchange; it gets the collective's name and the tensors that this rank gives and gets.
+# A context that is entered around every exchange, with the collective's name and the sent and received tensors.
 Watch = Callable[[str, Tensors, Tensors], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
 class World:
-    """What the groups of one mirrored rank share.
+    """State that the groups of one mirrored rank share.
 
     Attributes:
-        rank, size: this process's place in it.
-        watch: told of every exchange.
-        told: what all ranks send to this one in the next exchanges of whole numbers (splits, lengths, indices); where
-            it is empty, they send what this one does.
-        kept: what this rank sent to itself in exchanges of whole numbers that nothing was told of.
+        rank, size: this process's rank, and the number of ranks.
+        watch: context that is entered around every exchange.
+        told: data that all ranks send to this rank in the next exchanges of whole numbers (splits, lengths, indices);
+            if it is empty, all ranks send the same data as this rank.
+        kept: data that this rank sent to itself in exchanges of whole numbers without an entry in `told`.
     """
 
     rank: int
@@ -49,10 +49,10 @@ class World:
 
 
 class Mirror(_ProcessGroup):  # type: ignore[misc]
-    """A process group whose other ranks mirror this rank: instead of their data this rank gets its own data.
+    """A process group in which all other ranks mirror this rank: this rank receives its own data in place of theirs.
 
-    So this rank's tensors have the shapes that they have among real ranks; the values of outputs that other ranks would
-    have looked up are this rank's values. An exchange takes only the time to copy a tensor, and ends at once.
+    So tensors have the same shapes as among real ranks; values that other ranks would have looked up are this rank's
+    values. An exchange takes only the time to copy a tensor, and is complete when the call returns.
     """
 
     def __init__(self, rank: int, size: int, world: World) -> None:
@@ -60,20 +60,20 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         self._rank, self._size, self._world = rank, size, world
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name, as all below
-        """Return the name that torch knows this backend by."""
+        """Return the name of this backend in torch."""
         return _BACKEND
 
     @property
     def pg_name(self) -> str:
-        """The name that torch gave this group."""
+        """The name that torch gave to this group."""
         name: str = dist.distributed_c10d._world.pg_names[self]
         return name
 
-    group_name = pg_name  # torch's newer word for it
+    group_name = pg_name  # the name of this property in newer releases of torch
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The devices with a backend here, for torch: some releases of TorchRec refuse groups without a device."""
+        """The devices that have a backend here, for torch; some releases of TorchRec refuse groups without a device."""
         return [torch.device("cpu")]
 
     def all_to_all_single(
@@ -84,7 +84,7 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         splits: Sequence[int],
         opts: object = None,
     ) -> Work:
-        """Give every rank its rows of a tensor, and get this rank's from all."""
+        """Send each rank its rows of a tensor, and receive this rank's rows from all ranks."""
         with self._world.watch("all_to_all", [given], [output]):
             mine = _chunk(given, splits, self._rank, self._size)
             if given.is_floating_point() or self._size < self._world.size:
@@ -97,14 +97,17 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         return _done(output)
 
     def alltoall(self, outputs: Tensors, given: Tensors, opts: object = None) -> Work:
-        """Give every rank a tensor, and get one from each."""
+        """Send each rank one tensor, and receive one tensor from each."""
         with self._world.watch("all_to_all", given, outputs):
             for output in outputs:
                 _fill(output, given[self._rank])
         return _done(outputs)
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
-        """Put the sum over all ranks in the place of each tensor; of mirrors, means and extremes are what they are."""
+        """Replace each tensor by the reduction over all ranks: sums are multiplied by the number of ranks.
+
+        Means and extremes of mirrored ranks equal this rank's values.
+        """
         with self._world.watch("all_reduce", tensors, tensors):
             if opts is None or opts.reduceOp == dist.ReduceOp.SUM:
                 for tensor in tensors:
@@ -114,61 +117,60 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
     allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
-        """Leave weights as they are: they are the same on the rank that sends them; objects of other ranks are None."""
+        """Leave weights unchanged, because all ranks have the same; objects from other ranks become None."""
         with self._world.watch("broadcast", tensors, tensors):
             for tensor in tensors if opts.rootRank != self._rank else ():
                 if tensor.dtype == torch.uint8:
                     tensor.copy_(torch.frombuffer(bytearray(_NONE), dtype=torch.uint8))
-                elif (
-                    tensor.dtype == torch.int64 and tensor.numel() == 1
-                ):  # how long an object is, which torch sends first
+                elif tensor.dtype == torch.int64 and tensor.numel() == 1:
+                    # Torch sends the length of an object first.
                     tensor.fill_(len(_NONE))
         return _done(tensors)
 
     def barrier(self, opts: object = None) -> Work:
-        """Wait for no one: mirrors are always there."""
+        """Return at once, because no other rank exists."""
         return _done([])
 
     def allgather(self, outputs: Sequence[Tensors], given: Tensors, opts: object = None) -> Work:
-        """Get every rank's tensor."""
-        with self._world.watch("all_gather", given, [one for its in outputs for one in its]):
-            for its, mine in zip(outputs, given, strict=True):
-                for output in its:
+        """Receive every rank's tensor."""
+        with self._world.watch("all_gather", given, [tensor for gathered in outputs for tensor in gathered]):
+            for gathered, mine in zip(outputs, given, strict=True):
+                for output in gathered:
                     _fill(output, mine)
         return _done(outputs)
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: object = None) -> Work:
-        """Get the rows of every rank's tensor."""
+        """Receive the rows of every rank's tensor."""
         return self.all_gather_single_coalesced([output], [given])
 
     def all_gather_single_coalesced(self, outputs: Tensors, given: Tensors, opts: object = None) -> Work:
-        """Get the rows of every rank's tensors."""
+        """Receive the rows of every rank's tensors."""
         with self._world.watch("all_gather", given, outputs):
             for output, mine in zip(outputs, given, strict=True):
                 _fill(output, mine)
         return _done(outputs)
 
     def reduce_scatter(self, outputs: Tensors, given: Sequence[Tensors], opts: object = None) -> Work:
-        """Get the sum over all ranks of the tensor that each has for this rank."""
-        with self._world.watch("reduce_scatter", [one for its in given for one in its], outputs):
-            for output, its in zip(outputs, given, strict=True):
-                torch.mul(its[self._rank], self._size, out=output)
+        """Receive the sum over all ranks of their tensors for this rank."""
+        with self._world.watch("reduce_scatter", [tensor for parts in given for tensor in parts], outputs):
+            for output, parts in zip(outputs, given, strict=True):
+                torch.mul(parts[self._rank], self._size, out=output)
         return _done(outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: object = None) -> Work:
-        """Get the sum over all ranks of the rows that each has for this rank."""
+        """Receive the sum over all ranks of their rows for this rank."""
         with self._world.watch("reduce_scatter", [given], [output]):
             torch.mul(_chunk(given, (), self._rank, self._size).view_as(output), self._size, out=output)
         return _done(output)
 
-    # The names of other releases of torch.
+    # Names in other releases of torch.
     alltoall_base = all_to_all_single
     _allgather_base = all_gather_into_tensor = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_tensor = reduce_scatter_single
 
     def _refused(self, *_: object) -> Work:
-        """Raise RuntimeError: this has one sender or receiver."""
+        """Raise RuntimeError: the operation has a single sender or receiver."""
         raise RuntimeError("mirrored ranks take part in collectives only; nothing goes from one rank to another")
 
     send = recv = recv_anysource = gather = scatter = reduce = _refused
@@ -176,12 +178,13 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
 
 @contextmanager
 def mirrored_world(rank: int, size: int, host_size: int, watch: Watch) -> Iterator[World]:
-    """Make this process one rank of a default group of `size` mirrors, on hosts of `host_size` ranks; then none.
+    """Make this process one rank of a default group of `size` mirrored ranks while the context is entered.
 
-    Where fast links join several hosts, these are one host here, because TorchRec shards rows over all of them.
+    Hosts have `host_size` ranks. If fast links join several hosts, they count as one host, because TorchRec shards rows
+    over all of them.
 
     Raises:
-        RuntimeError: this process is in a group already.
+        RuntimeError: this process already belongs to a group.
     """
     if dist.is_initialized():
         raise RuntimeError("this process is in a group already; mirrored ranks need a process of their own")
@@ -190,9 +193,9 @@ def mirrored_world(rank: int, size: int, host_size: int, watch: Watch) -> Iterat
     world = World(rank, size, watch)
     _WORLDS.append(world)
     on_hosts = patch.dict(os.environ, {_HOST_SIZE: str(host_size), _POD_SIZE: "1"})
-    # State dicts of sequence tables ask all ranks what they hold; mirrored ranks save none.
+    # State dicts of sequence tables gather metadata from all ranks; mirrored ranks save no state dicts.
     unsaved = patch.object(ShardedTensor, "_init_from_local_shards", return_value=None)
-    of_this_world = patch.multiple(comm, _INTRA_PG=None, _CROSS_PG=None)  # groups of hosts, which TorchRec keeps
+    of_this_world = patch.multiple(comm, _INTRA_PG=None, _CROSS_PG=None)  # TorchRec's cached groups of hosts
     try:
         with on_hosts, unsaved, of_this_world:
             dist.init_process_group(_BACKEND, rank=rank, world_size=size, store=HashStore())
@@ -204,7 +207,7 @@ def mirrored_world(rank: int, size: int, host_size: int, watch: Watch) -> Iterat
 
 
 def size_bytes(tensors: Tensors) -> int:
-    """Count the bytes of all tensors together."""
+    """Return the bytes of all tensors together."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -213,15 +216,15 @@ def _make(_store: object, rank: int, size: int, _timeout: object) -> Mirror:
 
 
 def _chunk(given: torch.Tensor, splits: Sequence[int], rank: int, size: int) -> torch.Tensor:
-    """Select the rows that are for this rank; without splits all ranks get equally many."""
+    """Return the rows for this rank; without splits, all ranks get equal numbers of rows."""
     chunks = torch.split(given, list(splits)) if splits else given.tensor_split(size)
     return chunks[rank]
 
 
 def _fill(output: torch.Tensor, mine: torch.Tensor) -> None:
-    """Write what one rank sends as often as there is room.
+    """Fill a tensor with repetitions of the data that one rank sends.
 
-    That is equal shares of all ranks, or what ranks with other widths would send.
+    The repetitions stand for equal shares of all ranks, or for the data of ranks with other widths.
     """
     flat, source = output.view(-1), mine.reshape(-1)
     if not len(flat) or not len(source):
@@ -233,6 +236,7 @@ def _fill(output: torch.Tensor, mine: torch.Tensor) -> None:
 
 
 def _done(result: object) -> Work:
+    """Return completed work with the given result."""
     future: Future[Any] = Future()
     future.set_result(result)
     work: Work = cast(Any, c10d)._create_work_from_future(future)

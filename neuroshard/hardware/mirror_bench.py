@@ -1,4 +1,4 @@
-"""Timing one rank's local work in TorchRec's mirrored training steps, in a process of its own."""
+"""Time one rank's local work in mirrored training steps of TorchRec, in a separate process."""
 
 import gc
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from neuroshard.hardware.step_bench import Trained
 from neuroshard.hardware.step_samples import StepProtocol, Stretch
 from neuroshard.records.samples import LocalSample
 
-_WARM_STEPS = 3  # of a build: data-parallel modules exchange more in their second and third
+_WARM_STEPS = 3  # of a build; data-parallel modules have extra exchanges in the second and third step
 
 
 class MirrorBench:
-    """Bench of one rank's steps of plans of one task, all live together."""
+    """Measures one rank's steps of several plans of one task, all live together."""
 
     def __init__(self, device: Device, settings: EmbeddingSettings, protocol: StepProtocol) -> None:
         self._device = device
@@ -32,12 +32,13 @@ class MirrorBench:
         self._protocol = protocol
 
     def measure(self, samples: Sequence[LocalSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Measure an outcome for each sample, of one task and rank; repeats are (R, 3, S), of the S stretches `seen`.
+        """Return an outcome for each sample; all samples must be of one task and rank.
 
-        They are ms, and bytes that the collective at a stretch's end is given and gives.
+        The repeats are (R, 3, S) for the S stretches in `seen`: ms, and the bytes that the rank sends to and receives
+        from the collective at the end of a stretch.
         """
         if self._device.torch_device.type != "cpu":
-            gc.collect()  # models are circles of objects: the last ones' tables would still fill a GPU
+            gc.collect()  # models are reference cycles: otherwise earlier tables would still fill the GPU
         task, rank, clock = renamed(samples[0].plan).task, samples[0].rank, PhaseClock(self._device)
         size = task.topology.num_devices
         drawn = drawn_batches(task.tables, task.batch_size, seeds[0], self._device.torch_device)
@@ -46,22 +47,27 @@ class MirrorBench:
         with mirrored_world(rank, size, task.topology.domain_size, clock.meeting) as world:
 
             def build(number: int) -> Run:
-                """Build a sample's model on this rank; what is returned trains it for a turn."""
-                sample, own = samples[number], [its[rank] for its in shares]
+                """Build a sample's model on this rank; return the function that trains it for one turn."""
+                sample, own = samples[number], [ranks_of_batch[rank] for ranks_of_batch in shares]
                 settings = self._settings, seeds[0], sample.precision
                 trained = Trained(sample.plan, self._protocol, clock, self._device, own, *settings)
-                live[number] = _Live(trained, world, [_told(trained, world, its, self._device) for its in shares])
+                live[number] = _Live(
+                    trained,
+                    world,
+                    [_inputs_from_all_ranks(trained, world, ranks_of_batch, self._device) for ranks_of_batch in shares],
+                )
                 return partial(live[number].turn, self._protocol.steps)
 
             builds = [partial(build, number) for number in range(len(samples))]
             outcomes = run_batch(builds, self._protocol.timing, np.random.default_rng(seeds), report)
         return [
-            replace(its, seen=live[number].stretches if number in live else ()) for number, its in enumerate(outcomes)
+            replace(ranks_of_batch, seen=live[number].stretches if number in live else ())
+            for number, ranks_of_batch in enumerate(outcomes)
         ]
 
 
 class _Live:
-    """A rank's sharded stand-in, whose other ranks are mirrors; it takes the rank's steps.
+    """A rank's sharded stand-in model among mirrored ranks, which runs the rank's steps.
 
     Attributes:
         stretches: (S,) stretches of every step; empty before the first turn.
@@ -70,12 +76,15 @@ class _Live:
     def __init__(self, trained: Trained, world: World, told: Sequence[Sequence[torch.Tensor]]) -> None:
         self.stretches: tuple[Stretch, ...] = ()
         self._trained, self._world = trained, world
-        self._told = islice(cycle(told), trained.pipeline.ahead, None)
+        self._inputs = islice(cycle(told), trained.pipeline.ahead, None)
         for _ in range(_WARM_STEPS):
             self._step()
 
     def turn(self, steps: int) -> Timed:
-        """Train one step untimed, and some of which the means are taken; none waits for the device, as in training."""
+        """Train one untimed step, and then several timed steps; return their means.
+
+        As in training, no step waits for the device.
+        """
         self._step()
         start = perf_counter()
         self._trained.clock.restart()
@@ -88,26 +97,28 @@ class _Live:
         return Timed(walk.amounts, perf_counter() - start)
 
     def _step(self) -> None:
-        """Train on the next batch, all ranks' inputs being those of the batch that the step exchanges."""
+        """Train on the next batch; all ranks' inputs come from the batch whose input the step exchanges."""
         self._world.told.clear()
-        self._world.told.extend(next(self._told))
+        self._world.told.extend(next(self._inputs))
         self._trained.step()
 
 
-def _told(trained: Trained, world: World, shares: Sequence[Batch], device: Device) -> list[torch.Tensor]:
-    """Collect what all ranks, whose shares of a batch these are, send to this one in each exchange of their inputs.
+def _inputs_from_all_ranks(
+    trained: Trained, world: World, shares: Sequence[Batch], device: Device
+) -> list[torch.Tensor]:
+    """Return the data that all ranks send to this rank in each exchange of their inputs, given their shares of a batch.
 
-    Every rank splits its inputs alike, so this one does it in the place of each. The device is waited for: pipelines
-    send inputs on a stream of their own.
+    Every rank splits inputs in the same way, so this rank does it in place of each. The function waits for the device,
+    because pipelines send inputs on a separate stream.
     """
     world.told.clear()
-    said = []
+    sent_by_rank = []
     for batch in shares:
         world.kept.clear()
         trained.pipeline.exchange_input(batch)
-        said.append(tuple(world.kept))
+        sent_by_rank.append(tuple(world.kept))
     world.kept.clear()
     device.synchronize()
-    joined = [torch.cat(of_each) for of_each in zip(*said, strict=True)]
+    joined = [torch.cat(of_each) for of_each in zip(*sent_by_rank, strict=True)]
     device.synchronize()
     return joined

@@ -1,7 +1,7 @@
-"""The samples to measure for a plan: the kernel calls of each device, and exchanges one after the other.
+"""The samples to measure for a plan: the kernel calls of each device, and one exchange after another.
 
-A device calls a kernel for each sharding type (`Form`), tier and data type of its pooled tables; sequence tables have a
-call for each width, too.
+A device calls one kernel for each sharding type (`Form`), tier and data type of its pooled tables; sequence tables have
+one call per width, too.
 """
 
 from collections.abc import Sequence
@@ -22,20 +22,20 @@ from neuroshard.words.placement import Placement, Tier, TierAssignment
 
 
 def kernel_calls(plan: Plan) -> tuple[tuple[ComputeSample, ...], ...]:
-    """List the calls of each device, (D,), which follow one another; none on an empty device."""
+    """Return the successive kernel calls of each device, (D,); empty for a device without shards."""
     by_device = grouped(plan.placements, lambda placed: placed.device)
     return tuple(_calls(plan, by_device.get(device, ())) for device in range(plan.task.topology.num_devices))
 
 
 def _calls(plan: Plan, placements: Sequence[Placement]) -> tuple[ComputeSample, ...]:
     def kernel(placed: Placement) -> tuple[int, int, int]:
-        """Return the call's number, the bytes of a weight, and the width of sequence shards, which must be equal."""
+        """Return the number of the call, the bytes of a weight, and the width of sequence shards (0 if pooled)."""
         number, table = placed.shard.table, plan.task.tables[placed.shard.table]
         call = CALLS.index(Call(plan.forms[number], table.pooled, placed.tier_assignment.tier))
         return call, table.bytes_per_element, 0 if table.pooled else placed.shard.dim
 
     by_kernel = sorted(grouped(placements, kernel).items())
-    return tuple(_call(plan, LAYOUTS[CALLS[call].form], its) for (call, *_), its in by_kernel)
+    return tuple(_call(plan, LAYOUTS[CALLS[call].form], placed) for (call, *_), placed in by_kernel)
 
 
 def _call(plan: Plan, layout: Layout, placements: Sequence[Placement]) -> ComputeSample:
@@ -48,7 +48,7 @@ def _call(plan: Plan, layout: Layout, placements: Sequence[Placement]) -> Comput
 
 
 def _common_home(placements: Sequence[Placement]) -> TierAssignment:
-    """Return the tier assignment of a call's tables: one cache has room for as many rows as their caches together."""
+    """Return the tier assignment of a call's tables; one cache has room for the rows of all their caches."""
     first = placements[0].tier_assignment
     if first.tier is not Tier.UVM_CACHING:
         return first
@@ -59,13 +59,13 @@ def _common_home(placements: Sequence[Placement]) -> TierAssignment:
 
 
 def _of_share(table: Table, shares: int) -> Table:
-    """Return the table as one of so many equal shares of a batch looks it up."""
+    """Return the table with the reuse that one of `shares` equal shares of a batch has."""
     reuse = reuse_at(np.array(table.reuse), 1 / shares)
     return replace(table, reuse=tuple(reuse.tolist()))
 
 
 def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:
-    """List the plan's exchanges, in the order of a step's forward pass, without delays.
+    """Return the plan's exchanges in a direction, in the order of a step's forward pass, without delays.
 
     Data-parallel tables exchange nothing in the forward pass. The input dist is left out (`input_exchange`).
     """
@@ -74,7 +74,7 @@ def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:
 
 
 def input_exchange(plan: Plan) -> tuple[CommSample, ...]:
-    """Return the exchange of indices and lengths, without delays; none if nothing is looked up across devices."""
+    """Return the exchange of indices and lengths, without delays; empty if devices look up only their own tables."""
     return _exchanges(plan, plan.traffic, [Collective.INPUT])
 
 

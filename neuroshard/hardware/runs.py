@@ -1,4 +1,4 @@
-"""Running a batch of live samples by the timing protocol, in the process that measures."""
+"""Run a batch of live samples by the timing protocol, in the measuring process."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,25 +14,27 @@ from neuroshard.records.samples import Repeats
 
 @dataclass(frozen=True)
 class Timed:
-    """One run: what is recorded of it, and the seconds spent inside what is measured (no flush, no waiting room)."""
+    """One run: its recorded times, and the seconds inside the measured code (without flushes and waiting)."""
 
     times_ms: FloatArray
     busy_s: float
 
 
 Run = Callable[[], Timed]
-Report = Callable[[int], None]  # told which sample comes next, so that a crash can be blamed on it
+Report = Callable[[int], None]  # receives the number of the next sample, so that a crash can be attributed to it
 T = TypeVar("T")
 FAILURES = (RuntimeError, MemoryError, ValueError)  # torch's out-of-memory errors are RuntimeErrors
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A sample's repeats or error.
+    """A sample's repeats, or its error.
 
     Attributes:
+        repeats: the timed repeats; None after an error.
+        error: the error; None if there was none.
         busy_s: seconds spent inside the sample's timed and warm-up runs.
-        seen: the lookups in each of the sample's blocks of rows, if it has any; or the stretches of a rank's step.
+        seen: the lookups in each of the sample's row blocks, if it has any; or the stretches of a rank's step.
     """
 
     repeats: Repeats | None
@@ -43,7 +45,7 @@ class Outcome:
 
 @dataclass
 class _Tally:
-    """What has been seen of one live sample so far."""
+    """The results of one live sample so far."""
 
     times: list[FloatArray]
     at: list[float]
@@ -51,6 +53,7 @@ class _Tally:
     error: str | None = None
 
     def outcome(self) -> Outcome:
+        """Return the outcome of the sample."""
         if self.error is not None:
             return Outcome(None, self.error, self.busy_s)
         return Outcome(Repeats(np.array(self.times), np.array(self.at)), None, self.busy_s)
@@ -62,7 +65,10 @@ def run_batch(
     rng: np.random.Generator,
     report: Report,
 ) -> list[Outcome]:
-    """Build every sample, then run them all by the protocol; a sample that fails doesn't stop the others."""
+    """Build every sample, then run all of them by the protocol; return an outcome for each.
+
+    A sample that fails does not stop the others.
+    """
     tallies = [_Tally([], []) for _ in builds]
     runs = []
     for index, build in enumerate(builds):
@@ -85,6 +91,7 @@ def run_batch(
 
 
 def _attempt(tally: _Tally, action: Callable[[], T]) -> T | None:
+    """Return the result of an action; if it fails, record the error and return None."""
     try:
         return action()
     except FAILURES as error:

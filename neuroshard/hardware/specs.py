@@ -1,4 +1,4 @@
-"""What to measure on and with: values that cross processes, made without importing torch."""
+"""Settings of devices and kernels as values that are sent between processes, without importing torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class EmbeddingSettings:
 
 
 def check_tiers(device_type: str, tiers: Iterable[Tier]) -> None:
-    """Raise UserError unless tables can be measured in these tiers of memory on that type of device."""
+    """Raise UserError if tables cannot be measured in these memory tiers on this type of device."""
     for tier in tiers:
         if device_type == "cpu" and tier is not Tier.DEVICE:
             raise UserError(
@@ -59,7 +59,7 @@ def check_tiers(device_type: str, tiers: Iterable[Tier]) -> None:
 
 
 def no_device() -> UserError:
-    """Make the error for a machine without the GPU that the settings ask for."""
+    """Return the error for a machine without a GPU that the settings require."""
     return UserError(
         "hardware-no-gpu",
         "torch finds no CUDA device",

@@ -1,4 +1,4 @@
-"""Timing TorchRec's training steps: runs in every process of a group, one per device."""
+"""Time training steps of TorchRec: the code runs in every process of a group, with one process per device."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -37,7 +37,10 @@ _OF_COPIES = {"sgd": torch.optim.SGD, "rowwise_adagrad": RowWiseAdagrad}
 
 
 class StepBench:
-    """Bench of steps of plans, all live together, in this process's group; every process calls the same in step."""
+    """Measures steps of several plans, all live together, in this process's group.
+
+    Every process must call the same methods together.
+    """
 
     def __init__(self, device: Device, settings: EmbeddingSettings, protocol: StepProtocol, timeout_s: float) -> None:
         self._device = device
@@ -46,22 +49,26 @@ class StepBench:
         self._protocol = protocol
 
     def measure(self, samples: Sequence[Plan], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Measure an outcome for each plan; its repeats are (R, 1 + P + 1, D) ms, of every device.
+        """Return an outcome for each plan; the repeats are (R, 1 + P + 1, D) ms, for every device.
 
-        They are of a step, of its phases, and of the lookups of a step in which one device after another looks up.
+        The times are the time of a step, of the step's phases, and of the lookups of a step in which one device after
+        another looks up.
         """
         task, group = renamed(samples[0]).task, self._group
         drawn = drawn_batches(task.tables, task.batch_size, seeds[0], self._device.torch_device)
-        its = [share_of(batch, group.rank, group.size) for batch in drawn]
-        builds = [partial(self._build, plan, its, seeds[0]) for plan in samples]
+        own_batches = [share_of(batch, group.rank, group.size) for batch in drawn]
+        builds = [partial(self._build, plan, own_batches, seeds[0]) for plan in samples]
         return self._group.combined(run_batch(builds, self._protocol.timing, np.random.default_rng(seeds), report))
 
-    def _build(self, plan: Plan, its: Sequence[Batch], seed: int) -> Run:
+    def _build(self, plan: Plan, batches: Sequence[Batch], seed: int) -> Run:
         clock = PhaseClock(self._device)
-        return partial(self._turn, Trained(plan, self._protocol, clock, self._device, its, self._settings, seed))
+        return partial(self._turn, Trained(plan, self._protocol, clock, self._device, batches, self._settings, seed))
 
     def _turn(self, trained: "Trained") -> Timed:
-        """Train one step untimed, some that all ranks begin together, and one with lookups alone; ms of one."""
+        """Train one untimed step, several steps that all ranks begin together, and one step with lookups one by one.
+
+        The result has the mean ms of a step and of the step's phases, and the ms of the lookups alone.
+        """
         steps = self._protocol.steps
         trained.step()
         self._group.barrier()
@@ -76,7 +83,7 @@ class StepBench:
         return Timed(np.append(together, self._alone_ms(trained)), took_ms / 1e3)
 
     def _alone_ms(self, trained: "Trained") -> float:
-        """Time lookups while no other rank computes: a rank waits for those before it, and then for the others."""
+        """Return the ms of this rank's lookups while no other rank computes: ranks look up one after another."""
         before, after = self._group.rank, self._group.size - self._group.rank
         trained.clock.restart()
         with ExitStack() as hooked:
@@ -88,14 +95,14 @@ class StepBench:
         return float(trained.clock.spent_ms()[Phase.LOOKUPS])
 
     def _let_pass(self, count: int) -> None:
-        """Wait until so many ranks have looked up."""
+        """Wait until `count` ranks have looked up."""
         self._device.synchronize()
         for _ in range(count):
             self._group.barrier()
 
 
 class Trained:
-    """A sharded stand-in with its optimizers and batches, in the default group; its steps tell a clock their phases."""
+    """A sharded stand-in with optimizers and batches, in the default group; a clock records the phases of its steps."""
 
     def __init__(
         self,
@@ -103,7 +110,7 @@ class Trained:
         protocol: StepProtocol,
         clock: PhaseClock,
         device: Device,
-        its: Sequence[Batch],
+        batches: Sequence[Batch],
         settings: EmbeddingSettings,
         seed: int,
         precision: Precision = Precision.FP32,
@@ -123,39 +130,40 @@ class Trained:
         copied, dense = _parted(self._model, set(plan.names_where(lambda layout: layout.dense)))
         groups = ((Phase.DENSE, torch.optim.SGD, dense), (Phase.OPTIMIZER, _OF_COPIES[settings.optimizer], copied))
         optimizers = Optimizers(
-            clock, [(phase, optimizer(its, lr=LEARNING_RATE)) for phase, optimizer, its in groups if its]
+            clock,
+            [(phase, optimizer(parameters, lr=LEARNING_RATE)) for phase, optimizer, parameters in groups if parameters],
         )
         self.sharded = [module for module in self._model.modules() if isinstance(module, ShardedModule)]
         for module in self.sharded:
             _watch(module, clock)
         make = MADE[protocol.pipeline]
-        self.pipeline = make(Trainee(self._model, self._forward, optimizers, cycle(its), clock, where))
+        self.pipeline = make(Trainee(self._model, self._forward, optimizers, cycle(batches), clock, where))
 
     @property
     def lookups(self) -> list[nn.Module]:
-        """The modules that look up, of all sharding types of all collections."""
+        """The lookup modules, of all sharding types of all collections."""
         return [lookup for module in self.sharded for lookup in module._lookups]
 
     def step(self) -> torch.Tensor:
-        """Train on the next batch; returns its loss."""
+        """Train on the next batch, and return its loss."""
         self.clock.enter(Phase.INPUT)
         loss = self.pipeline.train()
         self.clock.enter(Phase.INPUT)
         return loss
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss of a batch, to go backward from, and to tell of."""
+        """Return the loss of a batch for the backward pass, and the same loss detached."""
         first, *rest = self._model(batch)
         self.clock.enter(Phase.DENSE)
         torch.mm(self._ballast, self._ballast)
-        first = first.view_as(first)  # a node of its own: hooks of lookups' outputs come after it
+        first = first.view_as(first)  # a separate node, so that its hook runs before the hooks of lookups' outputs
         first.register_hook(self.clock.entering(Phase.GRADIENTS))
         loss = self._model.module.loss([first, *rest])
         return loss, loss.detach()
 
 
 def placed_here(plan: ShardingPlan, where: torch.device) -> ShardingPlan:
-    """Place this rank's shards on the rank's device here: in a mirrored step, the only device, whatever the rank.
+    """Place this rank's shards on the local device: in a mirrored step, the only device for any rank.
 
     TorchRec refuses optimizer states on another device than the plan's.
     """
@@ -170,20 +178,24 @@ def placed_here(plan: ShardingPlan, where: torch.device) -> ShardingPlan:
 def _sharders(settings: EmbeddingSettings, precision: Precision, where: torch.device) -> list[ModuleSharder[nn.Module]]:
     fused = {"optimizer": FUSED[settings.optimizer], "learning_rate": LEARNING_RATE}
     way = CommType(precision.value)
-    codecs = get_qcomm_codecs_registry(QCommsConfig(way, way), device=where)  # none of fp32
+    codecs = get_qcomm_codecs_registry(QCommsConfig(way, way), device=where)  # fp32 has no codecs
     sharders = EmbeddingBagCollectionSharder, EmbeddingCollectionSharder
     return [sharder(fused_params=fused, qcomm_codecs_registry=codecs) for sharder in sharders]
 
 
 def _parted(model: DistributedModelParallel, copies: set[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the parameters of data-parallel tables and of the dense network; fused kernels update all others."""
+    """Return the parameters of data-parallel tables, and the parameters of the dense network;
+    fused kernels update others.
+    """
     named = dict(model.named_parameters())
-    copied = [one for name, one in named.items() if name.split(".")[-2] in copies]
-    return copied, [one for name, one in named.items() if ".over." in f".{name}"]
+    copied = [parameter for name, parameter in named.items() if name.split(".")[-2] in copies]
+    return copied, [parameter for name, parameter in named.items() if ".over." in f".{name}"]
 
 
 def _watch(module: ShardedModule[Any, Any, Any, Any], clock: PhaseClock) -> None:
-    """Tell the clock when lookups begin and end, when their gradients come back, and when data-parallel ones do."""
+    """Make the clock record when lookups begin and end, when their gradients arrive,
+    and when data-parallel gradients do.
+    """
     module.register_forward_pre_hook(clock.entering(Phase.INPUT))
     for lookup in module._lookups:
         lookup.register_forward_pre_hook(clock.entering(Phase.LOOKUPS))
@@ -197,6 +209,6 @@ def _looked_up(
     clock: PhaseClock, _module: nn.Module, _inputs: object, output: torch.Tensor | list[torch.Tensor]
 ) -> None:
     clock.enter(Phase.OUTPUT)
-    for one in [output] if isinstance(output, torch.Tensor) else output:
-        if one.requires_grad:
-            one.register_hook(clock.entering(Phase.BACKWARD))  # type: ignore[no-untyped-call]
+    for tensor in [output] if isinstance(output, torch.Tensor) else output:
+        if tensor.requires_grad:
+            tensor.register_hook(clock.entering(Phase.BACKWARD))  # type: ignore[no-untyped-call]

@@ -14,10 +14,10 @@ from neuroshard.plumbing.schema import Count, PositiveCount
 from neuroshard.plumbing.timing import TimingProtocol
 from neuroshard.tasks.task import Task
 
-# How batches follow each other, and in which phases of local work (`LOCAL_PHASES`) something is sent that nobody waits
+# Training pipelines, each with the phases of local work (`LOCAL_PHASES`) in which exchanges begin that no rank waits
 # for at once.
 PIPELINES: Mapping[str, tuple[str, ...]] = {"none": (), "sparse_dist": ("input",)}
-_MOST_RANKS = 8  # of a plan that are measured
+_MOST_RANKS = 8  # up to this number, all ranks of a plan are measured
 PHASES = (
     "input exchange",
     "lookups",
@@ -33,7 +33,13 @@ PHASES = (
 @dataclass(frozen=True)
 @checked
 class StepProtocol:
-    """How training steps are timed, and with which dense network.
+    """How training steps are timed, and the dense network that they contain.
+
+    A step's time depends not only on the plan, but also on the places of memory allocations and on the order in which
+    models were built (steps of equal plans differed by a fifth). So freed memory is kept, and every plan is built again
+    in each of `builds` groups of new processes, each time in another order. Within a build the plans alternate: in each
+    of `turns` rounds every plan, in a new random order, trains one untimed step and then `steps` steps that are timed
+    together; all ranks start at once.
 
     A step's time depends not only on the plan, but also on where the allocator put memory, and on the order in which
     models were built (steps of equal plans differed by a fifth). So memory that was freed is kept, every plan is built
@@ -67,7 +73,9 @@ class StepProtocol:
         check_name("pipeline", self.pipeline, PIPELINES)
 
     def remarks(self, tasks: Iterable[Task]) -> tuple[Message, ...]:
-        """Return a warning for each pipeline that the memory of tasks counts, other than the pipeline of the steps."""
+        """Return a warning for each pipeline that the memory of a task counts but that the
+        measured steps do not use.
+        """
         counted = dict.fromkeys(task.memory.pipeline for task in tasks)
         return tuple(
             Message(
@@ -83,21 +91,22 @@ class StepProtocol:
 
     @property
     def timing(self) -> TimingProtocol:
-        """The visits of one build."""
+        """The timing protocol of one build."""
         return TimingProtocol(warmup=1, rounds=self.turns, repeats_per_round=1, flush_bytes=0)
 
 
 @dataclass(frozen=True)
 @checked
 class BuildTimes:
-    """What one build of a plan took.
+    """The times of one build of a plan.
 
     Attributes:
-        step_ms: (R,) of a step, in each turn.
-        phase_ms: (P,) of a step, mean over ranks and turns; waiting for other ranks included. They add up to a step.
-        alone_ms: of the lookups, mean over ranks and turns, where one rank after another looks up: in a step they share
-            caches and memory's bandwidth, if the ranks are processes of one machine.
-        error: what stopped it; then there are no times.
+        step_ms: (R,) time of a step, in each turn.
+        phase_ms: (P,) times of the phases of a step, mean over ranks and turns, including waiting for other ranks;
+            their sum is the time of a step.
+        alone_ms: time of the lookups if one rank after another looks up, mean over ranks and turns. In a step, the
+            lookups of ranks on one machine share caches and memory bandwidth.
+        error: the error that stopped the build; then there are no times.
     """
 
     step_ms: tuple[float, ...] = ()
@@ -109,10 +118,10 @@ class BuildTimes:
 @dataclass(frozen=True)
 @checked
 class Stretch:
-    """Local work of one phase until the next begins, or until an exchange does.
+    """Local work of one phase, until the next phase or an exchange begins.
 
     Attributes:
-        phase: one of `LOCAL_PHASES`; or `HOST`, the time to launch the step, behind all other stretches.
+        phase: one of `LOCAL_PHASES`; or `HOST`, the time to launch the step, which comes last.
         until: the collective at which the stretch ends; "" if another phase begins.
     """
 
@@ -123,14 +132,15 @@ class Stretch:
 @dataclass(frozen=True)
 @checked
 class LocalStep:
-    """One rank's local work in a step of a plan, without any exchange.
+    """One rank's local work in a step of a plan, without exchanges.
 
     Attributes:
-        rank: it is.
-        stretches: (S,) in the order of the step; every rank of a plan comes to the same collectives.
-        ms: (S,) of each, the median over turns.
-        sent_bytes, received_bytes: (S,) what the rank gives to the collective at the end, and gets.
-        error: what stopped it; then there are no stretches.
+        rank: the rank.
+        stretches: (S,) in the order of the step; every rank of a plan has the same collectives.
+        ms: (S,) time of each stretch, the median over turns.
+        sent_bytes, received_bytes: (S,) bytes that the rank sends to and receives from the collective at the stretch's
+            end.
+        error: the error that stopped the measurement; then there are no stretches.
     """
 
     rank: Count
@@ -142,7 +152,7 @@ class LocalStep:
 
     @classmethod
     def of(cls, rank: int, outcome: Outcome) -> "LocalStep":
-        """Take the medians over an outcome's repeats, or its error."""
+        """Return the medians over an outcome's repeats, or its error."""
         if outcome.repeats is None:
             return cls(rank, error=outcome.error)
         ms, sent, received = np.median(outcome.repeats.times_ms, axis=0).tolist()
@@ -150,10 +160,10 @@ class LocalStep:
 
 
 def measured_ranks(plan: Plan) -> tuple[int, ...]:
-    """Choose the ranks of a plan to measure, in order: all up to `_MOST_RANKS`; of more those that stand out.
+    """Return the ranks of a plan that are measured, in order: all up to `_MOST_RANKS`, else the extreme ones.
 
-    These look up the most bytes, write the most outputs, hold the most shards or bytes, and look up the
-    least; of equal ones the first.
+    The extreme ranks look up the most bytes, write the most outputs, have the most shards or the most bytes, or look up
+    the fewest bytes; of equal ranks, the first counts.
     """
     size = plan.task.topology.num_devices
     if size <= _MOST_RANKS:

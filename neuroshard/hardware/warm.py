@@ -1,12 +1,12 @@
-"""What workers import, imported ahead by the process that they are forked from."""
+"""The imports of workers, done in advance by the process that the workers are forked from."""
 
 from contextlib import suppress
 from warnings import catch_warnings, simplefilter
 
-with suppress(Exception), catch_warnings():  # a worker that imports the same says what is wrong with it
+with suppress(Exception), catch_warnings():  # a worker that imports the same module reports the error
     simplefilter("ignore")
-    import scipy.special  # noqa: F401  # of hot rows
+    import scipy.special  # noqa: F401  # used to draw hot rows
 
     import neuroshard.hardware.compute_bench
     import neuroshard.hardware.exchange_bench
-    import neuroshard.hardware.mirror_bench  # noqa: F401  # and TorchRec, where there is one
+    import neuroshard.hardware.mirror_bench  # noqa: F401  # imports TorchRec, if it is installed

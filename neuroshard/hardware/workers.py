@@ -1,4 +1,4 @@
-"""Worker processes that may crash or hang without taking the run with them."""
+"""Worker processes that can crash or hang without ending the run."""
 
 import multiprocessing
 import signal
@@ -28,21 +28,21 @@ if TYPE_CHECKING:  # imports torch
 Sample = TypeVar("Sample")
 Sample_contra = TypeVar("Sample_contra", contravariant=True)
 
-_START_TIMEOUT_S = 600.0  # torch and FBGEMM from a cold disk, on a busy machine
-_STARTS = 3  # in a row; then workers count as impossible to start
+_START_TIMEOUT_S = 600.0  # enough to load torch and FBGEMM from a cold disk on a busy machine
+_STARTS = 3  # number of failed starts in a row after which workers cannot be started
 _POLL_S = 1.0
 
 
 class Bench(Protocol[Sample_contra]):
-    """What a worker makes once and then measures batches with."""
+    """Measures batches of samples in a worker, which creates the bench once."""
 
     def measure(self, samples: Sequence[Sample_contra], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Measure an outcome for each sample; `report` is told which one comes next."""
+        """Return an outcome for each sample; call `report` with the number of each sample before it runs."""
         ...
 
 
 class Meter(ABC, Generic[Sample_contra]):
-    """Meter of samples in batches; used as a context that ends its processes."""
+    """Measures samples in batches; as a context manager it ends its processes on exit."""
 
     def __enter__(self) -> Self:
         return self
@@ -52,20 +52,22 @@ class Meter(ABC, Generic[Sample_contra]):
 
     @abstractmethod
     def close(self) -> None:
-        """End the processes, if there are any."""
+        """End the worker processes, if there are any."""
 
     @abstractmethod
     def measure(self, samples: Sequence[Sample_contra], seeds: Sequence[int]) -> list[Outcome]:
-        """Measure an outcome for each sample; the seeds fix what is drawn for it."""
+        """Return an outcome for each sample; the seeds fix the random draws of each sample."""
 
 
 @dataclass(frozen=True)
 class Joining(Generic[Sample]):
-    """How a process joins the others that measure with it.
+    """How a process joins the other measuring processes.
 
     Attributes:
-        timeout_s: that the others have to come.
-        make_bench: what measures, of the prepared device, the timing and the timeout.
+        device: the device to measure on.
+        timing: the timing protocol.
+        timeout_s: maximum time to wait for the other processes, in seconds.
+        make_bench: returns the bench, given the prepared device, the timing protocol and the timeout.
     """
 
     device: DeviceSpec
@@ -76,12 +78,12 @@ class Joining(Generic[Sample]):
 
 @dataclass(eq=False)
 class _Stopped(Exception):
-    """End of a worker that died, hung or couldn't start.
+    """A worker died, hung or could not start.
 
     Attributes:
-        reason: what happened, in a line.
-        blamed: the sample that the worker was at.
-        trace: the traceback of a defect that kept the worker from starting; empty for what the user can mend.
+        reason: the reason, in one line.
+        blamed: number of the sample that the worker was measuring.
+        trace: the traceback of a defect that kept the worker from starting; empty if the user can correct the cause.
     """
 
     reason: str
@@ -90,17 +92,18 @@ class _Stopped(Exception):
 
 
 def forked_warm() -> ForkServerContext:
-    """Return the context that forks workers, in milliseconds, from one process that has imported torch and FBGEMM."""
+    """Return the context that forks workers within milliseconds from a process that has imported torch and FBGEMM."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["neuroshard.hardware.warm"])
     return context
 
 
 class WorkerGroup(Meter[Sample]):
-    """`count` processes that measure batches together; rank 0's outcomes count.
+    """`count` processes that measure batches together; the outcomes of rank 0 count.
 
-    A worker that dies, or says nothing for `timeout_s`, ends the whole group; the sample it was at gets the error,
-    a fresh group measures the rest of the batch. A group that dies while it starts is started again, a few times.
+    If a worker dies, or sends nothing for `timeout_s`, the whole group ends. The sample that the worker was measuring
+    gets the error, and a new group measures the rest of the batch. A group that dies while it starts is started again,
+    a few times.
     """
 
     def __init__(
@@ -112,9 +115,9 @@ class WorkerGroup(Meter[Sample]):
         context: ForkServerContext | SpawnContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Keep what runs in each worker, `make_bench(rank, count, port)`; at `port` the group can meet.
+        """Store the arguments; each worker runs `make_bench(rank, count, port)`, and the group can meet at `port`.
 
-        `context` starts the processes, forked warm if it is None; `clock` tells how long a silence lasts, in s.
+        `context` starts the processes (default: forked from a warm process); `clock` returns the time in seconds.
         """
         self._make_bench = make_bench
         self._count = count
@@ -127,16 +130,18 @@ class WorkerGroup(Meter[Sample]):
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the living workers, by rank."""
+        """The process ids of the living workers, by rank."""
         return [process.pid for process in self._processes if process.pid is not None]
 
     def measure(self, samples: Sequence[Sample], seeds: Sequence[int]) -> list[Outcome]:
-        """Measure an outcome for each sample, whatever happens to workers; raise UserError if they can't be started."""
+        """Return an outcome for each sample, also if workers die or hang;
+        raise UserError if workers cannot be started.
+        """
         outcomes: dict[int, Outcome] = {}
         while missing := [i for i in range(len(samples)) if i not in outcomes]:
             self._ensure_started()
             try:
-                with suppress(OSError):  # of a worker that has died since; following it finds out how
+                with suppress(OSError):  # a worker has died; `_follow` finds out how
                     for pipe in self._pipes:
                         pipe.send(([samples[i] for i in missing], [seeds[i] for i in missing]))
                 outcomes |= zip(missing, self._follow(self._timeout_s), strict=True)
@@ -154,6 +159,7 @@ class WorkerGroup(Meter[Sample]):
         return [outcomes[i] for i in range(len(samples))]
 
     def _ensure_started(self) -> None:
+        """Start the workers if none are running, with a few attempts; raise UserError if they cannot be started."""
         failed = 0
         while not self._processes:
             try:
@@ -175,13 +181,14 @@ class WorkerGroup(Meter[Sample]):
                 raise error.at("starting the worker processes") from None
 
     def _start(self) -> None:
+        """Start one worker per rank, and wait until all of them are ready."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = int(free.getsockname()[1])
         try:
             for rank in range(self._count):
                 self._start_one(rank, port)
-        except (EOFError, OSError) as error:  # from a fork server that has died
+        except (EOFError, OSError) as error:  # the fork server has died
             raise _Stopped(f"{type(error).__name__}: {error}") from None
         self._follow(_START_TIMEOUT_S)
 
@@ -197,11 +204,13 @@ class WorkerGroup(Meter[Sample]):
         self._processes.append(process)
 
     def _follow(self, limit_s: float) -> list[Outcome]:
-        """Read until every worker has sent its outcomes; rank 0's are returned. Those that start send none.
+        """Read messages until every worker has sent its outcomes; return the outcomes of rank 0.
+
+        A worker that has just started sends an empty list.
 
         Raises:
-            UserError: what has to be mended before a worker can start.
-            _Stopped: a worker has died, nothing has come for `limit_s`, or the next start may go better.
+            UserError: the user must correct something before a worker can start.
+            _Stopped: a worker has died, nothing has come for `limit_s`, or another start may succeed.
         """
         finished: dict[int, list[Outcome]] = {}
         current = [0] * self._count
@@ -218,7 +227,9 @@ class WorkerGroup(Meter[Sample]):
         return finished[0]
 
     def _receive(self, since: float, limit_s: float, current: list[int]) -> list[tuple[int, Any]]:
-        """Read the messages that are there, by rank; may be none. `current` is the sample that each worker is at.
+        """Return the messages that have arrived, with their ranks; may be empty.
+
+        `current` is the number of the sample that each worker is measuring.
 
         Raises:
             _Stopped: a worker has died, or nothing has come for `limit_s`.
@@ -241,6 +252,7 @@ class WorkerGroup(Meter[Sample]):
         return messages
 
     def _death(self, rank: int, current: list[int]) -> _Stopped:
+        """Return the error that a worker died, with its signal or exit code."""
         process = self._processes[rank]
         process.join(timeout=_POLL_S)
         code = process.exitcode or 0
@@ -259,7 +271,7 @@ class WorkerGroup(Meter[Sample]):
 
 
 def _impossible(stopped: _Stopped) -> Exception:
-    """Make the error for workers that have stopped at each start: a UserError, unless a defect stopped them."""
+    """Return the error for workers that failed at every start: a UserError, or a RuntimeError after a defect."""
     if not stopped.trace:
         return UserError(
             "workers-not-started",
@@ -274,7 +286,7 @@ def _impossible(stopped: _Stopped) -> Exception:
 
 @contextmanager
 def _no_main_module() -> Iterator[None]:
-    """Keep started processes from importing the main module: a user's script, unguarded, would run again."""
+    """Keep started processes from importing the main module; an unguarded script of a user would run again."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -286,13 +298,13 @@ def _no_main_module() -> Iterator[None]:
 def _serve(
     make_bench: Callable[[int, int, int], Bench[Any]], rank: int, count: int, port: int, pipe: Connection
 ) -> None:
-    """Set a worker up, then measure batches until the pipe closes.
+    """Create a worker's bench, then measure batches until the pipe closes.
 
-    It sends no outcomes once it can take samples; or a UserError of what the user has to mend before, or `_Stopped`
-    where the next start may go better. Then, of each batch, the number of every sample that it is about to touch, and
-    the outcomes.
+    The worker first sends an empty list when it can take samples; or a UserError if the user must correct something, or
+    `_Stopped` if another start may succeed. For each batch, the worker then sends the number of every sample before it
+    measures the sample, and finally the outcomes.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent process reacts to an interrupt
     try:
         bench = make_bench(rank, count, port)
     except (Exception, SystemExit) as error:
@@ -304,13 +316,15 @@ def _serve(
             samples, seeds = pipe.recv()
             pipe.send(bench.measure(samples, seeds, pipe.send))
     except (EOFError, BrokenPipeError):
-        return  # the parent has gone, and nobody is left to tell
+        return  # the parent process has ended
 
 
 def _why_not_started(error: BaseException) -> Exception:
-    """Return what a worker sends that couldn't start: a UserError of what has to be mended before, or else `_Stopped`.
+    """Return the message of a worker that could not start:
+    a UserError if the user can correct the cause, else `_Stopped`.
 
-    A package that can't be imported, and what the system or torch refuses, is the user's to mend; all else is a defect.
+    The user can correct a package that cannot be imported, and refusals of the system or torch; all other causes are
+    defects.
     """
     if (mistake := user_error_in(error)) is not None:
         return mistake

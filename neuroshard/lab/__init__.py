@@ -1,1 +1,3 @@
-"""Measuring: one loop for samples in batches, kept as chunks on disk; and plans, measured with it."""
+"""The loop that measures samples in batches and stores them in chunks on disk;
+and measurements of plans with this loop.
+"""

@@ -1,4 +1,7 @@
-"""Plans on hardware: every device's shards timed, then the exchanges that follow, kept as data to fit models to."""
+"""Measure the costs of plans: each device's kernel calls, and then the exchanges; the measurements can be stored.
+
+Models can be fitted to the stored measurements.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -31,12 +34,12 @@ _EXCHANGES = 1  # a stream of random numbers
 
 @dataclass(frozen=True)
 class Numbers(Generic[Sample]):
-    """The numbers of samples: what was measured before keeps its own, so that the machine's speeds can be told.
+    """Assigns numbers to samples; a sample that was measured before keeps its number, which shows the machine's speed.
 
     Attributes:
-        chunks: where measurements are kept; None: nowhere.
-        known: of samples as they were drawn.
-        named: samples by the names that they are kept under.
+        chunks: where measurements are stored; None stores nothing.
+        known: numbers of the samples, as they were drawn.
+        named: returns samples with the table names under which they are stored.
     """
 
     chunks: Chunks[Sample] | None = None
@@ -44,11 +47,12 @@ class Numbers(Generic[Sample]):
     named: Callable[[Sequence[Sample]], Sequence[Sample]] = lambda samples: samples
 
     def due(self, samples: Sequence[Sample], rng: np.random.Generator) -> list[Due[Sample]]:
-        """Assign numbers and lookups to samples; exchanges that differ only in delays share a split."""
+        """Return samples to be measured, with numbers and seeds; exchanges that differ only in delays share a split."""
         seeds = rng.integers(_SEED_RANGE, size=len(samples)).tolist()
         return [self._numbered(sample, seed) for sample, seed in zip(self.named(samples), seeds, strict=True)]
 
     def _numbered(self, sample: Sample, lookups: int) -> Due[Sample]:
+        """Return a sample with number, split and seed; `second_pass` is True if the sample was measured before."""
         again = sample in self.known
         number = self.known.setdefault(sample, 1 + max(self.known.values(), default=-1))
         alike = replace(sample, start_ms=(0.0,) * sample.num_devices) if isinstance(sample, CommSample) else sample
@@ -57,17 +61,17 @@ class Numbers(Generic[Sample]):
 
 @dataclass(frozen=True)
 class PlanRecords:
-    """The kernel calls and exchanges of plans that a run measures; by themselves, kept nowhere."""
+    """The places where the kernel calls and exchanges of measured plans are stored; by default nothing is stored."""
 
     calls: Numbers[ComputeSample] = field(default_factory=Numbers)
     exchanges: Numbers[CommSample] = field(default_factory=Numbers)
 
     @classmethod
     def of_run(cls, run: Path, hardware: Hardware) -> "PlanRecords":
-        """Begin them in a run's directory, or go on with what is there.
+        """Start records in a run's directory, or continue the records that are there.
 
         Raises:
-            UserError: what is there was measured on other hardware, or is damaged.
+            UserError: the records were measured on other hardware, or are damaged.
         """
         directory = DataDirectory(run / MEASURED)
         there = tuple(directory.tables().values()) if Manifest.exists(directory.path) else ()
@@ -78,6 +82,7 @@ class PlanRecords:
 
 
 def _known(chunks: Chunks[Sample]) -> dict[Sample, int]:
+    """Return the numbers of the stored samples."""
     return {as_drawn(m.sample): m.sample_id for m in chunks.read()}
 
 
@@ -93,14 +98,16 @@ def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> li
 
 
 def _named(table: Table, there: dict[str, Table]) -> Table:
-    """Return the table with the first name that no other table in `there` has, and add the table to `there`."""
+    """Return the table with the first name that no other table in `there` has; add the table to `there`."""
     names = (table.name if number == 1 else f"{table.name} ({number})" for number in count(1))
     renamed = (replace(table, name=name) for name in names)
-    return next(one for one in renamed if _whole(there.setdefault(one.name, one)) == _whole(one))
+    return next(
+        candidate for candidate in renamed if _whole(there.setdefault(candidate.name, candidate)) == _whole(candidate)
+    )
 
 
 def _whole(table: Table) -> Table:
-    """Reduce the table to what chunks refer to, whatever their own widths, features and outputs."""
+    """Return the table without the properties that each measurement stores itself: width, features and pooling."""
     return replace(table, dim=DIM_MULTIPLE, features=1, pooled=True)
 
 
@@ -112,17 +119,17 @@ def measure_plans(
     count_input: bool = False,
     records: PlanRecords | None = None,
 ) -> list[Cost | str]:
-    """Measure the cost of each plan, or return the error that stopped it.
+    """Measure the cost of each plan, or return the error that stopped the measurement.
 
-    Neighbours in `plans` share batches of live operators, so plans that are to be compared should stand together.
-    Each device's kernel calls are timed one by one on one device; then all exchanges, twice: what they take backward,
-    and then forward, each device starting when its measured backward exchange and compute have ended. With
-    `count_input` that of indices and lengths is measured too, and counts: compute begins the later. `advance` is told
-    of every call and exchange measured, `records` keep them. The processes that exchange stay; those that compute end,
-    and free memory.
+    Plans that are next to each other in `plans` share batches of live operators, so place plans that are compared next
+    to each other. Kernel calls of all devices are timed one by one on one device. Then all exchanges are timed: the
+    backward exchanges, and then the forward exchanges, which each device starts when its measured backward exchange and
+    compute have ended. With `count_input`, the exchange of indices and lengths is measured and counted, too: it delays
+    compute. The function calls `advance` after every measured call or exchange, and stores the measurements in
+    `records`. The exchanging processes stay alive; the computing process ends and frees its memory.
 
     Raises:
-        UserError: a plan puts tables into memory that the hardware doesn't have.
+        UserError: a plan uses a memory tier that the hardware does not have.
     """
     meters.hardware.check_tiers({home.tier for plan in plans for home in plan.tier_assignments})
     meters.join(plan.task.topology for plan in plans)
@@ -133,8 +140,8 @@ def measure_plans(
         alike = [i for i, plan in enumerate(plans) if i not in errors and _num_devices(plan) == devices]
         if alike:
             stacked = np.stack([compute[i] for i in alike])
-            its, numbers = [plans[i] for i in alike], records.exchanges
-            measured = _measure_exchanges(its, stacked, meters, numbers, seed, advance, count_input)
+            same_size, numbers = [plans[i] for i in alike], records.exchanges
+            measured = _measure_exchanges(same_size, stacked, meters, numbers, seed, advance, count_input)
             costs |= zip(alike, measured, strict=True)
     return [costs[i] for i in range(len(plans))]
 
@@ -144,8 +151,10 @@ def _num_devices(plan: Plan) -> int:
 
 
 def steps(plans: Sequence[Plan], count_input: bool = False) -> int:
-    """Count the kernel calls and exchanges that measuring the plans takes: what `advance` is told of."""
-    calls = sum(len(its) for plan in plans for its in kernel_calls(plan))
+    """Return the number of kernel calls and exchanges that `measure_plans` measures,
+    the sum of its calls to `advance`.
+    """
+    calls = sum(len(device_calls) for plan in plans for device_calls in kernel_calls(plan))
     calls += sum(len(input_exchange(plan)) for plan in plans if count_input)
     return calls + sum(len(exchanges(plan, direction)) for plan in plans for direction in (BACKWARD, FORWARD))
 
@@ -153,7 +162,7 @@ def steps(plans: Sequence[Plan], count_input: bool = False) -> int:
 def _measure_compute(
     plans: Sequence[Plan], meters: Meters, numbers: Numbers[ComputeSample], seed: int, advance: Advance
 ) -> tuple[list[FloatArray], dict[int, str]]:
-    """Measure every plan's compute, (D,) ms, a device's calls added up; return errors by their plans' numbers."""
+    """Return the compute of every plan, (D,) ms, summed over each device's calls; and errors, by number of the plan."""
     called = [
         (p, d, call) for p, plan in enumerate(plans) for d, calls in enumerate(kernel_calls(plan)) for call in calls
     ]
@@ -179,16 +188,20 @@ def _measure_exchanges(
     advance: Advance,
     count_input: bool,
 ) -> list[Cost | str]:
-    """Measure exchanges in steps of P plans for equally many devices, with compute (P, D) ms; return costs."""
+    """Measure the exchanges of P plans for equal numbers of devices, given their compute (P, D) in ms;
+    return the costs.
+    """
     rng, errors = np.random.default_rng([seed, _EXCHANGES]), dict[int, str]()
     recorder = Recorder(meters.of, meters.hardware.comm_timing.live, seed, numbers.chunks)
 
-    def measured(name: str, its: Sequence[tuple[CommSample, ...]], direction: int, start_ms: FloatArray) -> Part:
-        """Measure the exchanges of all plans in a direction: first ones, second ones, and so on; note what fails.
+    def measured(
+        name: str, exchanges_of_plans: Sequence[tuple[CommSample, ...]], direction: int, start_ms: FloatArray
+    ) -> Part:
+        """Measure the exchanges of all plans in a direction: all first ones, then all second ones, and so on.
 
-        A device begins a plan's next exchange when it has ended the one before.
+        A device begins a plan's next exchange when its previous exchange has ended. Failures are recorded in `errors`.
         """
-        taken, left = np.zeros_like(start_ms), dict(enumerate(its))
+        taken, left = np.zeros_like(start_ms), dict(enumerate(exchanges_of_plans))
         while left := {number: some for number, some in left.items() if some}:
             ready = start_ms + taken
             delays = (ready - ready.min(axis=1, keepdims=True)).tolist()
@@ -210,14 +223,16 @@ def _measure_exchanges(
         (When.BACKWARD, partial(measured, parts.BACKWARD, backward, BACKWARD)),
     ]
     if count_input:
-        its = [input_exchange(plan) for plan in plans]
-        works.append((When.INPUT, lambda ready: measured(parts.INPUT, its, FORWARD, np.zeros_like(ready))))
+        index_exchanges = [input_exchange(plan) for plan in plans]
+        works.append((When.INPUT, lambda ready: measured(parts.INPUT, index_exchanges, FORWARD, np.zeros_like(ready))))
     step = Step.of(works, compute.shape)
     return [errors.get(number) or Cost(step[number].parts) for number in range(len(plans))]
 
 
 def beyond_memory(plan: Plan, hardware: Hardware) -> str | None:
-    """Return why the weights of a device do not fit in this host's memory, if kernels run on CPUs; None if they fit."""
+    """Return the reason why a device's weights do not fit into this host's memory, if kernels run on CPUs;
+    None if they fit.
+    """
     if hardware.device.kind != "cpu":
         return None
     needed = int(plan.device_loads.totals(plan.device_loads.loads.size_bytes).max())

@@ -1,4 +1,6 @@
-"""The loop that measures: samples in batches of live ones, each a chunk on disk before the next, by open meters."""
+"""The measuring loop: samples are measured in live batches,
+and each batch is stored as a chunk before the next begins.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,9 +18,9 @@ from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, M
 from neuroshard.records.splits import TRAIN
 from neuroshard.words.topology import Topology
 
-_LOCAL = {  # of local work, by the kind of device: of one build alone, mirrored
+_LOCAL = {  # protocols of mirrored local work, by kind of device, each for a single build
     "cpu": StepProtocol(builds=1, turns=6, steps=2),
-    # A GPU does its work meanwhile: where it has enough to do, its host doesn't keep it waiting.
+    # A GPU works in parallel to its host: with enough work, the GPU does not wait for the host.
     "cuda": StepProtocol(1, turns=6, steps=3, dense=(1024, 1024, 512, 256), pipeline="sparse_dist", ballast=8192),
 }
 Item = TypeVar("Item")
@@ -26,7 +28,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, eq=False)
 class Meters:
-    """The meters of some hardware, each opened when it is first needed."""
+    """The meters of the hardware, each of which is opened when it is first needed."""
 
     hardware: Hardware
     warn: Warn
@@ -34,7 +36,7 @@ class Meters:
     _open: dict[str | int, Meter[Any]] = field(default_factory=dict)
 
     def of(self, sample: Sample) -> Meter[Sample]:
-        """Return what measures the sample, and others like it in one batch."""
+        """Return the meter for the sample and for similar samples in the same batch."""
         if isinstance(sample, CommSample):
             return self.comm(sample.num_devices)
         if isinstance(sample, LocalSample):
@@ -47,13 +49,14 @@ class Meters:
         return self._opened(num_devices, lambda: self.hardware.comm_meter(num_devices, self.warn))
 
     def _opened(self, key: str | int, make: Callable[[], Meter[Any]]) -> Meter[Any]:
-        """Return what was opened under the key before, or open it now."""
+        """Return the meter that was opened under the key before, or open it now."""
         if key not in self._open:
             self._open[key] = self._open_for.enter_context(make())
         return self._open[key]
 
     def join(self, topologies: Iterable[Topology]) -> None:
-        """Open the meters of exchanges for each number of devices: torchrun's other processes wait for this process.
+        """Open the meters of exchanges for each number of devices,
+        because torchrun's other processes wait for this process.
 
         Raises:
             UserError: torchrun started another number of processes.
@@ -74,9 +77,10 @@ class Due(Generic[Sample]):
     """A sample that is to be measured.
 
     Attributes:
-        number: of the sample in its run.
-        lookups: the seed of what is looked up.
-        split, second_pass: as its measurement's.
+        sample: the sample.
+        number: number of the sample in its run.
+        lookups: seed of the lookups.
+        split, second_pass: as in the sample's measurement.
     """
 
     sample: Sample
@@ -88,13 +92,13 @@ class Due(Generic[Sample]):
 
 @dataclass(frozen=True)
 class Recorder(Generic[Sample]):
-    """Loop that measures samples of one type, and keeps what comes of them.
+    """Measures samples of one type, and stores the measurements.
 
     Attributes:
-        meter: what measures a batch that begins with a sample; opened when it is first needed.
-        live: samples of a batch, at most.
-        seed: of the run.
-        chunks: where measurements are kept; None: nowhere.
+        meter: returns the meter for a batch, given the first sample of the batch.
+        live: maximum number of samples in a batch.
+        seed: seed of the run.
+        chunks: where measurements are stored; None stores nothing.
     """
 
     meter: Callable[[Sample], Meter[Sample]]
@@ -105,19 +109,23 @@ class Recorder(Generic[Sample]):
     def complete(
         self, batches: Iterable[tuple[int, Callable[[], Sequence[Due[Sample]]]]]
     ) -> Iterator[Sequence[Outcome]]:
-        """Measure those of the numbered batches whose chunks aren't there, which a run that was killed goes on with."""
+        """Measure the numbered batches that have no chunk yet, so that a killed run can be resumed;
+        yield their outcomes.
+        """
         for number, draw in batches:
             if self.chunks is None or not self.chunks.has(number):
                 yield self.record(draw(), number)
 
     def measure(self, due: Sequence[Due[Sample]]) -> Iterator[Outcome]:
-        """Measure all that is due, in that order, and keep it in chunks behind those that are there."""
+        """Measure all given samples in order, store them in chunks after the existing chunks,
+        and yield their outcomes.
+        """
         for batch in in_batches(due, self.live):
             yield from self.record(batch)
 
     def record(self, batch: Sequence[Due[Sample]], number: int | None = None) -> Sequence[Outcome]:
-        """Measure a batch, and keep it as the chunk of that number, or behind all others."""
-        outcomes = self.meter(batch[0].sample).measure([one.sample for one in batch], [one.lookups for one in batch])
+        """Measure a batch and store it as chunk `number`, or after all other chunks; return the outcomes."""
+        outcomes = self.meter(batch[0].sample).measure([due.sample for due in batch], [due.lookups for due in batch])
         if self.chunks is not None:
             made = [self._measurement(*pair) for pair in zip(batch, outcomes, strict=True)]
             self.chunks.write(self.chunks.end if number is None else number, made)
@@ -136,6 +144,6 @@ def in_batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
 
 
 def mixed(items: Sequence[Item], others: Sequence[Item]) -> list[Item]:
-    """Return all of both, the others at equal distances among the items."""
-    places = np.concatenate([np.arange(len(its)) / max(len(its), 1) for its in (items, others)])
+    """Return items and others in one list, with the others spread evenly among the items."""
+    places = np.concatenate([np.arange(len(group)) / max(len(group), 1) for group in (items, others)])
     return [[*items, *others][i] for i in np.argsort(places, kind="stable").tolist()]

@@ -1,4 +1,4 @@
-"""How tables are laid out over devices: a file for each family of sharding types, and here all of them together."""
+"""Layouts of tables over devices: one module for each family of sharding types, and functions over all families."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,9 +25,10 @@ __all__ = [
 
 
 def layout_of(table: Table, shards: Sequence[Shard]) -> Layout:
-    """Return the layout of a table with these shards: the shards alone decide it.
+    """Return the layout of a table with these shards; only the shards determine the layout.
 
-    If several layouts of `LAYOUTS` match, the last of them counts: a later layout may be a case of an earlier one.
+    If several layouts of `LAYOUTS` match, the last of them is returned, because a later layout may be a special case of
+    an earlier layout.
     """
     return next(layout for layout in reversed(LAYOUTS.values()) if layout.holds(table, shards))
 
@@ -35,11 +36,11 @@ def layout_of(table: Table, shards: Sequence[Shard]) -> Layout:
 def layouts_of(tables: Sequence[Table], placed: Sequence[Sequence[Placement]]) -> tuple[Layout, ...]:
     """Return the layouts (T,) of tables (T,) with these placements (T,)."""
     pairs = zip(tables, placed, strict=True)
-    return tuple(layout_of(table, [placed.shard for placed in its]) for table, its in pairs)
+    return tuple(layout_of(table, [placed.shard for placed in placements]) for table, placements in pairs)
 
 
 def are(loads: Loads, has: Callable[[Layout], bool]) -> BoolArray:
-    """Return, (n,), whether the layout of each load has something."""
+    """Return (n,) True for each load whose layout has the property `has`."""
     return np.array([has(layout) for layout in LAYOUTS.values()])[loads.form]
 
 
@@ -50,13 +51,21 @@ def placed_loads(
     num_devices: int,
     layouts: Sequence[Layout] | None = None,
 ) -> Loads:
-    """Compute (S,) loads of all placements of tables, in order, at a global batch size; `layouts`: (T,) if known."""
+    """Return the loads, (S,), of S placements of tables, in order.
+
+    Args:
+        tables: (T,) the tables.
+        placements: (S,) the placements of their shards.
+        batch_size: global batch size.
+        num_devices: number of devices.
+        layouts: (T,) layout of each table; None derives the layouts from the placements.
+    """
     layouts = layouts or layouts_of(tables, by_table(placements, len(tables)))
     table = np.array([placement.shard.table for placement in placements], dtype=np.int64)
     dim = np.array([placement.shard.dim for placement in placements], dtype=np.int64)
     numbers = np.array([FORMS.index(layout.form) for layout in layouts], dtype=np.int64)
-    homes = {placement.shard.table: placement.tier_assignment for placement in placements}
-    whole = Loads.of(tables, batch_size).at([homes.get(index, ON_DEVICE) for index in range(len(tables))])
+    assignments = {placement.shard.table: placement.tier_assignment for placement in placements}
+    whole = Loads.of(tables, batch_size).at([assignments.get(index, ON_DEVICE) for index in range(len(tables))])
     loads = replace(whole, form=numbers).take(table).columns(dim)
     for number, layout in enumerate(LAYOUTS.values()):
         if len(which := np.flatnonzero(loads.form == number)):
@@ -65,12 +74,15 @@ def placed_loads(
 
 
 def given_bytes(loads: Loads, num_devices: int) -> FloatArray:
-    """Compute (n, C) bytes that each of n loads makes its device put into every collective."""
+    """Return the bytes, (n, C), that each of n loads makes its device send into each collective.
+
+    For the input dist, these are the indices and lengths that the device receives.
+    """
     output_bytes, given = loads.output_bytes, np.zeros((len(loads), len(Collective)))
     for number, layout in enumerate(LAYOUTS.values()):
-        if (its := loads.form == number).any():
+        if (of_layout := loads.form == number).any():
             for collective, size_bytes in layout.given_bytes(loads, output_bytes, num_devices).items():
-                given[its, collective] = size_bytes[its]
+                given[of_layout, collective] = size_bytes[of_layout]
     looked_up = INDEX_BYTES * (np.ceil(loads.lookups) + loads.bags)
     given[:, Collective.INPUT] = np.where(are(loads, lambda layout: layout.own_samples), 0.0, looked_up)
     return given

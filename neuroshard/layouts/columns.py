@@ -17,10 +17,10 @@ _WHOLE, _CUT, _ON_A_HOST = "table_wise", "column_wise", "table_column_wise"
 
 
 class Columns(Layout):
-    """Table-wise and column-wise tables: a shard's device looks up all samples, and sends outputs to their devices.
+    """Table-wise and column-wise tables: each device looks up its shards for all samples, and sends the outputs.
 
-    TorchRec's third sharding type of this family, table_column_wise, puts all shards of a table on one host; the
-    shards look the same.
+    An all-to-all sends each output to the device of its sample. TorchRec's third sharding type of this family,
+    table_column_wise, puts all shards of a table on one host; the shards themselves are the same.
     """
 
     form: ClassVar[Form] = Form.COLUMN_WISE
@@ -30,27 +30,27 @@ class Columns(Layout):
     free: ClassVar[bool] = True
 
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
-        """Return True if all shards have all rows, and at most one of them all columns."""
+        """Return True if all shards have all rows, and at most one shard has all columns."""
         return all(shard.rows >= table.rows for shard in shards) and sum(s.dim == table.dim for s in shards) < 2
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
-        """Place a table whole on the first of the devices."""
+        """Return the placement of a whole table on the first of the devices."""
         return in_columns(whole, [(index, table_of(whole, index).dim, devices[0])])
 
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
-        """Check that shards cover the table."""
+        """Raise UserError unless the shards cover the table."""
         check_cover(table, [placement.shard for placement in placements])
 
     def share(self, loads: Loads, count: int) -> Loads:
-        """Return the loads: one device has all of a table."""
+        """Return the loads unchanged, because one device has the whole table."""
         return loads
 
     def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
-        """Compute (n,) bytes into all-to-alls: all outputs."""
+        """Return the bytes, (n,), that each load sends into the all-to-all: all of its outputs."""
         return {Collective.ALL_TO_ALL: output_bytes}
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Return the reason if a sequence table has shards of several widths."""
+        """Return a text if the shards of a sequence table have different widths, which TorchRec does not support."""
         if len(set(widths)) < 2:
             return None
         return f"in shards of {' and '.join(map(str, sorted(set(widths))))} columns, not of equal width"
@@ -68,18 +68,18 @@ class Columns(Layout):
         return {_CUT, _ON_A_HOST} if on_one_host else {_CUT}
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """List all types of the family: TorchRec reads shards that have all rows in the same way with each of them."""
+        """Return all types of the family: with each of them, TorchRec reads shards with all rows in the same way."""
         return set(self.words)
 
 
 def in_columns(task: Whole, placed: Iterable[tuple[int, int, int]]) -> list[Placement]:
-    """Place `dim` columns of a table on a device, for each (table index, dim, device) in `placed`.
+    """Return the placements that put `dim` columns of a table on a device, for each (table index, dim, device).
 
-    Columns of one table that meet on one device become one shard, with all rows, or several if they are wider than a
-    shard may be; columns are handed out in order of device.
+    Columns of one table on one device become one shard with all rows, or several shards if they are wider than a shard
+    may be. The devices get the columns of a table in ascending order: the first device gets the first columns.
 
     Raises:
-        UserError: there is no such table.
+        UserError: a table index is not in the task.
     """
     dims: dict[tuple[int, int], int] = {}
     for table, dim, device in placed:

@@ -32,19 +32,19 @@ class Copies(Layout):
     counted: ClassVar[str] = " as data_parallel, which counts as 1 shard"
 
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
-        """Return True if several shards have all columns, and all have all rows."""
+        """Return True if all shards have all rows, and several shards have all columns."""
         return all(shard.rows >= table.rows for shard in shards) and sum(s.dim == table.dim for s in shards) > 1
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
-        """Place the whole table on every device of the task, whatever the group."""
+        """Return placements of the whole table on every device of the task; `devices` has no effect."""
         return in_copies(whole, index)
 
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
-        """Check that every device has the whole table in its own memory, and that the table has no other shards."""
-        if (home := placements[0].tier_assignment) != ON_DEVICE:
+        """Raise UserError unless every device has the whole table in device memory, without other shards."""
+        if (assignment := placements[0].tier_assignment) != ON_DEVICE:
             raise UserError(
                 "plan-copies-tier",
-                f"table {table.name!r} is data_parallel in tier {home}",
+                f"table {table.name!r} is data_parallel in tier {assignment}",
                 limit="a data_parallel table must be in device memory",
                 remedy="Set the tier of the table to device",
             )
@@ -68,25 +68,29 @@ class Copies(Layout):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Reduce the loads of the data-parallel tables at `which` (m,) to the samples of one device."""
+        """Return the loads with the data-parallel tables at `which` (m,) reduced to the samples of one device."""
         return _of_own_samples(loads, num_devices, which)
 
     def share(self, loads: Loads, count: int) -> Loads:
-        """Compute the load of each whole table for the samples of one of `count` devices."""
+        """Return the load of each whole table, reduced to the samples of one of `count` devices."""
         formed = replace(loads, form=np.full(len(loads), FORMS.index(self.form)))
         return _of_own_samples(formed, count, np.arange(len(loads)))
 
     def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
-        """Compute (n,) bytes into all-reduces: a gradient of every weight."""
+        """Return the bytes, (n,), that each load sends into the all-reduce: an fp32 gradient of every weight."""
         return {Collective.ALL_REDUCE: loads.rows * loads.dim * ELEMENT_BYTES}
 
     def num_shards(self, devices: int) -> int:
-        """Return 1: rules count a data-parallel table as one shard."""
+        """Return 1, because constraints count a data-parallel table as one shard."""
         return 1
 
 
 def _of_own_samples(loads: Loads, num_devices: int, which: IntArray) -> Loads:
-    """Reduce loads at `which` (m,) to the samples of one device; the histogram of the smaller batch differs, too."""
+    """Return the loads with those at `which` (m,) reduced to the samples of one device.
+
+    Their lookups, samples and bags are divided by the number of devices, and the reuse histogram becomes that of the
+    smaller batch.
+    """
     share, reuse = np.ones(len(loads)), loads.reuse.copy()
     share[which] = 1 / num_devices
     reuse[which] = reuse_at(loads.reuse[which], 1 / num_devices)
@@ -96,10 +100,10 @@ def _of_own_samples(loads: Loads, num_devices: int, which: IntArray) -> Loads:
 
 
 def in_copies(task: Whole, table: int) -> list[Placement]:
-    """Make a table data-parallel: place all of it on every device.
+    """Return the placements of a data-parallel table: the whole table on every device.
 
     Raises:
-        UserError: the task has no table of that index.
+        UserError: the task has no table with this index.
     """
     whole = table_of(task, table)
     shard = Shard(table, 0, whole.dim, 0, whole.rows)

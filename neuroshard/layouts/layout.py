@@ -1,4 +1,4 @@
-"""The interface of a family of sharding types: its placements, its loads on devices, and its names."""
+"""The interface of a family of sharding types: the placements, the loads on devices, and the names of the family."""
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
@@ -17,41 +17,41 @@ from neuroshard.words.topology import Topology
 
 
 class Whole(Protocol):
-    """Tables (T,), the tier assignment (T,) of each table, and the devices. A task has all three."""
+    """The attributes of a task that layouts use: tables (T,), the tier assignment (T,) of each table, and devices."""
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The T tables, each before it is cut."""
+        """The T unsplit tables."""
 
     @property
     def tier_assignments(self) -> tuple[TierAssignment, ...]:
-        """(T,) the memory that holds each table."""
+        """(T,) tier assignment of each table."""
 
     @property
     def topology(self) -> Topology:
-        """The devices that share the task."""
+        """The devices of the task."""
 
 
 class Layout(ABC):
-    """A family of sharding types, and everything that is known of it; each subclass is a family, without state.
+    """A family of sharding types with all its properties; each subclass is one family, without state.
 
     Attributes:
         form: name of the family.
-        exchanges: collectives of the family's pooled tables, without the input.
+        exchanges: collectives of the family's pooled tables, without the input dist.
         host_exchanges: collectives of tables on the devices of one host, instead of `exchanges`; empty if the family
             has no such tables.
         color: color of the family in pictures.
         words: TorchRec's sharding types of the family; the first of them is used in TorchRec's constraints. Empty if
             TorchRec has none.
-        free: True if any device may hold a shard, whatever other devices hold: searches place the shards one by one.
+        free: True if shards can be placed independently, each on any device, so searches place them one by one.
         dense: True if every step updates every row, from a gradient as large as the table, outside of fused kernels.
         own_samples: True if a device looks up only its own samples, and keeps the outputs.
         everywhere: True if every device has a shard.
-        blocks: True if shards are blocks of rows, which rules count as blocks.
+        blocks: True if shards are blocks of rows, which the limits min_blocks and max_blocks count.
         joins: True if tables that are kept together on one device may have these sharding types.
-        note: text behind the name of a shard in a printed plan.
-        counted: text behind the number of a table's devices that says as how many shards the table counts, if the two
-            numbers differ.
+        note: text after the name of a shard in a printed plan.
+        counted: text after a table's number of devices, about the number of shards that the table counts as; empty if
+            the two numbers are equal.
     """
 
     form: ClassVar[Form]
@@ -73,14 +73,15 @@ class Layout(ABC):
 
     @property
     def type_names(self) -> tuple[str, ...]:
-        """The names of its sharding types in settings: TorchRec's words, or its own name if TorchRec has none."""
+        """The names of the family's sharding types in settings: TorchRec's, or the family's name if there are none."""
         return self.words or (self.form.value,)
 
     @abstractmethod
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
-        """Return True if a table with these shards is of this family; `check` sees that they make up the table.
+        """Return True if a table with these shards is of this family.
 
-        A table that is not placed has no shards: then only `Columns` returns True.
+        This method does not check that the shards cover the table; `check` does. For a table without shards, which is
+        not placed, only `Columns` returns True.
         """
 
     def fits(self, rows: int, count: int) -> bool:
@@ -88,59 +89,74 @@ class Layout(ABC):
         return True
 
     def takes(self, dim: int) -> bool:
-        """Return True if a table of `dim` columns may be of this family; a too wide table must be split by columns."""
+        """Return True if a table of `dim` columns may be of this family: tables too wide for a shard must be split."""
         return self.free or dim <= MAX_SHARD_DIM
 
     @abstractmethod
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
-        """Lay out the table of that index over a group of devices.
+        """Return the placements of a table over a group of devices in this family; `index` is the table's index.
 
         Raises:
-            UserError: there is no such table, or the table has too few rows.
+            UserError: there is no table with this index, or the table has too few rows.
         """
 
     @abstractmethod
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
-        """Check that placements, at most one on a device, make up the table, and that the family allows them.
+        """Raise UserError unless the placements cover the table as this family requires.
 
         Raises:
-            UserError: the placements do not; the message names the table, and the row and column or the device.
+            UserError: the message names the table, and the row and column or the device.
         """
 
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Cut loads (n,), made as if placements held all rows for all samples, to what those at `which` (m,) hold."""
+        """Return the loads, (n,), with those at `which` (m,) reduced to the rows and samples of their placements.
+
+        Args:
+            loads: (n,) one load for each placement, with all rows of the table and the lookups of all samples.
+            which: (m,) indices of the loads of this family.
+            tables: the tables of the task.
+            placements: (n,) the placements.
+            num_devices: number of devices.
+        """
         return loads
 
     @abstractmethod
     def share(self, loads: Loads, count: int) -> Loads:
-        """Compute what the first of `count` devices has of each of some whole tables with evenly spread lookups."""
+        """Return the load that the first of `count` devices has of each whole table, if it is of this family.
+
+        `loads` has the whole tables; their lookups are assumed to be spread evenly over the rows.
+        """
 
     @abstractmethod
     def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
-        """Compute (n,) bytes that the device of each load puts into collectives; loads of other families do not count.
+        """Return the bytes, (n,), that each load makes its device send into the collectives of this family.
 
-        `output_bytes` (n,) are the bytes of all embeddings of a batch, at the width of the load.
+        The values for loads of other families have no meaning. `output_bytes` (n,) are the bytes of all output
+        embeddings in a batch, at the width of the load.
         """
 
     def batch_shares(self, devices: int) -> int:
-        """Count the equal shares of a batch, of which a device looks up one: with `own_samples` as many as devices."""
+        """Return the number of equal shares of a batch, of which a device looks up one.
+
+        This is the number of devices if a device looks up only its own samples (`own_samples`), else 1.
+        """
         return devices if self.own_samples else 1
 
     def num_shards(self, devices: int) -> int:
-        """Return the number of shards, as rules count them, of a table on this number of devices."""
+        """Return the number of shards that a table on this number of devices counts as in constraints."""
         return devices
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Return why no collection serves a sequence table in shards of these widths, one per device, or None.
+        """Return why TorchRec has no collection for a sequence table in shards of these widths; None if it has one.
 
-        The text follows "is a sequence table".
+        Each shard is on a different device. The text follows "is a sequence table".
         """
         return None
 
     def sharding_type(self, placements: Sequence[Placement], topology: Topology) -> str:
-        """Return the sharding type of a table with these placements, of which there is at least one."""
+        """Return the sharding type of a table with these placements, at least one."""
         return self.type_names[0]
 
     def allowed_by(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
@@ -148,15 +164,15 @@ class Layout(ABC):
         return self.sharding_types(placements, topology)
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """List the sharding types with which TorchRec reads these placements of a table correctly."""
+        """Return the sharding types with which TorchRec reads these placements of a table correctly."""
         return {self.sharding_type(placements, topology)}
 
 
 def table_of(whole: Whole, index: int) -> Table:
-    """Look up the table of that index.
+    """Return the table with this index in the task.
 
     Raises:
-        UserError: there is no table of that index.
+        UserError: the task has no table with this index.
     """
     if not 0 <= index < len(whole.tables):
         raise UserError(
@@ -169,12 +185,12 @@ def table_of(whole: Whole, index: int) -> Table:
 
 
 def place_of(table: Table, column: int, row: int) -> str:
-    """Name an element of a table, in words."""
+    """Return the position of an element of a table as text, such as "row 1, column 4 of table 'x'"."""
     return f"row {row}, column {column} of table {table.name!r}"
 
 
 def check_cover(table: Table, shards: Sequence[Shard]) -> None:
-    """Check that shards, in any order, cover every element of a table exactly once.
+    """Raise UserError unless the shards, in any order, cover every element of a table exactly once.
 
     Raises:
         UserError: a shard reaches beyond the table, two shards overlap, or the shards leave a gap.
@@ -182,7 +198,7 @@ def check_cover(table: Table, shards: Sequence[Shard]) -> None:
     for shard in shards:
         _check_inside(table, shard)
     edges = sorted({0, *(edge for shard in shards for edge in (shard.column, shard.column_end))} - {table.dim})
-    covered = dict.fromkeys(edges, 0)  # rows covered so far, without a gap, of the columns from an edge to the next
+    covered = dict.fromkeys(edges, 0)  # for the columns from each edge to the next: number of covered rows so far
     for shard in sorted(shards, key=lambda shard: (shard.row, shard.column)):
         for edge in edges[bisect_left(edges, shard.column) : bisect_left(edges, shard.column_end)]:
             if covered[edge] > shard.row:
@@ -192,7 +208,7 @@ def check_cover(table: Table, shards: Sequence[Shard]) -> None:
                     limit="the shards of a table must not overlap",
                     remedy="Correct the shards of the table, or search for the plan again",
                 )
-            if covered[edge] < shard.row:  # all shards to come begin below
+            if covered[edge] < shard.row:  # shards are sorted by first row, so no later shard can fill this gap
                 raise _gap(table, edge, covered[edge])
             covered[edge] = shard.row_end
     for edge, row in covered.items():
@@ -201,7 +217,7 @@ def check_cover(table: Table, shards: Sequence[Shard]) -> None:
 
 
 def _gap(table: Table, column: int, row: int) -> UserError:
-    """Make the error that an element of a table is in no shard."""
+    """Return the error for an element of a table that is not in any shard."""
     return UserError(
         "plan-shards-gap",
         f"{place_of(table, column, row)} is not in any shard",
@@ -211,6 +227,7 @@ def _gap(table: Table, column: int, row: int) -> UserError:
 
 
 def _check_inside(table: Table, shard: Shard) -> None:
+    """Raise UserError if a shard has columns or rows that the table does not have."""
     if shard.column_end > table.dim:
         raise UserError(
             "plan-shard-columns-outside",

@@ -23,10 +23,10 @@ _ON_ALL, _ON_A_HOST, _ON_HOSTS = "row_wise", "table_row_wise", "grid_shard"
 
 
 class Rows(Layout):
-    """Row-wise tables: a block's device has a partial sum of every output; the samples' devices add the sums up.
+    """Row-wise tables: each device computes partial sums of all outputs, which a reduce-scatter adds up.
 
-    The load of a block is the lookups of its rows, with the histogram of these lookups. Row-wise sequence tables
-    exchange as column-wise tables do: nothing is added up.
+    The load of a block of rows has the lookups of these rows, with their reuse histogram. Row-wise sequence tables use
+    an all-to-all, as column-wise tables do, because nothing is added up.
     """
 
     form: ClassVar[Form] = Form.ROW_WISE
@@ -38,22 +38,22 @@ class Rows(Layout):
     joins: ClassVar[bool] = False
 
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
-        """Return True if a shard lacks rows."""
+        """Return True if a shard does not have all rows of the table."""
         return any(shard.rows < table.rows for shard in shards)
 
     def fits(self, rows: int, count: int) -> bool:
-        """Return True if there are enough rows for `count` blocks, none of them empty."""
+        """Return True if a table with `rows` rows has enough rows for `count` blocks that are not empty."""
         return block_rows(rows, count) * (count - 1) < rows
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
-        """Place a block of a table on each device of the group."""
+        """Return the placements of one block of a table on each device of the group."""
         return in_rows(whole, index, devices)
 
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
-        """Check that blocks cover the table, and are on the devices that TorchRec needs.
+        """Raise UserError unless the blocks cover the table, on the devices that TorchRec needs.
 
-        Each range of columns has a block on every device, or on every device of one host, as `row_blocks` cuts them;
-        only ranges on hosts of their own may be narrower than the table.
+        Each range of columns must have the blocks of `row_blocks` on all devices, or on all devices of one host. Only a
+        range on one host may have fewer columns than the table.
         """
         check_cover(table, [placement.shard for placement in placements])
         by_device = sorted(placements, key=lambda placement: placement.device)
@@ -64,28 +64,32 @@ class Rows(Layout):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Reduce the loads at `which` (m,) to the rows of each block, with their part of the table's lookups."""
+        """Return the loads with those at `which` (m,) reduced to the rows of their blocks, and these rows' lookups."""
         shards = [placement.shard for placement in placements]
         groups = grouped(which.tolist(), lambda number: (shards[number].table, shards[number].column))
         rows, lookups, reuse = (values.copy() for values in (loads.rows, loads.lookups, loads.reuse))
         sharers = loads.sharers.copy()
         for (index, _), numbers in groups.items():
-            table, its = tables[index], [shards[number] for number in numbers]
-            first, count = np.array([[shard.row for shard in its], [shard.rows for shard in its]], dtype=np.int64)
+            table, blocks = tables[index], [shards[number] for number in numbers]
+            first, count = np.array([[shard.row for shard in blocks], [shard.rows for shard in blocks]], dtype=np.int64)
             whole = loads.lookups[numbers[0]]
-            rows[numbers], sharers[numbers] = count, len(its)
+            rows[numbers], sharers[numbers] = count, len(blocks)
             lookups[numbers] = whole * lookup_share(table, first, count)
             reuse[numbers] = range_reuse(table, whole, first, count)
         return replace(loads, rows=rows, lookups=lookups, reuse=reuse, sharers=sharers)
 
     def share(self, loads: Loads, count: int) -> Loads:
-        """Compute the loads of the first of `count` blocks of each whole table, whose lookups are spread evenly."""
+        """Return the load of the first of `count` blocks of each whole table; lookups are taken as spread evenly."""
         rows, form = block_rows(loads.rows, count), np.full(len(loads), FORMS.index(self.form))
         sharers = np.full(len(loads), count, dtype=np.int64)
         return replace(loads, rows=rows, lookups=loads.lookups * (rows / loads.rows), form=form, sharers=sharers)
 
     def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
-        """Compute (n,) bytes into each collective: partial sums on all devices, or on those of a host."""
+        """Return the bytes, (n,), that each load sends into each collective.
+
+        Tables over all devices use REDUCE_SCATTER. Tables on one host use HOST_REDUCE_SCATTER, then HOST_ALL_TO_ALL, to
+        which each device sends its part of the sums: output bytes / devices. Sequence tables use ALL_TO_ALL.
+        """
         everywhere = loads.pooled & (loads.sharers == num_devices)
         by_host = loads.pooled & ~everywhere
         return {
@@ -96,7 +100,7 @@ class Rows(Layout):
         }
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Return the reason if a row-wise sequence table is not on all devices."""
+        """Return a text if a row-wise sequence table is not on all devices, which TorchRec does not support."""
         fewer = len(widths) < num_devices
         return f"that is row-wise over {len(widths)} devices, not over all {num_devices}" if fewer else None
 
@@ -107,7 +111,7 @@ class Rows(Layout):
         return _ON_ALL if len(placements) == topology.num_devices else _ON_A_HOST
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """List the types with which TorchRec reads such blocks correctly: any of them if one host has all devices."""
+        """Return the types with which TorchRec reads these blocks correctly: all types if one host has all devices."""
         if topology.domain_size == topology.num_devices:
             return set(self.words)
         sharding_type = self.sharding_type(placements, topology)
@@ -115,16 +119,17 @@ class Rows(Layout):
 
 
 def in_rows(task: Whole, table: int, devices: Sequence[int], columns: tuple[int, int] | None = None) -> list[Placement]:
-    """Place a table's rows, in a block on each of the devices of a group.
+    """Return the placements of a table with one block of rows on each device of a group.
 
     Args:
         task: the task of the table.
         table: index of the table.
         devices: all devices of the task, or the devices of one host.
-        columns: the first column and the column behind the last; None for all. Other columns must be on other hosts.
+        columns: first column, and the column after the last; None for all columns. Other columns must be on other
+            hosts.
 
     Raises:
-        UserError: the task has no table of that index, or the table has too few rows.
+        UserError: the task has no table with this index, or the table has too few rows.
     """
     whole = table_of(task, table)
     first, end = columns or (0, whole.dim)
@@ -136,10 +141,10 @@ def in_rows(task: Whole, table: int, devices: Sequence[int], columns: tuple[int,
 
 
 def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
-    """Cut a table into `count` blocks of rows: (first row, rows) of each, in order of rank.
+    """Return the `count` blocks of rows of a table as (first row, number of rows), in order of rank.
 
-    All have ceil(rows / count) rows but the last one, which has what is left: of other blocks TorchRec trains other
-    rows than it should, without an error.
+    All blocks have ceil(rows / count) rows, except the last block, which has the remaining rows. TorchRec needs exactly
+    these blocks: with others it trains wrong rows, without an error.
 
     Raises:
         UserError: a block would be empty.
@@ -156,7 +161,10 @@ def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
 
 
 def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placement], topology: Topology) -> None:
-    """Check the blocks, each on a device of its own and in their order, of the columns from one to before another."""
+    """Raise UserError unless one range of columns has the blocks of rows, on the devices, that TorchRec needs.
+
+    `columns` is the range (first column, column after the last); `blocks` are its placements in order of device.
+    """
     where = f"columns {columns[0]} to {columns[1] - 1} of table {table.name!r}"
     devices, size = [placement.device for placement in blocks], topology.domain_size
     on_a_host = len(devices) == size and devices[0] % size == 0 and devices[-1] == devices[0] + size - 1

@@ -1,4 +1,4 @@
-"""Sharding types by name: TorchRec's words, as settings and rules have them. Each is a case of one layout."""
+"""The names of sharding types in settings and rules, which are TorchRec's; each type belongs to one layout."""
 
 from collections.abc import Collection, Iterable
 
@@ -9,17 +9,17 @@ from neuroshard.words.form import FORMS, Form
 TABLE_WISE, COLUMN_WISE, TABLE_COLUMN_WISE = "table_wise", "column_wise", "table_column_wise"
 ROW_WISE, TABLE_ROW_WISE, GRID_SHARD = "row_wise", "table_row_wise", "grid_shard"
 
-_CASES = {  # sharding types, and those that they include
+_CASES = {  # sharding types, and the types that they include as special cases
     COLUMN_WISE: (TABLE_WISE, TABLE_COLUMN_WISE),
     TABLE_COLUMN_WISE: (TABLE_WISE,),
     GRID_SHARD: (TABLE_ROW_WISE,),
 }
 _FORM_OF: dict[str, Form] = {name: form for form, layout in LAYOUTS.items() for name in layout.type_names}
-SHARDING_TYPES = tuple(_FORM_OF)  # every name, those of one layout next to each other
+SHARDING_TYPES = tuple(_FORM_OF)  # all names; the names of one layout follow each other
 
 
 def sharding_types_named(names: Iterable[str]) -> tuple[str, ...]:
-    """Return sharding types of these names, in their order.
+    """Return the sharding types with these names, in the order of the names.
 
     Raises:
         UserError: a name is unknown; the error names the most similar name.
@@ -31,7 +31,7 @@ def sharding_types_named(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def forms_of(types: Iterable[str]) -> tuple[Form, ...]:
-    """Return the families (`Form`) of these sharding types, each once."""
+    """Return the families (`Form`) of these sharding types, each family once, in the order of `FORMS`."""
     found = {_FORM_OF[name] for name in types}
     return tuple(form for form in FORMS if form in found)
 
@@ -42,15 +42,15 @@ def types_of(*forms: Form) -> tuple[str, ...]:
 
 
 def with_cases(types: Collection[str]) -> frozenset[str]:
-    """Add the sharding types that are cases of others: whoever allows column_wise allows whole tables, too."""
+    """Return the sharding types and the types that they include: column_wise, for example, includes table_wise."""
     return frozenset(types).union(*(cases for name, cases in _CASES.items() if name in types))
 
 
 def may_split(types: Collection[str], num_hosts: int) -> bool:
     """Return True if tables of these sharding types may be split by columns.
 
-    `table_column_wise` keeps the shards on one host. Plans have no rule for that, so if there are several hosts a
-    table that may be `table_column_wise`, but not `column_wise`, is left whole, which is a case of it.
+    `table_column_wise` keeps all shards on one host, which the constraints of a task cannot express. So if there are
+    several hosts, a table that may be `table_column_wise` but not `column_wise` is not split: a whole table is allowed.
     """
     return COLUMN_WISE in types or (num_hosts == 1 and TABLE_COLUMN_WISE in types)
 

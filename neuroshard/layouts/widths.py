@@ -1,4 +1,4 @@
-"""Widths of shards: FBGEMM's kernels have a maximum width, and a device splits columns of a table beyond that."""
+"""Widths of column shards: the columns of a table on a device are split if FBGEMM's maximum width is exceeded."""
 
 from collections.abc import Iterator
 
@@ -10,20 +10,23 @@ from neuroshard.tables import Table
 
 
 def fewest_parts(dim: int) -> int:
-    """Return the fewest shards that `dim` columns can be cut into."""
+    """Return the minimum number of shards for `dim` columns."""
     return -(-dim // MAX_SHARD_DIM)
 
 
 def equal_parts(dim: int, least: int = 1) -> int:
-    """Return the fewest shards, `least` or more, that are all as wide and make up `dim` columns."""
+    """Return the minimum number of shards of equal width, `least` or more, for `dim` columns.
+
+    Each shard has a multiple of 4 columns. If there are fewer than 4 x `least` columns, the result is `least`.
+    """
     units, parts = dim // DIM_MULTIPLE, max(fewest_parts(dim), least)
     return next((count for count in range(parts, units + 1) if units % count == 0), parts)
 
 
 def shard_widths(table: Table, dim: int) -> Iterator[int]:
-    """Yield the widths of the shards that a device cuts `dim` columns of a table into.
+    """Return an iterator over the widths of the shards for `dim` columns of a table on one device.
 
-    These are as few and as even as possible. Shards of a sequence table are all as wide, on every device.
+    The shards are as few and as equal as possible. All shards of a sequence table have the same width on all devices.
     """
     widest = MAX_SHARD_DIM if table.pooled else table.dim // equal_parts(table.dim)
     count = -(-dim // widest)
@@ -32,7 +35,7 @@ def shard_widths(table: Table, dim: int) -> Iterator[int]:
 
 
 def as_shards(sets: LoadSets) -> LoadSets:
-    """Split column-wise loads that are too wide for a shard, as `shard_widths` does; each part is a load of its own."""
+    """Return the load sets with each load that is too wide for a shard split into several, as `shard_widths` does."""
     loads = sets.loads
     if not (loads.dim > MAX_SHARD_DIM).any():
         return sets
@@ -43,7 +46,7 @@ def as_shards(sets: LoadSets) -> LoadSets:
     units = loads.dim.astype(np.int64) // DIM_MULTIPLE
     counts = -(-units * DIM_MULTIPLE // widest)
     whole = np.repeat(np.arange(len(loads)), counts)
-    number = np.arange(len(whole)) - np.repeat(counts.cumsum() - counts, counts)  # of the part, in its load
+    number = np.arange(len(whole)) - np.repeat(counts.cumsum() - counts, counts)  # index of the shard in its load
     narrow, wider = np.divmod(units, counts)
     dims = DIM_MULTIPLE * (narrow[whole] + (number >= (counts - wider)[whole]))
     return LoadSets(loads.take(whole).columns(dims), np.bincount(sets.owners, counts, len(sets)).astype(np.int64))

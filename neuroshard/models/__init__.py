@@ -1,10 +1,9 @@
 """Cost models: interfaces, the papers' networks at inference, bundles on disk."""
 
-from neuroshard.models.bundle import load_bundle, save_bundle
-from neuroshard.models.composed import FreeComm
-from neuroshard.models.cost_models import CostModels
+from neuroshard.models.bundle import Card, save_bundle
+from neuroshard.models.comm_models import FreeComm
+from neuroshard.models.cost_models import CostModels, load_bundle
 from neuroshard.models.interface import CommModel, ComputeModel, ReluHead, SumModel
-from neuroshard.models.trust import Card
 
 __all__ = [
     "Card",

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, PARTS, Cost, Part
 from neuroshard.models.cost_models import CostModels
-from neuroshard.models.interface import CommModel
-from neuroshard.models.precision import Narrowed
 from neuroshard.models.trust import Margin
 
 # Half the width of an interval that holds 90% of the measurements, relative to the prediction.
@@ -40,10 +38,6 @@ def assumed_share(part: str, models: CostModels) -> float:
     if part == COMPUTE:
         return _KERNEL_DATASHEET if models.compute.arithmetic else _KERNEL_NETWORK
     if part in (FORWARD, BACKWARD):
-        datasheet = _is_datasheet(models.forward if part == FORWARD else models.backward)
-        return _EXCHANGE_DATASHEET if datasheet else _EXCHANGE_NETWORK
+        model = models.forward if part == FORWARD else models.backward
+        return _EXCHANGE_DATASHEET if model.arithmetic else _EXCHANGE_NETWORK
     return _OTHER_PART
-
-
-def _is_datasheet(model: CommModel) -> bool:
-    return _is_datasheet(model.model) if isinstance(model, Narrowed) else model.arithmetic

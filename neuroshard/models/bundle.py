@@ -1,4 +1,4 @@
-"""Sets of cost models, and bundles of them on disk: `bundle.json`, which describes the models, and their weights.
+"""Bundles of cost models on disk: `bundle.json`, which describes the models, and their weights.
 
 A bundle is one unit. The file of weights is named by the hash of its content; `bundle.json` names it and is written
 last: replacing it replaces the whole bundle at once, whenever a run ends and whatever else is in the directory.
@@ -6,33 +6,28 @@ last: replacing it replaces the whole bundle at once, whenever a run ends and wh
 
 import hashlib
 import re
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
 import safetensors.numpy
 from msgspec import Meta
 from safetensors import SafetensorError
 
-from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT, PARTS
-from neuroshard.models.by_form import COMM_KINDS, COMPUTE_KINDS, CommByCollective, ComputeByForm, Described
-from neuroshard.models.composed import WithParts
-from neuroshard.models.interface import CommModel, ComputeModel, PartModel, SumModel
-from neuroshard.models.origin import Origin, margins_with
-from neuroshard.models.parts import Framework, FrameworkPart, InputExchange
+from neuroshard.cost.cost import BACKWARD, FORWARD, INPUT
+from neuroshard.models.comm_models import COMM_KINDS, ExchangeModels
+from neuroshard.models.kernels import COMPUTE_KINDS, KernelModels
+from neuroshard.models.parts import Framework
 from neuroshard.models.roofline import RooflineComm
-from neuroshard.models.stored import Stored, Tensors, tensors_of
-from neuroshard.models.trust import Card, Margin, Margins, Ranges
-from neuroshard.plans.plan import Plan
+from neuroshard.models.stored import Described, Stored, Tensors, tensors_of
+from neuroshard.models.trust import Margins, Ranges, fields_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import check_directory, read_bytes, read_json, write_atomically, write_json
-from neuroshard.plumbing.messages import number_of
-from neuroshard.plumbing.schema import BatchSize, decode, parse
-from neuroshard.tasks.task import Task
-from neuroshard.words.collective import name_of
-from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Forms
-from neuroshard.words.placement import Tier
+from neuroshard.plumbing.schema import BatchSize, Count, Devices, NonNegative, Seed, Share, decode, parse
+from neuroshard.words.fingerprint import Fingerprint
+
+if TYPE_CHECKING:
+    from neuroshard.models.cost_models import CostModels
 
 _FAMILY = "neuroshard-bundle-"
 _FORMAT = f"{_FAMILY}4"
@@ -42,9 +37,8 @@ _LEFT_BEHIND = re.compile(
 )
 _AGAIN = "Make the bundle again with `neuroshard pretrain`"
 _RESTORE = "Restore the file, or make the bundle again with `neuroshard pretrain`"
-_OTHER_MODELS = "choose cost models that know these costs, such as model=roofline:h100"
-_COMPUTE_KINDS = COMPUTE_KINDS | {ComputeByForm.kind: ComputeByForm}
-_COMM_KINDS = COMM_KINDS | {CommByCollective.kind: CommByCollective, RooflineComm.kind: RooflineComm}
+_COMPUTE_KINDS = COMPUTE_KINDS | {KernelModels.kind: KernelModels}
+_COMM_KINDS = COMM_KINDS | {ExchangeModels.kind: ExchangeModels, RooflineComm.kind: RooflineComm}
 _KINDS: dict[str, dict[str, Any]] = {
     "compute": _COMPUTE_KINDS, "forward": _COMM_KINDS, "backward": _COMM_KINDS, INPUT: _COMM_KINDS,
     "framework": {Framework.kind: Framework},
@@ -52,182 +46,94 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class ModelSet:
-    """Cost models of computation, forward and backward communication.
+class Accuracy:
+    """Errors of predictions against measurements.
 
     Attributes:
-        batch_size: the only global batch size that the models know; None if they know any.
-        ranges: ranges of the training data; None if they are unknown.
-        margins: margins of predictions; None if they are unknown.
-        input: model of the input dist, the exchange of indices and lengths, by itself (`Traffic.alone`); None if that
-            is unknown.
-        framework: framework overhead of TorchRec in a step, which counts in models of `in_torchrec`; None if that is
-            unknown.
-        more: other parts of a step; bundles don't hold them.
-        origin: the models that margins, ranges and provenance belong to; set by the class itself. If
-            `dataclasses.replace` replaces a model, the facts about the replaced model are dropped.
+        samples: how many there are.
+        mse: mean squared error, ms squared.
+        mape: mean absolute error relative to the measurement.
+        kendall_tau: agreement of the two orders, -1 to 1.
+        decile_mape: (10,) MAPE of each tenth of the measurements, cheapest first.
     """
 
-    compute: ComputeModel
-    forward: CommModel
-    backward: CommModel
-    batch_size: int | None
-    ranges: Ranges | None = None
-    margins: Margins | None = None
-    input: CommModel | None = None
-    framework: Framework | None = None
-    more: tuple[PartModel, ...] = ()
-    origin: Origin | None = field(default=None, repr=False, compare=False, kw_only=True)
+    samples: Count
+    mse: NonNegative
+    mape: NonNegative
+    kendall_tau: Annotated[float, Meta(ge=-1, le=1)]
+    decile_mape: tuple[NonNegative, ...]
 
-    def __post_init__(self) -> None:
-        kept = frozenset(PARTS)
-        if self.origin is not None:
-            kept = self.origin.kept - self.origin.replaced(self)
-            for name, value in self.origin.corrected(self).items():
-                object.__setattr__(self, name, value)
-        object.__setattr__(self, "origin", Origin.of(self, kept))
 
-    def with_compute(self, model: ComputeModel, margins: Margin | None = None) -> Self:
-        """Return the models with another model of kernels.
+@dataclass(frozen=True)
+class ModelTest:
+    """A model on unseen tables, and the noise floor: how far two passes over the same samples differ.
 
-        Facts about the replaced model are dropped: its margins, ranges and provenance, and so the name and digest of
-        the whole set.
+    `coverage` is the share of the measurements inside the model's 90% intervals.
+    """
 
-        Args:
-            model: the new model, of all kernel calls.
-            margins: margin of its predictions; None if that is unknown. The search then assumes a margin.
-        """
-        return self._with(COMPUTE, model, margins)
+    test: Accuracy
+    noise_mean: NonNegative
+    noise_p50: NonNegative
+    noise_p90: NonNegative
+    coverage: Share
 
-    def with_forward(self, model: CommModel, margins: Margin | None = None) -> Self:
-        """Return the models with another model of the forward exchanges (embeddings), as `with_compute` does."""
-        return self._with(FORWARD, model, margins)
 
-    def with_backward(self, model: CommModel, margins: Margin | None = None) -> Self:
-        """Return the models with another model of the backward exchanges (gradients), as `with_compute` does."""
-        return self._with(BACKWARD, model, margins)
+@dataclass(frozen=True)
+class ModelTests:
+    """Test results of each model: of column-wise tables and all-to-alls, and (`others`) of other parts by name.
 
-    def with_input(self, model: CommModel, margins: Margin | None = None) -> Self:
-        """Return the models with another model of the input dist, as `with_compute` does."""
-        return self._with(INPUT, model, margins)
+    `forward` and `backward` are None if exchanges were not measured: a datasheet predicts them.
+    """
 
-    def _with(self, name: str, model: ComputeModel | CommModel, margin: Margin | None) -> Self:
-        changed: dict[str, Any] = {name: model}
-        models = replace(self, **changed)
-        if margin is None:
-            return models
-        known = models.margins or Margins(None, None, None)
-        return replace(models, margins=margins_with(known, name, margin))
+    compute: ModelTest
+    forward: ModelTest | None = None
+    backward: ModelTest | None = None
+    others: dict[str, ModelTest] = field(default_factory=dict)
 
-    def wrapped(self, **models: Any) -> Self:
-        """Return the models with some of them wrapped, by name: margins and provenance stay valid."""
-        kept = frozenset(PARTS) if self.origin is None else self.origin.kept
-        return replace(self, origin=Origin({}, {}, kept), **models)
+    @classmethod
+    def of(cls, tests: dict[str, ModelTest]) -> "ModelTests":
+        """Group the tests of all parts, by name."""
+        return cls(**fields_of(tests))
 
-    @property
-    def parts(self) -> tuple[PartModel, ...]:
-        """The parts of a step other than compute and communication."""
-        return (*([] if self.input is None else [InputExchange(self.input)]), *self.more)
 
-    @property
-    def of_whole_steps(self) -> bool:
-        """True if costs count the framework overhead of TorchRec, in addition to kernels and exchanges."""
-        return any(isinstance(part, FrameworkPart) for part in self.more)
+@dataclass(frozen=True)
+class DataSummary:
+    """The data that models were fitted to: name and seed of the data directory, samples of each split, ranges.
 
-    def in_torchrec(self) -> Self:
-        """Return models that count the framework overhead of TorchRec, with kernels as fast as they are in a step.
+    `other_samples` are of other kernel calls and collectives than pooled column-wise tables and all-to-alls, by the
+    names of their parts.
+    """
 
-        Raises:
-            UserError: the models do not know the framework overhead.
-        """
-        if self.framework is None or not isinstance(self.compute, SumModel):
-            raise UserError(
-                "models-lack-framework",
-                "these cost models do not know the framework overhead of TorchRec",
-                remedy="Do one of these: leave out framework=torchrec; choose the installed cost models cpu or h100; "
-                "or collect data with this overhead (`neuroshard collect num_local_samples=400`) and pretrain cost "
-                "models on the data",
-            )
-        compute = WithParts(self.compute, factor=self.framework.factor)
-        return self.wrapped(compute=compute, framework=None, more=(*self.more, *self.framework.parts))
+    directory: str
+    seed: Seed
+    compute_samples: dict[str, Count]
+    comm_samples: dict[str, Count]
+    batch_sizes: tuple[BatchSize, ...]
+    num_devices: tuple[Devices, ...]
+    other_samples: dict[str, dict[str, Count]] = field(default_factory=dict)
 
-    @property
-    def num_devices(self) -> int | None:
-        """Number of devices that the communication models serve; None for any."""
-        return self.forward.num_devices
 
-    @property
-    def forms(self) -> Forms:
-        """The families of sharding types (`Form`) whose costs all three models know."""
-        return self.compute.forms & self.forward.forms & self.backward.forms
+@dataclass(frozen=True)
+class Card:
+    """Provenance of a bundle, and its metrics.
 
-    def check_plan(self, plan: Plan) -> None:
-        """Raise UserError unless the models know costs of the sharding types and tiers of `plan`."""
-        for call in (CALLS[number] for number in np.unique(plan.device_loads.loads.call)):
-            self._check_call(call, f"{call.form.value} sequence tables")
-        plan.check_layouts(
-            lambda layout: layout.form in self.forms,
-            f"these cost models know only the costs of {', '.join(sorted(self.forms))} tables",
-            "Give the table another sharding type, or choose cost models that know this sharding type, such as "
-            "model=roofline:h100",
-        )
-        self._check_exchanges(plan)
+    Attributes:
+        hardware: the machine that was measured; None if that is unknown.
+        versions: versions of Python and the packages on that machine.
+        data: the data that the models were fitted to; None if that is unknown.
+        training: settings of the networks and of the training, for people.
+        metrics: metrics of each model, on tables never seen in training, with the noise floor; None if unknown.
+        moved_gb_per_s: quartiles, over kernel calls of column-wise tables, of the rate at which they move the bytes
+            that they must move; None if unknown. Divided by the rate of a memory copy, this is the share of the
+            bandwidth that the calls reach.
+    """
 
-    def _check_exchanges(self, plan: Plan) -> None:
-        """Raise UserError unless the models know the exchanges of a plan's tables whose rows are on one host."""
-        for which in dict.fromkeys(which for layout in plan.layouts for which in layout.host_exchanges):
-            known = self.forward.collectives & self.backward.collectives
-            if which not in known and plan.traffic.given(which).any():
-                raise UserError(
-                    "models-lack-collective",
-                    f"these cost models do not know the costs of the collective {name_of(which)!r}",
-                    limit="the plan's table_row_wise tables need this collective",
-                    remedy=f"Do one of these: add {name_of(which)} to comm.collectives, then collect and pretrain "
-                    "again; make the tables row_wise; or choose cost models that know this collective, such as "
-                    "model=roofline:h100",
-                )
-
-    def _check_call(self, call: Call, what: str) -> None:
-        """Raise UserError unless the models know a kernel call of sequence tables or of tables in host memory."""
-        if call in self.compute.calls:
-            return
-        if call.tier is not Tier.DEVICE:
-            raise UserError(
-                "models-lack-tier",
-                f"these cost models do not know the costs of tables in tier {call.tier.value!r}",
-                remedy=f"Keep the tables in device memory, or {_OTHER_MODELS}",
-            )
-        if not call.pooled:
-            raise UserError(
-                "models-lack-sequence-tables",
-                f"these cost models do not know the costs of {what}",
-                remedy="Collect data with compute.pooled=[true,false] and pretrain cost models on the data, or "
-                f"{_OTHER_MODELS}",
-            )
-
-    def check(self, task: Task) -> None:
-        """Raise UserError unless the models can cost plans of `task`."""
-        if self.num_devices not in (None, task.topology.num_devices):
-            raise UserError(
-                "models-devices-differ",
-                f"the cost models are for {number_of(self.num_devices or 0, 'device')}",
-                limit=f"the task has {number_of(task.topology.num_devices, 'device')}",
-                remedy=f"Collect data with comm.num_devices=[{task.topology.num_devices}] and pretrain cost models on "
-                "the data",
-            )
-        first_tables: dict[tuple[bool, Tier], str] = {}  # of each call: tasks are checked with every plan
-        for table, home in zip(task.tables, task.tier_assignments, strict=True):
-            first_tables.setdefault((table.pooled, home.tier), table.name)
-        for (pooled, tier), name in first_tables.items():
-            self._check_call(replace(IN_COLUMNS, pooled=pooled, tier=tier), f"sequence tables such as {name!r}")
-        if self.batch_size not in (None, task.batch_size):
-            raise UserError(
-                "models-batch-size-differs",
-                f"the cost models are for batch size {self.batch_size}",
-                limit=f"the task has batch size {task.batch_size}",
-                remedy=f"Set batch_size={self.batch_size}, or collect data with batch_size={task.batch_size} and "
-                "pretrain cost models on the data",
-            )
+    hardware: Fingerprint | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    data: DataSummary | None = None
+    training: dict[str, Any] = field(default_factory=dict)
+    metrics: ModelTests | None = None
+    moved_gb_per_s: tuple[NonNegative, NonNegative, NonNegative] | None = None
 
 
 @dataclass(frozen=True)
@@ -273,7 +179,7 @@ def check_place(path: Path) -> None:
         ) from None
 
 
-def save_bundle(path: Path, models: ModelSet, card: Card) -> None:
+def save_bundle(path: Path, models: "CostModels", card: Card) -> None:
     """Write the models and their card: the bundle that was there, if one was, is whole until the new one is.
 
     Nothing but what bundles consist of is touched. One at a time may write there (`files.exclusive`).
@@ -303,29 +209,23 @@ def save_bundle(path: Path, models: ModelSet, card: Card) -> None:
             file.unlink()
 
 
-def load_bundle(path: Path) -> tuple[ModelSet, Card]:
-    """Load the models and card that `save_bundle` wrote.
+def read_bundle(path: Path) -> tuple[dict[str, Any], Card, str]:
+    """Read what `save_bundle` wrote, of one bundle even while another replaces it.
+
+    Returns:
+        The fields of `CostModels` by name, the card, and the SHA-256 of `bundle.json`.
 
     Raises:
         UserError: a file is missing, was changed, or holds what no sound bundle does; or the models were made for other
             features.
     """
-    return load_with_digest(path)[:2]
-
-
-def load_with_digest(path: Path) -> tuple[ModelSet, Card, str]:
-    """Load the models, their card and the SHA-256 of `bundle.json`, of one bundle even while another replaces it.
-
-    Raises:
-        UserError: as `load_bundle`.
-    """
     content, weights, digest = _read(path)
     tensors = _tensors(path, weights, content.weights)
     described = ((name, getattr(content.models, name)) for name in _KINDS)
     loaded = {name: _restored(path, name, one, tensors) for name, one in described if one is not None}
-    models = ModelSet(**loaded, batch_size=content.batch_size, ranges=content.ranges, margins=content.margins)
-    if models.forward.num_devices != models.backward.num_devices:
-        forward, backward = (one.num_devices or "any number of" for one in (models.forward, models.backward))
+    directions = loaded[FORWARD], loaded[BACKWARD]
+    if directions[0].num_devices != directions[1].num_devices:
+        forward, backward = (one.num_devices or "any number of" for one in directions)
         raise UserError(
             "bundle-directions-differ",
             f"the model of forward exchanges is for {forward} devices, but the model of backward exchanges is for "
@@ -334,7 +234,8 @@ def load_with_digest(path: Path) -> tuple[ModelSet, Card, str]:
             limit="both must be for the same number of devices",
             remedy=_AGAIN,
         )
-    return models, content.card, digest
+    others = {"batch_size": content.batch_size, "ranges": content.ranges, "margins": content.margins}
+    return loaded | others, content.card, digest
 
 
 def _read(path: Path) -> tuple[_Content, bytes, str]:

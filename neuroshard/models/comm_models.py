@@ -1,15 +1,29 @@
-"""Communication models that are fitted: the papers' network, and one for any number of devices and any batch size."""
+"""Models of exchanges: the papers' network, one for any number of devices, and a table of models by collective."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from msgspec import Meta
 
 from neuroshard.cost.loads import Traffic
-from neuroshard.models.interface import NUM_WAITS, CommModel, Outline, device_waits
-from neuroshard.models.stored import Held, Mlp, Normaliser, Scale, Stored, check_bounded
+from neuroshard.models.interface import NUM_WAITS, Chain, CommModel, Coverage, Outline, device_waits, waits
+from neuroshard.models.stored import (
+    Described,
+    Held,
+    Mlp,
+    Normaliser,
+    Scale,
+    Stored,
+    Tensors,
+    check_bounded,
+    described,
+    tensors_of,
+)
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, IntArray
-from neuroshard.words.collective import Collective
+from neuroshard.plumbing.schema import parse
+from neuroshard.words.collective import IN_STEP, Collective, collective_named, name_of
+from neuroshard.words.form import Form, Forms
 
 _MAX_EXPONENT = 20.0
 _ROUNDING = 1e-5
@@ -17,6 +31,18 @@ _ROUNDING = 1e-5
 FEATURE_SIGNS = (1, 1, 1, 1, 1, 1, 1, 1, 0)
 HOST_SIGNS = (1, 1, 1)  # of additional features, if exchanges were measured on one host and between several hosts
 NUM_FEATURES = len(FEATURE_SIGNS)
+
+
+@dataclass(frozen=True)
+class FreeComm(CommModel):
+    """Exchanges that take no time, apart from waiting: their costs are counted elsewhere, or left out on purpose."""
+
+    collectives = IN_STEP
+    num_devices = None  # it serves any number
+
+    def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
+        """Return (B, D) zeros: transfers are free."""
+        return np.zeros_like(wait_ms)
 
 
 @dataclass(frozen=True)
@@ -182,3 +208,124 @@ def in_logarithms(amounts: tuple[FloatArray, ...], batch_size: IntArray, devices
     features[..., -2] = np.log2(batch_size)
     features[..., -1] = np.log2(devices)
     return features
+
+
+COMM_KINDS: dict[str, Any] = {model.kind: model for model in (NeuralComm, SetComm)}
+
+
+@dataclass(frozen=True)
+class ExchangeSettings:
+    """Settings of each collective's model, and the families of sharding types that they serve together."""
+
+    exchanges: Annotated[dict[str, Described], Meta(min_length=1, max_length=len(Collective))]
+    serves: tuple[Form, ...]
+
+
+@dataclass(frozen=True)
+class ExchangeModels(Stored, CommModel):
+    """A model for each collective in one direction; exchanges follow one another, in the order of `Collective`.
+
+    A device begins an exchange when it has ended the previous exchange, so devices do not wait twice for the same
+    delay. The promise of every model about starts holds for the chain: if a device starts later, no device ends
+    earlier, and no device ends later by more than the delay. Each model sees its collective as `Traffic.alone` returns
+    it.
+
+    Attributes:
+        exchanges: the model of each known collective, with all-to-alls among them.
+        serves: families of sharding types whose exchanges in this direction are all known.
+    """
+
+    kind: ClassVar[str] = "by_collective"
+
+    exchanges: dict[Collective, CommModel]
+    serves: Forms
+
+    @property
+    def forms(self) -> Forms:
+        """The families of sharding types that the models serve."""
+        return self.serves
+
+    @property
+    def collectives(self) -> frozenset[Collective]:
+        """The collectives that there are models of."""
+        return frozenset(self.exchanges)
+
+    @property
+    def num_devices(self) -> int | None:
+        """D, which the model of all-to-alls was fitted for; None if it serves any."""
+        return self.exchanges[Collective.ALL_TO_ALL].num_devices
+
+    def coverage(self, traffic: Traffic) -> Coverage | None:
+        """Return how near published points are to the traffic, for the farthest collective; None if all are fitted."""
+        each = (model.coverage(traffic.alone(collective)) for collective, model in self.exchanges.items())
+        return max((known for known in each if known is not None), default=None)
+
+    @property
+    def _all_to_all(self) -> CommModel:
+        return self.exchanges[Collective.ALL_TO_ALL]
+
+    def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
+        """Predict the ms that are left of all exchanges when the straggler has started the first, (B, D)."""
+        if _of_columns(traffic):
+            return self._all_to_all.transfer_ms(traffic, wait_ms)
+        return self.predict(traffic, -wait_ms) - wait_ms
+
+    def chain(self, traffic: Traffic, start_ms: FloatArray) -> Chain:
+        """Predict the exchanges that anything is put into, one after the other; all take the wait for the straggler."""
+        if _of_columns(traffic):
+            return self._all_to_all.chain(traffic, start_ms)
+        each_ms: dict[Collective, FloatArray] = {}
+        taken = np.zeros_like(start_ms)
+        for collective, model in self.exchanges.items():
+            if traffic.given(collective).any():
+                each_ms[collective] = _one_ms(model, traffic, collective, start_ms + taken)
+                taken = taken + each_ms[collective]
+        return Chain(np.maximum(taken, waits(start_ms)), each_ms)
+
+    def outline(self, traffic: Traffic) -> Outline:
+        """Outline the all-to-all, and the exchanges behind it as they are where nobody waits."""
+        first = self._all_to_all.outline(traffic)
+        if _of_columns(traffic):
+            return first
+        together = np.zeros(traffic.size_bytes.shape[:2])
+        rest = self.transfer_ms(traffic, together) - self._all_to_all.transfer_ms(traffic, together)
+        segments = np.concatenate([first.segments_ms, np.maximum(rest, 0)[..., None]], axis=-1)
+        lead = np.concatenate([first.lead, np.zeros((1, NUM_WAITS))])
+        return Outline(segments, np.concatenate([first.share, np.ones(1)]), lead)
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        return {name_of(collective): model for collective, model in self.exchanges.items()}
+
+    def settings(self) -> dict[str, Any]:
+        """Return the fields that aren't tensors, for JSON."""
+        return {"exchanges": described(self._named), "serves": sorted(self.serves)}
+
+    def tensors(self) -> Tensors:
+        """Return the models' tensors, under the names of their collectives."""
+        return tensors_of(self._named)
+
+    @classmethod
+    def restored(cls, settings: object, tensors: Tensors) -> "ExchangeModels":
+        """Restore the model from the settings and tensors that it gave."""
+        plain = parse(settings, ExchangeSettings, "settings")
+        models = {
+            collective_named(name): one.restored(COMM_KINDS, name, tensors) for name, one in plain.exchanges.items()
+        }
+        if Collective.ALL_TO_ALL not in models:
+            raise ValueError("the settings have no model of all-to-alls")
+        return cls({collective: models[collective] for collective in sorted(models)}, frozenset(plain.serves))
+
+
+def _of_columns(traffic: Traffic) -> bool:
+    """Return True if the traffic has only all-to-alls, as the traffic of column-wise tables has."""
+    return traffic.held == (Collective.ALL_TO_ALL,)
+
+
+def _one_ms(model: CommModel, traffic: Traffic, collective: Collective, start_ms: FloatArray) -> FloatArray:
+    """Predict the ms of one collective, (B, D); 0, with no wait, among devices that exchange nothing."""
+    groups = traffic.groups(collective)
+    taken = model.alone_ms(traffic.alone(collective), start_ms[:, groups].reshape(-1, groups.shape[1]))
+    cost = np.empty_like(start_ms)
+    cost[:, groups] = taken.reshape(len(traffic), *groups.shape)
+    return cost

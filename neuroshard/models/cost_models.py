@@ -1,4 +1,4 @@
-"""The cost models of one hardware, by name or place."""
+"""The cost models of one hardware: what they know, and how they are found by name or place."""
 
 import os
 from collections.abc import Mapping
@@ -6,37 +6,226 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from neuroshard.bundles import ROOFLINE, known_names, shipped_path
-from neuroshard.models.bundle import ModelSet, load_with_digest
-from neuroshard.models.parts import HostWait
+from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT, PARTS
+from neuroshard.models.bundle import Card, read_bundle
+from neuroshard.models.interface import CommModel, ComputeModel, PartModel, SumModel
+from neuroshard.models.kernels import KernelModels
+from neuroshard.models.parts import Framework, FrameworkPart, HostWait, InputExchange
+from neuroshard.models.trust import Margin, Margins, Origin, Ranges, margins_with
+from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError, unknown_name
-from neuroshard.plumbing.messages import Message
+from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.registry import build
+from neuroshard.tasks.task import Task
+from neuroshard.words.collective import Precision, name_of
 from neuroshard.words.fingerprint import Fingerprint
+from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Forms
 from neuroshard.words.model_choice import TORCHREC, ModelChoice, check_plain, told
+from neuroshard.words.placement import Tier
 
 _MEASURED = "h100"  # the installed models of a GPU, and its datasheet
 _TORCHREC = "TorchRec"
+_OTHER_MODELS = "choose cost models that know these costs, such as model=roofline:h100"
 
 
 @dataclass(frozen=True)
-class CostModels(ModelSet):
+class CostModels:
     """Cost models of computation, forward and backward communication, and where they come from.
 
     Attributes:
+        batch_size: the only global batch size that the models know; None if they know any.
+        ranges: ranges of the training data; None if they are unknown.
+        margins: margins of predictions; None if they are unknown.
+        input: model of the input dist, the exchange of indices and lengths, by itself (`Traffic.alone`); None if that
+            is unknown.
+        framework: framework overhead of TorchRec in a step, which counts in models of `in_torchrec`; None if that is
+            unknown.
+        more: other parts of a step; bundles don't hold them.
+        forward_precision, backward_precision: data types of embeddings and of gradients in exchanges; a property of
+            steps, which bundles don't hold and which stays if a model is replaced.
         choice: the name or the bundle's absolute path that `load` finds the models by, and the settings that say what
             they count; None for models made in Python.
         hardware: the machine that was measured; None for analytic models, and if the machine is unknown.
         versions: versions of the packages that the models were measured with.
         digest: digest of the bundle that the models were loaded from; None for other models.
         sheet: name of the datasheet whose GPU the models predict for, such as "h100"; None for models of measurements.
+        origin: the models that margins, ranges and provenance belong to; set by the class itself. If
+            `dataclasses.replace` replaces a model, the facts about the replaced model are dropped.
     """
 
+    compute: ComputeModel
+    forward: CommModel
+    backward: CommModel
+    batch_size: int | None
+    ranges: Ranges | None = None
+    margins: Margins | None = None
+    input: CommModel | None = None
+    framework: Framework | None = None
+    more: tuple[PartModel, ...] = ()
+    forward_precision: Precision = Precision.FP32
+    backward_precision: Precision = Precision.FP32
     choice: ModelChoice | None = None
     hardware: Fingerprint | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     digest: str | None = None
     sheet: str | None = None
+    origin: Origin | None = field(default=None, repr=False, compare=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        kept = frozenset(PARTS)
+        if self.origin is not None:
+            kept = self.origin.kept - self.origin.replaced(self)
+            for name, value in self.origin.corrected(self).items():
+                object.__setattr__(self, name, value)
+        object.__setattr__(self, "origin", Origin.of(self, kept))
+
+    def with_compute(self, model: ComputeModel, margins: Margin | None = None) -> "CostModels":
+        """Return the models with another model of kernels.
+
+        Facts about the replaced model are dropped: its margins, ranges and provenance, and so the name and digest of
+        the whole set.
+
+        Args:
+            model: the new model, of all kernel calls.
+            margins: margin of its predictions; None if that is unknown. The search then assumes a margin.
+        """
+        return self._with(COMPUTE, model, margins)
+
+    def with_forward(self, model: CommModel, margins: Margin | None = None) -> "CostModels":
+        """Return the models with another model of the forward exchanges (embeddings), as `with_compute` does."""
+        return self._with(FORWARD, model, margins)
+
+    def with_backward(self, model: CommModel, margins: Margin | None = None) -> "CostModels":
+        """Return the models with another model of the backward exchanges (gradients), as `with_compute` does."""
+        return self._with(BACKWARD, model, margins)
+
+    def with_input(self, model: CommModel, margins: Margin | None = None) -> "CostModels":
+        """Return the models with another model of the input dist, as `with_compute` does."""
+        return self._with(INPUT, model, margins)
+
+    def _with(self, name: str, model: ComputeModel | CommModel, margin: Margin | None) -> "CostModels":
+        changed: dict[str, Any] = {name: model}
+        models = replace(self, **changed)
+        if margin is None:
+            return models
+        known = models.margins or Margins(None, None, None)
+        return replace(models, margins=margins_with(known, name, margin))
+
+    def wrapped(self, **models: Any) -> "CostModels":
+        """Return the models with some of them wrapped, by name: margins and provenance stay valid."""
+        kept = frozenset(PARTS) if self.origin is None else self.origin.kept
+        return replace(self, origin=Origin({}, {}, kept), **models)
+
+    @property
+    def parts(self) -> tuple[PartModel, ...]:
+        """The parts of a step other than compute and communication."""
+        return (*([] if self.input is None else [InputExchange(self.input)]), *self.more)
+
+    @property
+    def of_whole_steps(self) -> bool:
+        """True if costs count the framework overhead of TorchRec, in addition to kernels and exchanges."""
+        return any(isinstance(part, FrameworkPart) for part in self.more)
+
+    def in_torchrec(self) -> "CostModels":
+        """Return models that count the framework overhead of TorchRec, with kernels as fast as they are in a step.
+
+        The choice of the models says so.
+
+        Raises:
+            UserError: the models do not know the framework overhead.
+        """
+        if self.framework is None or not isinstance(self.compute, SumModel):
+            raise UserError(
+                "models-lack-framework",
+                "these cost models do not know the framework overhead of TorchRec",
+                remedy="Do one of these: leave out framework=torchrec; choose the installed cost models cpu or h100; "
+                "or collect data with this overhead (`neuroshard collect num_local_samples=400`) and pretrain cost "
+                "models on the data",
+            )
+        compute = replace(KernelModels.of(self.compute), factor=self.framework.factor)
+        models = self.wrapped(compute=compute, framework=None, more=(*self.more, *self.framework.parts))
+        return models._chosen(framework=TORCHREC)
+
+    @property
+    def num_devices(self) -> int | None:
+        """Number of devices that the communication models serve; None for any."""
+        return self.forward.num_devices
+
+    @property
+    def forms(self) -> Forms:
+        """The families of sharding types (`Form`) whose costs all three models know."""
+        return self.compute.forms & self.forward.forms & self.backward.forms
+
+    def check_plan(self, plan: Plan) -> None:
+        """Raise UserError unless the models know costs of the sharding types and tiers of `plan`."""
+        for call in (CALLS[number] for number in np.unique(plan.device_loads.loads.call)):
+            self._check_call(call, f"{call.form.value} sequence tables")
+        plan.check_layouts(
+            lambda layout: layout.form in self.forms,
+            f"these cost models know only the costs of {', '.join(sorted(self.forms))} tables",
+            "Give the table another sharding type, or choose cost models that know this sharding type, such as "
+            "model=roofline:h100",
+        )
+        self._check_exchanges(plan)
+
+    def _check_exchanges(self, plan: Plan) -> None:
+        """Raise UserError unless the models know the exchanges of a plan's tables whose rows are on one host."""
+        for which in dict.fromkeys(which for layout in plan.layouts for which in layout.host_exchanges):
+            known = self.forward.collectives & self.backward.collectives
+            if which not in known and plan.traffic.given(which).any():
+                raise UserError(
+                    "models-lack-collective",
+                    f"these cost models do not know the costs of the collective {name_of(which)!r}",
+                    limit="the plan's table_row_wise tables need this collective",
+                    remedy=f"Do one of these: add {name_of(which)} to comm.collectives, then collect and pretrain "
+                    "again; make the tables row_wise; or choose cost models that know this collective, such as "
+                    "model=roofline:h100",
+                )
+
+    def _check_call(self, call: Call, what: str) -> None:
+        """Raise UserError unless the models know a kernel call of sequence tables or of tables in host memory."""
+        if call in self.compute.calls:
+            return
+        if call.tier is not Tier.DEVICE:
+            raise UserError(
+                "models-lack-tier",
+                f"these cost models do not know the costs of tables in tier {call.tier.value!r}",
+                remedy=f"Keep the tables in device memory, or {_OTHER_MODELS}",
+            )
+        if not call.pooled:
+            raise UserError(
+                "models-lack-sequence-tables",
+                f"these cost models do not know the costs of {what}",
+                remedy="Collect data with compute.pooled=[true,false] and pretrain cost models on the data, or "
+                f"{_OTHER_MODELS}",
+            )
+
+    def check(self, task: Task) -> None:
+        """Raise UserError unless the models can cost plans of `task`."""
+        if self.num_devices not in (None, task.topology.num_devices):
+            raise UserError(
+                "models-devices-differ",
+                f"the cost models are for {number_of(self.num_devices or 0, 'device')}",
+                limit=f"the task has {number_of(task.topology.num_devices, 'device')}",
+                remedy=f"Collect data with comm.num_devices=[{task.topology.num_devices}] and pretrain cost models on "
+                "the data",
+            )
+        first_tables: dict[tuple[bool, Tier], str] = {}  # of each call: tasks are checked with every plan
+        for table, home in zip(task.tables, task.tier_assignments, strict=True):
+            first_tables.setdefault((table.pooled, home.tier), table.name)
+        for (pooled, tier), name in first_tables.items():
+            self._check_call(replace(IN_COLUMNS, pooled=pooled, tier=tier), f"sequence tables such as {name!r}")
+        if self.batch_size not in (None, task.batch_size):
+            raise UserError(
+                "models-batch-size-differs",
+                f"the cost models are for batch size {self.batch_size}",
+                limit=f"the task has batch size {task.batch_size}",
+                remedy=f"Set batch_size={self.batch_size}, or collect data with batch_size={task.batch_size} and "
+                "pretrain cost models on the data",
+            )
 
     @property
     def name(self) -> str | None:
@@ -47,10 +236,6 @@ class CostModels(ModelSet):
     def label(self) -> str:
         """The models' name and settings, for people: "h100, framework=torchrec, dense_ms=8"."""
         return "models without a name" if self.choice is None else str(self.choice)
-
-    def in_torchrec(self) -> "CostModels":
-        """Return models that count the overhead of TorchRec, as `ModelSet.in_torchrec`; their choice says so."""
-        return super().in_torchrec()._chosen(framework=TORCHREC)
 
     def in_torchrec_if_known(self) -> "CostModels":
         """Return `in_torchrec` of models that know the framework overhead, unless they were loaded to leave it out."""
@@ -68,13 +253,14 @@ class CostModels(ModelSet):
         """
         if self.framework is not None:
             return self
-        from neuroshard.models.roofline import RooflineCompute  # most models are no datasheets
+        from neuroshard.models.roofline import datasheet_of  # most models are no datasheets
 
-        if not isinstance(self.compute, RooflineCompute):
+        if (sheet := datasheet_of(self.compute)) is None:
             return self
-        framework, its = CostModels.load(_MEASURED).framework, CostModels.load(f"{ROOFLINE}{_MEASURED}").compute
-        assert framework is not None and isinstance(its, RooflineCompute)
-        return self.wrapped(framework=framework.scaled(its.memory_gb_per_s / self.compute.memory_gb_per_s))
+        framework = CostModels.load(_MEASURED).framework
+        measured = datasheet_of(CostModels.load(f"{ROOFLINE}{_MEASURED}").compute)
+        assert framework is not None and measured is not None
+        return self.wrapped(framework=framework.scaled(measured.memory_gb_per_s / sheet.memory_gb_per_s))
 
     @property
     def dense_is_unknown(self) -> bool:
@@ -185,9 +371,12 @@ class CostModels(ModelSet):
         """Return the models whose exchanges have another data type; None leaves it as it is."""
         if dtype is None:
             return self
-        from neuroshard.models.precision import narrowed  # and datasheets: most models are without
+        from neuroshard.models.precision import conversions, precisions_named  # most models are without
 
-        return narrowed(self, dtype)._chosen(exchange_dtype=dtype)
+        forward, backward = precisions_named(dtype)
+        more = (*self.more, *conversions(self.compute, self.framework, forward, backward))
+        models = self.wrapped(forward_precision=forward, backward_precision=backward, more=more)
+        return models._chosen(exchange_dtype=dtype)
 
     @classmethod
     def _named(cls, name: str, optimizer: str | None) -> "CostModels":
@@ -207,7 +396,7 @@ class CostModels(ModelSet):
                 )
             raise unknown_name("cost models or directory", name, known_names())
         bundle = shipped or Path(name)
-        loaded, card, digest = load_with_digest(bundle)
+        loaded, card, digest = read_bundle(bundle)
         if optimizer is not None:
             raise UserError(
                 "models-ignore-optimizer",
@@ -216,4 +405,15 @@ class CostModels(ModelSet):
                 remedy=f"Leave out optimizer, or choose analytic cost models ({ROOFLINE}NAME)",
             )
         choice = ModelChoice(name if shipped is not None else str(bundle.absolute()))
-        return cls(**vars(loaded), choice=choice, hardware=card.hardware, versions=card.versions, digest=digest)
+        return cls(**loaded, choice=choice, hardware=card.hardware, versions=card.versions, digest=digest)
+
+
+def load_bundle(path: Path) -> tuple[CostModels, Card]:
+    """Load the models and card that `save_bundle` wrote.
+
+    Raises:
+        UserError: a file is missing, was changed, or holds what no sound bundle does; or the models were made for other
+            features.
+    """
+    loaded, card, _ = read_bundle(path)
+    return CostModels(**loaded), card

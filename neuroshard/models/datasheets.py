@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from neuroshard.cost.cost import BACKWARD, FORWARD, INPUT
-from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.cost_models import CostModels
 from neuroshard.models.host_tiers import HostLink
 from neuroshard.models.interface import PartModel, SumModel
+from neuroshard.models.kernels import KernelModels
 from neuroshard.models.published_points import Curves, KernelPoint, Widths, curves_of, kernel_points, rising
-from neuroshard.models.roofline import BAG_NS, FORWARD_CALL_MS, RooflineComm, RooflineCompute
+from neuroshard.models.roofline import BAG_NS, FORWARD_CALL_MS, RooflineComm, RooflineCompute, datasheet_of
 from neuroshard.models.trust import Margin
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError, check_name
@@ -59,7 +59,7 @@ def roofline(
     compute = RooflineCompute(memory_gb_per_s, host, optimizer, widths, kernels_published)
     forward = RooflineComm(curves_of(exchanges), network_gb_per_s, devices_per_host, speed=exchange_speed)
     before = replace(forward, rounds=2)  # the number of indices, then the indices
-    return CostModels(compute, forward, replace(forward, gathers=True), None, input=before, more=tuple(more))
+    return CostModels(compute.of_calls, forward, replace(forward, gathers=True), None, input=before, more=tuple(more))
 
 
 def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
@@ -72,8 +72,8 @@ def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
     Raises:
         UserError: there is no such datasheet, or the compute model isn't a sum over tables.
     """
-    figures = CostModels.load(sheet).compute
-    if not isinstance(figures, RooflineCompute) or figures.host is None:
+    figures = datasheet_of(CostModels.load(sheet).compute)
+    if figures is None or figures.host is None:
         raise UserError(
             "host-tiers-not-datasheet",
             f"host_tiers is {sheet!r}, which is not an analytic cost model of a GPU",
@@ -87,8 +87,7 @@ def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
             limit="host_tiers needs a compute model that is a sum over tables",
             remedy="Leave out host_tiers, or choose another compute model",
         )
-    by_call = known.by_call if isinstance(known, ComputeByForm) else {call: known.of_call(call) for call in known.calls}
-    return models.wrapped(compute=ComputeByForm(by_call, figures.host))
+    return models.wrapped(compute=replace(KernelModels.of(known), host=figures.host))
 
 
 def exchanges_of(sheet: str) -> tuple[dict[str, RooflineComm], Margin]:
@@ -145,8 +144,8 @@ class Check:
 
 def checks(models: CostModels) -> tuple[Check, ...]:
     """Check every group of points of a datasheet: kernels of its own GPU, and the collectives that it takes."""
-    compute, comm = models.compute, models.forward
-    assert isinstance(compute, RooflineCompute)
+    compute, comm = datasheet_of(models.compute), models.forward
+    assert compute is not None
     assert isinstance(comm, RooflineComm)
     assert models.sheet is not None
     return (*_of_kernels(compute, models.sheet), *_of_curves(comm.curves))

@@ -1,6 +1,6 @@
-"""What kernels move, and what tables in host memory cost by that, behind a cache on the device or not."""
+"""The bytes that kernels move, and kernel times of tables in host memory, with or without a cache on the device."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -13,7 +13,6 @@ from neuroshard.models.stored import Stored
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.tables.misses import cache_misses, touched_rows
 from neuroshard.words.collective import ELEMENT_BYTES, INDEX_BYTES
-from neuroshard.words.form import CALLS, Call
 from neuroshard.words.placement import TIERS, Tier
 
 SECTOR_BYTES = 32  # memory moves whole ones: a narrower row costs as much
@@ -120,7 +119,6 @@ class HostTiers(Stored, SumModel):
     """
 
     kind: ClassVar[str] = "host_tiers"
-    calls = frozenset(call for call in CALLS if call.tier is not Tier.DEVICE)
 
     memory_ms_per_gb: _Figure
     link_ms_per_gb: _Figure
@@ -145,22 +143,17 @@ class HostTiers(Stored, SumModel):
 
 @dataclass(frozen=True)
 class BehindLink(SumModel):
-    """The cost of tables in device memory, by a model, plus the cost of the link and of the cache.
+    """The time of a call of tables in host memory: of the same call in device memory, plus the link and the cache.
 
     Attributes:
-        base: model of the same calls in device memory.
-        host: the additional costs.
+        base: model of the same call in device memory.
+        host: additional times of the link and of the cache.
         tier: tier of all tables.
     """
 
     base: SumModel
     host: HostLink
     tier: Tier
-
-    @property
-    def calls(self) -> frozenset[Call]:
-        """The base's kernel calls, with tables in this tier."""
-        return frozenset(replace(call, tier=self.tier) for call in self.base.calls)
 
     @property
     def head(self) -> ReluHead:
@@ -174,7 +167,7 @@ class BehindLink(SumModel):
         return np.column_stack([self.base.embed(loads.on_device()), more_ms]).astype(np.float32)
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """Return (B,) ms that the base's members disagree by; the link adds nothing to it."""
+        """Return the spread of the base, (B,) ms; the link adds nothing to the spread."""
         return self.base.spread_ms(LoadSets(sets.loads.on_device(), sets.counts))
 
 

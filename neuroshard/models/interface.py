@@ -1,17 +1,16 @@
-"""What the simulator and the searchers ask of cost models. Costs are ms; batches are numpy arrays."""
+"""The interfaces of cost models, as the simulator and the searchers use them. Times are in ms."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from neuroshard.cost.cost import Called, When
+from neuroshard.cost.cost import KernelTimes, When
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import LAYOUTS
-from neuroshard.models.trust import Margin
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, sums_of
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
@@ -48,28 +47,28 @@ _COVERAGES = {
 
 
 class ComputeModel(ABC):
-    """Compute cost of what devices hold, each set's loads of one kernel call (`Call`). An empty set costs nothing.
+    """Model of kernel times: the loads of each set make one kernel call (`Call`). An empty set takes no time.
 
-    Searches may ask from several threads at once.
+    Searches may call a model from several threads at once.
     """
 
     @property
     def calls(self) -> frozenset[Call]:
-        """The kernel calls whose costs the model knows: by default that of pooled column-wise tables."""
+        """The kernel calls whose times the model knows: by default the call of pooled column-wise tables."""
         return frozenset({IN_COLUMNS})
 
     @property
     def forms(self) -> Forms:
-        """The families of sharding types of pooled tables whose costs the model knows."""
+        """The families of sharding types of pooled tables whose times the model knows."""
         return frozenset(call.form for call in self.calls if call.pooled)
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """The calls whose costs are arithmetic on a datasheet, fitted to no measurement: by default none."""
+        """The calls whose times are computed from a datasheet, and not fitted to measurements: by default none."""
         return frozenset()
 
     def coverage(self, loads: Loads) -> Coverage | None:
-        """Return how near published points are to these loads; None if costs are not a datasheet's."""
+        """Return how near published points are to these loads; None if times are not computed from a datasheet."""
         return None
 
     @abstractmethod
@@ -77,7 +76,7 @@ class ComputeModel(ABC):
         """Predict the ms of each of the B sets of loads, (B,)."""
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """Compute what the members of an ensemble disagree by, (B,) ms; 0 for a model that has none."""
+        """Compute the standard deviation of the predictions of an ensemble's members, (B,) ms; 0 if there are none."""
         return np.zeros(len(sets))
 
     def device_ms(self, devices: LoadSets) -> FloatArray:
@@ -89,9 +88,9 @@ class ComputeModel(ABC):
 
 @dataclass(frozen=True)
 class ReluHead:
-    """Head that turns a set's vector v into its cost: max(sum(relu(v + bias) * weight) + offset, 0) * scale_ms.
+    """Head that turns the vector v of a set into a time: max(sum(relu(v + bias) * weight) + offset, 0) * scale_ms.
 
-    `bias` and `weight` are (H,). Simple enough to be compiled into the search's inner loop.
+    `bias` and `weight` are (H,). The head is simple enough to be compiled into the inner loop of the search.
     """
 
     bias: Float32Array
@@ -101,11 +100,14 @@ class ReluHead:
 
     @classmethod
     def of_cost(cls, offset: float = 0.0) -> "ReluHead":
-        """Make the head of vectors of one number, a cost in ms not below 0: the sum of costs, and `offset`."""
+        """Make the head of vectors of one number, a time of at least 0 ms: the sum of the times, plus `offset` ms."""
         return cls(np.zeros(1, np.float32), np.ones(1, np.float32), offset, 1.0)
 
     def beside_ms(self, offset_ms: float = 0.0) -> "ReluHead":
-        """Extend the head to vectors with one number more, ms that are added to the cost; add so many to all costs."""
+        """Extend the head to vectors with one more number: ms that are added to the time.
+
+        `offset_ms` is added to all times.
+        """
         bias, weight = np.append(self.bias, np.float32(0)), np.append(self.weight, np.float32(1 / self.scale_ms))
         return ReluHead(bias, weight, self.offset + offset_ms / self.scale_ms, self.scale_ms)
 
@@ -167,23 +169,19 @@ class NarrowCalls:
 
 
 class SumModel(ComputeModel):
-    """A compute model as in the papers: each load becomes a vector, a set the sum of its vectors, and the sum a cost.
+    """A compute model as in the papers: a head turns the sum of the vectors of a set's loads into a time.
 
-    The search is fast with such models: adding a load to a device is one addition, a cost is one small dot product.
+    The search is fast with such models: adding a load to a device is one addition, a time is one small dot product.
     """
 
     @property
     @abstractmethod
     def head(self) -> ReluHead:
-        """The head that turns a set's summed vector (H,) into its cost in ms."""
+        """The head that turns the summed vector of a set, (H,), into ms."""
 
     @abstractmethod
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each of n loads as a vector, (n, H); a set's vector is the sum of its loads'."""
-
-    def of_call(self, call: Call) -> "SumModel":
-        """Return the model of those kernel calls: one for all, where there isn't one for each."""
-        return self
+        """Embed each of n loads as a vector, (n, H); the vector of a set is the sum of the vectors of its loads."""
 
     def predict(self, sets: LoadSets) -> FloatArray:
         """Predict the ms of each of the B sets of loads, (B,)."""
@@ -194,19 +192,19 @@ class SumModel(ComputeModel):
 
 
 class CommModel(ABC):
-    """Cost of one direction of the exchanges, per device: the wait for the straggler to start, and a transfer.
+    """Model of the exchanges in one direction: each device waits for the straggler to start, then transfers.
 
-    Searches may ask from several threads at once.
+    Searches may call a model from several threads at once.
 
     Attributes:
-        arithmetic: whether all costs are arithmetic on a datasheet, fitted to no measurement.
+        arithmetic: True if all times are computed from a datasheet, and not fitted to measurements.
     """
 
     arithmetic: ClassVar[bool] = False
 
     @property
     def collectives(self) -> frozenset[Collective]:
-        """The collectives of a step whose costs the model knows: by default all-to-alls."""
+        """The collectives of a step whose times the model knows: by default all-to-alls."""
         return frozenset({Collective.ALL_TO_ALL})
 
     @property
@@ -215,33 +213,33 @@ class CommModel(ABC):
         return frozenset(form for form, layout in LAYOUTS.items() if self.collectives.issuperset(layout.exchanges))
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
-        """Return how near published points are to this traffic; None if costs are not a datasheet's."""
+        """Return how near published points are to this traffic; None if times are not computed from a datasheet."""
         return None
 
     @property
     @abstractmethod
     def num_devices(self) -> int | None:
-        """D, the number of devices it was fitted for; None if it serves any."""
+        """D, the number of devices that the model was fitted for; None if the model serves any number."""
 
     def predict(self, traffic: Traffic, start_ms: FloatArray) -> FloatArray:
-        """Predict ms, (B, D), from the devices' traffic and start delays (B, D); each device's own start is its 0."""
+        """Predict the ms, (B, D), from the start of each device to its end, by traffic and start delays (B, D)."""
         return self.chain(traffic, start_ms).total_ms
 
     def alone_ms(self, alone: Traffic, start_ms: FloatArray) -> FloatArray:
-        """Predict the ms of one collective (`Traffic.alone`), (B, D); 0, with no waiting, where nothing is put in."""
+        """Predict the ms of one collective (`Traffic.alone`), (B, D); 0, with no wait, if nothing is exchanged."""
         taken: FloatArray = self.predict(alone, start_ms) * (alone.size_bytes.sum(axis=(1, 2)) > 0)[:, None]
         return taken
 
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> "Chain":
-        """Predict what `predict` does, exchange by exchange; here, of one all-to-all."""
+        """Predict the ms of each exchange, one after the other; by default, of one all-to-all."""
         wait_ms = waits(start_ms)
         total_ms = wait_ms + self.transfer_ms(traffic, wait_ms)
         return Chain(total_ms, {Collective.ALL_TO_ALL: total_ms})
 
     def even_ms(self, given: FloatArray, batch_size: int, topology: Topology) -> FloatArray:
-        """Predict the ms, (B,), of devices that start together and put as much as each other into collectives, (B, C).
+        """Predict the ms, (B,), of devices that start together and put equal bytes into each collective, (B, C).
 
-        Of the device that takes longest, should a model not take all for alike.
+        If a model predicts different times for such devices, the longest time counts.
         """
         size_bytes = np.repeat(given[:, None], topology.num_devices, axis=1)
         traffic = Traffic(size_bytes, np.full(len(given), batch_size), topology.fast_links)
@@ -250,24 +248,41 @@ class CommModel(ABC):
 
     @abstractmethod
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the ms left when the straggler has started, (B, D), from the traffic and each one's wait (B, D)."""
+        """Predict the ms after the start of the straggler, (B, D), from the traffic and the waits of devices (B, D)."""
 
     def outline(self, traffic: Traffic) -> "Outline":
-        """Outline transfers, to work them out cheaply for many starts; here, as they are where nobody waits."""
+        """Outline transfers, to compute them fast for many starts; by default, as they are if no device waits."""
         together = np.zeros(traffic.size_bytes.shape[:2])
         return Outline(self.transfer_ms(traffic, together)[..., None], np.ones(1), np.zeros((1, NUM_WAITS)))
 
 
-class PartModel(ABC):
-    """Another part of a step than compute and communication: by a model, or a formula.
+class EqualWork(NamedTuple):
+    """The work of every device of B plans whose devices have equal work.
 
     Attributes:
-        name: which no other part has.
-        when: its place in the step.
-        hidden: whether a pipeline hides it: it is shown, and counts only where that is asked for (`count_input`).
-        by_counts: whether it hangs on the counts of what devices do (`Called.counts`).
-        about: what it is, for people.
-        hides: what share of errors in the parts before it shows no more where it takes any time.
+        kernels: (B, K) number of kernels of each of `CALLS`, as in `KernelTimes`.
+        counts: (B, C) counts of the work of a device, as in `KernelTimes`.
+        input_bytes: (B,) bytes of indices and lengths that come to a device.
+    """
+
+    kernels: FloatArray
+    counts: FloatArray
+    input_bytes: FloatArray
+
+
+class PartModel(ABC):
+    """Another part of a step than kernels and exchanges: by a model, or a formula.
+
+    Of the three methods only `ms` must be written: it gives the costs of whole plans. Searches place shards by
+    `of_shards`, and choose sharding types by `shared_ms` too; without them the part does not influence their choices.
+
+    Attributes:
+        name: name that no other part has.
+        when: place of the part in the step.
+        hidden: True if a pipeline hides the part: it is shown, and counts only with `count_input`.
+        by_counts: True if the part depends on the counts of the work of devices (`KernelTimes.counts`).
+        about: description of the part, for people.
+        hides: share of the errors of earlier parts that this part hides if it takes any time.
     """
 
     name: str
@@ -278,53 +293,38 @@ class PartModel(ABC):
     about: str = ""
 
     @abstractmethod
-    def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of each device of B plans, (B, D), waiting included.
+    def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
+        """Predict the ms of the part on each device of B plans, (B, D), waiting included.
 
-        They come from what devices do and exchange, and from when each is ready for it, (B, D).
+        Args:
+            times: kernel times, and counts of the work of the devices.
+            traffic: bytes that the devices exchange.
+            ready_ms: (B, D) ms of the step until each device is ready for the part.
         """
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function of n loads to about what each adds to its device's step, (n,) ms.
+        """Return a function of n loads to about the ms, (n,), that each load adds to a step of its device.
 
-        Searches move shards by these times. By default None: the part does not depend on shards, or nobody knows how.
+        By default None: the part does not depend on shards, or nobody knows how.
         """
         return None
 
-    def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict the ms, (B,), in addition to `of_shards`, of each of several equal devices.
+    def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
+        """Predict the ms of the part on each of equal devices, (B,), without the ms that `of_shards` adds.
 
-        Searches choose sharding types by these. By default 0.
+        By default 0.
 
         Args:
             task: the task, with its number of devices.
-            kernels: (B, K) number of kernels of each of `CALLS`, as in `Called`.
-            counts: (B, C) counts of a device's work, as in `Called`.
-            input_bytes: (B,) bytes of indices and lengths that come to a device.
+            work: work of each device of B plans.
+            ready_ms: (B,) ms of the step until the devices are ready for a part in `When.HOST`; 0 for other parts.
         """
-        return np.zeros(len(kernels))
-
-    def margin(self, margin: Margin, called: Called, ms: FloatArray, ready_ms: FloatArray) -> FloatArray:
-        """Compute the margin of the predicted ms, (B, D), by that of the part's model: by default of the ms."""
-        return margin(ms, np.zeros_like(ms))
-
-    def waited_ms(
-        self, task: Task, ready_ms: FloatArray, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray
-    ) -> FloatArray:
-        """Predict the ms, (B,), of each of several equal devices that are ready at `ready_ms`, (B,), as in `shared_ms`.
-
-        By default 0.
-        """
-        return np.zeros(len(kernels))
-
-    def amounts(self, traffic: Traffic) -> dict[str, FloatArray]:
-        """Return what it depends on and warnings are about, by the names of `Ranges`: by default nothing."""
-        return {}
+        return np.zeros(len(work.kernels))
 
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Exchanges one after the other: (B, D) ms of all, and of each from where the one before has ended."""
+    """Exchanges one after the other: (B, D) ms of all, and of each from the end of the exchange before."""
 
     total_ms: FloatArray
     each_ms: dict[Collective, FloatArray]
@@ -332,7 +332,7 @@ class Chain:
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """Transfers as sums of P segments, of which devices do some while they wait.
+    """Transfers as sums of P segments, some of which devices do while they wait.
 
     A transfer is the sum over segments of share * max(segment - lead . waits, 0).
 
@@ -348,9 +348,10 @@ class Outline:
 
 
 def device_waits(wait_ms: FloatArray) -> FloatArray:
-    """Compute the waits for the last of D >= 2 devices to start, (B, D, W), from those of each (B, D).
+    """Compute the W waits that a transfer of each of D >= 2 devices depends on, (B, D, W), from their waits (B, D).
 
-    A device's own; of the last to start but one; the mean; the longest; of the last to start among the others.
+    They are the wait of the device itself, of the last device to start but one, the mean, the longest, and the wait of
+    the last other device to start.
     """
     next_to_last = np.partition(wait_ms, 1, axis=1)[:, 1:2]
     others = np.where(wait_ms > 0, 0, next_to_last)

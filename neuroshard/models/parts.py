@@ -1,4 +1,4 @@
-"""The parts of a step by name: what says how far each reaches, the exchange of indices, and what TorchRec adds."""
+"""Parts of a step: their names, the values that decide their costs, the input dist, and the framework overhead."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from neuroshard.cost.cost import COMPUTE, FRAMEWORK, INPUT, Called, When
+from neuroshard.cost.cost import COMPUTE, FRAMEWORK, INPUT, KernelTimes, When
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import LAYOUTS, are, given_bytes
-from neuroshard.models.interface import CommModel, PartModel
+from neuroshard.models.interface import CommModel, EqualWork, PartModel
 from neuroshard.models.stored import Stored
 from neuroshard.models.trust import Margin
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
@@ -20,7 +20,6 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call
 
-EXCHANGES = "exchanges"  # all of them, of whatever collective
 COUNTS = (  # of a load
     "shards",
     "data-parallel tables",
@@ -118,32 +117,33 @@ def of_exchanges(alone: Traffic) -> dict[str, FloatArray]:
 
 @dataclass(frozen=True)
 class InputExchange(PartModel):
-    """The exchange of indices and lengths, all devices starting together.
+    """The input dist: all devices start the exchange of indices and lengths together.
 
     Attributes:
-        model: of the exchange by itself (`Traffic.alone`).
+        model: model of this exchange alone (`Traffic.alone`).
     """
 
     name, when, hidden, about = INPUT, When.INPUT, True, "the exchange of indices before a step"
 
     model: CommModel
 
-    def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
+    def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
         """Predict the ms of the input dist of each device, (B, D); 0 if all tables are data-parallel."""
         return self.model.alone_ms(traffic.alone(Collective.INPUT), np.zeros_like(ready_ms))
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function of loads to what their indices add, about: bytes times what one more takes."""
+        """Return a function of n loads to about the ms that their indices add, (n,): bytes times the ms of a byte."""
         ms_per_byte, devices = self._ms_per_byte(task), task.topology.num_devices
         return (lambda loads: _input_bytes(loads, devices) * ms_per_byte) if ms_per_byte else None
 
-    def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict what an even exchange takes, less what each load adds."""
-        even_ms = self.model.even_ms(input_bytes[:, None], task.batch_size, task.topology) * (input_bytes > 0)
-        return even_ms - input_bytes * self._ms_per_byte(task)
+    def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
+        """Predict the ms of an even exchange, (B,), without the ms that `of_shards` adds."""
+        size_bytes = work.input_bytes
+        even_ms = self.model.even_ms(size_bytes[:, None], task.batch_size, task.topology) * (size_bytes > 0)
+        return even_ms - size_bytes * self._ms_per_byte(task)
 
     def _ms_per_byte(self, task: Task) -> float:
-        """Predict what a device that gets twice the mean takes longer, for each byte; 0 if nothing is exchanged."""
+        """Predict the additional ms of a device that gets twice the mean bytes, per byte; 0 if nothing is exchanged."""
         devices = task.topology.num_devices
         mean = _input_bytes(task.loads, devices).sum() / devices
         if devices == 1 or not mean:
@@ -153,10 +153,6 @@ class InputExchange(PartModel):
         exchange = Traffic(size_bytes, np.full(2, task.batch_size), task.topology.fast_links)
         even_ms, uneven_ms = self.model.predict(exchange, np.zeros((2, devices))).max(axis=1)
         return float(max(uneven_ms - even_ms, 0.0) / mean)
-
-    def amounts(self, traffic: Traffic) -> dict[str, FloatArray]:
-        """Return the amounts of this exchange by itself."""
-        return of_exchanges(traffic.alone(Collective.INPUT))
 
 
 def _input_bytes(loads: Loads, devices: int) -> FloatArray:
@@ -185,11 +181,11 @@ def counts_of_sets(sets: LoadSets) -> FloatArray:
     return np.stack([sets.totals(its) for its in counts_of(sets.loads).T], axis=-1)
 
 
-def terms_of(called: Called, part: str) -> FloatArray:
+def terms_of(times: KernelTimes, part: str) -> FloatArray:
     """Compute the `TERMS` of each device of B plans, (B, D, F), as they count for a part of a step."""
-    devices = called.counts.shape[1]
-    of_plan = _terms_of_plan(part, called.kernels, called.counts.mean(axis=1), devices)[:, None]
-    own = np.where(_counts_own(part, called.kernels)[:, None, None], called.counts, 0.0)
+    devices = times.counts.shape[1]
+    of_plan = _terms_of_plan(part, times.kernels, times.counts.mean(axis=1), devices)[:, None]
+    own = np.where(_counts_own(part, times.kernels)[:, None, None], times.counts, 0.0)
     mean = own.mean(axis=1, keepdims=True)[..., _MEANS]
     return np.concatenate([of_plan.repeat(devices, axis=1), own, mean.repeat(devices, axis=1)], axis=-1)
 
@@ -219,21 +215,21 @@ def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devic
 
 
 def _of_devices_alike(
-    part: "FrameworkPart | HostWait", task: Task, kernels: FloatArray, counts: FloatArray
+    part: "FrameworkPart | HostWait", task: Task, work: EqualWork
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Compute the ms of a part, (B,) each, from terms of whole plans, of the mean device and of a device itself."""
-    slopes, of_plan = part.slopes, _terms_of_plan(part.name, kernels, counts, task.topology.num_devices)
-    return of_plan @ slopes[: _OWN.start], counts[:, _MEANS] @ slopes[_OWN.stop :], counts @ slopes[_OWN]
+    slopes, of_plan = part.slopes, _terms_of_plan(part.name, work.kernels, work.counts, task.topology.num_devices)
+    return of_plan @ slopes[: _OWN.start], work.counts[:, _MEANS] @ slopes[_OWN.stop :], work.counts @ slopes[_OWN]
 
 
 @dataclass(frozen=True, eq=False)
 class FrameworkPart(PartModel):
-    """One part of TorchRec's own work on each device: a sum of non-negative terms.
+    """One part of the framework overhead of TorchRec on each device: a sum of non-negative terms.
 
     Attributes:
-        name: of the part.
+        name: name of the part.
         slopes: (F,) ms for one of each of `TERMS`.
-        about: what it is, for people.
+        about: description of the part, for people.
     """
 
     when, by_counts = When.COMPUTE, True
@@ -242,19 +238,19 @@ class FrameworkPart(PartModel):
     slopes: FloatArray
     about: str = ""
 
-    def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict ms, (B, D); what comes after an exchange waits for nobody, so that its place doesn't matter."""
-        return terms_of(called, self.name) @ self.slopes
+    def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
+        """Predict the ms of each device, (B, D). No device waits after an exchange, so the order does not matter."""
+        return terms_of(times, self.name) @ self.slopes
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function of loads to what each adds to its own device; None if nothing."""
+        """Return a function of n loads to the ms that each adds to its own device, (n,); None if they add nothing."""
         own = self.slopes[_OWN]
         return (lambda loads: counts_of(loads) @ own) if own.any() else None
 
-    def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict what a step, its kernel calls and the devices' mean work take; less what doesn't count."""
-        plan_ms, mean_ms, own_ms = _of_devices_alike(self, task, kernels, counts)
-        own = _counts_own(self.name, kernels)
+    def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
+        """Predict the ms of a step, its calls and the mean work of devices, (B,), less the work that doesn't count."""
+        plan_ms, mean_ms, own_ms = _of_devices_alike(self, task, work)
+        own = _counts_own(self.name, work.kernels)
         return plan_ms + np.where(own, mean_ms, -own_ms)  # `of_shards` counts those
 
 
@@ -282,24 +278,22 @@ class HostWait(PartModel):
         dense = f"{self.dense_ms:g} ms" if self.dense_ms is not None else f"an assumed {UNKNOWN_DENSE_MS:g} ms"
         return f"host time with {dense} of dense compute"
 
-    def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
+    def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
         """Predict ms, (B, D), of devices that have done their work by then."""
-        return self._waited_ms(self._host_ms(called), ready_ms)
+        return self._waited_ms(self._host_ms(times), ready_ms)
 
-    def margin(self, margin: Margin, called: Called, ms: FloatArray, ready_ms: FloatArray) -> FloatArray:
-        """Compute the margin of the predicted ms, (B, D), by that of what the host takes, waited for or not."""
-        host_ms = self._host_ms(called)
-        return self._waited_ms(host_ms + margin(host_ms, np.zeros_like(host_ms)), ready_ms) - ms
+    def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
+        """Predict the ms, (B,), of equal devices that have done their work by `ready_ms`, (B,)."""
+        return self._waited_ms(np.sum(_of_devices_alike(self, task, work), axis=0), ready_ms)
 
-    def waited_ms(
-        self, task: Task, ready_ms: FloatArray, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray
-    ) -> FloatArray:
-        """Predict the ms, (B,), of each of devices alike that have done their work by then."""
-        host_ms = np.sum(_of_devices_alike(self, task, kernels, counts), axis=0)
-        return self._waited_ms(host_ms, ready_ms)
+    def margin_ms(self, margin: Margin, times: KernelTimes, ready_ms: FloatArray) -> FloatArray:
+        """Compute the margin of `ms`, (B, D), from the margin of the time of the host, whether devices wait or not."""
+        host_ms = self._host_ms(times)
+        longer_ms = host_ms + margin(host_ms, np.zeros_like(host_ms))
+        return self._waited_ms(longer_ms, ready_ms) - self._waited_ms(host_ms, ready_ms)
 
-    def _host_ms(self, called: Called) -> FloatArray:
-        return terms_of(called, self.name) @ self.slopes
+    def _host_ms(self, times: KernelTimes) -> FloatArray:
+        return terms_of(times, self.name) @ self.slopes
 
     def _waited_ms(self, host_ms: FloatArray, ready_ms: FloatArray) -> FloatArray:
         dense_ms = UNKNOWN_DENSE_MS if self.dense_ms is None else self.dense_ms

@@ -1,130 +1,75 @@
-"""Exchanges of pooled embeddings and gradients in fewer bits than fp32, as TorchRec's `QCommsConfig` asks for."""
+"""Embeddings and gradients exchanged in fewer bits than fp32, as TorchRec's `QCommsConfig` does, and converted."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.cost.cost import Called, When
+from neuroshard.cost.cost import KernelTimes, When
 from neuroshard.cost.loads import Loads, Traffic
 from neuroshard.layouts import given_bytes
-from neuroshard.models.bundle import ModelSet
-from neuroshard.models.interface import Chain, CommModel, Coverage, Outline, PartModel
-from neuroshard.models.parts import CONVERTED, COUNTS
-from neuroshard.models.roofline import RooflineCompute
+from neuroshard.models.interface import ComputeModel, EqualWork, PartModel
+from neuroshard.models.parts import CONVERTED, COUNTS, Framework
+from neuroshard.models.roofline import datasheet_of
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.tasks.task import Task
-from neuroshard.words.collective import ADDED_UP, ELEMENT_BYTES, Collective, Precision
-from neuroshard.words.form import Forms
+from neuroshard.words.collective import ADDED_UP, ELEMENT_BYTES, IN_FULL_PRECISION, Collective, Precision
 
 _MB = 1e6
 _GIVEN = [
     COUNTS.index(f"MB of {name} outputs") for name in ("column-wise", "column-wise sequence", "row-wise sequence")
 ]
-# Gradients of data-parallel tables stay in fp32, and indices are integers.
-_AS_THEY_ARE = (Collective.ALL_REDUCE, Collective.INPUT)
-
-Models = TypeVar("Models", bound=ModelSet)
 
 
-def narrowed(models: Models, name: str) -> Models:
-    """Give the models' exchanges another precision: "fp16", or "fp16/bf16" with another one for gradients.
-
-    The conversion of elements from fp32 and back is a part of the step: with a datasheet it is a pass over memory
-    before and after each exchange; with measured models it is their measured time, or 0 if that was not measured.
+def precisions_named(name: str) -> tuple[Precision, Precision]:
+    """Return the data types of embeddings and of gradients: "fp16" for both, or "fp16/bf16".
 
     Raises:
         UserError: the name is not a known precision.
     """
-    there, slash, back = name.partition("/")
-    each = Precision(there), Precision(back if slash else there)
-    forward, backward = (
-        model if one is Precision.FP32 else Narrowed(model, one.element_bytes / ELEMENT_BYTES)
-        for model, one in zip((models.forward, models.backward), each, strict=True)
-    )
-    ms_per_mb = sum(_ms_per_mb(models, one) for one in each if one is not Precision.FP32)
-    more = (*models.more, Conversion(ms_per_mb)) if ms_per_mb else models.more
-    return models.wrapped(forward=forward, backward=backward, more=more)
+    forward, slash, backward = name.partition("/")
+    return Precision(forward), Precision(backward if slash else forward)
 
 
-def _ms_per_mb(models: ModelSet, to: Precision) -> float:
-    """Predict what turning a MB of fp32 into a precision takes, or back; 0 where nobody measured it."""
-    if isinstance(models.compute, RooflineCompute):
-        return (1 + to.element_bytes / ELEMENT_BYTES) / models.compute.memory_gb_per_s
-    return 0.0 if models.framework is None else models.framework.outputs.get(CONVERTED, 0.0)
+def conversions(compute: ComputeModel, framework: Framework | None, *each: Precision) -> "tuple[Conversion, ...]":
+    """Return the part of a step that converts elements from fp32 to the data type of each direction, and back.
+
+    With a datasheet the conversion is a pass over memory before and after each exchange; with measured models the
+    conversion takes the measured time. The tuple is empty if nothing is converted or the time was not measured.
+    """
+    ms_per_mb = sum(_ms_per_mb(compute, framework, one) for one in each if one is not Precision.FP32)
+    return (Conversion(ms_per_mb),) if ms_per_mb else ()
+
+
+def _ms_per_mb(compute: ComputeModel, framework: Framework | None, to: Precision) -> float:
+    """Predict the ms to convert a MB of fp32 to a data type, or back; 0 if nobody measured it."""
+    if (sheet := datasheet_of(compute)) is not None:
+        return (1 + to.element_bytes / ELEMENT_BYTES) / sheet.memory_gb_per_s
+    return 0.0 if framework is None else framework.outputs.get(CONVERTED, 0.0)
 
 
 def converted_mb(traffic: Traffic) -> FloatArray:
-    """Count MB of fp32 that each device turns in one direction, (B, D): its own, and all that comes to its samples."""
+    """Count MB of fp32 that each device converts in one direction, (B, D): MB that it sends, and MB for its samples."""
     got = np.zeros((len(traffic), 1))
-    for which in (one for one in traffic.held if one not in (*_AS_THEY_ARE, *ADDED_UP)):
+    for which in (one for one in traffic.held if one not in (*IN_FULL_PRECISION, *ADDED_UP)):
         got += traffic.given(which).mean(axis=1, keepdims=True) / _MB
     return got + _own_mb(traffic.size_bytes, traffic.num_devices, traffic.host_size)
 
 
 def _own_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> FloatArray:
-    """Count MB that a device turns of what it puts into collectives, (..., C): of what is added up, its share again."""
+    """Count MB that a device converts of the bytes it puts into collectives, (..., C): sums are converted once more."""
     times = np.ones(len(Collective))
-    times[list(_AS_THEY_ARE)] = 0
+    times[list(IN_FULL_PRECISION)] = 0
     times[list(ADDED_UP)] += 1 / np.array([devices, host_size or devices])
     return size_bytes @ times[: size_bytes.shape[-1]] / _MB
 
 
 @dataclass(frozen=True)
-class Narrowed(CommModel):
-    """Exchanges of which only a share of the bytes goes over links.
-
-    Attributes:
-        model: of exchanges in fp32.
-        share: of the bytes of fp32.
-    """
-
-    model: CommModel
-    share: float
-
-    @property
-    def collectives(self) -> frozenset[Collective]:
-        """The collectives that the model knows."""
-        return self.model.collectives
-
-    @property
-    def forms(self) -> Forms:
-        """The families of sharding types whose exchanges the model knows."""
-        return self.model.forms
-
-    @property
-    def num_devices(self) -> int | None:
-        """D, the number of devices the model was fitted for; None if it serves any."""
-        return self.model.num_devices
-
-    def coverage(self, traffic: Traffic) -> Coverage | None:
-        """Return how near published points are to the traffic in fewer bits."""
-        return self.model.coverage(self._narrow(traffic))
-
-    def chain(self, traffic: Traffic, start_ms: FloatArray) -> Chain:
-        """Predict the exchanges of so much less traffic."""
-        return self.model.chain(self._narrow(traffic), start_ms)
-
-    def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the ms that are left when the straggler has started, (B, D)."""
-        return self.model.transfer_ms(self._narrow(traffic), wait_ms)
-
-    def outline(self, traffic: Traffic) -> Outline:
-        """Outline transfers of so much less traffic."""
-        return self.model.outline(self._narrow(traffic))
-
-    def _narrow(self, traffic: Traffic) -> Traffic:
-        shares = np.array([1.0 if one in _AS_THEY_ARE else self.share for one in traffic.held])
-        return replace(traffic, size_bytes=traffic.size_bytes * shares)
-
-
-@dataclass(frozen=True)
 class Conversion(PartModel):
-    """Turning what is exchanged from fp32 into fewer bits, and back where it arrives.
+    """The conversion of embeddings and gradients from fp32 into fewer bits, and back where they arrive.
 
     Attributes:
-        ms_per_mb: of fp32 that a device gives or gets, in all directions that have fewer bits.
+        ms_per_mb: ms for each MB of fp32 that a device sends or receives, in all directions that have fewer bits.
     """
 
     name, when, about = "conversion", When.COMPUTE, "embeddings and gradients turned from fp32 and back"
@@ -132,16 +77,16 @@ class Conversion(PartModel):
 
     ms_per_mb: float
 
-    def ms(self, called: Called, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict ms, (B, D), of all that each device turns."""
+    def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
+        """Predict the ms of all conversions on each device, (B, D)."""
         return converted_mb(traffic) * self.ms_per_mb
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function of loads to what turning adds to the device that gives their outputs."""
+        """Return a function of n loads to the ms, (n,), that converting their outputs takes on their device."""
         devices, host_size = task.topology.num_devices, task.topology.fast_links
         return lambda loads: _own_mb(given_bytes(loads, devices), devices, host_size) * self.ms_per_mb
 
-    def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict what turning takes of outputs that come to each device's samples from others, added up by nobody."""
-        ms: FloatArray = counts[:, _GIVEN].sum(axis=1) * self.ms_per_mb
+    def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
+        """Predict the ms, (B,), for outputs that come from other devices to the samples of each, without sums."""
+        ms: FloatArray = work.counts[:, _GIVEN].sum(axis=1) * self.ms_per_mb
         return ms

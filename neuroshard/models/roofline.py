@@ -11,9 +11,8 @@ from typing import Annotated, ClassVar
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.cost.loads import Loads, LoadSets, Traffic
+from neuroshard.cost.loads import Loads, Traffic
 from neuroshard.layouts import are
-from neuroshard.models.by_form import ComputeByForm
 from neuroshard.models.host_tiers import (
     SECTOR_BYTES,
     HostLink,
@@ -23,7 +22,8 @@ from neuroshard.models.host_tiers import (
     moved_row_bytes,
     passes,
 )
-from neuroshard.models.interface import CommModel, Coverage, NarrowCalls, ReluHead, SumModel
+from neuroshard.models.interface import CommModel, ComputeModel, Coverage, NarrowCalls, ReluHead, SumModel
+from neuroshard.models.kernels import KernelModels
 from neuroshard.models.published_points import EVEN, Curves, KernelPoint, Widths
 from neuroshard.models.stored import Held, Stored
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
@@ -32,7 +32,7 @@ from neuroshard.tables.misses import touched_rows
 from neuroshard.tables.reuse import BOTTOMS
 from neuroshard.tasks.memory import STATE_FLOATS
 from neuroshard.words.collective import ELEMENT_BYTES, IN_STEP, Collective
-from neuroshard.words.form import CALLS, ON_DEVICE_CALLS, Call
+from neuroshard.words.form import CALLS, IN_COLUMNS, ON_DEVICE_CALLS, Call
 from neuroshard.words.placement import TIERS, Tier
 from neuroshard.words.topology import Topology
 
@@ -80,8 +80,7 @@ class RooflineCompute(SumModel):
     """Bytes over memory bandwidth, times a published factor, plus the time of threads; a fixed time for every call.
 
     Column-wise and row-wise tables have fused calls, data-parallel tables a dense call. Calls of pooled tables are
-    faster if no table of the call is wide. With a link to the host, the model also knows calls of tables in host
-    memory, whose rows go over the link.
+    faster if no table of the call is wide. Rows of tables in host memory go over the link to the host.
 
     Attributes:
         memory_gb_per_s: memory bandwidth by the datasheet.
@@ -89,7 +88,7 @@ class RooflineCompute(SumModel):
         optimizer: sgd | rowwise_adagrad | adam: optimizer whose states are read and written, too.
         widths: factors of the time of a forward lookup's bytes, by width.
         published: True if kernel times were published for this GPU; else an H100's utilisation stands in.
-        tier: tier of the calls whose fixed time `head` has.
+        tier: tier of the tables, which decides the fixed time of a call.
     """
 
     memory_gb_per_s: float
@@ -117,18 +116,15 @@ class RooflineCompute(SumModel):
         return BACKWARD_CALL_MS + (_CACHE_BACKWARD_MS if self.tier is Tier.UVM_CACHING else 0)
 
     @property
-    def calls(self) -> frozenset[Call]:
-        """All kernel calls; without a link to the host, all of tables in device memory."""
-        return frozenset(ON_DEVICE_CALLS if self.host is None else CALLS)
-
-    @property
     def arithmetic(self) -> frozenset[Call]:
-        """All its kernel calls: each cost is arithmetic on a datasheet."""
+        """The kernel calls that the model knows: each cost is arithmetic on a datasheet."""
         return self.calls
 
-    def of_call(self, call: Call) -> SumModel:
-        """Return the same model with that call's fixed time."""
-        return self if call.tier is self.tier or self.host is None else replace(self, tier=call.tier)
+    @property
+    def of_calls(self) -> KernelModels:
+        """The models of all kernel calls; without a link to the host, of those of tables in device memory."""
+        of_tiers: dict[Tier, SumModel] = {tier: replace(self, tier=tier) for tier in TIERS}
+        return KernelModels({call: of_tiers[call.tier] for call in (ON_DEVICE_CALLS if self.host is None else CALLS)})
 
     def embed(self, loads: Loads) -> Float32Array:
         """Embed each load as its cost in calls with wide tables, both passes, and its savings, (n, 1 + W)."""
@@ -209,11 +205,11 @@ class RooflineCompute(SumModel):
         known = self.widths.holds(loads.dim) & (loads.bytes_per_element == ELEMENT_BYTES)
         return Coverage.COVERED if self.published and known.all() else Coverage.EXTRAPOLATED
 
-    def predict(self, sets: LoadSets) -> FloatArray:
-        """Predict the ms of each of the B sets of loads, (B,); those of a set are of one call."""
-        if self.tier is not Tier.DEVICE or not sets.loads.tier.any():
-            return super().predict(sets)
-        return ComputeByForm({call: self.of_call(call) for call in self.calls}).predict(sets)
+
+def datasheet_of(model: ComputeModel) -> RooflineCompute | None:
+    """Return the analytic model of column-wise calls in device memory among models; None if there is none."""
+    columns = model.by_call[IN_COLUMNS] if isinstance(model, KernelModels) else model
+    return columns if isinstance(columns, RooflineCompute) else None
 
 
 def _beside_wide(loads: Loads) -> FloatArray:

@@ -12,20 +12,20 @@ from neuroshard.cost.cost import (
     FORWARD,
     INPUT,
     PARTS,
-    Called,
     Cost,
+    KernelTimes,
     Part,
     Prediction,
     Step,
     When,
     Work,
 )
-from neuroshard.cost.loads import LoadSets, Traffic
+from neuroshard.cost.loads import LoadSets, Traffic, relative_bytes
 from neuroshard.models import CostModels
-from neuroshard.models.composed import WithParts, as_sum
-from neuroshard.models.interface import CommModel, PartModel, SumModel
+from neuroshard.models.interface import CommModel, EqualWork, PartModel
+from neuroshard.models.kernels import KernelModels
 from neuroshard.models.parts import (
-    EXCHANGES,
+    HostWait,
     compute_part,
     counts_of_sets,
     exchange_part,
@@ -33,13 +33,13 @@ from neuroshard.models.parts import (
     of_calls,
     of_exchanges,
 )
-from neuroshard.models.trust import DATASHEET, ELSEWHERE, Margin, Margins, hardware_warning, versions_caveat
+from neuroshard.models.trust import DATASHEET, ELSEWHERE, EXCHANGES, Margin, Margins, hardware_warning, versions_caveat
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import Message
 from neuroshard.tasks.task import Task
-from neuroshard.words.collective import Collective
+from neuroshard.words.collective import Collective, Precision
 from neuroshard.words.form import CALLS, IN_COLUMNS
 from neuroshard.words.placement import Tier
 
@@ -104,20 +104,21 @@ class Simulator:
             self.models.check_plan(plan)
         loads = LoadSets.joined([plan.device_loads for plan in plans])
         traffic = Traffic.joined([plan.traffic for plan in plans])
-        costs = self.costs_of(self.called(loads, task.topology.num_devices), traffic)
+        costs = self.costs_of(self.kernel_times(loads, task.topology.num_devices), traffic)
         return [replace(cost, caveat=self.caveat(plan)) for cost, plan in zip(costs, plans, strict=True)]
 
-    def compute_for(self, task: Task) -> SumModel:
-        """Return the compute model for searches: a sum over tables, with the time that counted parts add per shard.
+    def compute_for(self, task: Task) -> KernelModels:
+        """Return the compute models for searches: sums over tables, with the time that counted parts add per shard.
 
-        So these parts influence where shards go. A model that is not a sum is approximated by a sum (`as_sum`).
+        So these parts influence where shards go. A model that is not a sum is approximated by a sum
+        (`KernelModels.nearest`).
         """
         adds = tuple(one for part in self._counted if (one := part.of_shards(task)) is not None)
-        compute = as_sum(self.models.compute, task.loads, task.topology.num_devices)
-        return WithParts(compute, adds) if adds else compute
+        kernels = KernelModels.nearest(self.models.compute, task.loads, task.topology.num_devices)
+        return replace(kernels, adds=kernels.adds + adds) if adds else kernels
 
-    def called(self, device_loads: LoadSets, num_devices: int) -> Called:
-        """Predict the kernel calls of B plans, from the loads of their devices, (B D) sets."""
+    def kernel_times(self, device_loads: LoadSets, num_devices: int) -> KernelTimes:
+        """Predict the kernel times of B plans, from the loads of their devices, (B D) sets."""
         calls, of_kernels = device_loads.by_kernel()
         counts, of_call = self.counts_of(device_loads), np.eye(len(CALLS))[of_kernels]  # (G, K)
         devices = len(device_loads) // num_devices, num_devices
@@ -127,7 +128,7 @@ class Simulator:
         if self.models.margins is not None:
             spread = self.models.compute.spread_ms(calls).reshape(shape)
         used = (calls.counts.reshape(shape) > 0).any(axis=1)
-        return Called(ms @ of_call, spread @ of_call, used @ of_call, counts.reshape(*devices, counts.shape[1]))
+        return KernelTimes(ms @ of_call, spread @ of_call, used @ of_call, counts.reshape(*devices, counts.shape[1]))
 
     def counts_of(self, sets: LoadSets) -> FloatArray:
         """Count the work of each of B sets of loads, (B, C); C = 0 if no part of a step depends on counts."""
@@ -136,23 +137,25 @@ class Simulator:
         return counts_of_sets(sets)
 
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict the ms of parts on each of equal devices, (B,), in addition to `compute_for`'s (`PartModel`)."""
-        parts = (part.shared_ms(task, kernels, counts, input_bytes) for part in self._counted)
-        return sum(parts, np.zeros(len(kernels)))
+        """Predict the ms of other parts on each of equal devices, (B,), without the ms that `compute_for` counts."""
+        work, ready_ms = EqualWork(kernels, counts, input_bytes), np.zeros(len(kernels))
+        each = (part.shared_ms(task, work, ready_ms) for part in self._counted if part.when is not When.HOST)
+        return sum(each, np.zeros(len(kernels)))
 
     def waited_ms(
         self, task: Task, ready_ms: FloatArray, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray
     ) -> FloatArray:
         """Predict the ms that equal devices, ready at `ready_ms`, wait at a step's end, (B,) (`PartModel`)."""
-        waits = (part.waited_ms(task, ready_ms, kernels, counts, input_bytes) for part in self._counted)
+        work = EqualWork(kernels, counts, input_bytes)
+        waits = (part.shared_ms(task, work, ready_ms) for part in self._counted if part.when is When.HOST)
         return sum(waits, np.zeros(len(kernels)))
 
-    def costs_of(self, called: Called, traffic: Traffic) -> list[Cost]:
-        """Predict the cost of each of B plans with these kernel calls and traffic, input dist included; no caveats."""
+    def costs_of(self, times: KernelTimes, traffic: Traffic) -> list[Cost]:
+        """Predict the cost of each of B plans with these kernel times and traffic, input dist included; no caveats."""
         margins = self.models.margins
-        ms, spread_ms = np.moveaxis(called.ms, -1, 0), np.moveaxis(called.spread_ms, -1, 0)
+        ms, spread_ms = np.moveaxis(times.ms, -1, 0), np.moveaxis(times.spread_ms, -1, 0)
         margin = _together(margins, zip(map(compute_part, CALLS), ms, spread_ms, strict=True))
-        step = self._step(traffic, Part(COMPUTE, When.COMPUTE, called.ms.sum(axis=-1), margin), called, margins)
+        step = self._step(traffic, Part(COMPUTE, When.COMPUTE, times.ms.sum(axis=-1), margin), times, margins)
         outside = self._outside_training_range(traffic).tolist()
         return [Cost(step[plan].parts, outside_training_range=outside[plan]) for plan in range(len(traffic))]
 
@@ -165,12 +168,12 @@ class Simulator:
         mixed = np.any([np.zeros(len(traffic)), *(traffic.given(one).any(axis=1) for one in others)], axis=0)
         return np.where(mixed, 1.0, known.outside(EXCHANGES, *imbalance(traffic.columns)))
 
-    def step(self, called: Called, traffic: Traffic, compute_ms: FloatArray) -> Step:
+    def step(self, times: KernelTimes, traffic: Traffic, compute_ms: FloatArray) -> Step:
         """Predict the steps of B plans whose D devices have this traffic, with input dist, and compute costs (B, D).
 
-        Other parts depend on `called`, which has the kernel calls of B plans, or of one plan for all.
+        Other parts depend on `times`, the kernel times of B plans, or of one plan for all.
         """
-        return self._step(traffic, Part(COMPUTE, When.COMPUTE, compute_ms), called)
+        return self._step(traffic, Part(COMPUTE, When.COMPUTE, compute_ms), times)
 
     def communication(self, traffic: Traffic, compute_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Predict forward and backward ms, (B, D) each, of devices with this traffic and compute costs (B, D).
@@ -188,28 +191,43 @@ class Simulator:
         """
         forward = given.copy()
         forward[:, Collective.ALL_REDUCE] = 0  # on the way back only
-        each = (self.models.forward, forward), (self.models.backward, given)
-        return sum((model.even_ms(its, task.batch_size, task.topology) for model, its in each), compute_ms)
+        cost_ms = compute_ms
+        for (model, precision), size_bytes in zip(self._directions, (forward, given), strict=True):
+            cost_ms = cost_ms + model.even_ms(size_bytes * relative_bytes(precision), task.batch_size, task.topology)
+        return cost_ms
 
-    def _step(self, traffic: Traffic, compute: Part, called: Called | None, margins: Margins | None = None) -> Step:
+    @property
+    def _directions(self) -> tuple[tuple[CommModel, Precision], ...]:
+        """The models of forward and of backward exchanges, each with the data type of what they exchange."""
         models = self.models
+        return (models.forward, models.forward_precision), (models.backward, models.backward_precision)
+
+    def _step(self, traffic: Traffic, compute: Part, times: KernelTimes | None, margins: Margins | None = None) -> Step:
+        models = self.models
+        forward = traffic.forward.in_precision(models.forward_precision)
+        backward = traffic.in_precision(models.backward_precision)
         works: list[Work] = [
             (When.COMPUTE, lambda _: compute),
-            (When.FORWARD, partial(_exchanges, models.forward, FORWARD, traffic.forward, margins)),
-            (When.BACKWARD, partial(_exchanges, models.backward, BACKWARD, traffic, margins)),
+            (When.FORWARD, partial(_exchanges, models.forward, FORWARD, forward, margins)),
+            (When.BACKWARD, partial(_exchanges, models.backward, BACKWARD, backward, margins)),
         ]
-        if called is not None:
-            works += [(its.when, partial(self._other, its, called, traffic, margins)) for its in models.parts]
+        if times is not None:
+            works += [(its.when, partial(self._other, its, times, traffic, margins)) for its in models.parts]
         return Step.of(works, compute.ms.shape)
 
     def _other(
-        self, part: PartModel, called: Called, traffic: Traffic, margins: Margins | None, ready_ms: FloatArray
+        self, part: PartModel, times: KernelTimes, traffic: Traffic, known: Margins | None, ready_ms: FloatArray
     ) -> Part:
-        """Predict what another part of a step takes."""
-        ms = np.broadcast_to(part.ms(called, traffic, ready_ms), ready_ms.shape)
-        known = None if margins is None else margins.of(part.name)
-        margin = None if known is None else part.margin(known, called, ms, ready_ms)
-        return Part(part.name, part.when, ms, margin, self._counts(part), part.about, part.hides)
+        """Predict the time of another part of a step."""
+        ms = np.broadcast_to(part.ms(times, traffic, ready_ms), ready_ms.shape)
+        margin = None if known is None else known.of(part.name)
+        if margin is None:
+            margin_ms = None
+        elif isinstance(part, HostWait):
+            margin_ms = part.margin_ms(margin, times, ready_ms)
+        else:
+            margin_ms = margin(ms, np.zeros_like(ms))
+        return Part(part.name, part.when, ms, margin_ms, self._counts(part), part.about, part.hides)
 
     @property
     def _counted(self) -> list[PartModel]:
@@ -233,7 +251,7 @@ class Simulator:
         Costs that were not measured on such a machine may have a larger error than the margin.
         """
         kernels = self.models.compute.coverage(plan.device_loads.loads)
-        each = [model.coverage(plan.traffic) for model in (self.models.forward, self.models.backward)]
+        each = [model.coverage(plan.traffic.in_precision(precision)) for model, precision in self._directions]
         exchanges = max((coverage for coverage in each if coverage is not None), default=None)
         analytic = [] if kernels is None else [f"kernel times {kernels}"]
         if kernels is None and (of_calls := self._analytic_calls(plan)):
@@ -339,8 +357,8 @@ class Simulator:
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size
         yield EXCHANGES, {"hosts": np.array([hosts])} | dict([imbalance(plan.traffic.columns)])
-        for part in self._counted:
-            yield part.name, part.amounts(plan.traffic)
+        if self.count_input:
+            yield INPUT, of_exchanges(plan.traffic.alone(Collective.INPUT))
         for number, call in enumerate(CALLS):
             which = np.flatnonzero(calls.calls == number)
             if call != IN_COLUMNS and len(which):
@@ -361,7 +379,7 @@ def _difference(first: Task, second: Task) -> str:
 def _exchanges(
     model: CommModel, direction: str, traffic: Traffic, margins: Margins | None, start_ms: FloatArray
 ) -> Part:
-    """Predict what a direction's exchanges take, one after the other."""
+    """Predict the time of all exchanges in a direction, one after the other."""
     chain, none = model.chain(traffic, start_ms), np.zeros_like(start_ms)
     each = ((exchange_part(direction, one), ms, none) for one, ms in chain.each_ms.items())
     return Part(direction, When[direction.upper()], chain.total_ms, _together(margins, [("", none, none), *each]))

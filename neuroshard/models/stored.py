@@ -3,7 +3,7 @@
 Networks are multi-layer perceptrons at inference, in numpy: small batches cost microseconds and need no torch.
 """
 
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import asdict, dataclass, field, fields, make_dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, get_args, get_type_hints
 
@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from neuroshard.models.features import FeatureSet
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
+from neuroshard.plumbing.errors import check_name
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import parse
 
@@ -270,3 +271,31 @@ def _settings(model: Any) -> Any:
             told = [(name, str), ("columns", tuple[str, ...])] if hint is FeatureSet else [(name, hint)]
             types += [(its, of, empty.get(name, field())) for its, of in told]
     return make_dataclass("Settings", types, frozen=True)
+
+
+@dataclass(frozen=True)
+class Described:
+    """A model in `bundle.json`; its class knows what the settings are."""
+
+    kind: str
+    settings: dict[str, Any]
+
+    @classmethod
+    def of(cls, model: Stored) -> "Described":
+        """Describe the model by its kind and settings."""
+        return cls(model.kind, model.settings())
+
+    def restored(self, kinds: dict[str, Any], name: str, tensors: Tensors) -> Any:
+        """Restore the model called `name`, of one of the kinds, from the tensors that `name` and a dot precede.
+
+        Raises:
+            UserError: it is of no such kind.
+            ValueError: settings or tensors can't be such a model's.
+        """
+        check_name(f"kind of {name} model", self.kind, kinds)
+        return kinds[self.kind].restored(self.settings, within(tensors, name))
+
+
+def described(models: dict[str, Stored]) -> dict[str, Any]:
+    """Describe several models by their kinds and settings, by name."""
+    return {name: asdict(Described.of(model)) for name, model in models.items()}

@@ -1,17 +1,17 @@
-"""How far to trust models: where they come from, what they were fitted to, and how far they may be off."""
+"""How far to trust models: the ranges that they were fitted to, their margins, and the models that these belong to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.cost.cost import FORWARD, INPUT, PARTS
+from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, FRAMEWORK, INPUT, PARTS
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import Message
-from neuroshard.plumbing.schema import BatchSize, Count, Devices, NonNegative, Seed, Share, readable_number
+from neuroshard.plumbing.schema import NonNegative, readable_number
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import Fingerprint, fingerprint, other_kernels
 
@@ -24,6 +24,13 @@ _LEAST_MS = 1e-9  # models that are barely fitted predict nothing at all
 _MOST = 1e6
 _NO_EXCHANGES = {"devices": None, "columns_on_a_device": None}
 _LIKE_EXCHANGES = (INPUT, "framework", "conversion")  # parts that take a time for every byte
+MODELS = (COMPUTE, FORWARD, BACKWARD, INPUT, FRAMEWORK, "more")  # fields of a model set
+_MEASURED_WITH: dict[str, Any] = {"hardware": None, "versions": {}}
+_FOUND_BY: dict[str, Any] = {"choice": None, "digest": None}
+_FACTS = ("margins", "ranges", *_FOUND_BY, *_MEASURED_WITH)
+_OF_CALLS = ("rows", "dim", "pooling_factor", "bytes_per_element", "batch_size", "tables_on_a_device", "features")
+_OF_ALL_TO_ALLS = ("devices", "columns_on_a_device")
+EXCHANGES = "exchanges"  # ranges of all exchanges, of whatever collective
 LEVEL = 0.9  # share of the measurements that an interval is meant to hold
 DATASHEET = "analytic"  # of costs in caveats; docs/datasheets.md says how large errors are
 ELSEWHERE = "from measurements on other hardware, and may be wrong by 30% or more"
@@ -33,101 +40,10 @@ ADAPT = (  # a remedy
 )
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """Errors of predictions against measurements.
-
-    Attributes:
-        samples: how many there are.
-        mse: mean squared error, ms squared.
-        mape: mean absolute error relative to the measurement.
-        kendall_tau: agreement of the two orders, -1 to 1.
-        decile_mape: (10,) MAPE of each tenth of the measurements, cheapest first.
-    """
-
-    samples: Count
-    mse: NonNegative
-    mape: NonNegative
-    kendall_tau: Annotated[float, Meta(ge=-1, le=1)]
-    decile_mape: tuple[NonNegative, ...]
-
-
-@dataclass(frozen=True)
-class ModelTest:
-    """A model on unseen tables, and the noise floor: how far two passes over the same samples differ.
-
-    `coverage` is the share of the measurements inside the model's 90% intervals.
-    """
-
-    test: Accuracy
-    noise_mean: NonNegative
-    noise_p50: NonNegative
-    noise_p90: NonNegative
-    coverage: Share
-
-
-def _fields_of(by_part: dict[str, Any]) -> dict[str, Any]:
+def fields_of(by_part: dict[str, Any]) -> dict[str, Any]:
     """Group what is known of each part, by name: those of every step by themselves, all others in one."""
     others = {part: known for part, known in by_part.items() if part not in PARTS}
     return {part: by_part[part] for part in PARTS if part in by_part} | {"others": others}
-
-
-@dataclass(frozen=True)
-class ModelTests:
-    """Test results of each model: of column-wise tables and all-to-alls, and (`others`) of other parts by name.
-
-    `forward` and `backward` are None if exchanges were not measured: a datasheet predicts them.
-    """
-
-    compute: ModelTest
-    forward: ModelTest | None = None
-    backward: ModelTest | None = None
-    others: dict[str, ModelTest] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, tests: dict[str, ModelTest]) -> "ModelTests":
-        """Group the tests of all parts, by name."""
-        return cls(**_fields_of(tests))
-
-
-@dataclass(frozen=True)
-class DataSummary:
-    """The data that models were fitted to: name and seed of the data directory, samples of each split, ranges.
-
-    `other_samples` are of other kernel calls and collectives than pooled column-wise tables and all-to-alls, by the
-    names of their parts.
-    """
-
-    directory: str
-    seed: Seed
-    compute_samples: dict[str, Count]
-    comm_samples: dict[str, Count]
-    batch_sizes: tuple[BatchSize, ...]
-    num_devices: tuple[Devices, ...]
-    other_samples: dict[str, dict[str, Count]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Card:
-    """Provenance of a bundle, and its metrics.
-
-    Attributes:
-        hardware: the machine that was measured; None if that is unknown.
-        versions: versions of Python and the packages on that machine.
-        data: the data that the models were fitted to; None if that is unknown.
-        training: settings of the networks and of the training, for people.
-        metrics: metrics of each model, on tables never seen in training, with the noise floor; None if unknown.
-        moved_gb_per_s: quartiles, over kernel calls of column-wise tables, of the rate at which they move the bytes
-            that they must move; None if unknown. Divided by the rate of a memory copy, this is the share of the
-            bandwidth that the calls reach.
-    """
-
-    hardware: Fingerprint | None = None
-    versions: dict[str, str] = field(default_factory=dict)
-    data: DataSummary | None = None
-    training: dict[str, Any] = field(default_factory=dict)
-    metrics: ModelTests | None = None
-    moved_gb_per_s: tuple[NonNegative, NonNegative, NonNegative] | None = None
 
 
 def hardware_warning(models: str | None, measured: Fingerprint | None) -> Message | None:
@@ -360,7 +276,7 @@ class Margins:
     @classmethod
     def by_part(cls, margins: Mapping[str, Margin | None]) -> "Margins":
         """Group the margins of all parts, by name."""
-        return cls(**_fields_of(dict(margins)))
+        return cls(**fields_of(dict(margins)))
 
     def of(self, part: str) -> Margin | None:
         """Return the margin of a part by its name; None if the margin is unknown, as for parts that a user adds.
@@ -372,3 +288,76 @@ class Margins:
         like = FORWARD if prefix in _LIKE_EXCHANGES else prefix
         of_kind: Margin | None = getattr(self, like) if like in PARTS else None
         return self.others.get(part, of_kind)
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """The models of a set as they were when their margins, ranges and provenance were set.
+
+    `dataclasses.replace` keeps all fields that it is not given. Models remember by this which facts were set for which
+    models: facts about a model that was replaced are dropped, unless new facts were given with it.
+
+    Attributes:
+        models: each model of the set, by the name of its field.
+        facts: the values of margins, ranges, choice, digest, hardware and versions.
+        kept: which of compute, forward and backward are still those that were loaded or fitted together.
+    """
+
+    models: Mapping[str, object]
+    facts: Mapping[str, object]
+    kept: frozenset[str] = frozenset(PARTS)
+
+    @classmethod
+    def of(cls, models: object, kept: Collection[str]) -> "Origin":
+        """Remember the models of a set, and the facts about them."""
+        facts = {name: getattr(models, name) for name in _FACTS if hasattr(models, name)}
+        return cls({name: getattr(models, name) for name in MODELS}, facts, frozenset(kept))
+
+    def replaced(self, models: object) -> frozenset[str]:
+        """Return the names of the models that are other ones now."""
+        return frozenset(name for name, known in self.models.items() if getattr(models, name) is not known)
+
+    def corrected(self, models: object) -> dict[str, Any]:
+        """Return the facts about `models` that must change, by name: facts that still describe replaced models."""
+        replaced, gone = self.replaced(models), dict[str, Any]()
+        if replaced:
+            gone |= _FOUND_BY
+        if replaced and not self.kept - replaced:
+            gone |= _MEASURED_WITH
+        margins, ranges, named = self.facts.get("margins"), self.facts.get("ranges"), replaced - {"more"}
+        if named and isinstance(margins, Margins):
+            gone["margins"] = margins_without(margins, named)
+        if named and isinstance(ranges, Ranges):
+            gone["ranges"] = ranges_without(ranges, named)
+        return {name: value for name, value in gone.items() if self._was_copied(models, name)}
+
+    def _was_copied(self, models: object, fact: str) -> bool:
+        return fact in self.facts and getattr(models, fact) is self.facts[fact]
+
+
+def margins_without(margins: Margins, models: Collection[str]) -> Margins | None:
+    """Return the margins without those of some models, by name; None if none of the three main ones is left."""
+    for name in models:
+        margins = margins_with(margins, name, None)
+    return margins if any((margins.compute, margins.forward, margins.backward)) else None
+
+
+def margins_with(margins: Margins, model: str, margin: Margin | None) -> Margins:
+    """Return the margins with another one for all that a model predicts; None if that margin is unknown."""
+    others = {part: known for part, known in margins.others.items() if part.partition(".")[0] != model}
+    if model in PARTS:
+        return replace(margins, others=others, **{model: margin})
+    return replace(margins, others=others | {model: margin})
+
+
+def ranges_without(ranges: Ranges, models: Collection[str]) -> Ranges | None:
+    """Return the ranges without those of some models, by name; None if no range is left.
+
+    The ranges of all-to-alls are of both directions together, so they go with either model.
+    """
+    of_exchanges = not {FORWARD, BACKWARD}.isdisjoint(models)
+    gone = {*(_OF_CALLS if COMPUTE in models else ()), *(_OF_ALL_TO_ALLS if of_exchanges else ())}
+    parts = {*models, *([EXCHANGES] if of_exchanges else [])}
+    others = {part: its for part, its in ranges.others.items() if part.partition(".")[0] not in parts}
+    left = replace(ranges, others=others, **dict.fromkeys(gone))
+    return left if others or any(getattr(left, name) for name in (*_OF_CALLS, *_OF_ALL_TO_ALLS)) else None

@@ -1,1 +1,1 @@
-"""Plans: what they hold, what they break, how they are written and shown."""
+"""Sharding plans: checks, files, text and pictures, and the changes from one plan to another."""

@@ -1,8 +1,8 @@
-"""Rules that keep narrow and wide cached tables apart, so that a wide table does not widen the cache of narrow ones.
+"""Rules that keep narrow and wide cached tables apart, so that wide tables do not widen the cache of narrow tables.
 
-FBGEMM's cache has rows as wide as the widest cached table of a kernel call (`MemoryUse.cache_widths`). So it pays to
-put cached tables of unequal widths on different devices, or to cut the wide tables. Rules say both, and every search
-keeps rules. All functions here take a task whose tables are in the memory of `Task.tier_assignments`.
+FBGEMM's cache has rows as wide as the widest cached table of a kernel call (`MemoryUse.cache_widths`). So less memory
+is needed if cached tables of unequal widths are on different devices, or if the wide tables are split. Both can be
+stated as rules, which every search keeps. All functions here use the tiers of `Task.tier_assignments`.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -18,15 +18,16 @@ from neuroshard.tasks.constraints import TableRule
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import TIERS, Tier
 
-_MOST_CLASSES = 4  # of widths that are kept apart
-_MOST_WIDTHS = 64  # that are kept apart; other widths count as the next larger of them
+_MOST_CLASSES = 4  # maximum number of classes of widths that are kept apart
+_MOST_WIDTHS = 64  # maximum number of widths; if there are more, the others count as the next larger of these
 
 
 def separated(task: Task, left_out: Collection[str] = ()) -> Iterator[Task]:
-    """Yield the task with rules that keep its caches narrow, if a search may need them: the likeliest rules first.
+    """Yield the task with rules that keep its caches narrow, in several ways; the most promising way comes first.
 
-    Narrow and wide cached tables get devices of their own; then wide ones are cut. If all cached tables of a kernel
-    call are as wide, they stay whole. Tables that are `left_out`, by name, get no rules.
+    First, narrow and wide cached tables are put on different devices. Then, wide tables are split. If all cached tables
+    of each kernel call have the same width, the only rules are that they stay whole. The tables `left_out`, by name,
+    get no rules.
     """
     tables = shared_caches(task, left_out)
     mixed = of_mixed_widths(task, tables)
@@ -42,7 +43,7 @@ def separated(task: Task, left_out: Collection[str] = ()) -> Iterator[Task]:
 
 
 def shared_caches(task: Task, left_out: Collection[str] = ()) -> IntArray:
-    """Return (n,) indices of cached tables that may be table- or column-wise, with two or more in a kernel call."""
+    """Return the indices, (n,), of cached tables that may be column-wise and share a kernel call with such a table."""
     if not task.memory.shares_caches:
         return np.zeros(0, dtype=np.int64)
     cached = np.flatnonzero(task.loads.tier == TIERS.index(Tier.UVM_CACHING)).tolist()
@@ -54,7 +55,7 @@ def shared_caches(task: Task, left_out: Collection[str] = ()) -> IntArray:
 
 
 def of_mixed_widths(task: Task, tables: IntArray) -> IntArray:
-    """Return those of some cached tables (n,) that are in a kernel call with cached tables of other widths."""
+    """Return the cached tables, among `tables` (n,), that share a kernel call with cached tables of other widths."""
     calls, call = np.unique(task.loads.kernel[tables], return_inverse=True)
     dims, widest = task.loads.table_dim[tables], np.zeros(len(calls))
     narrowest = np.full(len(calls), np.inf)
@@ -65,9 +66,10 @@ def of_mixed_widths(task: Task, tables: IntArray) -> IntArray:
 
 
 def width_classes(task: Task, tables: IntArray) -> list[tuple[int, ...]]:
-    """List ways to divide the widths of cached tables (n,) into 2, 3, ... classes: the widest width of each, ascending.
+    """Return the best ways to divide the widths of cached `tables` (n,) into 2, 3 and 4 classes.
 
-    With caches as wide as the widest table of their class, each way takes the fewest bytes of all with as many classes.
+    Each way is the widest width of each class, ascending. The caches of a class are as wide as its widest table; of all
+    ways with the same number of classes, the returned way needs the fewest bytes of caches.
     """
     dims = task.loads.table_dim[tables].astype(np.int64)
     widths, which = np.unique(dims, return_inverse=True)
@@ -81,9 +83,10 @@ def width_classes(task: Task, tables: IntArray) -> list[tuple[int, ...]]:
 
 
 def on_own_devices(task: Task, tables: IntArray, edges: Sequence[int]) -> Task | None:
-    """Give every class of widths devices of its own for its cached tables (n,); None if that contradicts other rules.
+    """Return the task with separate devices for each class of widths of cached `tables` (n,).
 
-    `edges` are the widest widths of the classes. Tables with pinned shards stay where they are pinned.
+    `edges` has the widest width of each class. Tables with pinned shards get no rules. None if the rules contradict
+    other rules, or there are too few devices.
     """
     groups = task.constraints.group_of
     dims = {_plain_name(task, table): task.tables[table].dim for table in tables.tolist()}
@@ -97,17 +100,18 @@ def on_own_devices(task: Task, tables: IntArray, edges: Sequence[int]) -> Task |
     if devices is None:
         return None
     rules = (
-        TableRule(_name(task, table), devices=its)
-        for its, members in zip(devices, classes.values(), strict=True)
+        TableRule(_name(task, table), devices=of_class)
+        for of_class, members in zip(devices, classes.values(), strict=True)
         for table in members
     )
     return _with_rules(task, rules)
 
 
 def cut_to(task: Task, tables: IntArray, width: int) -> Task | None:
-    """Cut those of some cached tables (n,) that are wider than `width` into equal shards of at most as many columns.
+    """Return the task with cached tables wider than `width` split into equal shards of at most `width` columns.
 
-    None if a table's rules do not let it be cut so.
+    Only the tables at the indices `tables` (n,) are split. None if the rules for a table forbid this split, or if no
+    table is wider.
     """
     rules = list[TableRule]()
     for table in tables.tolist():
@@ -132,8 +136,13 @@ def parts_within(task: Task, table: int, width: int) -> int:
 
 
 def _divided_widths(widths: list[int], bytes_per_column: list[float], count: int) -> tuple[int, ...]:
-    """Divide ascending widths into `count` classes with the fewest bytes of caches; return the widest of each class."""
-    fewest = [0.0] + [float("inf")] * len(widths)  # bytes of the first widths, in as many classes as so far
+    """Return the widest width of each of `count` classes, for the division of widths with the fewest bytes of caches.
+
+    This is a dynamic program over ascending `widths`. With bytes(i, j) = (sum of `bytes_per_column` of the widths i to
+    j - 1) x width j - 1, the fewest bytes of the first j widths in k classes are
+    F(k, j) = min over i < j of F(k - 1, i) + bytes(i, j).
+    """
+    fewest = [0.0] + [float("inf")] * len(widths)  # F(k, j) for the present k
     edges: list[tuple[int, ...]] = [()] * (len(widths) + 1)
     for _ in range(count):
         after, after_edges = [float("inf")] * len(fewest), edges.copy()
@@ -149,24 +158,26 @@ def _divided_widths(widths: list[int], bytes_per_column: list[float], count: int
 
 
 def _divided_devices(task: Task, classes: Sequence[Sequence[int]]) -> list[tuple[int, ...]] | None:
-    """Divide the devices between classes of cached tables, in proportion to the bytes of their caches; None if too few.
+    """Return the devices of each class of cached tables, in proportion to the bytes that the classes need.
 
-    A class gets the devices first that its rules allow more of its tables on than of others.
+    A class gets first the devices on which rules allow many of its tables and few tables of other classes. None if
+    there is only one class, or if there are more classes than devices.
     """
     count, memory = task.topology.num_devices, np.array(task.shard_memory, dtype=np.float64)
     if not 1 < len(classes) <= count:
         return None
-    need = [_class_bytes(task, its) for its in classes]
-    share = [1] * len(classes)
+    need = [_class_bytes(task, tables) for tables in classes]
+    share = [1] * len(classes)  # number of devices of each class
     for _ in range(count - len(classes)):
-        share[int(np.argmax([size / its for size, its in zip(need, share, strict=True)]))] += 1
+        share[int(np.argmax([size / devices for size, devices in zip(need, share, strict=True)]))] += 1
     allowed = np.zeros((len(classes), count))
     for row, members in zip(allowed, classes, strict=True):
         for table in members:
             row[list(task.limits[table].devices)] += 1 / len(members)
     chosen: list[tuple[int, ...]] = [()] * len(classes)
     left, host = list(range(count)), task.topology.host_size
-    for number in np.argsort([-size / its for size, its in zip(need, share, strict=True)], kind="stable").tolist():
+    bytes_per_device = [-size / devices for size, devices in zip(need, share, strict=True)]  # negative: largest first
+    for number in np.argsort(bytes_per_device, kind="stable").tolist():
         wanted = 2 * allowed[number] - allowed.sum(axis=0)
         left.sort(key=lambda device: (-wanted[device], -memory[device], device % host, device))
         chosen[number], left = tuple(sorted(left[: share[number]])), left[share[number] :]
@@ -174,20 +185,22 @@ def _divided_devices(task: Task, classes: Sequence[Sequence[int]]) -> list[tuple
 
 
 def _class_bytes(task: Task, tables: Sequence[int]) -> float:
-    """Compute the bytes on devices of whole cached tables that share caches as wide as the widest of them."""
+    """Return the bytes of device memory of whole cached tables with caches as wide as the widest of these tables."""
     loads = task.loads.take(np.array(tables))
     return float(task.memory.device_bytes(loads, np.full(len(loads), loads.dim.max())).sum())
 
 
 def _cached_rows(task: Task, tables: IntArray) -> IntArray:
+    """Return the number of rows, (n,), in the caches of `tables` (n,)."""
     rows: IntArray = np.ceil(task.loads.rows[tables] * task.loads.cached[tables]).astype(np.int64)
     return rows
 
 
 def _with_rules(task: Task, rules: Iterable[TableRule]) -> Task | None:
+    """Return the task with further rules; None if these contradict other rules."""
     try:
         return task.with_rules(rules)
-    except UserError:  # rules that contradict others: there may be another way
+    except UserError:  # the caller may have another way
         return None
 
 
@@ -196,5 +209,5 @@ def _plain_name(task: Task, table: int) -> str:
 
 
 def _name(task: Task, table: int) -> str:
-    """Return the pattern that matches a table's name alone."""
+    """Return the pattern that matches only the name of this table."""
     return escape(_plain_name(task, table))

@@ -1,4 +1,4 @@
-"""A plan carried over to another task: what stays where it is when tables come and go, or devices do."""
+"""Carry a plan over to another task: find the shards that can stay when tables or devices are added or removed."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ class Carried:
 
     Attributes:
         task: the other task.
-        columns: (table, dim, device) of column shards, tables by their indices in the task.
-        others: placements of row-wise and data-parallel tables; all shards of a table, or none.
-        tier_assignments: of tables that stay in host memory, by their indices in the task; all others are in device
-            memory.
+        columns: (table, dim, device) of the column shards that stay; tables are indices in the task.
+        others: placements of row-wise and data-parallel tables that stay, always all shards of a table.
+        tier_assignments: tier assignments of tables that stay in host memory, by the index of the table in the task;
+            all other tables are in device memory.
         changed: indices of tables that have other rows, columns or data type than before.
     """
 
@@ -39,7 +39,7 @@ class Carried:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan in which everything stays; None if something has no place, or limits are broken."""
+        """The plan in which all tables stay; None if some columns have no device, or the plan breaks limits."""
         dims = Counter[int]()
         for index, dim, _ in self.columns:
             dims[index] += dim
@@ -47,24 +47,28 @@ class Carried:
         if any(dims[i] != table.dim for i, table in enumerate(self.task.tables) if i not in elsewhere):
             return None
         placed = in_columns(self.task, self.columns)
-        columns = (
-            replace(one, tier_assignment=self.tier_assignments.get(one.shard.table, ON_DEVICE)) for one in placed
-        )
+        assigned = self.tier_assignments
+        columns = (replace(column, tier_assignment=assigned.get(column.shard.table, ON_DEVICE)) for column in placed)
         plan = Plan(self.task, (*columns, *self.others))
         return None if plan.violations else plan
 
     @property
     def pinned(self) -> Task:
-        """The task, with everything that can stay held where it is; tables that its constraints place are left out."""
+        """The task with constraints that keep all shards that can stay on their devices.
+
+        Tables that the task itself pins or keeps together get no such constraints.
+        """
         constraints, tables = self.task.constraints, self.task.tables
-        held = Counter[tuple[int, int]]()
+        columns = Counter[tuple[int, int]]()  # by (table, device)
         for index, dim, device in self.columns:
-            held[index, device] += dim
-        pins = tuple(PinnedColumns.on(tables[index].name, dim, (device,)) for (index, device), dim in held.items())
+            columns[index, device] += dim
+        pins = tuple(PinnedColumns.on(tables[index].name, dim, (device,)) for (index, device), dim in columns.items())
         taken = constraints.pins.keys() | constraints.group_of.keys()
         others = zip(tables, by_table(self.others, len(tables)), strict=True)
-        rules = tuple(_rule(table, its) for table, its in others if its)
-        rules += tuple(TableRule.keeping(tables[index].name, home) for index, home in self.tier_assignments.items())
+        rules = tuple(_rule(table, placements) for table, placements in others if placements)
+        rules += tuple(
+            TableRule.keeping(tables[index].name, assignment) for index, assignment in self.tier_assignments.items()
+        )
         kept = constraints.pinned + tuple(pin for pin in pins if pin.table not in taken)
         return replace(self.task, constraints=replace(constraints.with_rules(rules), pinned=kept))
 
@@ -76,9 +80,9 @@ class Carried:
         are counted as wide as if all column shards stayed.
         """
         tables = [self.task.tables[table].with_dim(dim) for table, dim, _ in self.columns]
-        homes = [self.tier_assignments.get(table, ON_DEVICE) for table, _, _ in self.columns]
+        assignments = [self.tier_assignments.get(table, ON_DEVICE) for table, _, _ in self.columns]
         devices = np.array([device for _, _, device in self.columns], dtype=np.int64)
-        loads = Loads.of(tables, self.task.batch_size).at(homes)
+        loads = Loads.of(tables, self.task.batch_size).at(assignments)
         together, size_bytes = LoadSets.grouped(loads, devices, self.task.topology.num_devices), np.zeros_like(devices)
         size_bytes[np.argsort(devices, kind="stable")] = self.task.memory.bytes_beside(together)
         sizes = size_bytes.tolist()
@@ -92,7 +96,7 @@ class Carried:
 
     @property
     def _left_by_others(self) -> list[int]:
-        """(D,) bytes that row-wise and data-parallel tables leave to column shards."""
+        """(D,) bytes of each device that row-wise and data-parallel tables leave for column shards."""
         left = list(self.task.shard_memory)
         others = sorted(self.others, key=lambda placement: placement.device)
         loads = placed_loads(self.task.tables, others, self.task.batch_size, len(left))
@@ -101,7 +105,10 @@ class Carried:
         return left
 
     def largest(self, share: float) -> "Carried":
-        """Keep the largest column shards only, which hold so much of the bytes of all: small ones fill gaps."""
+        """Return the shards that stay if only the largest column shards stay: a `share` of the bytes of all of them.
+
+        The smaller shards are placed again, because they can fill gaps on the devices.
+        """
         ranked = sorted(self.columns, key=lambda column: (-self._size_bytes(column), column))
         most, kept, total = share * sum(map(self._size_bytes, ranked)), list[tuple[int, int, int]](), 0
         for column in ranked:
@@ -111,7 +118,7 @@ class Carried:
         return replace(self, columns=tuple(kept))
 
     def _size_bytes(self, column: tuple[int, int, int]) -> int:
-        """Compute the bytes of a column shard's weights."""
+        """Return the bytes of the weights of a column shard."""
         table, dim, _ = column
         return self.task.tables[table].with_dim(dim).size_bytes
 
@@ -119,9 +126,9 @@ class Carried:
 def carried_over(before: Plan, task: Task) -> Carried:
     """Return the shards of the plan that can stay: shards of tables that both tasks have, on devices that both have.
 
-    A table is known by its name and a device by its number. Table-wise and column-wise tables keep the shards whose
-    devices stay; but a table that was split is placed again if it has more or fewer columns. Row-wise and data-parallel
-    tables stay only if there are as many devices and hosts as before, because these numbers decide their shards.
+    Tables are matched by name, and devices by number. Table-wise and column-wise tables keep the shards whose devices
+    stay, but a split table is placed again if its number of columns changed. Row-wise and data-parallel tables stay
+    only if the numbers of devices and hosts are the same as before, because these numbers determine their shards.
     Tables keep their tier assignments. Shards that the rules of the task forbid do not stay.
     """
     index = {table.name: number for number, table in enumerate(task.tables)}
@@ -150,7 +157,9 @@ def carried_over(before: Plan, task: Task) -> Carried:
 
 
 def restated(before: Plan, task: Task) -> Plan | None:
-    """Restate a plan as one of a task with as many devices, whose tables have the same names in any order.
+    """Return a plan as a plan of another task with the same number of devices and the same names of tables.
+
+    The order of the tables may differ.
 
     Returns:
         The plan, which may break limits of the task; None if a table's new shape does not allow its old placement.
@@ -176,7 +185,7 @@ def restated(before: Plan, task: Task) -> Plan | None:
 
 
 def _laid_out_again(before: Plan, number: int, task: Task, new: int) -> list[Placement] | None:
-    """Place the table `new` of a task as table `number` of the plan is placed; None if the new shape forbids it."""
+    """Return placements of table `new` of a task as table `number` of the plan is placed; None if they do not fit."""
     old, table, placements = before.task.tables[number], task.tables[new], before.by_table[number]
     if (old.rows, old.dim) == (table.rows, table.dim):
         return [replace(placed, shard=replace(placed.shard, table=new)) for placed in placements]
@@ -188,7 +197,10 @@ def _laid_out_again(before: Plan, number: int, task: Task, new: int) -> list[Pla
 
 
 def _other_columns(old: Table, task: Task, new: int, placements: Sequence[Placement]) -> list[Placement] | None:
-    """Place the same number of columns on each device as before, or the whole table if one device had all of it."""
+    """Return placements with the same columns per device as before, or the whole table if it was on one device.
+
+    None if a split table has another number of columns than before.
+    """
     dims = Counter[int]()
     for placed in placements:
         dims[placed.device] += placed.shard.dim
@@ -202,7 +214,10 @@ def _other_columns(old: Table, task: Task, new: int, placements: Sequence[Placem
 def _other_blocks(
     old: Table, task: Task, new: int, placements: Sequence[Placement], layout: Layout
 ) -> list[Placement] | None:
-    """Spread each range of a table's columns over its devices; None if the table has too few rows, or other ranges."""
+    """Return placements of a row-wise or data-parallel table with the same column ranges and devices as before.
+
+    None if the table has too few rows, or if it has several column ranges and another number of columns than before.
+    """
     ranges = grouped(placements, lambda placed: (placed.shard.column, placed.shard.dim))
     if len(ranges) > 1 and old.dim != task.tables[new].dim:
         return None
@@ -210,7 +225,7 @@ def _other_blocks(
         over = [
             (columns, layout.over(task, new, [placed.device for placed in group])) for columns, group in ranges.items()
         ]
-    except UserError:  # too few rows
+    except UserError:  # the table has too few rows
         return None
     if len(over) == 1:
         return over[0][1]
@@ -226,27 +241,28 @@ def _shape(table: Table) -> tuple[int, int, int]:
 
 
 def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placement]) -> bool:
-    """Return True if rules allow these placements of a table, of which those on devices of the task stay."""
-    limits, home = task.limits[index], placements[0].tier_assignment
-    dims = Counter[int]()  # columns by device
+    """Return True if the rules for a table allow the placements that stay: those on devices of the task."""
+    limits, assignment = task.limits[index], placements[0].tier_assignment
+    dims = Counter[int]()  # columns on each device
     for placed in placements:
         dims[placed.device] += placed.shard.dim
     staying = {device for device in dims if device < task.topology.num_devices}
     counts = limits.may_count(layout, len(dims)) if len(staying) == len(dims) else len(staying) < limits.max_shards
     has_type = limits.sharding_types & layout.allowed_by(placements, task.topology)
-    has_home = limits.may_lie_in(home) and (home == ON_DEVICE or task.topology.host_bytes > 0)
+    has_tier = limits.may_lie_in(assignment) and (assignment == ON_DEVICE or task.topology.host_bytes > 0)
     wide_enough = min(dims.values()) >= limits.min_dim
-    return bool(has_type) and has_home and counts and wide_enough and staying.issubset(limits.devices)
+    return bool(has_type) and has_tier and counts and wide_enough and staying.issubset(limits.devices)
 
 
 def _rule(table: Table, placements: Sequence[Placement]) -> TableRule:
-    """Make the rule that a row-wise or data-parallel table keeps its devices and its family of sharding types."""
+    """Return the rule that a row-wise or data-parallel table keeps its devices and its family of sharding types."""
     devices = tuple(sorted(placed.device for placed in placements))
     layout = layout_of(table, [placed.shard for placed in placements])
     return TableRule(escape(table.name), devices=devices, sharding_types=layout.type_names)
 
 
 def have_same_devices(one: Task, other: Task) -> bool:
-    """Return True if two tasks have equal numbers of devices: in all, on a host and with fast links."""
-    ours, theirs = ((its.num_devices, its.host_size, its.domain_size) for its in (one.topology, other.topology))
-    return ours == theirs
+    """Return True if two tasks have equal numbers of devices: in total, on a host, and in a domain of fast links."""
+    topologies = one.topology, other.topology
+    first, second = ((place.num_devices, place.host_size, place.domain_size) for place in topologies)
+    return first == second

@@ -1,9 +1,9 @@
 """Tables whose optimizer state does not load from checkpoints of an earlier plan, and rules that prevent this.
 
-Tried with TorchRec 1.8 and 1.9, and torch.distributed.checkpoint: weights load under any plan. Optimizer state does not
-load in two cases. A state per row is saved once for every column shard, so the number of column shards must not change.
-And the optimizer of a data-parallel table, unless it is `data_parallel_optimizer`, names its states differently from
-fused kernels.
+Tests with TorchRec 1.8 and 1.9 and torch.distributed.checkpoint showed: weights load under any plan. Optimizer state
+does not load in two cases. A state per row is saved once for every column shard, so the number of column shards must
+not change. And the optimizer of a data-parallel table names its states differently from fused kernels, unless it is
+`data_parallel_optimizer`.
 """
 
 from collections.abc import Mapping
@@ -18,11 +18,17 @@ from neuroshard.tasks.constraints import TableLimits, TableRule
 from neuroshard.tasks.memory import STATE_FLOATS
 from neuroshard.tasks.task import Task
 
-_SHOWN = 3  # tables that the warning names
+_SHOWN = 3  # maximum number of tables that the warning names
 
 
 class _Sharded(NamedTuple):
-    """A table's sharding type, whether a dense optimizer trains the table, and the number of its ranges of columns."""
+    """The properties of a table's placement that decide if optimizer state loads.
+
+    Attributes:
+        sharding_type: sharding type, as text for people.
+        dense: True if a dense optimizer trains the table.
+        column_ranges: number of different column ranges of the table's shards.
+    """
 
     sharding_type: str
     dense: bool
@@ -33,7 +39,7 @@ class _Sharded(NamedTuple):
 
 
 def checkpoint_remark(before: Plan, after: Plan) -> Message | None:
-    """Return the warning that optimizer state saved under `before` does not load under `after`; None if it loads."""
+    """Return the warning that optimizer state saved under the plan `before` does not load under `after`, or None."""
     old, new = _sharded(before), _sharded(after)
     pairs = {name: (old[name], sharded) for name, sharded in new.items() if name in old}
     by_row = STATE_FLOATS[after.task.memory.optimizer][1] > 0
@@ -63,10 +69,10 @@ def checkpoint_remark(before: Plan, after: Plan) -> Message | None:
 
 
 def with_types_of(before: Plan, task: Task) -> Task:
-    """Add rules that each table keeps the sharding type and the number of column shards that a plan gives it.
+    """Return the task with rules that each table keeps the sharding type and number of column shards of a plan.
 
-    A table gets no such rule if its own rules or its shape forbid its previous sharding type, and none on the number of
-    shards if these or the number of devices forbid it.
+    A table gets no such rule if its own rules or its shape forbid the previous sharding type. The rule has no number of
+    shards if the table's own rules, its shape or the number of devices forbid the previous number.
     """
     index = {table.name: number for number, table in enumerate(before.task.tables)}
     rules = []
@@ -94,7 +100,7 @@ def _has_devices(layout: Layout, limits: TableLimits, task: Task) -> bool:
 
 
 def _sharded(plan: Plan) -> dict[str, _Sharded]:
-    """Return how each table is sharded, by its name."""
+    """Return the sharding of each table, by the table's name."""
     each = zip(plan.task.tables, plan.sharding_types, plan.layouts, plan.by_table, strict=True)
     return {
         table.name: _Sharded(name.replace("_", "-"), layout.dense, len({placed.shard.column for placed in placements}))
@@ -103,4 +109,5 @@ def _sharded(plan: Plan) -> dict[str, _Sharded]:
 
 
 def _listed(pairs: Mapping[str, tuple[_Sharded, _Sharded]]) -> str:
+    """Return the changes of some tables as text, such as "user: table-wise -> data-parallel"."""
     return readable_list([f"{name}: {old} -> {new}" for name, (old, new) in pairs.items()], _SHOWN)

@@ -1,8 +1,8 @@
-"""Tables in host memory assigned to hosts so that none is overfilled: as rules and pinned shards, which searches keep.
+"""Assign tables in host memory to hosts, by rules and pinned shards, so that no host needs more memory than it has.
 
-Searches know how much memory each device has, and of hosts only what all of them have together. So where the tables in
-host memory are more than one host holds, a search may be asked again with every such table on one host, or its columns
-divided between several.
+Many search methods check the memory of each device, but only the total memory of all hosts. If the tables in host
+memory do not fit on one host, such a search can be repeated with constraints that keep every such table on one host, or
+divide its columns between several hosts.
 """
 
 from collections import Counter
@@ -21,28 +21,31 @@ from neuroshard.tasks.constraints import PinnedColumns, PinnedShard, TableRule
 from neuroshard.tasks.task import Task
 from neuroshard.words.placement import Tier
 
-_PRECISION = 1.002  # of the least host memory that is named
+_PRECISION = 1.002  # ratio of the bounds at which the bisection for the least host memory ends
 
 
 def may_overfill(task: Task) -> bool:
-    """Return True if a plan of the task could overfill a host: there are several hosts, none with room for all."""
+    """Return True if a plan could exceed a host's memory: there are several hosts, and the tables do not fit on one."""
     topology = task.topology
     used = sum(task.memory.host_bytes(task.loads).tolist())
     return len(topology.hosts) > 1 and used > topology.host_bytes
 
 
 def assigned_to_hosts(task: Task, in_rows: Collection[str] = ()) -> Task | None:
-    """Return the task with its tables in host memory assigned to hosts, within the memory of these; None if that fails.
+    """Return the task with constraints that assign its tables in host memory to hosts; None if there is no assignment.
 
-    A table is on one host if a host has room for the table, else its columns are divided between as few hosts as
-    possible. The result is None, too, if no plan could overfill a host. The tables `in_rows`, by name, are row-wise
-    over all hosts, evenly.
+    A table is on one host if a host has enough memory for the table. Otherwise its columns are divided between as few
+    hosts as possible. The result is also None if no plan could exceed the memory of a host. The tables `in_rows`, by
+    name, are row-wise, so they need the same memory on all hosts.
     """
     return _assigned(task, task.topology.host_bytes, in_rows) if may_overfill(task) else None
 
 
 def least_host_bytes(task: Task) -> int:
-    """Find the memory of each host that lets hosts take all tables, within 0.2%; what all take, if no less does."""
+    """Return the least memory per host, in bytes, with which tables can be assigned to hosts, within 0.2%.
+
+    The result is the memory of all tables in host memory if no smaller memory is enough.
+    """
     total: int = sum(task.memory.host_bytes(task.loads).tolist())
     low, high = total // len(task.topology.hosts), total
     while high > max(low, 1) * _PRECISION:
@@ -52,23 +55,23 @@ def least_host_bytes(task: Task) -> int:
 
 
 def kept_on_hosts(plan: Plan) -> Plan:
-    """Keep the column shards in host memory on their hosts, by constraints of the plan's task, if hosts may overfill.
+    """Return the plan with constraints that keep column shards in host memory on their hosts, if hosts may overfill.
 
-    Shards of a table that is on several hosts keep their widths. Tables with pinned shards get no more constraints.
+    Shards of a table on several hosts keep their widths. Tables with pinned shards get no further constraints.
     """
     task = plan.task
     if not may_overfill(task):
         return plan
     constraints, rules, pins = task.constraints, list[TableRule](), list[PinnedShard]()
-    for table, its in enumerate(plan.by_table):
-        columns = plan.layouts[table] is COLUMNS and its[0].tier_assignment.tier is not Tier.DEVICE
-        if not columns or task.tables[table].name in constraints.pins:
+    for table, placements in enumerate(plan.by_table):
+        in_columns = plan.layouts[table] is COLUMNS and placements[0].tier_assignment.tier is not Tier.DEVICE
+        if not in_columns or task.tables[table].name in constraints.pins:
             continue
         piece = _Piece.of_table(task, table)
-        held = Counter[int]()  # columns on each device
-        for placed in its:
-            held[placed.device] += placed.shard.dim
-        shards = [(device // task.topology.host_size, dim // DIM_MULTIPLE) for device, dim in held.items()]
+        columns = Counter[int]()  # by device
+        for placed in placements:
+            columns[placed.device] += placed.shard.dim
+        shards = [(device // task.topology.host_size, dim // DIM_MULTIPLE) for device, dim in columns.items()]
         if len({host for host, _ in shards}) > 1:
             pins += piece.pins(shards)
         else:
@@ -79,17 +82,17 @@ def kept_on_hosts(plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Columns in host memory that may be assigned to one host, or to several where they may be cut.
+    """Columns of tables in host memory that are assigned to one host, or to several hosts if they may be split.
 
     Attributes:
-        names: of its tables; several are kept together.
-        units: of 4 columns.
-        unit_bytes: of each in host memory.
-        devices: (H,) those of each host that may hold it.
-        most_shards: it may be cut into.
-        least_units: of a shard.
-        equal: whether shards are two halves.
-        pinned: whether it is a pinned shard, or the rest of a table that has some.
+        names: names of the tables; several tables are kept together on one device.
+        units: number of units of 4 columns.
+        unit_bytes: bytes of a unit in host memory.
+        devices: (H,) devices of each host that may have the piece.
+        most_shards: maximum number of shards of the piece.
+        least_units: minimum number of units in a shard.
+        equal: True if the piece can only be split into two halves.
+        pinned: True if the piece is a pinned shard, or the rest of a table with pinned shards.
     """
 
     names: tuple[str, ...]
@@ -103,18 +106,18 @@ class _Piece:
 
     @classmethod
     def of_table(cls, task: Task, table: int) -> "_Piece":
-        """Make a piece of a whole table, without what is kept together with it."""
-        its, limits = task.tables[table], task.limits[table]
-        units = its.dim // DIM_MULTIPLE
+        """Return the piece of a whole table; other tables of its group are left out."""
+        whole, limits = task.tables[table], task.limits[table]
+        units = whole.dim // DIM_MULTIPLE
         size_bytes = int(task.memory.host_bytes(task.loads.take(np.array([table])))[0])
-        equal = limits.equal_widths or not its.pooled
-        whole = limits.min_shards > 2 and equal  # as many shards as it must have, all on one host
+        equal = limits.equal_widths or not whole.pooled
+        on_one_host = limits.min_shards > 2 and equal  # three or more equal shards cannot be two halves
         return cls(
-            (its.name,),
+            (whole.name,),
             units,
             size_bytes // units,
             tuple(tuple(sorted(set(host).intersection(limits.devices))) for host in task.topology.hosts),
-            1 if whole else limits.max_shards,
+            1 if on_one_host else limits.max_shards,
             limits.min_dim // DIM_MULTIPLE,
             equal,
             pinned=False,
@@ -122,11 +125,15 @@ class _Piece:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of host memory that all of the piece takes."""
+        """Bytes of the whole piece in host memory."""
         return self.units * self.unit_bytes
 
     def shards(self, free: IntArray) -> list[tuple[int, int]] | None:
-        """Choose (host, units) of each shard, on hosts with (H,) bytes of memory left; None where it has no room."""
+        """Return (host, units) of each shard of the piece, on hosts with `free` (H,) bytes left; None if it cannot fit.
+
+        The piece is whole on the host with the most free memory if it fits there. Otherwise hosts are filled one after
+        the other, beginning with the most free memory.
+        """
         hosts = [int(h) for h in np.argsort(-free, kind="stable") if self.devices[h]]
         if hosts and self.size_bytes <= free[hosts[0]]:
             return [(hosts[0], self.units)]
@@ -146,21 +153,25 @@ class _Piece:
         return None
 
     def _halves(self, free: IntArray, hosts: list[int]) -> list[tuple[int, int]] | None:
+        """Return (host, units) of the two halves of the piece on two hosts; None if the halves do not fit."""
         fits = all(self.size_bytes // 2 <= free[host] for host in hosts)
         may = len(hosts) == 2 <= self.most_shards and self.units % 2 == 0
         return [(host, self.units // 2) for host in hosts] if fits and may else None
 
     def rules(self, host: int) -> Iterator[TableRule]:
-        """Yield the rules that keep all of the piece on a host."""
+        """Yield the rules that keep the whole piece on a host."""
         return (TableRule(escape(name), devices=self.devices[host]) for name in self.names)
 
     def pins(self, shards: Iterable[tuple[int, int]]) -> Iterator[PinnedShard]:
-        """Yield the pinned shards that keep (host, units) of the piece where they are; of a single table."""
+        """Yield the pinned shards that keep shards of the piece, (host, units), on their hosts; for one table only."""
         return (PinnedColumns.on(self.names[0], units * DIM_MULTIPLE, self.devices[host]) for host, units in shards)
 
 
 def _assigned(task: Task, host_bytes: int, in_rows: Collection[str]) -> Task | None:
-    """Assign the task's tables in host memory to hosts with so much memory each; None where that fails."""
+    """Return the task with its tables in host memory assigned to hosts of `host_bytes` bytes; None if that fails.
+
+    Pieces with fewer allowed hosts are assigned first, then pieces that cannot be split, then larger pieces.
+    """
     constraints, hosts = task.constraints, task.topology.hosts
     pieces, spread_bytes = _pieces(task, in_rows)
     free = np.full(len(hosts), host_bytes - -(-spread_bytes // len(hosts)), dtype=np.int64)
@@ -181,17 +192,17 @@ def _assigned(task: Task, host_bytes: int, in_rows: Collection[str]) -> Task | N
     kept = tuple(pin for pin in constraints.pinned if pin.table not in changed)
     try:
         return replace(task, constraints=replace(constraints.with_rules(rules), pinned=(*kept, *pins)))
-    except UserError:  # rules that contradict others: there may be another way
+    except UserError:  # the new rules contradict rules of the task; the caller may have another way
         return None
 
 
 def _pieces(task: Task, in_rows: Collection[str]) -> tuple[list[_Piece], int]:
-    """Collect the pieces to assign to hosts, and the bytes of tables that are row-wise over all hosts, evenly."""
+    """Return the pieces to assign to hosts, and the bytes of row-wise tables, which are spread evenly over hosts."""
     group_of = task.constraints.group_of
     grouped: dict[tuple[str, ...], list[_Piece]] = {}
     pieces, spread_bytes = list[_Piece](), 0
-    for index, (table, home) in enumerate(zip(task.tables, task.tier_assignments, strict=True)):
-        if home.tier is Tier.DEVICE:
+    for index, (table, assignment) in enumerate(zip(task.tables, task.tier_assignments, strict=True)):
+        if assignment.tier is Tier.DEVICE:
             continue
         limits, piece = task.limits[index], _Piece.of_table(task, index)
         if not limits.free or table.name in in_rows:
@@ -206,19 +217,19 @@ def _pieces(task: Task, in_rows: Collection[str]) -> tuple[list[_Piece], int]:
 
 
 def _around_pins(piece: _Piece, pins: list[PinnedShard]) -> Iterator[_Piece]:
-    """Yield a table's pinned shards, and what is left of it."""
+    """Yield a piece for each pinned shard of a table, and a piece for the remaining columns of the table."""
     for pin in pins:
-        devices = tuple(tuple(sorted(set(its).intersection(pin.devices))) for its in piece.devices)
+        devices = tuple(tuple(sorted(set(on_host).intersection(pin.devices))) for on_host in piece.devices)
         yield replace(piece, units=pin.dim // DIM_MULTIPLE, devices=devices, most_shards=1, equal=False, pinned=True)
     if left := piece.units - sum(pin.dim for pin in pins) // DIM_MULTIPLE:
         yield replace(piece, units=left, most_shards=piece.most_shards - len(pins), pinned=True)
 
 
 def _together(pieces: list[_Piece]) -> _Piece:
-    """Join tables that are kept together on one device, unsplit, into one piece."""
+    """Return one piece for tables that are kept together on one device, unsplit."""
     devices = tuple(
-        tuple(sorted(set.intersection(*map(set, its))))
-        for its in zip(*(piece.devices for piece in pieces), strict=True)
+        tuple(sorted(set.intersection(*map(set, of_pieces))))
+        for of_pieces in zip(*(piece.devices for piece in pieces), strict=True)
     )
     names = tuple(name for piece in pieces for name in piece.names)
     size_bytes = sum(piece.size_bytes for piece in pieces)

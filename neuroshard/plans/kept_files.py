@@ -1,4 +1,4 @@
-"""Files in which planners for training jobs keep a plan, together with the digests of the inputs it was made for."""
+"""Files in which planners for training jobs keep a plan, with digests of the inputs for which the plan was made."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ def is_kept(content: object) -> bool:
 
 
 def kept_content(content: object, where: str) -> dict[str, Any]:
-    """Return the content of a kept plan's file, without its format and digest; errors name the file as `where`.
+    """Return the fields of a kept plan's file without "format" and "digest"; `where` is the place in errors.
 
     Raises:
         UserError: the file is not a kept plan of this version, or was changed after it was written.
@@ -38,15 +38,19 @@ def kept_content(content: object, where: str) -> dict[str, Any]:
 
 
 def read_kept(path: Path) -> dict[str, Any]:
-    """Read the content of a kept plan's file; raises the errors of `kept_content`."""
+    """Return the content of a kept plan's file.
+
+    Raises:
+        UserError: the file is missing or not JSON, or `kept_content` refuses it.
+    """
     return kept_content(read_json(path, "kept plan"), f"kept plan {path}")
 
 
 def file_of(content: Mapping[str, object]) -> dict[str, object]:
-    """Build the file of a kept plan: its content, with the format and a digest of the content."""
+    """Return the fields of a kept plan's file: the content, with the format and the digest of the content."""
     return {"format": _FORMAT, "digest": digest(content), **content}
 
 
 def digest(content: Mapping[str, object]) -> str:
-    """Compute the SHA-256 of JSON values, whatever their order and layout in a file."""
+    """Return the SHA-256 of JSON values; the order of fields and the blanks in a file have no effect."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -1,6 +1,6 @@
-"""The shards that move from one plan to another plan, which may have other tables or devices.
+"""The bytes that move if a job changes from one plan to another plan, which may have other tables or devices.
 
-A table is known by its name: its rows, columns, data type and statistics may differ between the two plans.
+Tables of the two plans are matched by name: their rows, columns, data type and statistics may differ.
 """
 
 from collections import Counter
@@ -17,19 +17,19 @@ from neuroshard.words.placement import Shard
 
 Places = tuple[tuple[int, int], ...]
 
-_NOWHERE: tuple[Places, Layout] = (), COLUMNS
+_NOWHERE: tuple[Places, Layout] = (), COLUMNS  # stands for a table that a plan does not have
 
 
 @dataclass(frozen=True)
 class TableChange:
-    """A table that is new, is gone, or changes its devices or its sharding type.
+    """A table that is new, is removed, or changes its devices or its sharding type.
 
     Attributes:
         table: name of the table.
-        before, after: (device, columns) of the table's shards; empty if there is no such table.
-        size_bytes: bytes of weights and optimizer state that come to devices that do not hold them yet; the bytes of a
-            new table are made there, not moved.
-        layout_before, layout_after: the layout of the table; `COLUMNS` if there is no such table.
+        before, after: (device, columns) of the table's shards; empty if the plan does not have the table.
+        size_bytes: bytes of weights and optimizer state that arrive on devices that did not have them before. The bytes
+            of a new table count too, although they are initialised on the devices, not moved.
+        layout_before, layout_after: the layout of the table; `COLUMNS` if the plan does not have the table.
     """
 
     table: str
@@ -41,22 +41,25 @@ class TableChange:
 
     @property
     def is_new(self) -> bool:
-        """Whether there was no such table before."""
+        """True if the earlier plan does not have the table."""
         return not self.before
 
     def __str__(self) -> str:
         if not self.after:
             return f"table {self.table}: gone"
-        after = _told(self.after, self.layout_after)
+        after = _described(self.after, self.layout_after)
         if self.is_new:
             return f"table {self.table}: new, {readable_bytes(self.size_bytes)} on {after}"
-        before = _told(self.before, self.layout_before)
+        before = _described(self.before, self.layout_before)
         return f"table {self.table}: {readable_bytes(self.size_bytes)} moved, {before} -> {after}"
 
 
 def table_changes(before: Plan, after: Plan) -> tuple[TableChange, ...]:
-    """List every table that is new, is gone, or changes its devices or sharding type; the most bytes first."""
-    old, new = _lying(before), _lying(after)
+    """Return the changes of all tables that are new, removed, or on other devices or of another sharding type.
+
+    Changes with more bytes come first.
+    """
+    old, new = _places(before), _places(after)
     arriving = dict(zip(new, moved_between(before, after).tolist(), strict=True))
     changed = []
     for name in {**new, **old}:
@@ -67,73 +70,79 @@ def table_changes(before: Plan, after: Plan) -> tuple[TableChange, ...]:
 
 
 def moved_bytes(before: Plan, after: Plan) -> int:
-    """Count the bytes of weights and optimizer state of tables of both plans that arrive on any device."""
-    known = {table.name for table in before.task.tables}
+    """Return the bytes of weights and optimizer state that move between devices, of the tables of both plans."""
+    both = {table.name for table in before.task.tables}
     arriving = zip(after.task.tables, moved_between(before, after).tolist(), strict=True)
-    return sum(size for table, size in arriving if table.name in known)
+    return sum(size for table, size in arriving if table.name in both)
 
 
 def moved_between(before: Plan, after: Plan) -> IntArray:
-    """Count (T,) bytes of weights and optimizer state of each table of `after` that arrive on any device.
+    """Return the bytes, (T,), of weights and optimizer state of each table of `after` that arrive on devices.
 
-    Devices are known by their numbers. Of a table that is new all bytes arrive; of a table that grew, no more than the
-    rows and columns that it had: new rows and columns are made in place. Optimizer state is what the task of `after`
-    counts. A device keeps of its rows those that it has in both plans, in as many columns as it has in both.
+    Devices of the two plans are matched by number. All bytes of a new table arrive. Of a table that grew, only the rows
+    and columns that it had before arrive: new rows and columns are initialised in place. Optimizer state is counted as
+    the task of `after` counts it.
+
+    The bytes that arrive with a shard are the bytes of these rows and columns minus the bytes that the device keeps:
+    the rows that the device has in both plans, in min(columns before, columns after) columns.
     """
     loads, kept = after.device_loads.loads, np.zeros((2, len(after.placements)))
-    there = np.stack([loads.rows, loads.dim])
-    held, left, tables = _held(before), _columns_held(before), {table.name: table for table in before.task.tables}
+    existing = np.stack([loads.rows, loads.dim])  # rows and columns of each shard of `after` that `before` has anywhere
+    shards, left = _shards(before), _columns(before)
+    tables = {table.name: table for table in before.task.tables}
     for number, placement in enumerate(after.by_device):
         shard, name = placement.shard, after.task.tables[placement.shard.table].name
         if (table := tables.get(name)) is not None:
-            there[:, number] = min(max(table.rows - shard.row, 0), shard.rows), min(shard.dim, table.dim)
-        if (old := held.get(key := (name, placement.device))) is not None:
+            existing[:, number] = min(max(table.rows - shard.row, 0), shard.rows), min(shard.dim, table.dim)
+        if (old := shards.get(key := (name, placement.device))) is not None:
             rows = min(shard.row_end, old.row_end) - max(shard.row, old.row)
             kept[:, number] = max(rows, 0), min(shard.dim, left[key])
-            left[key] -= min(shard.dim, left[key])  # of a wide table the device may have further shards
+            left[key] -= min(shard.dim, left[key])  # a device may have several shards of a wide table
     memory = after.task.memory
-    arriving, staying = (memory.state_bytes(replace(loads, rows=its[0], dim=its[1])) for its in (there, kept))
+    arriving, staying = (memory.state_bytes(replace(loads, rows=size[0], dim=size[1])) for size in (existing, kept))
     moved: IntArray = np.zeros(len(after.task.tables), dtype=np.int64)
     np.add.at(moved, [placement.shard.table for placement in after.by_device], arriving - staying)
     return moved
 
 
-def _columns_held(plan: Plan) -> Counter[tuple[str, int]]:
-    """Count the columns of each table on each device."""
+def _columns(plan: Plan) -> Counter[tuple[str, int]]:
+    """Return the number of columns by (name of the table, device)."""
     columns = Counter[tuple[str, int]]()
     for placed in plan.placements:
         columns[plan.task.tables[placed.shard.table].name, placed.device] += placed.shard.dim
     return columns
 
 
-def _held(plan: Plan) -> Mapping[tuple[str, int], Shard]:
-    """Index shards by table and device; of several columns shards, which have the same rows, the last one."""
+def _shards(plan: Plan) -> Mapping[tuple[str, int], Shard]:
+    """Return the shard by (name of the table, device); the last of several column shards, which have the same rows."""
     tables = plan.task.tables
     return {(tables[placed.shard.table].name, placed.device): placed.shard for placed in plan.placements}
 
 
-def _lying(plan: Plan) -> dict[str, tuple[Places, Layout]]:
-    """Find the places of every table and its layout."""
+def _places(plan: Plan) -> dict[str, tuple[Places, Layout]]:
+    """Return the (device, columns) of the shards, and the layout, of every table by name."""
     return {
-        table.name: (tuple(sorted((placed.device, placed.shard.dim) for placed in its)), layout)
-        for table, its, layout in zip(plan.task.tables, plan.by_table, plan.layouts, strict=True)
+        table.name: (tuple(sorted((placed.device, placed.shard.dim) for placed in placements)), layout)
+        for table, placements, layout in zip(plan.task.tables, plan.by_table, plan.layouts, strict=True)
     }
 
 
-def _told(places: Places, layout: Layout) -> str:
-    told = ", ".join(f"device {device} ({columns} columns)" for device, columns in places)
-    return told if layout.free else f"{told}, {str(layout).replace('_', '-')}"
+def _described(places: Places, layout: Layout) -> str:
+    """Return the places of a table as text, such as "device 0 (64 columns), device 1 (64 columns)"."""
+    text = ", ".join(f"device {device} ({columns} columns)" for device, columns in places)
+    return text if layout.free else f"{text}, {str(layout).replace('_', '-')}"
 
 
 def layout_key(plan: Plan) -> Hashable:
-    """Make a key that is equal for plans of one task that differ only in the order of a host's devices, and of hosts.
+    """Return a key that is equal for two plans of one task if they differ only in the order of devices and hosts.
 
-    Which of a table's columns a shard holds doesn't count, for all cost the same; which of its rows does.
+    The order of devices within a host, and of hosts, does not change the cost. The key contains the number of columns
+    of a shard but not their position, because all columns of a table cost the same; it contains the rows of a shard.
     """
     topology = plan.task.topology
     contents: list[list[tuple[int, ...]]] = [[] for _ in range(topology.num_devices)]
     for placed in plan.placements:
         shard = placed.shard
         contents[placed.device].append((shard.table, shard.dim, shard.row, shard.rows))
-    devices = [tuple(sorted(its)) for its in contents]
+    devices = [tuple(sorted(shards)) for shards in contents]
     return tuple(sorted(tuple(sorted(devices[device] for device in host)) for host in topology.hosts))

@@ -1,4 +1,4 @@
-"""Draws plans and curves as PNG pictures, in which names are text and no formulas."""
+"""Pictures of plans and of learning curves as PNG; names in pictures are plain text, never formulas."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,36 +14,41 @@ from neuroshard.layouts import LAYOUTS
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 
-if TYPE_CHECKING:  # slow to import: only where something is drawn
+if TYPE_CHECKING:  # slow to import: only when a picture is drawn
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLORS = {  # of the first part at each place in a step
+_COLORS = {  # color of the first part at each place in a step
     When.BACKWARD: "#c44e52",
     When.INPUT: "#8c8c8c",
     When.COMPUTE: "#4c72b0",
     When.FORWARD: "#dd8452",
     When.HOST: "#64b5cd",
 }
-_MORE_COLORS = ("#8172b3", "#ccb974", "#da8bc3", "#937860", "#55a868")  # of all other parts, again and again
+_MORE_COLORS = ("#8172b3", "#ccb974", "#da8bc3", "#937860", "#55a868")  # colors of all other parts, in turn
 _GREY = "0.3"
 _GIB = 1 << 30
 _LEGEND_COLUMNS = 3
-_MANY_DEVICES = 16  # of more, a bar each would be a smear
-_NUMBERED_DEVICES = 10  # of more, so would be a number each
-_MOST_CURVES = 10  # of more, colours repeat
-_LONGEST_LABEL = 48
+_MANY_DEVICES = 16  # more devices are drawn as an outline, because single bars would be too narrow
+_NUMBERED_DEVICES = 10  # if there are more devices, only some have a number on the axis
+_MOST_CURVES = 10  # more curves are grey, because the colors of matplotlib would repeat
+_LONGEST_LABEL = 48  # maximum number of letters
 
 
 @contextmanager
 def canvas(width: float, height: float) -> Iterator[tuple["Figure", BytesIO]]:
-    """Render what the block draws on a figure (sizes in inches) to PNG; texts are never formulas."""
+    """Yield a figure to draw on, and the buffer that contains the figure as PNG after the block.
+
+    `width` and `height` are in inches. Texts in the figure are never read as formulas.
+    """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     with rc_context({"text.parse_math": False, "axes.formatter.use_mathtext": False}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a box stands for what the font lacks
+        warnings.filterwarnings(
+            "ignore", message="Glyph .* missing from"
+        )  # letters that the font lacks are drawn as boxes
         figure, picture = Figure(figsize=(width, height), layout="constrained"), BytesIO()
         FigureCanvasAgg(figure)
         yield figure, picture
@@ -53,15 +58,15 @@ def canvas(width: float, height: float) -> Iterator[tuple["Figure", BytesIO]]:
 
 
 def label(text: str) -> str:
-    """Fit a name to a picture: of bounded length, without line breaks and halves of characters."""
+    """Return a name as a label for a picture: at most 52 letters, on one line, and with valid Unicode."""
     plain = " ".join(text.encode("utf-8", "replace").decode().split()) or "(no name)"
     half = _LONGEST_LABEL // 2
     short = plain if len(plain) <= _LONGEST_LABEL else f"{plain[:half]}...{plain[-half:]}"
-    return f" {short}" if short.startswith("_") else short  # legends leave out what begins with an underscore
+    return f" {short}" if short.startswith("_") else short  # matplotlib's legends leave out labels that begin with "_"
 
 
 def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
-    """Draw a PNG: bars of every device's cost by part, and bars of its memory by sharding type, with the cap."""
+    """Return a PNG with the cost of each device by part, and its memory by sharding type with the memory limit."""
     many = len(cost.compute) > _MANY_DEVICES
     with canvas(9, 6.4 if many else 3.9) as (figure, picture):
         times, memory = figure.subplots(2, 1) if many else figure.subplots(1, 2, width_ratios=[3, 2])
@@ -72,6 +77,7 @@ def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
 
 
 def _draw_times(axes: "Axes", cost: Cost) -> None:
+    """Draw the counted parts of the cost as stacked bars for each device, and a line at the cost of the plan."""
     bottom, parts = np.zeros(len(cost.compute)), sorted(cost.counted, key=lambda part: part.when)
     for part, color in zip(parts, _colors_of(parts), strict=True):
         name = f"{part.name} communication" if part.name in (BACKWARD, FORWARD) else part.name
@@ -85,12 +91,13 @@ def _draw_times(axes: "Axes", cost: Cost) -> None:
 
 
 def _colors_of(parts: Sequence[Part]) -> Iterator[str]:
-    """Yield a colour for each part: that of its place in a step, or another one if an earlier part has that."""
+    """Return a color for each part: the color of its place in a step, or another color if an earlier part has it."""
     left, more = dict(_COLORS), cycle(_MORE_COLORS)
     return (left.pop(part.when) if part.when in left else next(more) for part in parts)
 
 
 def _draw_memory(axes: "Axes", plan: Plan) -> None:
+    """Draw the memory of the shards as stacked bars for each device, and a line at the memory limit."""
     caps, used = np.array(plan.task.shard_memory) / _GIB, np.array(plan.device_bytes) / _GIB
     devices, bottom = np.arange(len(caps)), np.zeros(len(caps))
     for layout, size in zip(LAYOUTS.values(), plan.form_bytes.T / _GIB, strict=True):
@@ -106,7 +113,7 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
 
 
 def _bars(axes: "Axes", values: FloatArray, bottom: FloatArray, color: str, name: str) -> None:
-    """Draw bars on (D,) devices, from `bottom`; of many, their outline, filled."""
+    """Draw a bar for each of D devices, from `bottom` (D,) up by `values` (D,); many devices get a filled outline."""
     devices = np.arange(len(values))
     if len(values) > _MANY_DEVICES:
         edges = np.arange(len(values) + 1) - 0.5
@@ -121,7 +128,7 @@ def _bars(axes: "Axes", values: FloatArray, bottom: FloatArray, color: str, name
 
 
 def _note(axes: "Axes", text: str, y: float) -> None:
-    """Write a word at the right end of a horizontal line."""
+    """Write a text at the right end of a horizontal line at height `y`."""
     axes.annotate(
         text, (1, y), xycoords=("axes fraction", "data"), xytext=(-4, 3), textcoords="offset points", ha="right",
         va="bottom", fontsize=9,
@@ -129,16 +136,21 @@ def _note(axes: "Axes", text: str, y: float) -> None:
 
 
 def _top(highest: float, factor: float) -> float:
-    """Choose where an axis that begins with 0 ends: above its highest value, if that is anything."""
+    """Return the upper end of an axis that begins with 0: the highest value times `factor`, or 1 if this value is 0."""
     return highest * factor if highest > 0 else 1.0
 
 
 def curves_png(
     curves: Sequence[tuple[str, FloatArray]], references: Mapping[str, float], title: str | None = None
 ) -> bytes:
-    """Draw a PNG: learning curves, ms by round, and the results of other methods (horizontal lines).
+    """Return a PNG with learning curves (mean plan cost in ms by round) and results of other methods as lines.
 
-    If there are more curves than colours, all curves are grey and without a name.
+    If there are more than 10 curves, all curves are grey and without a name.
+
+    Args:
+        curves: name and values (rounds,) of each curve, in ms.
+        references: results of other methods in ms, by name; drawn as horizontal lines.
+        title: title of the picture; None for no title.
     """
     with canvas(8, 4.5) as (figure, picture):
         axes = figure.subplots()

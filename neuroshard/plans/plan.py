@@ -1,4 +1,4 @@
-"""A sharding plan: every table, cut into shards, each in a place."""
+"""Sharding plans: the shards of every table, each placed on a device, with checks, text and files."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,24 +36,25 @@ from neuroshard.words.placement import TIERS, Placement, Shard, Tier, TierAssign
 from neuroshard.words.topology import Topology
 
 _FORMAT = "neuroshard-plan-3"
-_SHOWN_DEVICES = 8
-_SHOWN_SHARDS = 6
-_SHOWN_TABLES = 5  # that a warning names
+_SHOWN_DEVICES = 8  # maximum number of devices in a printed plan
+_SHOWN_SHARDS = 6  # maximum number of shards of a device in a printed plan
+_SHOWN_TABLES = 5  # maximum number of tables that a warning names
 _IN_HOST_MEMORY = {Tier.UVM_CACHING: "behind a cache", Tier.UVM: "in host memory"}
 _WITH_CACHE = {Tier.UVM_CACHING: "in host memory behind a device cache", Tier.UVM: "in host memory without a cache"}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Placements (S,) of the shards of one task's tables; valid by construction.
+    """A sharding plan: the placements, (S,), of the shards of all tables of a task.
 
-    Every table has one of TorchRec's sharding types (`sharding_types`). A device holds at most one shard of a table, or
-    several column shards that together are wider than a shard may be. A plan may break memory limits and the task's
-    constraints: such a plan can be costed and reported, and `violations` lists what it breaks. `prediction` is the
-    predicted cost from when the plan was found, or None; two plans that differ only in their predictions are equal.
+    Every table has one of TorchRec's sharding types (`sharding_types`). A device has at most one shard of a table, or
+    several column shards that together are wider than a shard may be. A plan may break memory limits and constraints of
+    the task. Such a plan can be costed and reported; `violations` lists the broken limits. `prediction` is the cost
+    that was predicted when the plan was found, or None; two plans that differ only in their predictions are equal.
 
     Raises:
-        UserError: the shards do not make up the task's tables in this way.
+        UserError: the placements do not cover each table exactly once (or whole on every device, if data-parallel), use
+            devices that the task does not have, or do not fit any sharding type.
     """
 
     task: Task
@@ -62,22 +63,22 @@ class Plan:
 
     def __post_init__(self) -> None:
         _check_devices(self.task, self.placements)
-        for table, its, layout in zip(self.task.tables, self.by_table, self.layouts, strict=True):
-            _check_tiling(table, its, layout, self.task.topology)
+        for table, placements, layout in zip(self.task.tables, self.by_table, self.layouts, strict=True):
+            _check_tiling(table, placements, layout, self.task.topology)
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
-        """(T,) the layout of each table."""
+        """(T,) layout of each table."""
         return layouts_of(self.task.tables, self.by_table)
 
     @cached_property
     def forms(self) -> tuple[Form, ...]:
-        """(T,) the family of each table's sharding type."""
+        """(T,) family of each table's sharding type."""
         return tuple(layout.form for layout in self.layouts)
 
     @cached_property
     def sharding_types(self) -> tuple[str, ...]:
-        """(T,) the sharding type of each table, in TorchRec's words; a table in one shard is table_wise."""
+        """(T,) sharding type of each table, by TorchRec's names; a table in one shard is table_wise."""
         each = zip(self.layouts, self.by_table, strict=True)
         return tuple(layout.sharding_type(placed, self.task.topology) for layout, placed in each)
 
@@ -87,14 +88,18 @@ class Plan:
         return all(layout.free for layout in self.layouts)
 
     def names_where(self, has: Callable[[Layout], bool]) -> list[str]:
-        """List the tables whose layouts have something, by name, in the task's order."""
+        """Return the names of the tables whose layouts have the property `has`, in the task's order."""
         return [table.name for table, layout in zip(self.task.tables, self.layouts, strict=True) if has(layout)]
 
     def check_layouts(self, served: Callable[[Layout], bool], limit: str, remedy: str) -> None:
-        """Refuse layouts that are not `served`; `limit` and `remedy` are parts of the error.
+        """Raise UserError if a table has a layout that is not `served`.
+
+        Args:
+            served: function that returns True for supported layouts.
+            limit, remedy: parts of the error, as in `Message`.
 
         Raises:
-            UserError: a table has one of these layouts; the message names the table.
+            UserError: a table has a layout that is not supported; the message names the first of these tables.
         """
         refused = {layout for layout in set(self.layouts) if not served(layout)}
         for table, layout, name in zip(self.task.tables, self.layouts, self.sharding_types, strict=True):
@@ -109,7 +114,7 @@ class Plan:
 
     @cached_property
     def device_tables(self) -> tuple[tuple[Table, ...], ...]:
-        """(D,) the tables on each device, each as wide as its shard there; blocks of rows count as all rows."""
+        """(D,) tables on each device, each with the columns of its shard on the device, and with all rows."""
         grouped: list[list[Table]] = [[] for _ in range(self.task.topology.num_devices)]
         for placement in self.placements:
             shard = placement.shard
@@ -118,17 +123,17 @@ class Plan:
 
     @cached_property
     def by_device(self) -> tuple[Placement, ...]:
-        """(S,) the placements, device by device: in the order of `device_loads`."""
+        """(S,) placements sorted by device, in the order of `device_loads`."""
         return tuple(sorted(self.placements, key=lambda placement: placement.device))
 
     @cached_property
     def by_table(self) -> tuple[tuple[Placement, ...], ...]:
-        """(T,) the placements of each table, in the plan's order."""
+        """(T,) placements of each table, in the plan's order."""
         return by_table(self.placements, len(self.task.tables))
 
     @cached_property
     def device_loads(self) -> LoadSets:
-        """D sets of loads: the work that the placements give each device."""
+        """The loads of each device: D sets, with S loads together."""
         num_devices = self.task.topology.num_devices
         devices = np.array([placement.device for placement in self.by_device], dtype=np.int64)
         loads = placed_loads(self.task.tables, self.by_device, self.task.batch_size, num_devices, self.layouts)
@@ -136,14 +141,14 @@ class Plan:
 
     @cached_property
     def traffic(self) -> Traffic:
-        """The traffic between devices in a step (B = 1)."""
+        """The traffic between devices in a step, as `Traffic` of one plan (B = 1)."""
         topology = self.task.topology
         given = given_bytes(self.device_loads.loads, topology.num_devices)
         return Traffic.of(self.device_loads, given, topology.num_devices, self.task.batch_size, topology.fast_links)
 
     @cached_property
     def form_bytes(self) -> IntArray:
-        """(D, F) bytes of the shards on each device, by `Form`, with what the task counts in addition to weights."""
+        """(D, F) bytes of the shards on each device by family, with the state and buffers that the task counts."""
         sets = self.device_loads
         total = np.zeros((len(sets), len(FORMS)), dtype=np.int64)
         np.add.at(total, (sets.owners, sets.loads.form), self.task.memory.bytes_beside(sets))
@@ -151,12 +156,12 @@ class Plan:
 
     @cached_property
     def device_bytes(self) -> tuple[int, ...]:
-        """(D,) bytes of the shards on each device, with what the task counts in addition to weights."""
+        """(D,) bytes of the shards on each device, with the optimizer state and buffers that the task counts."""
         return tuple(self.form_bytes.sum(axis=1).tolist())
 
     @cached_property
     def host_bytes(self) -> tuple[int, ...]:
-        """(H,) bytes of every host's memory that shards of its devices take."""
+        """(H,) bytes of host memory that the shards of each host's devices need."""
         used = self.task.memory.host_bytes(self.device_loads.loads)
         total = np.zeros(len(self.task.topology.hosts), dtype=np.int64)
         np.add.at(total, self.device_loads.owners // self.task.topology.host_size, used)
@@ -164,14 +169,14 @@ class Plan:
 
     @cached_property
     def tier_assignments(self) -> tuple[TierAssignment, ...]:
-        """(T,) the memory that holds each table."""
+        """(T,) tier assignment of each table."""
         return tuple(placed[0].tier_assignment for placed in self.by_table)
 
     @cached_property
     def device_dims(self) -> tuple[int, ...]:
-        """(D,) columns that a sample gets from the table-wise and column-wise shards of each device, over all outputs.
+        """(D,) output columns per sample of the table-wise and column-wise shards on each device.
 
-        They are rounded if tables are not pooled; `traffic.columns` is exact, and also counts row-wise sequence tables.
+        The mean of sequence tables is rounded. `traffic.columns` is exact, and includes row-wise sequence tables.
         """
         dims = [0.0] * self.task.topology.num_devices
         for placement in self.placements:
@@ -181,7 +186,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """True if the shards of every device fit in the device's memory, and tables in host memory in the host's."""
+        """True if all shards fit: in the memory of their devices, and tables in host memory in that of their hosts."""
         pairs = zip(self.device_bytes, self.task.shard_memory, strict=True)
         return all(used <= free for used, free in pairs) and max(self.host_bytes) <= self.task.topology.host_bytes
 
@@ -191,43 +196,45 @@ class Plan:
         return tuple(self._broken())
 
     def _broken(self) -> Iterator[str]:
+        """Yield a line for each memory limit and constraint that the plan breaks."""
         task, others = self.task, self.names_where(lambda layout: not layout.free)
-        rooms = zip(self.device_bytes, task.shard_memory, task.topology.device_memory, strict=True)
-        for device, (used, free, there) in enumerate(rooms):
-            if used > free:  # of its memory, buffers of its own samples take what isn't free
-                sizes = readable_bytes(used + there - free), readable_bytes(there)
+        sizes_of = zip(self.device_bytes, task.shard_memory, task.topology.device_memory, strict=True)
+        for device, (used, free, memory) in enumerate(sizes_of):
+            if used > free:  # memory - free are the buffers for the device's own samples
+                sizes = readable_bytes(used + memory - free), readable_bytes(memory)
                 yield f"device {device} needs {sizes[0]}, but has {sizes[1]}{self._of_wide_caches(device)}"
         for host, used in enumerate(self.host_bytes):
             if used > (free := task.topology.host_bytes):
                 sizes = readable_bytes(used), readable_bytes(free)
                 yield f"host {host} needs {sizes[0]} of host memory for tables, but has {sizes[1]}"
         pairs = zip(task.tables, self.by_table, strict=True)
-        held = {table.name: _columns_by_device(its) for table, its in pairs}
+        columns = {table.name: _columns_by_device(placements) for table, placements in pairs}
         each = zip(task.tables, task.limits, self.layouts, self.tier_assignments, self.by_table, strict=True)
-        for table, limits, layout, home, placed in each:
-            widths = [one.shard.dim for one in placed]
+        for table, limits, layout, assignment, placed in each:
+            widths = [placement.shard.dim for placement in placed]
             if (widest := max(widths)) > MAX_SHARD_DIM:
                 yield (
                     f"table {table.name!r} has a shard of {widest} columns, but FBGEMM's kernels take at most "
                     f"{MAX_SHARD_DIM}"
                 )
             if not limits.sharding_types & layout.allowed_by(placed, task.topology):
-                its, allowed = layout.sharding_type(placed, task.topology), " or ".join(sorted(limits.sharding_types))
-                yield f"table {table.name!r} is {its}, but constraints allow only {allowed}"
-            yield from _broken_limits(table.name, layout, limits, held[table.name])
-            yield from _broken_home(table.name, home, limits)
+                actual = layout.sharding_type(placed, task.topology)
+                allowed = " or ".join(sorted(limits.sharding_types))
+                yield f"table {table.name!r} is {actual}, but constraints allow only {allowed}"
+            yield from _broken_limits(table.name, layout, limits, columns[table.name])
+            yield from _broken_tier(table.name, assignment, limits)
             if not table.pooled and (why := layout.unserved(widths, task.topology.num_devices)) is not None:
                 yield f"table {table.name!r} is a sequence table {why}"
-        yield from _broken_groups(task.constraints, held, others)
+        yield from _broken_groups(task.constraints, columns, others)
 
     @property
     def warnings(self) -> tuple[Message, ...]:
-        """A warning of tables that are in host memory although the task lets them be in device memory."""
+        """A warning about tables in host memory that the task allows in device memory; empty without such tables."""
         triples = zip(self.task.tables, self.task.limits, self.tier_assignments, strict=True)
         fallen = {
-            table.name: home.tier
-            for table, limits, home in triples
-            if home.tier is not Tier.DEVICE and Tier.DEVICE in limits.tiers
+            table.name: assignment.tier
+            for table, limits, assignment in triples
+            if assignment.tier is not Tier.DEVICE and Tier.DEVICE in limits.tiers
         }
         if not fallen:
             return ()
@@ -246,7 +253,10 @@ class Plan:
         )
 
     def _of_wide_caches(self, device: int) -> str:
-        """Return as text the bytes that a device needs because of unequal widths in its caches; empty if none."""
+        """Return a text about the bytes that a device needs because its caches are as wide as their widest table.
+
+        The text is empty if there are no such bytes.
+        """
         here, memory = self.device_loads.take(np.array([device])), self.task.memory
         more = int((memory.bytes_beside(here) - memory.device_bytes(here.loads)).sum())
         if not more:
@@ -261,10 +271,10 @@ class Plan:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        """Yield a line for the plan and one for each of the first devices."""
+        """Yield a line for the plan, and a line for each of the first devices."""
         task, devices = self.task, self.task.topology.num_devices
-        what = f"{self.described_shards} on {devices:,} devices, batch {task.batch_size:,}, memory of {task.memory}"
-        yield what if self.prediction is None else f"{what}: {self.prediction}"
+        summary = f"{self.described_shards} on {devices:,} devices, batch {task.batch_size:,}, memory of {task.memory}"
+        yield summary if self.prediction is None else f"{summary}: {self.prediction}"
         for device in range(min(devices, _SHOWN_DEVICES)):
             yield f"device {device}: {self._contents(device)}"
         if devices > _SHOWN_DEVICES:
@@ -273,7 +283,7 @@ class Plan:
     @property
     def described_shards(self) -> str:
         """The numbers of tables of each sharding type and in host memory, as text."""
-        types, tiers = Counter(self.sharding_types), Counter(home.tier for home in self.tier_assignments)
+        types, tiers = Counter(self.sharding_types), Counter(assignment.tier for assignment in self.tier_assignments)
         shards = Counter(self.sharding_types[placed.shard.table] for placed in self.placements)
         described = [
             f"{types[name]:,} {name.replace('_', '-')}"
@@ -285,7 +295,7 @@ class Plan:
         return f"{len(self.layouts):,} table{_s(len(self.layouts))}: {', '.join(described)}"
 
     def _contents(self, device: int) -> str:
-        """Describe the shards on one device; the largest ones are named first."""
+        """Return a text about the shards on one device, which names the largest shards first."""
         here = [placed for placed in self.placements if placed.device == device]
         pairs = [(placed, self.task.tables[placed.shard.table]) for placed in here]
         pairs.sort(key=lambda pair: -pair[0].shard.dim * pair[0].shard.rows * pair[1].bytes_per_element)
@@ -297,16 +307,16 @@ class Plan:
         return f"{count}, {self.device_dims[device]:,} columns, {size}: {listed}{more}"
 
     def save(self, path: str | Path) -> None:
-        """Write the plan with its task as JSON."""
+        """Write the plan and its task to a JSON file."""
         write_json(Path(path), self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> "Plan":
-        """Load the plan from a file that `save` wrote, or from a kept plan's file (`keep=` of a planner for TorchRec).
+        """Return the plan in a file that `save` wrote, or in a file that a TorchRec planner wrote (`keep=`).
 
         Raises:
-            UserError: the file is missing, malformed, or its shards don't cover its tables exactly once; or it is a
-                kept plan without a table that NeuroShard planned.
+            UserError: the file is missing or malformed, the shards do not cover the tables exactly once, or the file
+                was written by a planner and has no table that NeuroShard planned.
         """
         if Path(path).is_dir():
             plans = sorted(Path(path).glob("plans/*.json"))
@@ -329,7 +339,7 @@ class Plan:
         return cls.from_json(content, str(path))
 
     def to_json(self) -> dict[str, Any]:
-        """Convert the plan to JSON-ready fields."""
+        """Return the plan and its task as JSON-ready fields."""
         return {
             "format": _FORMAT,
             "placements": [_as_fields(placement) for placement in self.placements],
@@ -339,10 +349,10 @@ class Plan:
 
     @classmethod
     def from_json(cls, content: object, where: str = "plan") -> "Plan":
-        """Read the plan in `content`, as `to_json` returns it; `where` names the content in errors.
+        """Return the plan in `content`, which `to_json` returned; `where` is the place of the content in errors.
 
         Raises:
-            UserError: the content is malformed, or the shards don't cover the tables exactly once.
+            UserError: the content is malformed, or the shards do not cover the tables exactly once.
         """
         plan_file = parse(of_format(content, _FORMAT, where), _PlanFile, where)
         try:
@@ -352,14 +362,13 @@ class Plan:
 
 
 def _check_tiling(table: Table, placements: Sequence[Placement], layout: Layout, topology: Topology) -> None:
-    """Check that placements make up a table in a layout, in one memory.
+    """Raise UserError unless the placements of a table cover it in a layout, all with the same tier assignment.
 
     Raises:
-        UserError: the placements don't; the error names the table, and the row and column or the device.
+        UserError: the error names the table, and the row and column or the device.
     """
-    if other := next(
-        (one.tier_assignment for one in placements if one.tier_assignment != placements[0].tier_assignment), None
-    ):
+    assignments = (placement.tier_assignment for placement in placements)
+    if other := next((assignment for assignment in assignments if assignment != placements[0].tier_assignment), None):
         first, second = sorted(map(str, (placements[0].tier_assignment, other)))
         raise UserError(
             "plan-table-tiers-differ",
@@ -371,15 +380,15 @@ def _check_tiling(table: Table, placements: Sequence[Placement], layout: Layout,
 
 
 def _check_devices(task: Task, placements: Sequence[Placement]) -> None:
-    """Check that a task has the tables and the devices of placements, and that no device could merge two shards.
+    """Raise UserError unless the task has the tables and devices of placements, and shards on a device are merged.
 
-    A device holds at most one shard of a table, or several column shards that are together too wide for one shard.
+    A device may have at most one shard of a table, or several column shards that are together too wide for one shard.
 
     Raises:
         UserError: a check fails; the message names the table and the device.
     """
-    taken: dict[tuple[int, int], int] = {}  # columns
-    crowded: set[tuple[int, int]] = set()
+    taken: dict[tuple[int, int], int] = {}  # columns by (table, device)
+    crowded: set[tuple[int, int]] = set()  # (table, device) with several shards
     for placement in placements:
         index, device = placement.shard.table, placement.device
         table, last = table_of(task, index), task.topology.num_devices - 1
@@ -402,6 +411,7 @@ def _check_devices(task: Task, placements: Sequence[Placement]) -> None:
 
 
 def _crowded(table: Table, device: int) -> UserError:
+    """Return the error for two shards of a table on one device."""
     return UserError(
         "plan-shards-on-one-device",
         f"two shards of table {table.name!r} are on device {device}",
@@ -412,118 +422,129 @@ def _crowded(table: Table, device: int) -> UserError:
 
 
 def _columns_by_device(placements: Iterable[Placement]) -> dict[int, int]:
-    """Count the columns of a table on each device that holds any of it."""
-    held: dict[int, int] = {}
+    """Return the number of columns of a table on each device that has a shard of the table, by device."""
+    columns: dict[int, int] = {}
     for placed in placements:
-        held[placed.device] = held.get(placed.device, 0) + placed.shard.dim
-    return held
+        columns[placed.device] = columns.get(placed.device, 0) + placed.shard.dim
+    return columns
 
 
 def assemble(task: Task, placed: Iterable[tuple[int, int, int]]) -> Plan:
-    """Assemble the plan that puts `dim` columns of a table on a device, for each (table index, dim, device).
+    """Return the column-wise plan that puts `dim` columns of a table on a device, for each (table index, dim, device).
 
-    Columns of one table that meet on one device become one shard, with all rows; columns are handed out in order of
-    device.
+    Columns of one table on one device become one shard with all rows, or several shards if they are wider than a shard
+    may be. The devices get the columns of a table in ascending order.
+
+    Raises:
+        UserError: the columns do not cover each table of the task exactly once, or a table or device does not exist.
     """
     return Plan(task, tuple(in_columns(task, placed)))
 
 
 def _as_fields(placement: Placement) -> dict[str, Any]:
-    memory = placement.tier_assignment
-    cache = {} if memory.cache_load_factor is None else {"cache_load_factor": memory.cache_load_factor}
-    return vars(placement.shard) | {"device": placement.device, "tier": memory.tier.value} | cache
+    """Return a placement as JSON-ready fields."""
+    assignment = placement.tier_assignment
+    cache = {} if assignment.cache_load_factor is None else {"cache_load_factor": assignment.cache_load_factor}
+    return vars(placement.shard) | {"device": placement.device, "tier": assignment.tier.value} | cache
 
 
 @dataclass(frozen=True)
 class _Placed(Shard):
-    """A placement as a file has it."""
+    """The fields of a placement in a plan file."""
 
     device: Device
     tier: Name
     cache_load_factor: CacheShare | None = None
 
     def read(self) -> Placement:
-        """Make the placement that the fields describe."""
+        """Return the placement that the fields describe."""
         shard = Shard(self.table, self.column, self.dim, self.row, self.rows)
         return Placement(shard, self.device, TierAssignment(Tier(self.tier), self.cache_load_factor))
 
 
 @dataclass(frozen=True)
 class _PlanFile:
-    """The content of a plan file, without its format."""
+    """The content of a plan file without the field "format"."""
 
     placements: tuple[_Placed, ...]
     prediction: Prediction | None
     task: Task
 
 
-def _broken_limits(name: str, layout: Layout, limits: TableLimits, held: Mapping[int, int]) -> Iterator[str]:
-    """Yield a line for each limit that a table breaks; `held`: columns by device."""
-    if wrong := set(held).difference(limits.devices):
+def _broken_limits(name: str, layout: Layout, limits: TableLimits, columns: Mapping[int, int]) -> Iterator[str]:
+    """Yield a line for each limit that a table breaks; `columns` has the table's columns by device."""
+    if wrong := set(columns).difference(limits.devices):
         yield f"table {name!r} is on device {min(wrong)}, but constraints forbid that device"
-    if not limits.may_count(layout, len(held)):
+    if not limits.may_count(layout, len(columns)):
         least, most = limits.counts_of(layout)
-        allowed = number_of(least, "shard") if least == most else f"{least} to {most} shards"
-        yield f"table {name!r} is on {number_of(len(held), 'device')}{layout.counted}, but constraints allow {allowed}"
-    if min(held.values()) < limits.min_dim:
-        yield (
-            f"table {name!r} has a shard of {min(held.values())} columns, but constraints need {limits.min_dim} or more"
-        )
+        allowed, count = number_of(least, "shard") if least == most else f"{least} to {most} shards", len(columns)
+        yield f"table {name!r} is on {number_of(count, 'device')}{layout.counted}, but constraints allow {allowed}"
+    if (narrowest := min(columns.values())) < limits.min_dim:
+        yield f"table {name!r} has a shard of {narrowest} columns, but constraints need {limits.min_dim} or more"
 
 
-def _broken_home(name: str, home: TierAssignment, limits: TableLimits) -> Iterator[str]:
-    """Yield a line if a table's tier assignment breaks its limits: the tier, or the cache load factor."""
-    if home.tier not in limits.tiers:
+def _broken_tier(name: str, assignment: TierAssignment, limits: TableLimits) -> Iterator[str]:
+    """Yield a line if the limits of a table forbid the tier or the cache load factor of its tier assignment."""
+    if assignment.tier not in limits.tiers:
         allowed = " or ".join(sorted(limits.tiers))
-        yield f"table {name!r} is in tier {home.tier.value}, but constraints allow only {allowed}"
-    elif not limits.may_lie_in(home):
+        yield f"table {name!r} is in tier {assignment.tier.value}, but constraints allow only {allowed}"
+    elif not limits.may_lie_in(assignment):
         yield (
-            f"table {name!r} has cache_load_factor {home.cache_load_factor}, but constraints need "
+            f"table {name!r} has cache_load_factor {assignment.cache_load_factor}, but constraints need "
             f"{limits.cache_load_factor}"
         )
 
 
 def _broken_groups(
-    constraints: Constraints, held: Mapping[str, Mapping[int, int]], others: Collection[str]
+    constraints: Constraints, columns: Mapping[str, Mapping[int, int]], others: Collection[str]
 ) -> Iterator[str]:
-    """Yield a line for each broken pin and group; `others` are tables whose shards aren't free, so not pinned."""
+    """Yield a line for each pin and each group of tables that a plan breaks.
+
+    Args:
+        constraints: the constraints of the task.
+        columns: columns of each table by device, by the table's name.
+        others: names of tables that are not column-wise, which cannot have pinned shards.
+    """
     for name, pinned in constraints.pins.items():
-        if name in others or not _pins_met(pinned, held[name]):
+        if name in others or not _pins_met(pinned, columns[name]):
             yield f"table {name!r} does not have the pinned shards of constraints on the devices that these name"
     for group in constraints.together:
-        if len({frozenset(held[name]) for name in group}) > 1:
+        if len({frozenset(columns[name]) for name in group}) > 1:
             yield f"tables {', '.join(group)} are on different devices, but constraints keep them together"
     for group in constraints.apart:
-        devices = [device for name in dict.fromkeys(group) for device in held[name]]
+        devices = [device for name in dict.fromkeys(group) for device in columns[name]]
         if crowded := [device for device in devices if devices.count(device) > 1]:
-            both = [name for name in dict.fromkeys(group) if crowded[0] in held[name]]
+            both = [name for name in dict.fromkeys(group) if crowded[0] in columns[name]]
             yield f"tables {', '.join(both)} are both on device {crowded[0]}, but constraints keep them apart"
 
 
-def _pins_met(pinned: Sequence[PinnedShard], held: Mapping[int, int]) -> bool:
-    """Return True if every pinned shard has a device of its own with as many columns; `held`: columns by device."""
-    fits = [[device in shard.devices and dim == shard.dim for device, dim in held.items()] for shard in pinned]
+def _pins_met(pinned: Sequence[PinnedShard], columns: Mapping[int, int]) -> bool:
+    """Return True if each pinned shard has a different allowed device with exactly its columns.
+
+    `columns` has the columns of the table by device.
+    """
+    fits = [[device in shard.devices and dim == shard.dim for device, dim in columns.items()] for shard in pinned]
     return own_places(np.array(fits)) is not None
 
 
 def _name(placed: Placement, table: Table, layout: Layout) -> str:
-    """Name a shard: its columns as "name[0:8]", or its rows and columns as "name[0:100, 0:8]", as in an array.
+    """Return the name of a shard in a printed plan, such as "name[0:8]" or "name[0:100, 0:8]", as slices of an array.
 
-    Notes follow the name: "name (data-parallel)", "name[0:8] (3 features, sequence)" for a sequence table that 3
-    features read, "name (uvm)" for a table in host memory, and "name (uvm_caching 0.2)" for a table in host memory with
-    a cache for that share of its rows.
+    The slices are the columns, or the rows and columns, of the shard. Notes follow the name: "name (data-parallel)",
+    "name[0:8] (3 features, sequence)" for a sequence table that 3 features read, "name (uvm)" for a table in host
+    memory, and "name (uvm_caching 0.2)" for a table in host memory with a cache for 20% of its rows.
     """
-    said = {
+    notes_if = {
         layout.note: bool(layout.note), f"{table.features} features": table.features > 1, "sequence": not table.pooled,
         str(placed.tier_assignment): placed.tier_assignment.tier is not Tier.DEVICE,
     }  # fmt: skip
-    notes = ", ".join(note for note, holds in said.items() if holds)
+    notes = ", ".join(note for note, applies in notes_if.items() if applies)
     name = table.name + _inside(placed.shard, table, layout)
     return f"{name} ({notes})" if notes else name
 
 
 def _inside(shard: Shard, table: Table, layout: Layout) -> str:
-    """Return the part of the table that is in the shard, in brackets; empty if that is the whole table."""
+    """Return the rows and columns of a shard in brackets, as slices; empty for a whole table."""
     rows = f"{shard.row}:{shard.row_end}" if layout.blocks else ""
     columns = f"{shard.column}:{shard.column_end}" if shard.dim < table.dim else ""
     inside = f"{rows}, {columns or ':'}" if rows else columns
@@ -535,7 +556,7 @@ def _s(count: int) -> str:
 
 
 def copies_remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return the warning that TorchRec's fused optimizer does not update data-parallel tables; empty without any."""
+    """Return the warning that the fused optimizer does not update data-parallel tables; empty if a plan has none."""
     copied = plan.names_where(lambda layout: layout.dense)
     if not copied:
         return ()

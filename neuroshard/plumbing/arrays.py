@@ -1,4 +1,7 @@
-"""Array types used in signatures, whose shapes and units stand in each docstring; sums and a matching over arrays."""
+"""Array types for signatures, and two functions over arrays: sums of groups, and a matching of items to places.
+
+The docstring of each function that takes or returns an array states the array's shape and unit.
+"""
 
 from typing import TypeVar
 
@@ -13,7 +16,10 @@ Floats = TypeVar("Floats", FloatArray, Float32Array)
 
 
 def sums_of(amounts: Floats, counts: IntArray) -> Floats:
-    """Return sums (n, ...) of amounts (N, ...) over n consecutive groups of `counts` (n,) amounts, at least 1 each."""
+    """Return the sums, (n, ...), of n consecutive groups of `amounts`, (N, ...).
+
+    `counts` (n,) has the number of amounts in each group, at least 1; the counts sum to N.
+    """
     sums: Floats = np.add.reduceat(amounts, counts.cumsum() - counts, axis=0)
     return sums
 
@@ -23,7 +29,7 @@ def own_places(allowed: BoolArray) -> IntArray | None:
 
     `allowed` (n, m) is True for the places that an item may have. The matching takes polynomial time.
     """
-    from scipy.sparse import csr_array  # slow to import: only where it is used
+    from scipy.sparse import csr_array  # slow to import: not with this module
     from scipy.sparse.csgraph import maximum_bipartite_matching
 
     count, places = allowed.shape

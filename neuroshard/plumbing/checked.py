@@ -1,4 +1,4 @@
-"""Values of the right type by construction: dataclasses and functions that check their arguments."""
+"""A decorator for dataclasses and functions that checks their fields or arguments against the annotations."""
 
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -20,10 +20,11 @@ _PLAIN = (int, float, str, bool, NoneType)
 
 
 def checked(target: _T) -> _T:
-    """Decorate a function, or a class below `@dataclass`: its arguments or fields are checked against annotations.
+    """Decorate a function, or a class below `@dataclass`, to check arguments or fields against the annotations.
 
-    Plain types only; what is annotated with another class is left to the type checker. Lists become tuples, whole
-    numbers floats, NumPy's numbers Python's, and sizes such as "4GiB" bytes, where the annotation wants them.
+    The checks cover annotations of plain types: numbers, text, bool, None, and tuples, lists, sequences, unions or
+    literals of these. The type checker covers other classes. If the annotation asks for the other type, a list becomes
+    a tuple, a whole number a float, a NumPy number a Python number, and a size such as "4GiB" a number of bytes.
 
     Raises (when called):
         UserError: a value is of the wrong type or out of range.
@@ -33,7 +34,11 @@ def checked(target: _T) -> _T:
 
 
 def check_values(target: Callable[..., Any], values: Mapping[str, object]) -> None:
-    """Raise UserError unless arguments of a class or a function, by name, are as its annotations of plain types say."""
+    """Raise UserError if a value does not fit the annotation of the argument with the value's name.
+
+    `target` is the class or function that has the arguments; `values` are by name. Arguments whose annotation is not a
+    plain type are not checked.
+    """
     for name, hint in _plain_hints(target):
         if name in values:
             _checked_value(values[name], hint, name)
@@ -63,7 +68,11 @@ def _checked_class(cls: type[Any]) -> type[Any]:
 
 
 def _checked_fields(owner: Any) -> dict[str, Any]:
-    """Check the fields of plain type, all at once if they are right as they are, else one by one; by name."""
+    """Return the checked values of the fields of plain type, by name.
+
+    All fields are first checked together, which is fast. If this check fails, each field is checked alone, which
+    converts NumPy values and sizes, or raises an error that names the field.
+    """
     cls = cast(Hashable, type(owner))
     try:
         return msgspec.structs.asdict(msgspec.convert(vars(owner), _as_struct(cls)))
@@ -73,18 +82,18 @@ def _checked_fields(owner: Any) -> dict[str, Any]:
 
 @cache
 def _as_struct(target: Hashable) -> type[msgspec.Struct]:
-    """Make a class of msgspec's of the fields of plain type: it reads annotations once, not for every value."""
+    """Return a msgspec class with the plain-type fields of `target`; cached, so that annotations are read only once."""
     return msgspec.defstruct("Fields", _plain_hints(target))
 
 
 def _named(value: object) -> str:
     """Return the class and the name of a value, such as "table 'x'"; empty if it has no name.
 
-    The class of a value without a name would tell a reader nothing: the settings are named.
+    The class alone would not help a reader, because the error already names the setting.
     """
-    what = re.sub(r"(?<!^)(?=[A-Z])", " ", type(value).__name__).lower()
+    class_words = re.sub(r"(?<!^)(?=[A-Z])", " ", type(value).__name__).lower()
     name = getattr(value, "name", None)
-    return f"{what} {shown(name)}" if isinstance(name, str) else ""
+    return f"{class_words} {shown(name)}" if isinstance(name, str) else ""
 
 
 def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,12 +135,12 @@ def _allowed(hint: Any, name: str) -> dict[str, str]:
 def _is_size(hint: Hashable) -> bool:
     """Return True if an annotation is `ByteSize` or `ByteSize | None`."""
     return AS_SIZE in getattr(hint, "__metadata__", ()) or any(
-        _is_size(one) for one in get_args(hint) if get_origin(hint) in (Union, UnionType)
+        _is_size(inner) for inner in get_args(hint) if get_origin(hint) in (Union, UnionType)
     )
 
 
 def _without_numpy(value: object) -> object:
-    """Turn NumPy's numbers and arrays into Python's."""
+    """Return the value with NumPy's numbers and arrays, also inside lists and tuples, as Python numbers and lists."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     return [_without_numpy(inner) for inner in value] if isinstance(value, (tuple, list)) else value
@@ -139,10 +148,10 @@ def _without_numpy(value: object) -> object:
 
 @cache
 def _plain_hints(target: Hashable) -> tuple[tuple[str, Any], ...]:
-    """List (name, annotation) of the fields or arguments of plain type."""
-    checks: Any = target
-    hints = get_type_hints(checks, include_extras=True)
-    names = [field.name for field in fields(checks)] if is_dataclass(checks) else [n for n in hints if n != "return"]
+    """Return (name, annotation) of each field or argument of plain type."""
+    owner: Any = target
+    hints = get_type_hints(owner, include_extras=True)
+    names = [field.name for field in fields(owner)] if is_dataclass(owner) else [n for n in hints if n != "return"]
     return tuple((name, hints[name]) for name in names if _is_plain(hints[name]))
 
 
@@ -153,5 +162,5 @@ def _is_plain(hint: Any) -> bool:
     if origin is Annotated:
         return _is_plain(get_args(hint)[0])
     if origin in (tuple, list, Sequence, Union, UnionType):
-        return all(one is Ellipsis or _is_plain(one) for one in get_args(hint))
+        return all(inner is Ellipsis or _is_plain(inner) for inner in get_args(hint))
     return hint in _PLAIN

@@ -1,4 +1,4 @@
-"""The files in `conf/`, by name, without Hydra, which is slow to import."""
+"""Look up files in `conf/` by name without Hydra, which is slow to import."""
 
 import re
 from functools import cache
@@ -9,24 +9,27 @@ FOLDER = Path(__file__).resolve().parents[1] / "conf"
 
 @cache
 def choices(group: str) -> tuple[str, ...]:
-    """List the configs in a group, such as "searcher", by name; empty if there is no such group."""
+    """Return the sorted names of the configs in a group, such as "searcher"; empty if there is no such group."""
     return tuple(sorted(path.stem for path in (FOLDER / group).glob("*.yaml")))
 
 
 def is_group(name: str) -> bool:
-    """Return True if `conf/` has a group of that name."""
+    """Return True if `conf/` has a group called `name`."""
     return name.isidentifier() and bool(choices(name))
 
 
 def headline(file: str) -> str:
-    """Read the first line of a config's opening comment."""
+    """Return the first line of the comment at the top of `conf/<file>`; empty if there is no comment."""
     lines = (FOLDER / file).read_text(encoding="utf-8").splitlines()
-    said = (line.removeprefix("# ") for line in lines if line.startswith("# ") and not line.startswith("# @package"))
-    return next(said, "")
+    texts = (line.removeprefix("# ") for line in lines if line.startswith("# ") and not line.startswith("# @package"))
+    return next(texts, "")
 
 
 def quoted(text: str) -> str:
-    """Quote a text, whatever it holds, as a value that Hydra takes as it is."""
+    """Return the text in quotes and with escapes, so that Hydra reads it as a plain value.
+
+    Quotes around the text that the user wrote are replaced, not doubled.
+    """
     inner = text.removeprefix("'").removesuffix("'") if len(text) > 1 and text[0] == text[-1] == "'" else text
     escaped = re.sub(r"(\\*)(?='|\$\{|$)", r"\1\1", inner).replace("'", "\\'").replace("${", "\\${")
     return f"'{escaped}'"

@@ -1,6 +1,7 @@
-"""The one exception a user's mistake raises, and the one category of warnings; both carry messages in parts.
+"""The exception for a user's mistake and the warning category of this package; both carry messages in parts.
 
-Every other exception is a defect, unless a UserError is its cause (`raise ... from`): `user_error_in` decides.
+Every exception other than UserError is a defect, unless its cause (`raise ... from`) is a UserError: see
+`user_error_in`.
 """
 
 import warnings
@@ -18,7 +19,7 @@ _PROJECT = __name__.partition(".")[0]
 
 
 class UserError(ValueError):
-    """A user's mistake, as a message in parts; `str(error)` renders the parts in one line.
+    """An error that reports a user's mistake; `str(error)` renders the parts of its message in one line.
 
     The arguments are the fields of `Message`.
     """
@@ -33,12 +34,12 @@ class UserError(ValueError):
         return self.message.code
 
     def at(self, where: str) -> Self:
-        """Return the same error at a place; if it names a place already, that place lies inside."""
+        """Return the same error with `where` as its place; a place that the error already names follows `where`."""
         inner = self.message.where
         return self.changed(where=f"{where}: {inner}" if inner else where)
 
     def changed(self, **parts: str) -> Self:
-        """Return the same error with other parts."""
+        """Return the same error with some parts of the message replaced; `parts` are fields of `Message`."""
         return _restored(type(self), replace(self.message, **parts))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -49,15 +50,15 @@ _Error = TypeVar("_Error", bound=UserError)
 
 
 def _restored(kind: type[_Error], message: Message) -> _Error:
-    """Make an error of a message."""
+    """Return an error of class `kind` with this message; also restores pickled errors."""
     parts = asdict(message)
     return kind(parts.pop("code"), parts.pop("what"), **parts)
 
 
 class NeuroShardWarning(UserWarning):
-    """Reasons to doubt a result, such as a search that was cut short, or tables counted in too few samples.
+    """A warning with reasons to doubt a result: a search that was cut short, tables counted in too few samples, ...
 
-    `messages` has one message for each. Python's `warnings` filter them by this category:
+    `messages` has one message for each reason. To ignore these warnings, filter by this category:
     `warnings.simplefilter("ignore", ns.NeuroShardWarning)`.
     """
 
@@ -67,26 +68,27 @@ class NeuroShardWarning(UserWarning):
 
 
 def warn_of(answered: str, messages: Sequence[Message]) -> None:
-    """Warn in one line of the reasons to doubt the result of a function, named in full; without reasons do nothing.
+    """Issue one warning that joins the messages; without messages do nothing.
 
-    The warning names no place in the caller's source, so that Python prints a single line.
+    `answered` is the full name of the function whose result the messages doubt. The warning names this function, not a
+    line of the caller's source, so that Python prints a single line.
     """
     if messages:
         warnings.warn_explicit(NeuroShardWarning(*messages), NeuroShardWarning, answered, 0)
 
 
 class InfeasibleError(UserError):
-    """The error that no plan found fits in memory: names the cap, what exceeds it and what would help."""
+    """The error that no plan was found that fits in memory: names the limit, the excess, and a remedy."""
 
 
 class MissingPackageError(UserError, ImportError):
-    """The error that an optional package isn't installed: says how to install it."""
+    """The error that an optional package is not installed: names the command that installs the package."""
 
 
 def user_error_in(error: BaseException) -> UserError | None:
-    """Return the first UserError among an error and its causes (`__cause__`), or None if the error is a defect.
+    """Return the first UserError in the chain of an error and its causes (`__cause__`), or None for a defect.
 
-    An error that was merely raised while a UserError was handled (`__context__`) is a defect.
+    An error that was raised while a UserError was handled (`__context__`), but not from it, is a defect.
     """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, UserError):
@@ -97,8 +99,8 @@ def user_error_in(error: BaseException) -> UserError | None:
 def raised_by(error: BaseException, *packages: str) -> bool:
     """Return True if an error comes from one of `packages` (top-level names), or from a library that it calls.
 
-    An error of this project's code, which such a package may call back, doesn't. This tells the refusals of a library
-    from defects of ours where both raise ValueError, RuntimeError and the like.
+    An error in this project's code that such a package calls back does not count. This check separates a library's
+    refusal of an input from a defect of this project, because both may raise ValueError or RuntimeError.
     """
     modules = (str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__))
     callers = [name for module in modules if (name := module.partition(".")[0]) in (_PROJECT, *packages)]
@@ -111,39 +113,47 @@ def first_line(error: BaseException) -> str:
 
 
 def unknown_name(what: str, name: str, valid: Iterable[str], first: Sequence[str] = ()) -> UserError:
-    """Make the error for a name that is not in `valid`, with the nearest name that is; or a list with those `first`.
+    """Return the error for a name that is not in `valid`: it suggests the nearest valid name, or lists valid names.
 
-    Names with dots, such as `searcher.grid`, are compared without the groups that they share, which would make any
-    two settings of a searcher alike. In the list the names of the same groups come before others.
+    In the list, names of the same groups as `name` come first, and then the names in `first`; it is cut after 20 names.
+    Names with dots, such as `searcher.grid`, are compared without the groups that they share, because shared groups
+    would make any two settings of a searcher similar.
+
+    Args:
+        what: noun for the name in the error, such as "setting".
+        name: the unknown name.
+        valid: the valid names.
+        first: the valid names to list first.
     """
     names = [*first, *sorted(set(valid).difference(first))]
-    near = [one for one in get_close_matches(name, names, n=_SHOWN_NAMES, cutoff=_SIMILAR) if _similar(name, one)]
-    names.sort(key=lambda one: -_shared_groups(name, one))
+    near = [other for other in get_close_matches(name, names, n=_SHOWN_NAMES, cutoff=_SIMILAR) if _similar(name, other)]
+    names.sort(key=lambda other: -_shared_groups(name, other))
     more = ", ..." if len(names) > _SHOWN_NAMES else ""
-    known = (
+    advice = (
         {"remedy": f"Did you mean {near[0]!r}?"}
         if near
         else {"limit": f"valid: {', '.join(names[:_SHOWN_NAMES])}{more}"}
     )
-    return UserError("unknown-name", f"unknown {what} {name!r}", **known)
+    return UserError("unknown-name", f"unknown {what} {name!r}", **advice)
 
 
 def _similar(name: str, other: str) -> bool:
-    """Return True if two names are similar apart from the groups that they share, and `other` is not such a group."""
+    """Return True if two names are similar without the groups that they share, and `other` is not a group of `name`."""
     if name.startswith(f"{other}."):
         return False
     groups = _shared_groups(name, other)
-    own, its = (".".join(one.split(".")[groups:]) for one in (name, other))
-    return SequenceMatcher(None, its, own).ratio() >= _SIMILAR  # in the order of `get_close_matches`
+    name_end, other_end = (".".join(dotted.split(".")[groups:]) for dotted in (name, other))
+    # The ratio depends on the order of the two texts; this is the order that `get_close_matches` uses.
+    return SequenceMatcher(None, other_end, name_end).ratio() >= _SIMILAR
 
 
 def _shared_groups(name: str, other: str) -> int:
-    """Count the groups that two names with dots share: 1 for `searcher.grid` and `searcher.tolerance`."""
+    """Return the number of groups that two names with dots share: 1 for `searcher.grid` and `searcher.tolerance`."""
     pairs = list(zip(name.split(".")[:-1], other.split(".")[:-1], strict=False))
-    return next((number for number, (own, its) in enumerate(pairs) if own != its), len(pairs))
+    return next((number for number, (group, other_group) in enumerate(pairs) if group != other_group), len(pairs))
 
 
 def check_name(what: str, name: str, valid: Collection[str]) -> None:
-    """Raise the error for a name that is not in `valid`."""
+    """Raise the error of `unknown_name` if `name` is not in `valid`; `what` is the noun for the name in the error."""
     if name not in valid:
         raise unknown_name(what, name, valid)

@@ -1,4 +1,4 @@
-"""Writing files so that a reader never sees half of one, and directories so that one run has them."""
+"""Reading and writing of files: atomic writes, checked reads, and directories that only one run may write to."""
 
 import errno
 import fcntl
@@ -20,15 +20,16 @@ from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import decode
 
 MAX_FILE_BYTES = 1 << 30  # of any file that is read whole
-_BEGINNING_BYTES = 256  # of a file, to know what it is
+_BEGINNING_BYTES = 256  # that are read of a file to recognise the format
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a temporary file in the directory of `path`, force it to disk, then rename it to `path`.
 
     After a power failure `path` is either the old file or the new file: the content and the name of the new file are on
-    the disk before this returns. If there are several writers, the file of the last writer stays, whole: each writer
-    has a temporary file of its own. (Process numbers can be equal in containers that share a disk.)
+    the disk before this function returns. If several processes write `path` at the same time, the file of the last
+    writer remains, complete, because each writer has a separate temporary file. (The name of this file is random:
+    process numbers can be equal in containers that share a disk.)
 
     Raises:
         OSError: the system refuses to write, as on a full disk; the error names `path`.
@@ -49,7 +50,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _force_to_disk(path: Path) -> None:
-    """Force a file's content, or a directory's names, to disk."""
+    """Force the content of a file, or the names in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -58,17 +59,17 @@ def _force_to_disk(path: Path) -> None:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write `content` as indented JSON, atomically."""
+    """Write `content` to `path` as indented JSON, atomically as `write_atomically` does."""
     write_atomically(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
 def ending_of(path: Path) -> str:
-    """Return how the name of a file ends, as a clause for errors."""
+    """Return a clause for errors about the suffix of a file name, such as "the file name ends in '.txt'"."""
     return f"the file name ends in {path.suffix!r}" if path.suffix else "the file name has no suffix"
 
 
 def regular_file(path: Path, what: str) -> Path:
-    """Check that `path` is a regular file, and return it; `what` names it ("plan", "manifest", ...).
+    """Return `path` if it is a regular file of at most 1 GiB; `what` ("plan", "manifest", ...) is the noun in errors.
 
     Raises:
         UserError: the file is missing, is not regular (reading a pipe or a device might never end), or is larger than
@@ -92,13 +93,13 @@ def regular_file(path: Path, what: str) -> Path:
 
 
 def _unreadable(path: Path, what: str, error: Exception) -> UserError:
-    """Make the error for a file that the system does not let us read."""
+    """Return the error for a file that the operating system refuses to read."""
     remedy = "Make the file readable, or give another path"
     return UserError("file-unreadable", f"{what} {path} cannot be read", limit=str(error), remedy=remedy)
 
 
 def read_bytes(path: Path, what: str) -> bytes:
-    """Read a regular file, whole; raise what `regular_file` does."""
+    """Return the content of a regular file; raises as `regular_file` does."""
     try:
         return regular_file(path, what).read_bytes()
     except OSError as error:
@@ -106,28 +107,28 @@ def read_bytes(path: Path, what: str) -> bytes:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """Read the JSON in `path`: plain values, for `schema.parse`.
+    """Return the JSON in `path` as plain values, for `schema.parse`.
 
     Raises:
-        UserError: the file is missing or is not JSON; `what` names it ("plan", "manifest", ...).
+        UserError: the file is missing or is not JSON; `what` names the file ("plan", "manifest", ...).
     """
     return decode(read_bytes(path, what), f"{what} {path}")
 
 
 def digest_of(*paths: Path) -> str:
-    """Return the SHA-256 of files' contents, on which a run depends; raise what `read_bytes` raises."""
+    """Return the SHA-256 of the joined contents of files that a run depends on; raises as `read_bytes` does."""
     return hashlib.sha256(b"".join(read_bytes(path, "file") for path in paths)).hexdigest()
 
 
 def has_format(path: Path, name: str) -> bool:
-    """Return True if a file begins as JSON whose "format" begins with `name`."""
+    """Return True if a file begins as JSON whose first field, "format", has a value that begins with `name`."""
     return re.match(rf'\s*\{{\s*"format"\s*:\s*"{re.escape(name)}'.encode(), beginning(path)) is not None
 
 
 def beginning(path: Path) -> bytes:
-    """Read the first bytes of a file; empty if the file is not regular or cannot be read.
+    """Return the first 256 bytes of a file; empty if the file is not regular or cannot be read.
 
-    Only a few bytes, because the file may be a checkpoint of any size.
+    The rest is not read, because the file may be a checkpoint of any size.
     """
     try:
         if not path.is_file():
@@ -139,24 +140,25 @@ def beginning(path: Path) -> bytes:
 
 
 def check_directory(path: Path) -> None:
-    """Raise UserError unless `path` is a directory that can be written to, or can be made; nothing is left there."""
+    """Raise UserError unless `path` is a writable directory or can be made; the check makes no directory."""
     _check_place(path, (path, *path.absolute().parents), "DIRECTORY")
 
 
 def check_file(path: Path) -> None:
-    """Raise UserError unless there is, or can be made, a directory for the file `path`; nothing is left there."""
+    """Raise UserError unless the directory of the file `path` is writable or can be made; the check makes no files."""
     _check_place(path, path.absolute().parents, "FILE")
 
 
 def _check_place(out: Path, places: Sequence[Path], kind: str) -> None:
-    """Raise UserError unless the first of some places that exists is a directory that can be written to."""
+    """Raise UserError unless the first existing path in `places` is a writable directory; `out` is named in errors."""
     nearest = next(place for place in places if os.path.lexists(place))
     remedy = f"Choose another {kind.lower()} with out={kind}"
     if not nearest.is_dir():
         what = f"{nearest} exists, but is not a directory"
         raise UserError("out-under-file", what, where=f"out={out}", remedy=remedy)
     try:
-        with TemporaryFile(dir=nearest):  # which tells: root may write to /proc, and can't
+        # Only a real write shows whether files can be made: root has the permission to write to /proc, but cannot.
+        with TemporaryFile(dir=nearest):
             pass
     except OSError as error:
         reason = "has no space left" if error.errno == errno.ENOSPC else "cannot be written to"
@@ -165,15 +167,16 @@ def _check_place(out: Path, places: Sequence[Path], kind: str) -> None:
 
 
 def by_place(paths: Iterable[Path]) -> list[list[Path]]:
-    """Group paths that lead to the same place, in order, each as it was written."""
+    """Return the paths grouped by the place that they resolve to; the paths stay as the user wrote them, in order."""
     return list(grouped(paths, Path.resolve).values())
 
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Keep other runs out of a directory, which is made; the lock ends with the process, however it ends.
+    """Make a directory and lock it against other runs while the block runs.
 
-    A run that leaves no file there, such as a refused one, leaves no new directory either.
+    The operating system releases the lock when the process ends, even if the process is killed. A run that writes no
+    file to the directory, such as a run with a wrong setting, leaves no new directory.
 
     Raises:
         UserError: another run is writing to the directory, or `.lock` is not a plain file.
@@ -187,13 +190,16 @@ def exclusive(directory: Path) -> Iterator[None]:
     finally:
         lock.unlink(missing_ok=True)
         os.close(file)
-        with suppress(OSError):  # not empty, as a rule
+        with suppress(OSError):  # the directory is usually not empty, and then stays
             for path in made:
                 path.rmdir()
 
 
 def _locked(lock: Path, directory: Path) -> int:
-    """Lock the lock file, and return its descriptor; what a link points to is neither opened nor changed."""
+    """Lock the lock file and return the file's descriptor.
+
+    A symbolic link is refused: the file that the link points to is neither opened nor changed.
+    """
     while True:
         try:
             file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
@@ -213,4 +219,4 @@ def _locked(lock: Path, directory: Path) -> int:
             raise UserError("out-in-use", what, remedy=remedy) from None
         except FileNotFoundError:
             pass
-        os.close(file)  # its owner has just ended and deleted it
+        os.close(file)  # the previous run has just ended and deleted the file that was locked here: try again

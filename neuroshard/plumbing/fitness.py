@@ -1,4 +1,4 @@
-"""The last sentence of collect, pretrain and train-policy: is the result fit for use, and if not, what to do."""
+"""The verdict that collect, pretrain and train-policy print last: is the result fit for use, and what to do if not."""
 
 from dataclasses import dataclass
 
@@ -27,5 +27,5 @@ class UseVerdict:
         return ": ".join(filter(None, (opening, self.reason, self.advice))) + "."
 
     def show(self, console: Console) -> None:
-        """Print the verdict as a line of its own."""
+        """Print the verdict on one line of the console."""
         print_lines(console, [str(self)])

@@ -8,7 +8,7 @@ Item = TypeVar("Item")
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Group items by key, in order; keys in the order of their first items."""
+    """Return the items grouped by key; items keep their order, and keys are in the order of their first items."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

@@ -1,4 +1,4 @@
-"""Numbered values on disk that outlive the process: a run that was killed goes on with the first that isn't there."""
+"""Numbered values on disk that outlive the process: a killed run continues with the first value that is missing."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -15,16 +15,16 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Journal(Generic[Value]):
-    """Values of one dataclass, each in a file of its own, `<name>-0000.json`, that is there whole or not at all.
+    """Numbered values of one dataclass, each in a file `<name>-0000.json` that is either complete or missing.
 
     Attributes:
-        folder: of the files; it is made with the first of them.
-        name: of what one holds.
+        folder: directory of the files; made when the first file is written.
+        name: noun for one value; file names, the format and errors contain the noun.
         holds: the dataclass of the values.
-        wrong: says what is wrong with a value of a number, as the predicate of an error about the file; None where
-            nothing is.
-        after_deletion: what a run does after a damaged file is deleted, as a clause of the error message.
-        version: of the files' format.
+        wrong: function of a value's number and the value that returns the defect of the value, as a predicate for an
+            error about the file ("has ..."), or None if the value is right.
+        after_deletion: action of the next run after a damaged file is deleted, as a clause of the error message.
+        version: version of the files' format.
     """
 
     folder: Path
@@ -35,12 +35,16 @@ class Journal(Generic[Value]):
     version: int = 1
 
     def keep(self, number: int, value: Value) -> None:
-        """Write a value to its file."""
+        """Write the value of this number to disk."""
         content: Any = value
         write_json(self.path(number), {"format": self._format, **asdict(content)})
 
     def get(self, number: int) -> Value | None:
-        """Read a number's value, if there is one; raise UserError if its file is damaged, or holds another's value."""
+        """Return the value of a number, or None if there is no file.
+
+        Raises:
+            UserError: the file is damaged, or `wrong` finds a defect in the value.
+        """
         path = self.path(number)
         if not path.exists():
             return None
@@ -55,14 +59,17 @@ class Journal(Generic[Value]):
         return value
 
     def read(self) -> tuple[Value, ...]:
-        """Read all values before the first that isn't there; raise what `get` does."""
+        """Return the values 0, 1, ... before the first number without a file; raises as `get` does."""
         values: list[Value] = []
         while (value := self.get(len(values))) is not None:
             values.append(value)
         return tuple(values)
 
     def filled(self, count: int, make: Callable[[Sequence[Value]], Value]) -> tuple[Value, ...]:
-        """Read all values as `read` does, make and keep more up to `count`; `make` gets those before its own."""
+        """Return `count` values or more: those on disk and, if these are fewer, new ones that `make` makes.
+
+        `make` is called with all values before the new one; each new value is written to disk. Raises as `get` does.
+        """
         values = self.read()
         while len(values) < count:
             values = (*values, make(values))
@@ -70,11 +77,11 @@ class Journal(Generic[Value]):
         return values
 
     def clear(self) -> None:
-        """Forget all values, on disk too."""
+        """Delete the folder with all values."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def path(self, number: int) -> Path:
-        """Return the path of the file of a number's value."""
+        """Return the path of the file for the value of a number."""
         return self.folder / f"{self.name}-{number:04d}.json"
 
     @property

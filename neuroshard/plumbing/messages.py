@@ -1,4 +1,4 @@
-"""Errors and warnings as messages in parts, which are rendered here and nowhere else."""
+"""Errors and warnings as messages in parts, which only this module joins to text."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -8,7 +8,7 @@ class Message:
     """One error or warning; `str(message)` renders it in one line: "where: what; limit. Remedy".
 
     Attributes:
-        code: short name of the message, in small letters with hyphens, by which programs and tests know it.
+        code: short name by which programs and tests recognise the message, in small letters with hyphens.
         what: what is wrong, as a clause: the value, and the field, setting or table that has it.
         where: the place of the value, such as a file with its line; empty if `what` names the place.
         limit: why that is wrong, as a clause: the limit, or what was expected; empty if `what` says it.
@@ -23,7 +23,9 @@ class Message:
     remedy: str = ""
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # a message is one line, whatever values it names, and other libraries end sentences
+        # A message is one line, even if a value in the message has line breaks. The full stop is removed because texts
+        # of other libraries often end in one.
+        for field in fields(self):
             text = " ".join(getattr(self, field.name).split())
             ends = text.endswith(".") and not text.endswith("..")
             object.__setattr__(self, field.name, text[:-1] if ends else text)
@@ -36,12 +38,12 @@ class Message:
 
 
 def number_of(count: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun, such as "1 table" or "3 tables"."""
+    """Return the count and the noun as text, such as "1 table" or "3 tables"; `plural` is noun + "s" if not given."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def both_in_one(first: Message | None, second: Message | None) -> Message | None:
-    """Return one message that renders both, with the code of the first; None if there is neither."""
+    """Return one message that renders both messages, with the code of the first; None if both are None."""
     if first is None or second is None:
         return first or second
     return replace(first, remedy=". ".join(filter(None, (first.remedy, str(second)))))

@@ -1,4 +1,4 @@
-"""Reading Parquet files that anybody may have written."""
+"""Writing of Parquet files, and checked reading of Parquet files from any source."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,30 +18,33 @@ _MAX_ROWS = 10_000_000
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
-    """Write a frame, atomically; `path` is a path and nothing else (pandas reads some paths as URLs or expands a ~)."""
+    """Write a frame to a Parquet file, atomically.
+
+    `path` is used literally, unlike in pandas, which reads some paths as URLs and expands "~".
+    """
     write_table(path, pa.Table.from_pandas(frame, preserve_index=False))
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a table, atomically."""
+    """Write a table to a Parquet file, atomically."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     write_atomically(path, sink.getvalue().to_pybytes())
 
 
 def read_rows(path: Path, what: str) -> list[Row]:
-    """Read the rows of a Parquet file as plain values, for `schema.parse`; raise what `read_table` does."""
+    """Return the rows of a Parquet file as plain values, for `schema.parse`; raises as `read_table` does."""
     return _read(path, what, pa.Table.to_pylist)
 
 
 def read_table(path: Path, what: str) -> pa.Table:
-    """Read the columns of a Parquet file.
+    """Return the table in a Parquet file.
 
-    The file alone is read: no partitions are made of its path, and a directory is refused.
+    Only this file is read: the path does not add partition columns, and a directory is refused.
 
     Raises:
-        UserError: the file is missing, is not Parquet, has two columns of one name, or unpacks to more than 1 GiB;
-            `what` names it.
+        UserError: the file is missing, is not Parquet, has two columns of one name, has more than 10,000,000 rows, or
+            unpacks to more than 1 GiB; `what` names the file.
     """
     return _read(path, what, lambda table: table)
 

@@ -1,4 +1,4 @@
-"""YAML as plain values: no aliases, no tags, nothing resolved."""
+"""Reading of YAML files as plain values, without aliases and tags."""
 
 from collections.abc import Hashable
 from pathlib import Path
@@ -12,18 +12,18 @@ from neuroshard.plumbing.files import read_bytes, read_json
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import MAX_DEPTH, check_depth, nested_too_deeply, shown
 
-_MAX_BYTES = 4 << 20  # the parser reads a megabyte in some seconds
+_MAX_BYTES = 4 << 20  # a limit because the parser needs some seconds per megabyte
 _PLAIN = tuple(f"tag:yaml.org,2002:{tag}" for tag in ("null", "bool", "int", "float", "str", "seq", "map"))
 
 
 def read_yaml(path: Path, what: str) -> Any:
-    """Read the values in a YAML file, or in a JSON file (`.json`), for `schema.parse`.
+    """Return the plain values in a YAML file, or in a JSON file (`.json`), for `schema.parse`.
 
-    Scalars are those of YAML 1.1, dates are text. Aliases are refused, because they can expand without end, and so is a
-    field that stands there twice.
+    Scalars follow YAML 1.1, except that dates stay text. Aliases are refused, because they can expand without end.
 
     Raises:
-        UserError: the file is missing or malformed; `what` names it.
+        UserError: the file is missing, larger than 4 MiB or malformed, has an alias or has a field twice in one
+            mapping; `what` names the file.
     """
     if path.suffix == ".json":
         return read_json(path, what)
@@ -48,6 +48,8 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is untyped
+    """A YAML loader for plain values that refuses aliases, other tags, and repeated fields."""
+
     yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag in _PLAIN]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -65,7 +67,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is untyped
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Read a mapping; refuse names that are not text, and names that occur twice."""
+        """Return a mapping; raise UserError if a field's name is not text or occurs twice."""
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)

@@ -1,4 +1,4 @@
-"""Progress: bars on a terminal, a plain line now and then in a file; one look for every stage."""
+"""Progress output of every stage: bars on a terminal, or a plain line every half minute in a file or pipe."""
 
 import errno
 import os
@@ -22,8 +22,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-_PLAIN_WIDTH = 120  # of tables in a file or a pipe
-_EVERY_S = 30.0  # between the lines in a file or a pipe
+_PLAIN_WIDTH = 120  # columns of text for tables that are printed to a file or a pipe
+_EVERY_S = 30.0  # seconds between the lines in a file or a pipe
 
 Wait = Callable[[Event], bool]
 
@@ -46,10 +46,11 @@ class _Rate(ProgressColumn):
 
 @contextmanager
 def progress_bar(console: Console | None = None, wait: Wait = lambda ended: ended.wait(_EVERY_S)) -> Iterator[Progress]:
-    """Show description, count, rate, time spent and time left on standard error.
+    """Show the progress of tasks on standard error: description, count, rate, time spent and time left.
 
-    On a terminal that is a bar for each task. Elsewhere it is a line for each task under way, every half minute,
-    and one at the end; `wait` is the clock that says when: it waits until the next line is due, or the work has ended.
+    A terminal shows a bar for each task. Elsewhere, a line for each unfinished task is printed every half minute, and a
+    line for each task at the end. `wait` is the clock: it returns False when the next line is due, and True when the
+    event shows that the work has ended.
     """
     shown_on = console or plain_console(stderr=True)
     columns = (
@@ -63,26 +64,27 @@ def progress_bar(console: Console | None = None, wait: Wait = lambda ended: ende
     live = shown_on.is_terminal or shown_on.is_jupyter
     with (
         Progress(*columns, console=shown_on, speed_estimate_period=120, disable=not live) as progress,
-        nullcontext() if live else _told(progress, wait),
+        nullcontext() if live else _printed_lines(progress, wait),
     ):
         yield progress
 
 
 @contextmanager
-def _told(progress: Progress, wait: Wait) -> Iterator[None]:
-    """Print lines while the work goes on and, unless it fails, what has become of it at its end."""
+def _printed_lines(progress: Progress, wait: Wait) -> Iterator[None]:
+    """Print progress lines while the block runs and, unless the block raises, a last line for each task."""
     ended = Event()
-    teller = Thread(target=_tell, args=(progress, ended, wait), daemon=True)
-    teller.start()
+    printing = Thread(target=_print_until, args=(ended, progress, wait), daemon=True)
+    printing.start()
     try:
         yield
     finally:
         ended.set()
-        teller.join()
+        printing.join()
     print_lines(progress.console, map(_line, progress.tasks))
 
 
-def _tell(progress: Progress, ended: Event, wait: Wait) -> None:
+def _print_until(ended: Event, progress: Progress, wait: Wait) -> None:
+    """Print a line for each unfinished task whenever `wait` returns False, until `ended` is set."""
     while not wait(ended):
         print_lines(progress.console, [_line(task) for task in progress.tasks if not task.finished])
 
@@ -96,11 +98,11 @@ def _line(task: Task) -> str:
     """Return the progress of a task as text: count, time spent, rate and time left."""
     done = f"{task.completed:.0f}" if task.total is None else f"{task.completed:.0f} of {task.total:.0f}"
     spent = _clock(task.elapsed or 0.0)
-    said = [f"{task.description}: {done}", f"in {spent}" if task.finished else f"{spent} so far"]
+    texts = [f"{task.description}: {done}", f"in {spent}" if task.finished else f"{spent} so far"]
     speed = task.finished_speed or task.speed
-    said += [] if speed is None else [_shown_rate(speed)]
-    said += [] if task.finished or task.time_remaining is None else [f"about {_clock(task.time_remaining)} left"]
-    return ", ".join(said)
+    texts += [] if speed is None else [_shown_rate(speed)]
+    texts += [] if task.finished or task.time_remaining is None else [f"about {_clock(task.time_remaining)} left"]
+    return ", ".join(texts)
 
 
 def _clock(seconds: float) -> str:
@@ -108,25 +110,25 @@ def _clock(seconds: float) -> str:
 
 
 def plain_console(*, stderr: bool = False) -> Console:
-    """Make a console that shows text as it is: names may hold what rich takes for markup."""
+    """Return a console that prints text unchanged, because names may contain text that rich reads as markup."""
     width = None if (sys.stderr if stderr else sys.stdout).isatty() else _PLAIN_WIDTH
     return _Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
 
 
 class _Console(Console):
-    """A console that raises BrokenPipeError if its reader has gone; rich's own raises SystemExit."""
+    """A console that raises BrokenPipeError if the reader of a pipe has ended; rich's console raises SystemExit."""
 
     def on_broken_pipe(self) -> NoReturn:
-        """Raise BrokenPipeError, from which a command knows how to end."""
+        """Raise BrokenPipeError, which commands handle."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def printer(progress: Progress) -> Callable[[object], None]:
-    """Make a function that prints lines, or messages, above the bar."""
+    """Return a function that prints a line, or a message, above the progress bar."""
     return lambda line: print_lines(progress.console, [line])
 
 
 def print_lines(console: Console, lines: Iterable[object]) -> None:
-    """Print lines, or messages, as they are: names may hold what rich takes for markup."""
+    """Print lines, or messages, unchanged, because names may contain text that rich reads as markup."""
     for line in lines:
         console.print(str(line), markup=False, highlight=False, soft_wrap=True)

@@ -1,7 +1,8 @@
-"""Building objects from `conf/` by name: Hydra composes the files, and settings are checked before anything is built.
+"""Building of objects from configs in `conf/`: Hydra composes the files, and settings are checked before the building.
 
-Hydra builds whatever `_target_` names. The command line and the configs belong to the person who runs them
-(SECURITY.md); files from other people never come here: they are parsed by `schema.parse`.
+Hydra builds the object that `_target_` names, which can be any class or function. This is safe because the command line
+and the configs belong to the person who runs the command (SECURITY.md). Files from other people are never built:
+`schema.parse` reads them.
 """
 
 import re
@@ -21,25 +22,25 @@ from neuroshard.plumbing.configs import FOLDER, choices, is_group, quoted
 from neuroshard.plumbing.errors import UserError, check_name, first_line, raised_by, unknown_name, user_error_in
 from neuroshard.plumbing.schema import shown
 
-_BUILDING = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")  # Hydra's words for what is built
-_FULL_KEY = re.compile(r"full_key: (\S+)")  # in OmegaConf's errors: the setting that they are about
+_BUILDING = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")  # Hydra's keys that are not settings
+_FULL_KEY = re.compile(r"full_key: (\S+)")  # in OmegaConf's errors: the setting that the error is about
 _OWN = f"{__name__.partition('.')[0]}."
-_OF_USERS = ("command-line", "hydra.searchpath")  # who adds folders to Hydra's search path, by Hydra's names
+_OF_USERS = ("command-line", "hydra.searchpath")  # Hydra's names for search path entries that users add
 
 
 def composed(name: str | None, overrides: Sequence[str] = (), search_path: Sequence[str] = ()) -> DictConfig:
-    """Compose a config of `conf/` as Hydra does for a command.
+    """Return a config of `conf/`, composed as Hydra composes the config of a command.
 
     Args:
-        name: name of the command, such as "search"; None composes what the overrides add.
-        overrides: settings as on the command line.
-        search_path: further folders or packages, after `conf/`, as in hydra.searchpath.
+        name: name of the command, such as "search"; None starts from an empty config.
+        overrides: settings as on the command line, such as "batch_size=8" or "+tables=criteo".
+        search_path: folders or packages to search for configs after `conf/`, as in hydra.searchpath.
     """
     from hydra import compose, initialize_config_dir  # slow to import
     from hydra.core.global_hydra import GlobalHydra
 
     further = [f"hydra.searchpath=[{','.join(map(quoted, search_path))}]"] if search_path else []
-    running = GlobalHydra.instance().hydra  # of a command, or of another application that calls us
+    running = GlobalHydra.instance().hydra  # Hydra of the running command or of another application: restored below
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(version_base="1.3", config_dir=str(FOLDER)):
@@ -49,7 +50,7 @@ def composed(name: str | None, overrides: Sequence[str] = (), search_path: Seque
 
 
 def config_of(command: str, asked: Mapping[str, Any]) -> DictConfig:
-    """Compose a command's config after the choices and values in `asked`."""
+    """Return the config of a command with the choices (of groups) and values (of settings) in `asked`."""
     config = composed(command, [f"{key}={value}" for key, value in asked.items() if is_group(key)], _search_path())
     for key, value in asked.items():
         if not is_group(key):
@@ -58,7 +59,11 @@ def config_of(command: str, asked: Mapping[str, Any]) -> DictConfig:
 
 
 def described(group: str, name: str) -> dict[str, Any]:
-    """Return the settings of a choice in a group, as they are written; raise UserError if there is no such choice."""
+    """Return the settings of a choice in a group as the config states them, with `${...}` unresolved.
+
+    Raises:
+        UserError: there is no such choice.
+    """
     return deepcopy(_described(group, name, _search_path()))
 
 
@@ -72,25 +77,25 @@ def _described(group: str, name: str, search_path: Sequence[str]) -> dict[str, A
         config = composed(None, [f"+{group}={quoted(name)}"], search_path)
     except MissingConfigException as error:
         raise unknown_name(group, name, error.options or choices(group)) from None
-    held: dict[str, Any] = OmegaConf.to_container(config[group], resolve=False)  # type: ignore[assignment]
-    return held
+    settings: dict[str, Any] = OmegaConf.to_container(config[group], resolve=False)  # type: ignore[assignment]
+    return settings
 
 
 def _search_path() -> tuple[str, ...]:
-    """Return the folders and packages that the user added to Hydra's search path, if a command runs."""
+    """Return the folders and packages that the user added to Hydra's search path; empty if no command runs."""
     from hydra.core.hydra_config import HydraConfig
 
     if not HydraConfig.initialized():
         return ()
     sources = HydraConfig.get().runtime.config_sources
-    return tuple(f"{one.schema}://{one.path}" for one in sources if one.provider.startswith(_OF_USERS))
+    return tuple(f"{source.schema}://{source.path}" for source in sources if source.provider.startswith(_OF_USERS))
 
 
 def build(group: str, name: str, /, **settings: Any) -> Any:
-    """Build the object that `conf/<group>/<name>.yaml` describes, with `settings` over its own.
+    """Build the object that `conf/<group>/<name>.yaml` describes; `settings` replace the settings in the file.
 
     Raises:
-        UserError: no such name, no such setting, or a setting that is missing or out of range.
+        UserError: the group has no such name, the object has no such setting, or a setting is missing or out of range.
     """
     config = described(group, name)
     for setting in settings:
@@ -108,20 +113,23 @@ def build(group: str, name: str, /, **settings: Any) -> Any:
         OmegaConf.update(merged, key, value, merge=isinstance(value, dict))
     if not objects:
         return instantiate_config(merged)
-    return _unwrapped(partial(instantiate_config(merged, _partial_=True), **objects))  # Hydra takes dataclasses apart
+    # Hydra would turn a dataclass among the objects into a config, so the objects are passed to the target directly.
+    return _unwrapped(partial(instantiate_config(merged, _partial_=True), **objects))
 
 
 def _plain(value: Any) -> bool:
-    """Return True if a config can hold a value; objects, such as a plan, are passed on as they are."""
+    """Return True if a config can contain the value; False for other objects, such as a plan."""
     return value is None or isinstance(value, (bool, int, float, str, list, tuple, dict))
 
 
 def instantiate_config(config: Any, **objects: Any) -> Any:
-    """Build what the config's `_target_`s name; `objects` are arguments that no config can hold.
+    """Build the objects that the `_target_` entries of a config name.
+
+    `objects` are further arguments of the outermost target, of types that a config cannot contain.
 
     Raises:
         UserError: a setting is unknown, missing, of the wrong type or out of range, or refers to itself.
-        Exception: whatever else a constructor or an import raises is a defect, and is passed on as it was raised.
+        Exception: any other error of a constructor or an import is a defect, and is raised unchanged.
     """
     from hydra.utils import instantiate
 
@@ -132,39 +140,41 @@ def instantiate_config(config: Any, **objects: Any) -> Any:
 
 def check_complete(config: Any) -> None:
     """Raise UserError if a setting of a config has no value."""
-    held = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else {}
-    for key in _missing_in(held):
+    settings = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else {}
+    for key in _missing_in(settings):
         limit = "a value is needed"
         raise UserError("config-value-missing", f"{key} has no value", limit=limit, remedy=f"Set {key}=...")
 
 
-def _missing_in(held: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the settings without a value, with dots."""
-    for key, value in held.items() if isinstance(held, dict) else ():
+def _missing_in(settings: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the full names, with dots, of the settings without a value; `prefix` begins each name."""
+    for key, value in settings.items() if isinstance(settings, dict) else ():
         if value == "???":
             yield f"{prefix}{key}"
         yield from _missing_in(value, f"{prefix}{key}.")
 
 
 def _check_settings(config: Any) -> None:
-    """Raise UserError if a class or a function in a config does not take a setting, or not a value of that type.
+    """Raise UserError if a target in a config does not have a setting, or the setting does not accept the value's type.
 
-    An object that `${...}` refers to is named by the place where people write it: OmegaConf returns that very node.
+    If a value is a reference `${...}` to another node, the error names the place of that node, where the user wrote it:
+    OmegaConf returns the node itself.
     """
     if isinstance(config, ListConfig):
         for inner in config:
             _check_settings(inner)
     elif isinstance(config, DictConfig):
-        held = _resolved(config)
+        values = _resolved(config)
         place = f"{config._get_full_key(None)}.".removeprefix(".").removeprefix("run.")
-        if "_target_" in held:
-            _check_taken({key: value for key, value in held.items() if key not in _BUILDING}, held["_target_"], place)
+        if "_target_" in values:
+            settings = {key: value for key, value in values.items() if key not in _BUILDING}
+            _check_taken(settings, values["_target_"], place)
         for inner in config.values():
             _check_settings(inner)
 
 
 def _check_taken(settings: Mapping[str, Any], target: str, place: str) -> None:
-    """Raise UserError if a target does not take a setting, or not its value; errors put `place` before names."""
+    """Raise UserError if a target does not have a setting or refuses the value; errors put `place` before names."""
     made = _located(target)
     taken = _names_of(made)
     for key in settings:
@@ -175,7 +185,12 @@ def _check_taken(settings: Mapping[str, Any], target: str, place: str) -> None:
 
 
 def _located(target: str) -> Any:
-    """Import a class or a function; raise UserError if it is not there. What an import of ours raises is a defect."""
+    """Return the class or function called `target`, which is imported.
+
+    Raises:
+        UserError: a target outside this package cannot be imported. An error from this package's own modules is a
+            defect, and is raised unchanged.
+    """
     module, _, name = target.rpartition(".")
     if target.startswith(_OWN):
         return getattr(import_module(module), name)
@@ -190,16 +205,20 @@ def _located(target: str) -> Any:
 
 
 def _names_of(made: Any) -> list[str] | None:
-    """List the parameters of a class or a function; None if it takes any, or if Python does not know them."""
+    """Return the parameter names of a class or function; None if any name is accepted or Python cannot list names."""
     try:
         parameters = signature(made).parameters
     except (TypeError, ValueError):
         return None
-    return None if any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values()) else list(parameters)
+    accepts_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
+    return None if accepts_any else list(parameters)
 
 
 def _check_types(made: Any, settings: Mapping[str, Any], place: str) -> None:
-    """Raise UserError if a setting isn't of the annotated type; classes that are `checked` check plain types."""
+    """Raise UserError if a setting is not of the annotated type.
+
+    Classes that are decorated with `checked` check plain types themselves.
+    """
     from neuroshard.plumbing.checked import check_values, is_checked  # slow to import
 
     if not is_checked(made):
@@ -213,7 +232,7 @@ def _check_types(made: Any, settings: Mapping[str, Any], place: str) -> None:
 
 
 def _may_be(value: Any, hint: Any) -> bool:
-    """Return False if a value is plain and the annotation names nothing but classes of objects."""
+    """Return False if the value is plain, but the annotation allows only classes of this package (or None)."""
     if isinstance(value, list):
         return all(_may_be(inner, hint) for inner in value)
     kinds = [kind for kind in _kinds(hint) if kind is not Ellipsis]
@@ -223,7 +242,7 @@ def _may_be(value: Any, hint: Any) -> bool:
 
 
 def _kinds(hint: Any) -> Iterator[Any]:
-    """Yield the types in an annotation, those inside unions and sequences too."""
+    """Yield the types in an annotation, also inside unions and sequences."""
     if get_origin(hint) is None:
         yield hint
     for inner in get_args(hint):
@@ -231,14 +250,16 @@ def _kinds(hint: Any) -> Iterator[Any]:
 
 
 def _is_object(kind: Any) -> bool:
+    """Return True if a type is a class of this package that is not an Enum, and so is built by a group of settings."""
     return isinstance(kind, type) and kind.__module__.startswith(_OWN) and not issubclass(kind, Enum)
 
 
 def _resolved(config: DictConfig) -> Any:
-    """Return a config's plain values, with other settings in place of each `${...}`.
+    """Return a config's plain values, with each `${...}` replaced by the setting that it refers to.
 
     Raises:
-        UserError: a `${...}` names nothing, or itself; unlike Hydra's error, this one says in which setting.
+        UserError: a `${...}` refers to a setting that does not exist, or to itself; unlike Hydra's error, this error
+            names the setting with the `${...}`.
     """
     try:
         return OmegaConf.to_container(config, resolve=True)
@@ -247,10 +268,11 @@ def _resolved(config: DictConfig) -> Any:
 
 
 def _unwrapped(make: Callable[[], Any]) -> Any:
-    """Return what Hydra makes. Of an error that Hydra wraps, raise the UserError in it, or else the original error.
+    """Return the result of `make`, which builds an object with Hydra; raise the errors that Hydra wraps.
 
-    Hydra's own text advises to set a variable that has no effect here. An error of OmegaConf is a defect, because
-    settings are resolved before anything is made.
+    Of a wrapped error, the UserError in its chain of causes is raised, or else the original error, because the text of
+    Hydra's wrapper advises to set a variable that has no effect here. An error of OmegaConf is a defect here, because
+    settings are resolved before objects are built.
     """
     from hydra.errors import InstantiationException
 
@@ -259,12 +281,12 @@ def _unwrapped(make: Callable[[], Any]) -> Any:
     except InstantiationException as error:
         original = user_error_in(error) or error.__cause__ or error
         if isinstance(original, ImportError) and raised_by(original, "hydra"):
-            original = original.__cause__ or original  # an error of any type, which ends an import
+            original = original.__cause__ or original  # the error inside the module that ended Hydra's import of it
     raise original
 
 
 def _of_config(error: OmegaConfBaseException) -> UserError:
-    """Make the UserError of an error about a config: OmegaConf's first line, with the setting that it is about."""
+    """Return an error of OmegaConf as a UserError: the setting that it is about, and the first line of its text."""
     text = first_line(error)
     named = _FULL_KEY.search(str(error))
     key = "" if named is None else named[1].removeprefix("run.")

@@ -1,7 +1,8 @@
-"""The one schema for what comes from outside: files, settings and sizes become typed values, or one clear line.
+"""Parsing of external input: files, settings and sizes become typed values, or an error of one line.
 
-Types are written as annotations (`Annotated[int, Meta(ge=1)]`); msgspec checks them, because it imports in 20 ms.
-The limits are those of the largest task that is served; below them every number of bytes fits 64 bits.
+Types are annotations such as `Annotated[int, Meta(ge=1)]`. msgspec checks them, because msgspec imports in 20 ms. The
+limits below are large enough for the largest task that NeuroShard supports, and small enough that every number of bytes
+fits in 64 bits.
 """
 
 import json
@@ -33,21 +34,21 @@ DIM_MULTIPLE = 4  # FBGEMM's rule for the width of a table or shard
 MAX_SHARD_DIM = 2048  # the widest shard that FBGEMM's CUDA kernels take, fused and dense (`max_embedding_dim` there)
 _MAX_COUNT = 1 << 31
 
-Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]  # of anything, none allowed
+Count = Annotated[int, Meta(ge=0, le=_MAX_COUNT)]  # number of things, 0 allowed
 PositiveCount = Annotated[int, Meta(ge=1, le=_MAX_COUNT)]
 TableCount = Annotated[int, Meta(ge=1, le=MAX_TABLES)]
-SEEDS = 1 << 62  # that there may be: what is counted on from one still fits in 63 bits
+SEEDS = 1 << 62  # number of seeds: a seed plus a count still fits in 63 bits
 Seed = Annotated[int, Meta(ge=0, le=SEEDS - 1)]
 Rows = Annotated[int, Meta(ge=1, le=MAX_ROWS)]
 Dim = Annotated[int, Meta(ge=DIM_MULTIPLE, le=MAX_DIM, multiple_of=DIM_MULTIPLE)]
 ShardDim = Annotated[int, Meta(ge=DIM_MULTIPLE, le=MAX_SHARD_DIM, multiple_of=DIM_MULTIPLE)]
-Offset = Annotated[int, Meta(ge=0, lt=MAX_DIM, multiple_of=DIM_MULTIPLE)]  # of a shard's first column
-FirstRow = Annotated[int, Meta(ge=0, lt=MAX_ROWS)]  # of a shard
+Offset = Annotated[int, Meta(ge=0, lt=MAX_DIM, multiple_of=DIM_MULTIPLE)]  # index of a shard's first column
+FirstRow = Annotated[int, Meta(ge=0, lt=MAX_ROWS)]  # index of a shard's first row
 PoolingFactor = Annotated[float, Meta(gt=0, le=MAX_POOLING_FACTOR)]
-Features = Annotated[int, Meta(ge=1, le=MAX_FEATURES)]  # that read one table
+Features = Annotated[int, Meta(ge=1, le=MAX_FEATURES)]  # number of features that read one table
 Share = Annotated[float, Meta(ge=0, le=1)]
-CacheShare = Annotated[float, Meta(gt=0, le=1)]  # of a table's rows
-BytesPerElement = Annotated[int, Meta(ge=2, le=4, multiple_of=2)]  # fp16, fp32
+CacheShare = Annotated[float, Meta(gt=0, le=1)]  # share of a table's rows in a cache
+BytesPerElement = Annotated[int, Meta(ge=2, le=4, multiple_of=2)]  # 2 for fp16, 4 for fp32
 Devices = Annotated[int, Meta(ge=1, le=MAX_DEVICES)]
 Device = Annotated[int, Meta(ge=0, lt=MAX_DEVICES)]
 BatchSize = Annotated[int, Meta(ge=1, le=MAX_BATCH_SIZE)]
@@ -57,14 +58,14 @@ PathName = Annotated[str, Meta(min_length=1, max_length=4096)]
 NonNegative = Annotated[float, Meta(ge=0, le=1e18)]
 Positive = Annotated[float, Meta(gt=0, le=1e18)]
 
-Seconds = Annotated[float, Meta(gt=0, le=1e8)]  # of waiting, three years at most
+Seconds = Annotated[float, Meta(gt=0, le=1e8)]  # time to wait, at most three years
 
 _T = TypeVar("_T")
 _BOM = b"\xef\xbb\xbf"
-MAX_DEPTH = 50  # of lists and fields in each other
-_LONGEST_VALUE = 60  # letters of a value in an error
-_LONGEST_INT = 160  # bits of a number that is written out
-_BOUNDS = {  # of msgspec: the limit, and a value within it
+MAX_DEPTH = 50  # maximum levels of nested lists and fields
+_LONGEST_VALUE = 60  # maximum letters of a value in an error
+_LONGEST_INT = 160  # maximum bits of a number that errors write out in full
+_BOUNDS = {  # msgspec's comparison: (the limit as a clause, a value within the limit)
     ">=": ("the minimum{} is {}", "{} or more"),
     "<=": ("the maximum{} is {}", "{} or less"),
     ">": ("the value{} must be above {}", "more than {}"),
@@ -74,12 +75,12 @@ _WORDS = {
     "int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "array": "a list",
     "object": "a mapping of fields", "null": "null",
 }  # fmt: skip
-MAX_BYTES = 1 << 60  # of anything that is counted in bytes: sums of a few stay exact in 64 bits
+MAX_BYTES = 1 << 60  # maximum of every size: the sum of a few sizes still fits in 64 bits
 AS_SIZE = "size"
-ByteSize = Annotated[int, Meta(ge=0, le=MAX_BYTES), AS_SIZE]  # as `checked` takes it: text such as "4GiB" too
+ByteSize = Annotated[int, Meta(ge=0, le=MAX_BYTES), AS_SIZE]  # `checked` also accepts text such as "4GiB"
 Size = int | float | str  # bytes as people write them: 34359738368, 1e9, "32GiB", "16 GB"
-_MOST_NAMED = 9.995e14  # larger numbers have no name that everybody knows
-_FOUR_DIGITS = 999.5  # from here on three digits would be a power of ten
+_MOST_NAMED = 9.995e14  # larger numbers have no name that every reader knows
+_FOUR_DIGITS = 999.5  # from this number on, rounding to three digits gives 1e+03
 _GIB, _MIB, _KIB = 1 << 30, 1 << 20, 1 << 10
 _UNITS = {
     "": 1, "b": 1,
@@ -90,10 +91,11 @@ _SIZE = re.compile(r"\s*(\d{1,25}(?:\.\d{0,25})?(?:e[+-]?\d{1,3})?)\s*([a-z]*)\s
 
 
 def parse(content: object, hint: type[_T], where: str) -> _T:
-    """Parse `content`, plain values as JSON or YAML gives them, as a value of the type `hint`.
+    """Return `content`, plain values from JSON or YAML, as a value of the type `hint`.
 
     Raises:
-        UserError: a field is missing, unknown, of the wrong type or out of range; `where` names the content.
+        UserError: a field is missing, unknown, of the wrong type or out of range; the error begins with `where`, the
+            place of the content, such as a file.
     """
     try:
         refuse_unknown(content, hint)
@@ -109,16 +111,18 @@ def parse(content: object, hint: type[_T], where: str) -> _T:
 
 
 def decode(text: str | bytes, where: str) -> Any:
-    """Decode a JSON text to plain values.
+    """Return a JSON text as plain values.
 
     Raises:
         UserError: the text is not JSON in UTF-8, has a field twice in one object or a number that is not finite, or is
-            nested too deeply.
+            nested too deeply; the error begins with `where`, the place of the text, such as a file.
     """
     try:
         plain = text.removeprefix(_BOM) if isinstance(text, bytes) else text
-        with suppress(json.JSONDecodeError, UnicodeDecodeError):  # which msgspec words
-            json.loads(plain, parse_int=len, object_pairs_hook=_check_fields)  # whole numbers are as long as they like
+        # Python's parser calls `_check_fields` for each object; msgspec below words the errors about syntax. `len`
+        # replaces the conversion of whole numbers, which Python refuses for very long numbers.
+        with suppress(json.JSONDecodeError, UnicodeDecodeError):
+            json.loads(plain, parse_int=len, object_pairs_hook=_check_fields)
         content = msgspec.json.decode(plain)
         check_depth(content)
     except (msgspec.DecodeError, UnicodeError) as error:
@@ -133,7 +137,10 @@ def decode(text: str | bytes, where: str) -> Any:
 
 
 def _check_fields(pairs: list[tuple[str, object]]) -> None:
-    """Refuse two fields of one name, of which msgspec takes the last, and numbers of which it doesn't say where."""
+    """Raise UserError if an object of JSON has a field twice or a number that is not finite.
+
+    msgspec would keep the last of two equal fields, and its error about such a number does not name the field.
+    """
     seen: set[str] = set()
     for key, value in pairs:
         if key in seen:
@@ -146,25 +153,29 @@ def _check_fields(pairs: list[tuple[str, object]]) -> None:
 
 
 def as_fields(value: Any, rare: Collection[str]) -> dict[str, Any]:
-    """Turn a dataclass into JSON-ready fields, without those of `rare` that are as they are by default."""
-    usual = {one.name: one.default for one in fields(value) if one.name in rare}
+    """Return a dataclass as JSON-ready fields, without the fields in `rare` whose value is the default."""
+    defaults = {field.name: field.default for field in fields(value) if field.name in rare}
     named = asdict(value).items()
-    return {name: one for name, one in named if name not in usual or getattr(value, name) != usual[name]}
+    return {name: plain for name, plain in named if name not in defaults or getattr(value, name) != defaults[name]}
 
 
 def padded(columns: int) -> int:
-    """Round columns up to the next width that tables and shards have."""
+    """Return a number of columns rounded up to a multiple of 4, which FBGEMM needs for tables and shards."""
     return -(-columns // DIM_MULTIPLE) * DIM_MULTIPLE
 
 
 def of_format(content: object, name: str, where: str) -> dict[str, Any]:
-    """Return the fields of a file except the format; raise UserError if the content does not have the format `name`."""
-    its_format = content.get("format") if isinstance(content, dict) else None
-    if not isinstance(content, dict) or its_format != name:
-        ours = isinstance(its_format, str) and its_format.rpartition("-")[0] == name.rpartition("-")[0]
+    """Return the fields of a file's content without "format".
+
+    Raises:
+        UserError: the content does not have the format `name`; the error begins with `where`, the place of the content.
+    """
+    file_format = content.get("format") if isinstance(content, dict) else None
+    if not isinstance(content, dict) or file_format != name:
+        ours = isinstance(file_format, str) and file_format.rpartition("-")[0] == name.rpartition("-")[0]
         raise UserError(
             "file-format-other",
-            "there is no field 'format'" if its_format is None else f"the format is {shown(its_format)}",
+            "there is no field 'format'" if file_format is None else f"the format is {shown(file_format)}",
             where=where,
             limit=f"this version of NeuroShard reads format {name!r}",
             remedy="Make the file again with this version" if ours else f"Give a file of format {name!r}",
@@ -173,7 +184,7 @@ def of_format(content: object, name: str, where: str) -> dict[str, Any]:
 
 
 def check_depth(content: object, left: int = MAX_DEPTH) -> None:
-    """Raise UserError if lists and fields are nested in too many levels."""
+    """Raise UserError if lists and fields are nested in more than `left` levels."""
     if not isinstance(content, (list, dict)):
         return
     if not left:
@@ -183,21 +194,24 @@ def check_depth(content: object, left: int = MAX_DEPTH) -> None:
 
 
 def nested_too_deeply(levels: int) -> UserError:
-    """Make the error for a value whose lists or fields are nested in more than `levels` levels."""
+    """Return the error for a value whose lists or fields are nested in more than `levels` levels."""
     limit = f"the maximum is {number_of(levels, 'level')}"
     remedy = "Write the value with fewer levels"
     return UserError("value-nested-deeply", "the value is nested too deeply", limit=limit, remedy=remedy)
 
 
 def refuse_unknown(content: object, hint: Any) -> None:
-    """Raise UserError if an object in `content` has a field that its dataclass, within `hint`, doesn't have."""
+    """Raise UserError if an object in `content` has a field that the dataclass for this object lacks.
+
+    `hint` is the annotation for `content`, which contains the dataclass.
+    """
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated or origin in (Union, UnionType):
-        for one in inner[:1] if origin is Annotated else inner:
-            refuse_unknown(content, one)
+        for inner_hint in inner[:1] if origin is Annotated else inner:
+            refuse_unknown(content, inner_hint)
     elif origin in (tuple, list, Sequence) and isinstance(content, (list, tuple)):
         for value in content:
-            refuse_unknown(value, inner[0])  # tuples of several types hold plain values only
+            refuse_unknown(value, inner[0])  # tuples of several types contain only plain values
     elif origin is dict and isinstance(content, dict):
         for value in content.values():
             refuse_unknown(value, inner[1])
@@ -212,18 +226,28 @@ def refuse_unknown(content: object, hint: Any) -> None:
 
 @cache
 def _hints(hint: Hashable) -> dict[str, Any]:
-    """Find the annotation of each field of a dataclass; None where no dataclass is within it: nobody looks there."""
+    """Return the annotation of each field of a dataclass by name; None if the annotation contains no dataclass.
+
+    Values of these fields cannot have unknown fields, so nothing needs to be checked there.
+    """
     target: Any = hint
-    known = get_type_hints(target, include_extras=True)
-    return {field.name: known[field.name] if _has_fields(known[field.name]) else None for field in fields(target)}
+    hints = get_type_hints(target, include_extras=True)
+    return {field.name: hints[field.name] if _has_fields(hints[field.name]) else None for field in fields(target)}
 
 
 def _has_fields(hint: Any) -> bool:
+    """Return True if an annotation is or contains a dataclass."""
     return is_dataclass(hint) or any(_has_fields(inner) for inner in get_args(hint))
 
 
 def refusal(message: str, content: object, name: str = "") -> UserError:
-    """Make the error for a value that msgspec refuses with a message; `name` is the name of `content`, if a setting."""
+    """Return the error for a value that msgspec refuses.
+
+    Args:
+        message: msgspec's text.
+        content: all that msgspec was given; the refused value is `content` or a part of it.
+        name: name of the setting whose value `content` is; empty if `content` is not a setting.
+    """
     text = message.partition(" - at `")[0]
     path = _path_in(message)
     field = f"{name}{path}" if name and path[:1] in ("", "[") else ".".join(filter(None, (name, path)))
@@ -244,13 +268,16 @@ def refusal(message: str, content: object, name: str = "") -> UserError:
 
 
 def _path_in(message: str) -> str:
-    """Return the path in a message of msgspec's, such as `tables[3].rows`; empty if the message is about the whole."""
+    """Return the path in a message of msgspec, such as `tables[3].rows`; empty if the whole content is refused."""
     path = message.rpartition(" - at `")[2] if " - at `" in message else ""
     return path.removeprefix("key` in `").rstrip("`").removeprefix("$").removeprefix(".")
 
 
 def _wanted(text: str) -> tuple[str, str]:
-    """Return the limit that the beginning of a message of msgspec's names, as a clause; and a right value, if any."""
+    """Return the limit that a message of msgspec states, as a clause, and a description of right values.
+
+    `text` is the message without its path. The description is empty if the message does not imply one.
+    """
     if match := re.fullmatch(r"Expected `([^`]*)`(?:, got `.*`)?", text):
         types = match[1].split(" | ")
         right = " or ".join(_WORDS.get(name, name) for name in types if name != "int" or "float" not in types)
@@ -271,7 +298,7 @@ def _wanted(text: str) -> tuple[str, str]:
 
 
 class _Short(Repr):
-    """A writer of values as text that never writes out a large one."""
+    """A `Repr` that shortens large values, and writes very large whole numbers as powers of two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -282,13 +309,13 @@ class _Short(Repr):
 
 
 def shown(value: object) -> str:
-    """Show a value as text of bounded length."""
+    """Return a value as text of at most 63 letters; longer texts are cut and end in "..."."""
     text = _Short().repr(value)
     return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE] + "..."
 
 
 def _value_at(content: object, path: str) -> object:
-    """Return the value at a path of `_path_in`, such as `tables[3].rows`; all of `content` if it leads nowhere."""
+    """Return the value at a path such as `tables[3].rows`; `content` itself if there is no value at the path."""
     value: Any = content
     for key, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
         try:
@@ -299,7 +326,7 @@ def _value_at(content: object, path: str) -> object:
 
 
 def to_bytes(size: object, name: str) -> int:
-    """Convert a size as people write it to bytes; `name` is the name of the setting, for the error.
+    """Return a size as people write it, such as "32GiB", in bytes; `name` is the setting that the error names.
 
     Raises:
         UserError: the value is not a size, or is larger than 2^60 bytes.
@@ -338,20 +365,20 @@ def readable_number(value: float) -> str:
 
 
 def readable_list(texts: Sequence[str], shown: int) -> str:
-    """Write the first few of some texts, and how many more there are: "a, b, 3 more"."""
+    """Return the first `shown` texts and the number of the others, such as "a, b, 3 more"."""
     more = len(texts) - shown
     return ", ".join([*texts[:shown], *([f"{more:,} more"] if more > 0 else [])])
 
 
 def readable_bytes(size_bytes: float) -> str:
-    """Format a size for people, in the largest unit of which there is one at least."""
+    """Format a size in bytes for people, in the largest unit in which the size is 1 or more: "512 MiB"."""
     unit, name = _unit_of(size_bytes)
     amount = size_bytes / unit
     return f"{amount:.3g} {name}" if amount < _FOUR_DIGITS and unit > 1 else f"{amount:.0f} {name}"
 
 
 def readable_bytes_up(size_bytes: float) -> str:
-    """Format a size as `readable_bytes` does, but never less: who takes it at its word has enough."""
+    """Format a size as `readable_bytes` does, but rounded up, so that memory of the printed size is enough."""
     unit, name = _unit_of(size_bytes)
     amount = size_bytes / unit
     digit = 10.0 ** max(floor(log10(max(amount, 1))) - 2, -2) if unit > 1 and amount < _FOUR_DIGITS else 1.0
@@ -359,6 +386,7 @@ def readable_bytes_up(size_bytes: float) -> str:
 
 
 def _unit_of(size_bytes: float) -> tuple[int, str]:
+    """Return the largest unit (bytes, name) in which a size is 1 or more."""
     for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
         if size_bytes >= unit:
             return unit, name

@@ -1,9 +1,9 @@
 """Writes the YAML files in `conf/settings/` from classes, for `make docs`.
 
-Each file holds the settings of one class or function: every parameter with its default, and the first sentence that
-the docstring says of it. Hydra composes these files like any others; nothing here runs with a command. A package of
-your own can have such a folder, too: write a file with the line `_target_: package.module.Class`, run
-`python -m neuroshard.plumbing.settings_files FOLDER`, and pull the file in by `- /settings/Class@_here_`.
+Each file has the settings of one class or function: every parameter with the default, and the first sentence about
+the parameter in the docstring. Hydra composes these files like other configs; commands do not run this module. Your own
+package can have a folder of settings, too: write a file with the line `_target_: package.module.Class`, run
+`python -m neuroshard.plumbing.settings_files FOLDER`, and include the file in a config by `- /settings/Class@_here_`.
 """
 
 import inspect
@@ -36,31 +36,32 @@ def main() -> None:
 
 
 def settings_files(folder: Path) -> dict[Path, str]:
-    """Return the text of every file in a folder such as `conf/settings/`, from the target that the file names now.
+    """Return the regenerated text of every file in a folder such as `conf/settings/`, by path.
 
-    A file whose target stands under `run` holds the settings of a command, whose own config is in the folder above.
+    The present file names the target. A file with the target under `run` has the settings of a command, whose own
+    config is in the folder above.
     """
     return {path: _text(path) for path in sorted(folder.glob("*.yaml"))}
 
 
 def _text(path: Path) -> str:
-    held = yaml.safe_load(path.read_text(encoding="utf-8"))
-    lines = _object(held["_target_"]) if "_target_" in held else _command(held["run"]["_target_"], path)
+    present = yaml.safe_load(path.read_text(encoding="utf-8"))
+    lines = _object(present["_target_"]) if "_target_" in present else _command(present["run"]["_target_"], path)
     return "\n".join([f"# {_TITLE}", *lines]) + "\n"
 
 
 def _object(target: str) -> Iterator[str]:
-    """Yield the lines for a class or a function: its target, then its settings."""
+    """Yield the lines for a class or a function: the target, then the settings."""
     yield f"_target_: {target}"
     made = _located(target)
     yield from _settings(_defaults(made), texts_of(made))
 
 
 def _command(target: str, path: Path) -> Iterator[str]:
-    """Yield the lines for a command: its settings, unless groups hold them, and the object that refers to them all."""
+    """Yield the lines for a command: the settings that are not groups, then the object to run with all settings."""
     command = _config_of(path)
-    held = yaml.safe_load(command.read_text(encoding="utf-8"))
-    groups = {key for entry in held["defaults"] if isinstance(entry, dict) for key in entry}
+    config = yaml.safe_load(command.read_text(encoding="utf-8"))
+    groups = {key for entry in config["defaults"] if isinstance(entry, dict) for key in entry}
     made = _located(target)
     defaults = _defaults(made)
     yield "defaults:"
@@ -70,17 +71,17 @@ def _command(target: str, path: Path) -> Iterator[str]:
     yield from _settings({key: value for key, value in defaults.items() if key not in groups}, texts_of(made))
     yield "run:"
     yield f"  _target_: {target}"
-    yield from (f"  {key}: ${{{key}}}" for key in defaults if key not in held.get("run", {}))
+    yield from (f"  {key}: ${{{key}}}" for key in defaults if key not in config.get("run", {}))
 
 
 def _config_of(path: Path) -> Path:
-    """Return the config of the command that pulls in a file with settings."""
+    """Return the path of the command's config that includes the settings file `path`."""
     entry = f"/settings/{path.stem}@_here_"
-    return next(one for one in path.parents[1].glob("*.yaml") if entry in one.read_text(encoding="utf-8"))
+    return next(config for config in path.parents[1].glob("*.yaml") if entry in config.read_text(encoding="utf-8"))
 
 
 def _settings(defaults: Mapping[str, Any], texts: Mapping[str, str], indent: int = 0) -> Iterator[str]:
-    """Yield the lines of settings: value and comment in one line if there is room, or else the comment above."""
+    """Yield the lines of settings: value and comment on one line if they fit, or else the comment above the value."""
     before = " " * indent
     for key, value in defaults.items():
         nested = value if is_dataclass(value) else None
@@ -93,31 +94,32 @@ def _settings(defaults: Mapping[str, Any], texts: Mapping[str, str], indent: int
         if nested is not None:
             made = type(nested)
             yield f"{before}  _target_: {made.__module__}.{made.__qualname__}"
-            own = {one.name: getattr(nested, one.name) for one in fields(nested)}
-            yield from _settings(own, texts_of(made), indent + 2)
+            values = {field.name: getattr(nested, field.name) for field in fields(nested)}
+            yield from _settings(values, texts_of(made), indent + 2)
 
 
 def _located(target: str) -> Callable[..., Any]:
+    """Return the class or function called `target`, which is imported."""
     module, _, name = target.rpartition(".")
     made: Callable[..., Any] = getattr(import_module(module), name)
     return made
 
 
 def _defaults(made: Callable[..., Any]) -> dict[str, Any]:
-    """Return the default of every parameter, in Python's order; "???" for one without a default."""
-    factories = {one.name: one.default_factory for one in fields(made)} if is_dataclass(made) else {}
-    found = dict[str, Any]()
+    """Return the default of every parameter in the order of the signature; "???" if the parameter has no default."""
+    factories = {field.name: field.default_factory for field in fields(made)} if is_dataclass(made) else {}
+    defaults = dict[str, Any]()
     for name, parameter in inspect.signature(made).parameters.items():
         factory: Any = factories.get(name, MISSING)
         value = parameter.default if factory is MISSING else factory()
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or inspect.isroutine(value):
             continue
-        found[name] = _NEEDED if value is parameter.empty else value
-    return found
+        defaults[name] = _NEEDED if value is parameter.empty else value
+    return defaults
 
 
 def _yaml(value: Any) -> str:
-    """Write a default in one line of YAML."""
+    """Return a default as one line of YAML."""
     text: str = yaml.safe_dump(_plain(value), default_flow_style=True, width=float("inf"))
     return text.removesuffix("...\n").strip()
 
@@ -129,10 +131,13 @@ def _plain(value: Any) -> Any:
 
 
 def texts_of(made: Callable[..., Any]) -> dict[str, str]:
-    """Return the first sentence on each parameter in the docstring of a class, its bases or a function."""
+    """Return the first sentence about each parameter, by name, from the docstrings of a function or a class.
+
+    For a class, the docstrings of its bases count too; the most derived class wins.
+    """
     found = dict[str, str]()
-    for one in reversed(made.__mro__) if isinstance(made, type) else (made,):
-        section = _SECTION.search(inspect.cleandoc(one.__doc__ or ""))
+    for owner in reversed(made.__mro__) if isinstance(made, type) else (made,):
+        section = _SECTION.search(inspect.cleandoc(owner.__doc__ or ""))
         for entry in _ENTRY.finditer(section["entries"]) if section else ():
             sentence = _AFTER_SENTENCE.split(" ".join(entry["text"].split()), maxsplit=1)[0].rstrip(".")
             text = re.sub(r"\bNone\b", "null", sentence)

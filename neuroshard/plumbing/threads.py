@@ -1,7 +1,7 @@
-"""The number of threads of the libraries below: set for a block of code and restored after it.
+"""Number of threads of BLAS, OpenMP, torch and our own loops.
 
-One is right for small arrays: more wait for each other, spinning, for a busy neighbour most of all, and change the
-order of sums; with one, a run repeats bit for bit on any number of cores.
+One thread is right for small arrays. Several threads wait for each other in busy loops, most of all while another
+process is busy, and they change the order of sums. With one thread a run repeats bit for bit on any number of cores.
 """
 
 import os
@@ -15,13 +15,13 @@ from threadpoolctl import threadpool_limits
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _MOST_THREADS = 8
-_WORTH_THREADS = 1 << 15  # steps of compiled loops: some milliseconds, where starting threads takes a tenth of one
+_WORTH_THREADS = 1 << 15  # steps of compiled loops, some milliseconds; starting threads takes about 0.1 ms
 
 
 def useful_threads(steps: int) -> int:
-    """Return the number of threads for work of about `steps` steps of compiled loops.
+    """Return the number of threads to use for about `steps` steps of compiled loops.
 
-    One for little work, or else one for each core that this process may use, at most 8.
+    This is 1 for less than 32,768 steps, or else the number of cores that this process may use, at most 8.
     """
     if steps < _WORTH_THREADS:
         return 1
@@ -30,7 +30,7 @@ def useful_threads(steps: int) -> int:
 
 
 def in_threads(work: Callable[[_Item], _Result], items: Sequence[_Item], threads: int) -> list[_Result]:
-    """Call `work` on every item, in at most `threads` threads; return the results in order.
+    """Call `work` on every item in at most `threads` threads; return the results in the order of the items.
 
     Threads help only if `work` releases Python's lock.
     """
@@ -41,9 +41,9 @@ def in_threads(work: Callable[[_Item], _Result], items: Sequence[_Item], threads
 
 
 def blas_threads(count: int) -> AbstractContextManager[object]:
-    """Run BLAS and OpenMP on `count` threads inside, as before outside.
+    """Return a context in which BLAS and OpenMP use `count` threads; on exit, their former numbers are restored.
 
-    Looking up the libraries takes some milliseconds: for a whole run or search, not for a prediction.
+    Entering takes some milliseconds to find the libraries: use this for a whole run or search, not for a prediction.
     """
     limits: AbstractContextManager[object] = threadpool_limits(limits=count)
     return limits
@@ -51,7 +51,7 @@ def blas_threads(count: int) -> AbstractContextManager[object]:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Run torch on `count` threads inside, as before outside."""
+    """Let torch use `count` threads inside the block; on exit, the former number is restored."""
     import torch  # slow to import: not with this module
 
     before = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""The timing of samples: in which order samples run, and which of the measured times count."""
+"""Timing of samples: the order in which samples run, and the average of the measured times."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from neuroshard.plumbing.schema import ByteSize, Count, PositiveCount
 
 @dataclass(frozen=True)
 class Visit:
-    """One run of one of the live samples; only `timed` ones are recorded."""
+    """One run of a live sample, by the sample's index; the time is recorded only if `timed` is True."""
 
     index: int
     timed: bool
@@ -20,13 +20,12 @@ class Visit:
 @dataclass(frozen=True)
 @checked
 class TimingProtocol:
-    """A timing protocol: when each of a batch of live samples is run.
+    """A timing protocol: the order and number of runs of samples that are in memory together ("live" samples).
 
-    All `live` samples are in memory together. Each is first run `warmup` times untimed; then, in each of `rounds`
-    rounds, the samples are visited in a fresh random order and timed `repeats_per_round` times in a row. So a sample
-    has R = rounds x repeats_per_round repeats, spread over the batch's whole duration: a slow spell of the machine
-    hits a few repeats of every sample instead of all repeats of a few samples. With rounds=1 the repeats are back to
-    back.
+    Each sample is first run `warmup` times untimed. Then, in each of `rounds` rounds, the samples are visited in a new
+    random order and timed `repeats_per_round` times in a row. So a sample has R = rounds x repeats_per_round repeats,
+    spread over the whole duration of the batch: a slow phase of the machine affects a few repeats of every sample
+    instead of all repeats of a few samples. With rounds=1 all repeats of a sample follow each other directly.
 
     Attributes:
         warmup: number of untimed runs of each sample (a kernel call or an exchange) before its timed runs.
@@ -47,7 +46,7 @@ class TimingProtocol:
     flush_bytes: ByteSize = 32 << 20
 
     def visits(self, count: int, rng: np.random.Generator) -> list[Visit]:
-        """List every run of `count` live samples, in order; each round's order is drawn by `rng`."""
+        """Return every run of `count` live samples in order; `rng` draws the order of each round."""
         warm = [Visit(i, timed=False) for i in range(count) for _ in range(self.warmup)]
         timed = [
             Visit(int(i), timed=True)
@@ -59,11 +58,11 @@ class TimingProtocol:
 
 
 def typical_ms(times_ms: FloatArray) -> FloatArray:
-    """Average the fastest half of the repeats: (R, ...) -> (...).
+    """Return the mean of the fastest half of the repeats, (...) in ms, from `times_ms` (R, ...).
 
-    Disturbances on a shared machine only ever add time, so the slow half is left out; unlike the minimum, the mean
-    of the rest doesn't hang on one lucky repeat. Between passes it repeats better than the median or the minimum
-    (docs/timing.md).
+    Disturbances on a shared machine only add time, so the slower half is left out. Unlike the minimum, this mean does
+    not depend on one lucky repeat. Between passes over the same samples, this mean repeats better than the median or
+    the minimum (docs/timing.md).
     """
     half = (len(times_ms) + 1) // 2
     typical: FloatArray = np.sort(times_ms, axis=0)[:half].mean(axis=0)
@@ -71,6 +70,6 @@ def typical_ms(times_ms: FloatArray) -> FloatArray:
 
 
 def repeatability(first_ms: FloatArray, second_ms: FloatArray) -> FloatArray:
-    """Compute the relative difference, (n,), of two passes over the same samples (n,): |a - b| / mean(a, b)."""
+    """Return the relative differences, (n,), of two passes over the same n samples: |a - b| / mean(a, b)."""
     difference: FloatArray = np.abs(first_ms - second_ms) / ((first_ms + second_ms) / 2)
     return difference

@@ -1,3 +1,3 @@
-"""The version of this package, alone in its module, so that whoever needs the version imports nothing else."""
+"""The version of this package, in a separate module so that reading the version imports nothing else."""
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
 """Measurements as Parquet rows, and back.
 
-Samples refer to tables by name; the tables themselves stand once in `tables.parquet`, at their own width and with
-their own number of features, pooled or not.
+Samples refer to tables by name. The tables themselves are stored once in `tables.parquet`, with their own width, number
+of features and pooling.
 """
 
 import json
@@ -60,20 +60,20 @@ from neuroshard.words.form import Form
 from neuroshard.words.placement import ON_DEVICE, Tier, TierAssignment
 
 Bytes = Annotated[int, Meta(ge=0, le=MAX_BYTES)]
-Lookups = Annotated[int, Meta(ge=0, le=MAX_BATCH_SIZE * MAX_POOLING_FACTOR)]  # of a batch in one table
+Lookups = Annotated[int, Meta(ge=0, le=MAX_BATCH_SIZE * MAX_POOLING_FACTOR)]  # lookups of a batch in one table
 SplitName = Literal["train", "valid", "test", "reference"]
 
 _STORED: dict[Any, pa.DataType] = {
     bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), SplitName: pa.string(),
     BytesPerElement: pa.int8(), Dim: pa.int32(), Features: pa.int32(), Devices: pa.int32(), Device: pa.int32(),
 }  # fmt: skip
-_DAMAGED = "Restore the file from a copy, or measure its samples again"  # what to do if a row contradicts itself
-_home = cache(TierAssignment)  # checked once: most samples have one of few
+_DAMAGED = "Restore the file from a copy, or measure its samples again"  # the remedy for a row that contradicts itself
+_home = cache(TierAssignment)  # cached, because most samples have one of few tier assignments
 
 
 @dataclass(frozen=True)
 class _Row:
-    """What rows of all types hold: every field is a column."""
+    """The columns that rows of all types have; every field is a column."""
 
     sample_id: Count
     split: SplitName
@@ -86,12 +86,12 @@ class _Row:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one repeat's times."""
+        """The shape of one repeat's times."""
         return ()
 
     @property
     def repeats(self) -> Repeats | None:
-        """Times as arrays; None where there are none."""
+        """The times as arrays; None if there are none. Raises UserError if the fields contradict each other."""
         if self.times_ms is None or self.at_s is None:
             if self.times_ms is not None or self.at_s is not None:
                 there, missing = ("at_s", "times_ms") if self.times_ms is None else ("times_ms", "at_s")
@@ -129,7 +129,7 @@ class _ComputeRow(_Row):
     cache_load_factor: CacheShare | None
 
     def sample(self, sized: Callable[[str, int, int, bool], Table]) -> ComputeSample:
-        """Build the kernel call that this row was measured of, with what makes tables of a name."""
+        """Return the kernel call that this row measured; `sized` returns the table of a name as it was measured."""
         for name, values in (("dims", self.dims), ("features", self.features)):
             if len(self.tables) != len(values):
                 raise UserError(
@@ -162,11 +162,11 @@ class _CommRow(_Row):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one repeat: of both directions of every device."""
+        """The shape of one repeat: both directions of every device."""
         return (2, len(self.size_bytes))
 
     def sample(self) -> CommSample:
-        """Build the exchange that this row was measured of."""
+        """Return the exchange that this row measured."""
         collective = collective_named(self.collective)
         sizes, starts = tuple(self.size_bytes), tuple(map(float, self.start_ms))
         return CommSample(sizes, starts, self.batch_size, collective, self.devices_per_host)
@@ -176,27 +176,27 @@ class _CommRow(_Row):
 class _LocalRow(_Row):
     plan: str
     rank: Device
-    precision: str = Precision.FP32  # of data from before there were others
+    precision: str = Precision.FP32  # older data has no such column
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one repeat: of all phases of a step, and of the host where that was measured."""
+        """The shape of one repeat: all phases of a step and, if it was measured, the host's time."""
         phases = len(LOCAL_PHASES)
-        times, repeats = (0 if its is None else len(its) for its in (self.times_ms, self.at_s))
+        times, repeats = (0 if column is None else len(column) for column in (self.times_ms, self.at_s))
         return (phases + 1,) if times == repeats * (phases + 1) else (phases,)
 
     def sample(self) -> LocalSample:
-        """Build the rank's step that this row was measured of."""
+        """Return the rank's step that this row measured."""
         return LocalSample(Plan.from_json(decode(self.plan.encode(), "plan")), self.rank, Precision(self.precision))
 
 
 def _schema(row: type) -> pa.Schema:
-    """Make the schema of columns that hold what a dataclass does."""
+    """Return the schema with a column for each field of a dataclass."""
     return pa.schema([(name, _stored(hint)) for name, hint in get_type_hints(row, include_extras=True).items()])
 
 
 def _stored(hint: Any) -> pa.DataType:
-    """Choose how a column holds values of such a type, whether or not some are missing."""
+    """Return the Parquet type of a column for values of a type hint, which may also be missing."""
     if hint in _STORED:
         return _STORED[hint]
     inner = _stored(get_args(hint)[0])
@@ -204,7 +204,7 @@ def _stored(hint: Any) -> pa.DataType:
 
 
 def _values(column: pa.Array, hint: Any) -> Iterable[Any]:
-    """Check a column, all at once, and list its values; lists are parts of one list of all that they hold.
+    """Check all values of a column at once, and return them; lists are views of one list of all their items.
 
     Raises:
         msgspec.ValidationError: a value is of the wrong type or out of range.
@@ -218,17 +218,19 @@ def _values(column: pa.Array, hint: Any) -> Iterable[Any]:
 
 
 def _held(values: pa.Array, hint: Any) -> Any:
-    """Check what all lists of a column hold; floats stay an array, and its least and its largest tell their range."""
+    """Check and return the items of all lists of a column; for floats,
+    checking the minimum and the maximum is enough.
+    """
     if not pa.types.is_floating(values.type):
         return msgspec.convert(values.to_pylist(), list[hint])
-    floats = values.to_numpy(zero_copy_only=False)  # NaN where there is none, which no range has
+    floats = values.to_numpy(zero_copy_only=False)  # missing values become NaN, which no range allows
     msgspec.convert([floats.min().item(), floats.max().item()] if len(floats) else [], list[hint])
     return floats
 
 
 @dataclass(frozen=True)
 class RowCodec(Generic[Sample]):
-    """Measurements of one type of sample as Parquet rows, and back.
+    """Converts measurements of one type of sample to Parquet rows, and back.
 
     Attributes:
         row: type of a row.
@@ -241,16 +243,18 @@ class RowCodec(Generic[Sample]):
     sample: Callable[[Any], Sample]
 
     def table(self, measurements: Sequence[Measurement[Sample]]) -> pa.Table:
-        """Write measurements as a Parquet table."""
+        """Return measurements as a Parquet table."""
         rows = [_common_fields(m) | self.fields(m.sample) for m in measurements]
         return pa.Table.from_pylist(rows, schema=_schema(self.row))
 
     def measurements(self, table: pa.Table) -> list[Measurement[Sample]]:
-        """Read measurements; raise UserError, with the sample's number, if a row is malformed or contradicts itself."""
+        """Return the measurements in a table; raise UserError, with the sample's number, if a row is malformed."""
         return list(map(self._measurement, self._rows(table)))
 
     def _rows(self, table: pa.Table) -> Iterable[_Row]:
-        """Read the rows, column by column; one by one where a column isn't as it should be, to say which."""
+        """Return the rows, checked column by column; if a column is malformed,
+        rows are checked one by one to find the bad one.
+        """
         hints = get_type_hints(self.row, include_extras=True)
         with suppress(KeyError, msgspec.ValidationError):
             if {*table.column_names} <= hints.keys():
@@ -274,24 +278,26 @@ class RowCodec(Generic[Sample]):
 
 
 def _common_fields(measurement: Measurement[Any]) -> dict[str, Any]:
-    """Return what a row of any type holds."""
+    """Return the fields that rows of all types have."""
     repeats = measurement.repeats
     times = {} if repeats is None else {"times_ms": repeats.times_ms.ravel().tolist(), "at_s": repeats.at_s.tolist()}
     return vars(measurement) | times | {"batch_size": measurement.sample.batch_size}
 
 
 def compute_codec(tables: Mapping[str, Table]) -> RowCodec[ComputeSample]:
-    """Make the codec of kernel calls of such tables, by name; each is made once at every width measured."""
+    """Return the codec of kernel calls for these tables, by name;
+    each table is created once for each measured width.
+    """
 
     @cache
     def sized(name: str, dim: int, features: int, pooled: bool) -> Table:
-        """Make the table of that name as it was measured."""
-        table = object.__new__(Table)  # whose fields were all checked, with the tables and with the row
+        """Return the table of this name as it was measured."""
+        table = object.__new__(Table)  # without checks: all fields were checked with the tables and the row
         vars(table).update(vars(tables[name]), dim=dim, features=features, pooled=pooled)
         return table
 
     def sample(read: _ComputeRow) -> ComputeSample:
-        """Make the sample of a row, whose tables must all be there."""
+        """Return the kernel call of a row; raise UserError if a table is unknown."""
         for name in read.tables:
             if name not in tables:
                 raise UserError(
@@ -325,20 +331,20 @@ COMM_CODEC = RowCodec(
     _CommRow, lambda sample: vars(sample) | {"collective": name_of(sample.collective)}, _CommRow.sample
 )
 LOCAL_CODEC = RowCodec(
-    _LocalRow,  # plans as plan files hold them
+    _LocalRow,  # plans have the format of plan files
     lambda sample: vars(sample) | {"plan": json.dumps(sample.plan.to_json())},
     _LocalRow.sample,
 )
 
 
 def tables_rows(tables: Sequence[Table]) -> pa.Table:
-    """Write tables as a Parquet table."""
-    columns = [column for column in _schema(Table) if column.name != "unpadded_dim"]  # tables are measured as they are
+    """Return tables as a Parquet table."""
+    columns = [column for column in _schema(Table) if column.name != "unpadded_dim"]  # measured tables are not padded
     return pa.Table.from_pylist([vars(table) for table in tables], schema=pa.schema(columns))
 
 
 def read_tables(rows: Sequence[object]) -> dict[str, Table]:
-    """Read the tables of `tables.parquet`, by name; raise UserError if they are malformed, or two have one name."""
+    """Return the tables in `tables.parquet`, by name; raise UserError if a table is malformed or two have one name."""
     tables = tuple(Table.from_json(row) for row in rows)
     check_unique_names(tables)
     return {table.name: table for table in tables}

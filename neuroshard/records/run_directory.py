@@ -1,7 +1,7 @@
-"""Directories that runs claim, go on in after they were killed, and mark when they are whole.
+"""Directories of runs: a run claims a directory, can be resumed there after it was killed, and marks it when finished.
 
-`settings.json` and `tasks.json` say what a run was begun with. `run.json`, written last, says that it is whole, which
-kind of run it is, and what else there is to say of it.
+`settings.json` and `tasks.json` have the settings and tasks with which a run was started. `run.json`, written last,
+shows that the run is finished; it has the kind of run and further results.
 """
 
 import json
@@ -43,12 +43,12 @@ RunKind = Literal["search", "evaluate", "train-policy"]
 
 _FORMAT = "neuroshard-run-2"
 _RUN, _SETTINGS, _TASKS = "run.json", "settings.json", "tasks.json"
-READS = "reads"  # digests of the files that a run reads, among what it depends on
+READS = "reads"  # the setting with the digests of the files that a run reads
 
 
 @dataclass(frozen=True)
 class RunFile:
-    """What `run.json` says: the kind of run, and its other fields."""
+    """The content of `run.json`: the kind of run, and the other fields."""
 
     kind: RunKind
     facts: dict[str, Any]
@@ -56,23 +56,23 @@ class RunFile:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A directory that belongs to one run at a time, and keeps the results of one run only."""
+    """A directory that belongs to one run at a time, and stores the results of only one run."""
 
     path: Path
 
     @classmethod
     def at(cls, out: str | None, kind: RunKind, name: str) -> "RunDirectory":
-        """Choose `out`, or make the next free `runs/<kind>/<number>-<name>`."""
+        """Return the directory `out`, or create the next free `runs/<kind>/<number>-<name>`."""
         return cls(_next_free(Path("runs") / kind, name) if out is None else Path(out))
 
     @contextmanager
     def held(self, marks: Collection[str] = (_RUN, _SETTINGS)) -> Iterator[None]:
-        """Keep other runs out of it; a run that leaves no file leaves no new directory either.
+        """Lock the directory against other runs while the context is entered; remove a new directory if it stays empty.
 
-        `marks` are the files that say that what is there is of this kind.
+        `marks` are the marker files that runs of this kind may find in the directory.
 
         Raises:
-            UserError: it can't be written to, holds something else, or another run is at work there.
+            UserError: the directory is not writable, contains something else, or is used by another run.
         """
         check_directory(self.path)
         check_nothing_else(self.path, marks)
@@ -80,10 +80,11 @@ class RunDirectory:
             yield
 
     def begin(self, settings: Mapping[str, Any], tasks: tuple[Task, ...]) -> None:
-        """Write the settings and tasks of the run, or check that the run that was begun here has the same ones.
+        """Write the settings and tasks of the run, or check that they equal the settings
+        and tasks of the run started here.
 
         Raises:
-            UserError: a run with other settings or tasks was begun here, or its files are damaged.
+            UserError: a run with other settings or tasks was started here, or its files are damaged.
         """
         begun = self._begun()
         if begun is None:
@@ -97,7 +98,7 @@ class RunDirectory:
                 raise begun_otherwise(self.path, "other tasks")
 
     def check_free(self) -> None:
-        """Raise UserError if a run was begun here, whether it is whole or not."""
+        """Raise UserError if a run was started in this directory, finished or not."""
         if any((self.path / name).exists() for name in (_RUN, _SETTINGS)):
             raise UserError(
                 "out-has-run",
@@ -107,11 +108,11 @@ class RunDirectory:
             )
 
     def finish(self, kind: RunKind, facts: Mapping[str, Any]) -> None:
-        """Mark the run as whole; `facts` are for whoever reads its results."""
+        """Mark the run as finished; `facts` are results for readers of `run.json`."""
         write_json(self.path / _RUN, {"format": _FORMAT, "kind": kind, **facts})
 
     def forget(self) -> None:
-        """Remove what says that a run was begun here and is whole: another may begin."""
+        """Remove the files that mark a started or finished run, so that another run can start."""
         for name in (_SETTINGS, _TASKS, _RUN):
             (self.path / name).unlink(missing_ok=True)
 
@@ -121,10 +122,10 @@ class RunDirectory:
         return (self.path / _RUN).exists()
 
     def read(self, what: str = "run") -> RunFile | None:
-        """Read what `run.json` says; None where it is another program's.
+        """Return the content of `run.json`; None if another program wrote the file.
 
         Raises:
-            UserError: there is none, or it is malformed; `what` names it.
+            UserError: there is no such file, or it is malformed; `what` names the file in the error.
         """
         where = f"{what} {self.path / _RUN}"
         content = parse(read_json(self.path / _RUN, what), dict[str, Any], where)
@@ -134,7 +135,7 @@ class RunDirectory:
         return parse({"kind": facts.pop("kind", None), "facts": facts}, RunFile, where)
 
     def facts(self, kind: RunKind) -> dict[str, Any]:
-        """Read what `run.json` says of a whole run of a kind; raise UserError if there is none, or it is malformed."""
+        """Return the results in `run.json` of a finished run of a kind; raise UserError if there is no such run."""
         run = self.read(f"{kind} run")
         if run is None or run.kind != kind:
             raise UserError(
@@ -146,21 +147,21 @@ class RunDirectory:
         return run.facts
 
     def _begun(self) -> dict[str, Any] | None:
-        """Read the settings that a run was begun with here, if one was."""
+        """Return the settings with which a run was started here; None if no run was started."""
         path = self.path / _SETTINGS
         return parse(read_json(path, "settings"), dict[str, Any], f"settings {path}") if path.exists() else None
 
 
 def runs_below(path: Path) -> Iterator[RunDirectory]:
-    """Yield every run in a directory and below it that was marked as whole."""
+    """Yield every finished run in a directory and its subdirectories."""
     return (RunDirectory(file.parent) for file in path.rglob(_RUN) if file.is_file())
 
 
 def write_own(path: Path, write: Callable[[], None], is_same: Callable[[], bool]) -> None:
-    """Write what a run begins with, unless it is there already, as after a run that was killed just then.
+    """Write a file at the start of a run, unless a killed run already wrote the same file.
 
     Raises:
-        UserError: there is something else of that name.
+        UserError: another file has that name.
     """
     if not path.exists():
         write()
@@ -178,9 +179,9 @@ def write_own(path: Path, write: Callable[[], None], is_same: Callable[[], bool]
 
 
 def check_same(directory: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UserError, with the first difference, unless a run about to go on has the settings that it was begun with.
+    """Raise UserError with the first difference between a run's settings at its start and the settings now.
 
-    `begun` are as JSON gave them. A setting that isn't there is the same as one that is null.
+    `begun` are settings as JSON returns them. A missing setting equals a setting that is null.
     """
     before, after = flat(begun), flat(_as_read(now))
     for key in sorted(before.keys() | after.keys()):
@@ -191,7 +192,7 @@ def check_same(directory: Path, begun: Mapping[str, Any], now: Mapping[str, Any]
 
 
 def begun_otherwise(directory: Path, what: str) -> UserError:
-    """Make the error for a directory whose run was begun with something else."""
+    """Return the error for a directory whose run was started with other inputs."""
     return UserError(
         "out-begun-otherwise",
         f"the directory '{directory}' contains a run that was begun with {what}",
@@ -201,7 +202,7 @@ def begun_otherwise(directory: Path, what: str) -> UserError:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested settings to names with dots."""
+    """Return nested settings as one dictionary with dotted names."""
     flattened: dict[str, Any] = {}
     for key, value in settings.items():
         flattened |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -209,12 +210,13 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _as_read(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert settings to what JSON gives back: lists for tuples, text for keys."""
+    """Return settings as JSON returns them: lists for tuples, text for keys."""
     plain: dict[str, Any] = json.loads(json.dumps(settings))
     return plain
 
 
 def _next_free(parent: Path, name: str) -> Path:
+    """Create and return the next free numbered directory in `parent`."""
     parent.mkdir(parents=True, exist_ok=True)
     numbers = [int(match[1]) for entry in parent.iterdir() if (match := re.match(r"([0-9]{4})", entry.name))]
     number = 1 + max(numbers, default=0)
@@ -223,19 +225,19 @@ def _next_free(parent: Path, name: str) -> Path:
         try:
             path.mkdir()
         except FileExistsError:
-            number += 1  # another run has just taken it
+            number += 1  # another run has just created it
         else:
             return path
 
 
 @dataclass(frozen=True)
 class JobFigures:
-    """A search's figures.
+    """The figures of a finished search.
 
     Attributes:
-        tasks: digest of what was searched: costs of the same tasks compare.
-        costs_ms: predicted, one for each task; None where there is no plan.
-        seconds: of search, mean over the tasks.
+        tasks: digest of the searched tasks; costs can be compared if the digests are equal.
+        costs_ms: predicted cost of each task; None for a task without a plan.
+        seconds: search time, mean over the tasks.
     """
 
     tasks: str
@@ -244,5 +246,5 @@ class JobFigures:
 
     @property
     def solved(self) -> frozenset[int]:
-        """Numbers of the tasks that have a plan."""
+        """The numbers of the tasks that have a plan."""
         return frozenset(number for number, cost in enumerate(self.costs_ms) if cost is not None)

@@ -1,4 +1,4 @@
-"""What models are asked with to say what was measured: the loads of compute samples, the traffic of exchanges."""
+"""The inputs of cost models for measured samples: the loads of kernel calls, and the traffic of exchanges."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,7 +16,10 @@ from neuroshard.words.placement import block_rows
 
 
 def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
-    """Compute the set of each sample's loads; of row blocks with the lookups that were drawn, or else about as many."""
+    """Return the loads of each kernel call, as one set per sample.
+
+    Row blocks have the lookups that were measured, or the expected lookups if the sample was not measured.
+    """
     counts = np.array([len(sample.tables) for sample in samples], dtype=np.int64)
     each = np.repeat(np.arange(len(samples)), counts)
     batch_size = np.array([sample.batch_size for sample in samples], dtype=np.int64)
@@ -27,7 +30,7 @@ def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
 
 
 def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
-    """Replace the loads of row-wise samples, which are of whole tables, by the loads of their blocks of rows."""
+    """Replace the loads of whole row-wise tables by the loads of the blocks of rows that the device has."""
     if not samples:
         return loads
     which = np.flatnonzero(are(loads, lambda layout: layout.blocks))
@@ -35,13 +38,13 @@ def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
     sharers = loads.sharers.copy()
     rows[which] = [block.rows for sample in samples for block in sample.blocks]
     sharers[which] = block_rows(loads.rows[which], rows[which])
-    seen = [one for sample in samples for one in sample.lookups or _expected(sample)]
-    lookups[which], reuse[which] = [one.count for one in seen], [one.reuse for one in seen]
+    seen = [drawn for sample in samples for drawn in sample.lookups or _expected(sample)]
+    lookups[which], reuse[which] = [drawn.count for drawn in seen], [drawn.reuse for drawn in seen]
     return replace(loads, rows=rows, lookups=lookups, reuse=reuse, sharers=sharers)
 
 
 def _expected(sample: ComputeSample) -> Iterator[BlockLookups]:
-    """Yield what a batch looks up in each block of a sample that wasn't measured, as a plan's loads have it."""
+    """Yield the expected lookups in each row block of a sample that was not measured, as in the loads of plans."""
     for table, block in zip(sample.tables, sample.blocks, strict=True):
         first, rows = np.array([block.row]), np.array([block.rows])
         whole = sample.batch_size * table.pooling_factor
@@ -50,30 +53,36 @@ def _expected(sample: ComputeSample) -> Iterator[BlockLookups]:
 
 
 def traffic_of(samples: Sequence[CommSample]) -> Traffic:
-    """Compute exchanges' traffic between equal numbers of devices on equal hosts, (n, D, 1), each as an all-to-all."""
+    """Return the traffic of exchanges, (n, D, 1), each as an all-to-all.
+
+    All exchanges must have the same number of devices and the same hosts.
+    """
     size_bytes = np.array([sample.size_bytes for sample in samples], dtype=np.float64)
     batch_size = np.array([sample.batch_size for sample in samples])
     return Traffic(size_bytes[..., None], batch_size, samples[0].devices_per_host)
 
 
 def starts_of(samples: Sequence[CommSample], direction: int) -> FloatArray:
-    """Gather the start delays of exchanges between equal numbers of devices, (n, D) ms; backward all begin together."""
+    """Return the start delays of exchanges, (n, D) ms; in the backward direction all delays are 0.
+
+    All exchanges must have the same number of devices.
+    """
     starts: FloatArray = np.array([sample.start_ms for sample in samples]) * (direction == FORWARD)
     return starts
 
 
 def own_traffic(sample: CommSample) -> Traffic:
-    """Compute the traffic of nothing but the sample's collective, (1, D, C)."""
+    """Return the traffic of the sample's collective alone, (1, D, C)."""
     size_bytes = np.zeros((1, sample.num_devices, len(Collective)))
     size_bytes[0, :, sample.collective] = sample.size_bytes
     return Traffic(size_bytes, np.array([sample.batch_size]), sample.host_size)
 
 
 def by_group(measurement: Measurement[CommSample]) -> Iterator[Measurement[CommSample]]:
-    """Yield the measurement of each group of devices that exchanged with each other, as if it were of an all-to-all.
+    """Yield a measurement for each group of devices that exchange with each other, each as an all-to-all.
 
-    Groups in which nothing was exchanged are left out, and devices of a host that have no other to exchange with. There
-    must be repeats.
+    Groups that exchange nothing are left out, and so are groups of one device, unless the exchange has only one device.
+    The measurement must have repeats.
     """
     sample, repeats = measurement.sample, measurement.repeats
     assert repeats is not None

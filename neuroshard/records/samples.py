@@ -1,4 +1,4 @@
-"""What is measured and what came of it: the records of stage 1."""
+"""Samples to measure, and their measurements: the data of stage 1."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +16,8 @@ from neuroshard.words.collective import BETWEEN_HOSTS, ELEMENT_BYTES, Collective
 from neuroshard.words.form import CALLS, CUT_FORMS, IN_COLUMNS, Call, Form
 from neuroshard.words.placement import ON_DEVICE, TierAssignment
 
-FORWARD, BACKWARD = 0, 1  # directions of an exchange, as repeats hold them
-LOCAL_PHASES = (  # of a step without its exchanges
+FORWARD, BACKWARD = 0, 1  # directions of an exchange, as indices into repeats
+LOCAL_PHASES = (  # phases of a step without its exchanges
     "input",
     "lookups",
     "outputs",
@@ -27,27 +27,28 @@ LOCAL_PHASES = (  # of a step without its exchanges
     "reducing data-parallel gradients",
     "data-parallel optimizer",
 )
-HOST = "host"  # time to launch a step, if device and host work in parallel
+HOST = "host"  # the time to launch a step, if device and host work in parallel
 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """The rows of a table that a device holds: `rows` of them from `row` on."""
+    """A block of a table's rows on a device: `rows` rows, starting at `row`."""
 
     row: int
     rows: int
 
     @property
     def row_end(self) -> int:
-        """First row behind the block."""
+        """The first row after the block."""
         return self.row + self.rows
 
 
 @dataclass(frozen=True)
 class BlockLookups:
-    """What a batch looked up in a block of rows: `count` lookups, with the reuse histogram (17,) of its own rows.
+    """The lookups of a batch in a block of rows: their number,
+    and the reuse histogram (17,) of the block's unique rows.
 
-    A block without a lookup has the histogram of rows that are touched once.
+    A block without lookups has the histogram of rows that are touched once.
     """
 
     count: int
@@ -57,21 +58,21 @@ class BlockLookups:
 @final
 @dataclass(frozen=True)
 class ComputeSample:
-    """Tables (n,) on one device, looked up by one kernel call for `batch_size` samples.
+    """Tables (n,) on one device that one kernel call looks up for `batch_size` samples.
 
     Attributes:
-        tables: whole tables, at the width that the device holds; they say how popular rows are. All tables are pooled,
-            or all are sequence tables of one width: FBGEMM has no other kernels.
-        batch_size: samples whose lookups the call serves: the global batch, or the device's own share of the batch if
-            the tables are data-parallel.
-        form: family of the sharding type of all tables. Column-wise and row-wise tables have the fused kernel;
-            data-parallel tables have the dense kernel with an update of every row.
-        blocks: (n,) rows that the device holds, if the tables are row-wise; else empty.
-        hot_first: share of the rows touched more than once that have the table's lowest numbers, hottest first, as
+        tables: whole tables, with the width that the device has; they define the popularity of rows. All tables are
+            pooled, or all are sequence tables of one width, because FBGEMM has no other kernels.
+        batch_size: number of samples whose lookups the call serves: the global batch, or the device's own share of the
+            batch if the tables are data-parallel.
+        form: family of the sharding type of all tables. Column-wise and row-wise tables use the fused kernel;
+            data-parallel tables use the dense kernel with an update of every row.
+        blocks: (n,) rows that the device has of each table if the tables are row-wise; otherwise empty.
+        hot_first: share of the rows with more than one lookup that have the table's lowest numbers, hottest first, as
             if rows were numbered by frequency; all other rows are anywhere.
-        lookups: (n,) lookups in each block, once the sample has been measured; else empty.
-        tier_assignment: the memory that holds all tables. Cached tables share a cache, which has room for that share of
-            all their rows.
+        lookups: (n,) lookups in each block, after the sample was measured; otherwise empty.
+        tier_assignment: the memory tier of all tables. Cached tables share one cache, which has room for the assigned
+            share of all their rows.
     """
 
     tables: tuple[Table, ...]
@@ -109,7 +110,7 @@ class ComputeSample:
                 )
 
     def _check_kernel(self) -> None:
-        """Raise UserError if there is no kernel call for these tables together."""
+        """Raise UserError if FBGEMM has no kernel call for these tables together."""
         if len({table.pooled for table in self.tables}) > 1:
             raise UserError(
                 "kernel-pooling-mixed",
@@ -138,19 +139,19 @@ class ComputeSample:
 
     @property
     def call(self) -> Call:
-        """The kernel call: family of the sharding type, pooled or not, and tier."""
+        """The kernel call: family of the sharding type, pooling, and tier."""
         return Call(self.form, not self.tables or self.tables[0].pooled, self.tier_assignment.tier)
 
     @property
     def held(self) -> tuple[Table, ...]:
-        """Tables with as many rows as the device holds of each, (n,)."""
+        """The tables with the rows that the device has of each, (n,)."""
         if not self.blocks:
             return self.tables
         return tuple(replace(table, rows=block.rows) for table, block in zip(self.tables, self.blocks, strict=True))
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all weights of the sample's tables."""
+        """The bytes of all weights of the sample on the device."""
         return sum(table.size_bytes for table in self.held)
 
 
@@ -160,13 +161,13 @@ class CommSample:
     """A collective between D devices, at a global batch size.
 
     Attributes:
-        size_bytes: (D,) that each device puts in for all samples of a batch, what it would send to itself included, as
-            in `Traffic`; of the input, what comes to each device.
+        size_bytes: (D,) bytes that each device sends for all samples of a batch, including bytes to itself, as in
+            `Traffic`; for the input dist, bytes that each device receives.
         start_ms: (D,) delay of each device.
-        batch_size: samples over all devices.
-        collective: of which there is one; a reduce-scatter comes back as an all-gather.
-        devices_per_host: hosts have so many each, in order of rank, with a slower link between them; None: one host
-            has all.
+        batch_size: number of samples over all devices.
+        collective: the collective; the backward exchange of a reduce-scatter is an all-gather.
+        devices_per_host: number of devices on each host, in order of rank, if slower links join several hosts; None if
+            one host has all devices.
     """
 
     size_bytes: tuple[int, ...]
@@ -177,7 +178,7 @@ class CommSample:
 
     @classmethod
     def of_columns(cls, dims: Sequence[int], start_ms: Sequence[float], batch_size: int) -> "CommSample":
-        """Make an all-to-all of the pooled embeddings of a batch, of `dims` (D,) columns from each device."""
+        """Return an all-to-all of a batch's pooled embeddings, with `dims` (D,) columns from each device."""
         sizes = tuple(ELEMENT_BYTES * batch_size * dim for dim in dims)
         return cls(sizes, tuple(start_ms), batch_size)
 
@@ -220,22 +221,22 @@ class CommSample:
 
     @property
     def num_devices(self) -> int:
-        """D, the number of devices that take part."""
+        """The number of devices in the exchange, D."""
         return len(self.size_bytes)
 
     @property
     def host_size(self) -> int:
-        """Number of devices on each host."""
+        """The number of devices on each host."""
         return self.devices_per_host or len(self.size_bytes)
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """Columns whose pooled embeddings each device puts in, (D,)."""
+        """The number of columns of pooled embeddings that each device sends, (D,)."""
         return tuple(size // (ELEMENT_BYTES * self.batch_size) for size in self.size_bytes)
 
     @property
     def _alike(self) -> list[tuple[int, ...]]:
-        """Sizes that must be equal, in groups."""
+        """Groups of sizes that must be equal within each group."""
         if self.collective in (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE):
             return [self.size_bytes]
         if self.collective in BETWEEN_HOSTS:
@@ -246,10 +247,12 @@ class CommSample:
 @final
 @dataclass(frozen=True)
 class LocalSample:
-    """One rank's local work in TorchRec's training step of a plan: mirrored, without any exchange.
+    """One rank's local work in a mirrored training step of a plan in TorchRec, without exchanges.
 
     Attributes:
-        precision: of embeddings and gradients on their way between ranks.
+        plan: the plan.
+        rank: the rank.
+        precision: data type of embeddings and gradients in exchanges.
     """
 
     plan: Plan
@@ -267,7 +270,7 @@ class LocalSample:
 
     @property
     def batch_size(self) -> int:
-        """Samples of a step, over all devices."""
+        """The number of samples of a step, over all devices."""
         return self.plan.task.batch_size
 
 
@@ -275,39 +278,43 @@ Sample = TypeVar("Sample", ComputeSample, CommSample, LocalSample)
 
 
 def as_drawn(sample: Sample) -> Sample:
-    """Return the sample as it was before it was measured."""
+    """Return the sample as it was before its measurement."""
     return replace(sample, lookups=()) if isinstance(sample, ComputeSample) else sample
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """Every timed repeat of one sample.
+    """All timed repeats of one sample.
 
     Attributes:
-        times_ms: (R,) for a compute sample; (R, 2, D) for an exchange: forward and backward, per device; (R, P) for
-            local work: by phase (`LOCAL_PHASES`), and last the time of the `HOST` if device and host work in parallel.
-        at_s: (R,) when each repeat began, seconds since the epoch.
+        times_ms: (R,) for a kernel call; (R, 2, D) for an exchange: forward and backward, per device; (R, P) for local
+            work: by phase (`LOCAL_PHASES`), and last the time of the `HOST` if device and host work in parallel.
+        at_s: (R,) start time of each repeat, in seconds since the epoch.
     """
 
     times_ms: FloatArray
     at_s: FloatArray
 
     def times(self, factor: float) -> "Repeats":
-        """Scale the times, as if everything had taken so many times as long."""
+        """Return the repeats with all times multiplied by the factor."""
         return replace(self, times_ms=self.times_ms * factor)
 
 
 @dataclass(frozen=True)
 class Measurement(Generic[Sample]):
-    """What became of one sample: its repeats, or the error that stopped it.
+    """The measurement of one sample: its repeats, or the error that stopped it.
 
     Attributes:
-        sample_id: its place in the run; the same id gives the same sample for the same seed.
-        split: "train", "valid" or "test": which of the tables it was drawn from; or "reference": it was measured
-            with every batch, and tells how fast the machine was.
-        second_pass: measured again later in the run, to learn how repeatable the first pass was.
-        seed: the run's seed; with `sample_id` it fixes the indices drawn.
-        slowness: how many times as long as at the machine's typical speed everything took then, as far as it is known.
+        sample: the sample.
+        sample_id: number of the sample in the run; the same number gives the same sample for the same seed.
+        split: "train", "valid" or "test": the split of the sample's tables; or "reference": a sample that was measured
+            with every batch, to show the machine's speed.
+        seed: the run's seed; with `sample_id` it fixes the drawn indices.
+        repeats: the timed repeats; None after an error.
+        error: the error; None if there was none.
+        second_pass: True if the sample was measured again later in the run, to learn how repeatable the first pass was.
+        slowness: the machine's slowness at that time: measured time relative to the time at the typical speed; 1 if
+            unknown.
     """
 
     sample: Sample
@@ -325,12 +332,12 @@ class Measurement(Generic[Sample]):
 
     @property
     def typical_ms(self) -> FloatArray:
-        """The time that counts as its own: (...,) ms, as its repeats (R, ...); it must have some."""
+        """The time of the measurement over its repeats, (...,) ms for repeats (R, ...); it must have repeats."""
         assert self.repeats is not None
         return typical_ms(self.repeats.times_ms)
 
     @property
     def level(self) -> "Measurement[Sample]":
-        """The measurement as if taken at the machine's typical speed."""
+        """The measurement corrected to the machine's typical speed."""
         repeats = None if self.repeats is None else self.repeats.times(1 / self.slowness)
         return replace(self, repeats=repeats, slowness=1.0)

@@ -1,4 +1,4 @@
-"""The speed of a machine over time: other users, heat and the placement of memory change it."""
+"""The speed of a machine over time, which changes with other users, heat and the placement of memory."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +12,13 @@ from scipy.special import huber
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.records.samples import Measurement, Sample
 
-_REPEATED = 0.05  # what logarithms of two measurements at one speed are expected to differ by
-_SPEEDS = 0.1  # what logarithms of speeds are
+_REPEATED = 0.05  # expected difference of the logarithms of two times measured at the same speed
+_SPEEDS = 0.1  # expected size of the logarithms of slowness
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One sample that was measured in two spells of the machine, by their numbers."""
+    """One sample that was measured in two periods of the machine, given by their numbers."""
 
     earlier: int
     later: int
@@ -27,20 +27,20 @@ class Pair:
 
 
 def slowness_of(spells: int, pairs: Sequence[Pair]) -> FloatArray:
-    """Fit how many times as long as in the typical spell measurements took in each, (S,).
+    """Fit the machine's slowness in each of S periods, (S,): the ratio of measured times to times in a typical period.
 
-    Fitted to the ratios of samples that two spells measured, with Huber's loss, and drawn to 1 the more, the fewer
-    there are: all are 1 where there are none.
+    The fit minimises Huber's loss of the ratios of samples that were measured in two periods. The slowness is drawn to
+    1, the more the fewer such samples there are; without such samples it is 1 everywhere.
     """
-    pairs = [one for one in pairs if one.earlier != one.later]
+    pairs = [pair for pair in pairs if pair.earlier != pair.later]
     if not pairs:
         return np.ones(spells)
-    ratio = np.array([float(np.log(one.again_ms / one.first_ms)) for one in pairs])
+    ratio = np.array([float(np.log(pair.again_ms / pair.first_ms)) for pair in pairs])
     wanted = np.concatenate([ratio / _REPEATED, np.zeros(spells)])
     of_logs = _of_logs(spells, pairs)
 
     def loss(logs: FloatArray) -> tuple[float, FloatArray]:
-        """Sum Huber's loss of logarithms (S,), and its slopes (S,)."""
+        """Return the sum of Huber's losses for the logarithms of slowness (S,), and its gradient (S,)."""
         left = of_logs @ logs - wanted
         return float(huber(1.0, left).sum()), of_logs.T @ np.clip(left, -1.0, 1.0)
 
@@ -50,17 +50,22 @@ def slowness_of(spells: int, pairs: Sequence[Pair]) -> FloatArray:
 
 
 def _of_logs(spells: int, pairs: Sequence[Pair]) -> Any:
-    """Build the sparse matrix of P pairs' differences of logarithms, then each of S by itself, (P + S, S)."""
+    """Return the sparse matrix, (P + S, S), of the differences of logarithms in P pairs,
+    followed by each of S logarithms.
+    """
     differences = np.tile([1 / _REPEATED, -1 / _REPEATED], len(pairs))
     rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(spells)])
-    columns = np.concatenate([*([one.later, one.earlier] for one in pairs), np.arange(spells)])
+    columns = np.concatenate([*([pair.later, pair.earlier] for pair in pairs), np.arange(spells)])
     return csr_array((np.concatenate([differences, np.full(spells, 1 / _SPEEDS)]), (rows, columns)))
 
 
 def with_slowness(
     chunks: Sequence[Sequence[Measurement[Sample]]], told_by: Collection[str]
 ) -> list[list[Measurement[Sample]]]:
-    """Add to the kernel calls of all chunks how slow the machine was, told by some splits' in several chunks."""
+    """Return the measurements of all chunks with the machine's slowness during each chunk.
+
+    Samples of the splits `told_by` that several chunks have in common show the slowness.
+    """
     if len(chunks) < 2:
         return [list(chunk) for chunk in chunks]
     first: dict[int, tuple[int, float]] = {}
@@ -73,10 +78,13 @@ def with_slowness(
                 earlier, first_ms = first.setdefault(m.sample_id, (number, ms))
                 pairs.append(Pair(earlier, number, first_ms, ms))
     slowness = slowness_of(len(chunks), pairs).tolist()
-    return [[replace(m, slowness=its) for m in chunk] for chunk, its in zip(chunks, slowness, strict=True)]
+    return [
+        [replace(m, slowness=slowness_of_chunk) for m in chunk]
+        for chunk, slowness_of_chunk in zip(chunks, slowness, strict=True)
+    ]
 
 
 def slowness_between(measurements: Sequence[Measurement[Any]]) -> tuple[float, float] | None:
-    """Find the least and the most slowness that any of them was measured at; None where nothing tells it."""
+    """Return the minimum and maximum slowness of the measurements; None if it is unknown."""
     known = {m.slowness for m in measurements} - {1.0}
     return (min(known), max(known)) if known else None

@@ -1,4 +1,4 @@
-"""Tables for training, validation and testing: the test set holds tables never seen in training."""
+"""Splits of tables for training, validation and testing; the test tables never occur in training."""
 
 import numpy as np
 
@@ -7,14 +7,14 @@ from neuroshard.plumbing.messages import number_of
 from neuroshard.tables import Table
 
 TRAIN, VALID, TEST = "train", "valid", "test"
-REFERENCE = "reference"  # of samples that are measured with every batch: they tell the machine's speed, nothing else
-_VALID_EVERY = 5  # sample of plans, by its number, is never trained on
+REFERENCE = "reference"  # samples that are measured with every batch, only to show the machine's speed
+_VALID_EVERY = 5  # one in this many samples of plans is for validation
 _SHARES = {TRAIN: 0.8, VALID: 0.1, TEST: 0.1}
 Split = dict[str, tuple[Table, ...]]  # disjoint; every sample draws from the tables of one split only
 
 
 def split_tables(tables: tuple[Table, ...], seed: int) -> Split:
-    """Split the tables 80/10/10, at least one in each group, drawn by `seed`; raise UserError below 3 tables."""
+    """Split the tables 80/10/10 at random by `seed`, with at least one table each; raise UserError below 3 tables."""
     if len(tables) < len(_SHARES):
         raise UserError(
             "split-too-few-tables",
@@ -30,10 +30,13 @@ def split_tables(tables: tuple[Table, ...], seed: int) -> Split:
 
 
 def split_of(number: int) -> str:
-    """Choose the split of a sample of plans: of fixed tables none can be held out, so some samples are."""
+    """Return the split of a sample of plans, by its number.
+
+    A plan's tables are fixed and cannot be held out, so some samples are held out instead.
+    """
     return VALID if number % _VALID_EVERY == _VALID_EVERY - 1 else TRAIN
 
 
 def draw_split(rng: np.random.Generator) -> str:
-    """Draw a split's name, with the shares' probabilities."""
+    """Draw the name of a split, with probabilities 0.8, 0.1 and 0.1."""
     return str(rng.choice(list(_SHARES), p=list(_SHARES.values())))

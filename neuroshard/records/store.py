@@ -1,7 +1,7 @@
 """A data directory: `manifest.json`, `tables.parquet`, and Parquet chunks under `compute/`, `comm/` and `local/`.
 
-A chunk appears whole or not at all, so a run that was killed goes on with the first one that isn't there. What was
-measured again is in chunks of its own; nothing is replaced, and of each sample the fastest measurement counts.
+Chunks are written atomically, so a killed run resumes with the first missing chunk. Repeated measurements are stored in
+additional chunks; nothing is replaced, and the fastest measurement of each sample counts.
 """
 
 import re
@@ -27,7 +27,7 @@ _NAME = "manifest.json"
 _SAMPLES = "samples"
 _TABLES = "tables.parquet"
 _CHUNK = re.compile(r"part-\d{5,}\.parquet")
-MEASURED = "measured"  # of a run that measures plans
+MEASURED = "measured"  # data directory inside the directory of a run that measures plans
 _MEASURE_AGAIN = "Delete the file, and repeat the same `neuroshard collect` command to measure its samples again"
 _RESTORE = "Restore the file from a copy, or delete the directory and run `neuroshard collect` again"
 _Read = TypeVar("_Read")
@@ -35,13 +35,13 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True)
 class Manifest:
-    """The circumstances of a collect run.
+    """The hardware, versions and settings of a run that measures.
 
     Attributes:
-        hardware: the machine, as `Fingerprint.to_json` gives it.
-        versions: of Python and the packages that a timing depends on, when the run was begun.
-        config: every setting that decides what is measured; a run goes on only with the same ones.
-        seed: of the run.
+        hardware: the fields of the machine's `Fingerprint`.
+        versions: versions of Python and of the packages that affect times, at the start of the run.
+        config: every setting that decides what is measured; a run can be resumed only with equal settings.
+        seed: seed of the run.
     """
 
     hardware: dict[str, Any]
@@ -51,12 +51,12 @@ class Manifest:
 
     @classmethod
     def of_plans(cls, here: Fingerprint, hardware: Mapping[str, Any]) -> "Manifest":
-        """Describe a run that measures plans on such hardware; of fixed tables it holds out samples only."""
+        """Return the manifest of a run that measures plans; it holds out samples, because a plan's tables are fixed."""
         return cls(asdict(here), versions(), {**hardware, "held_out": _SAMPLES}, 0)
 
     @property
     def holds_out_tables(self) -> bool:
-        """True if the test samples have tables that no other samples have."""
+        """True if no table of the test samples occurs in other samples."""
         return self.config.get("held_out") != _SAMPLES
 
     def save(self, directory: Path) -> None:
@@ -65,18 +65,18 @@ class Manifest:
 
     @classmethod
     def load(cls, directory: Path) -> "Manifest":
-        """Read the manifest of a data directory; raise UserError if there is none, or it is malformed."""
+        """Return the manifest of a data directory; raise UserError if it is missing or malformed."""
         path = directory / _NAME
         where = f"data manifest {path}"
         return parse(of_format(read_json(path, "data manifest"), _FORMAT, where), cls, where)
 
     @staticmethod
     def exists(directory: Path) -> bool:
-        """Return True if a run was begun in `directory`."""
+        """Return True if a run was started in `directory`."""
         return (directory / _NAME).exists()
 
     def check_hardware(self, here: Fingerprint, directory: Path) -> None:
-        """Raise UserError unless the directory was measured on hardware like `here`."""
+        """Raise UserError if the directory was measured on other hardware than `here`."""
         if not here.same_hardware(self.hardware):
             there = f"{_text(self.hardware.get('kind'))} ({_text(self.hardware.get('device'))})"
             raise UserError(
@@ -88,7 +88,7 @@ class Manifest:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings that must be the same to resume the run."""
+        """The settings that must be equal to resume the run."""
         return self.config | {"seed": self.seed}
 
 
@@ -113,15 +113,15 @@ class Chunks(Generic[Sample]):
 
     @property
     def end(self) -> int:
-        """The first number that no chunk has, nor any behind it."""
+        """The first number after all existing chunks."""
         return 1 + max((int(path.stem.removeprefix("part-")) for path in self._paths), default=-1)
 
     def write(self, number: int, measurements: Sequence[Measurement[Sample]]) -> None:
-        """Write chunk `number`, atomically."""
+        """Write chunk `number` atomically."""
         write_table(self.path(number), self.codec.table(measurements))
 
     def read(self) -> list[Measurement[Sample]]:
-        """Read all measurements that count, in order of chunk: the `fastest` where samples were measured again.
+        """Return all measurements in order of their chunks; of repeated measurements, only the `fastest` counts.
 
         Raises:
             UserError: a chunk is corrupt.
@@ -129,12 +129,12 @@ class Chunks(Generic[Sample]):
         return fastest(self.each())
 
     def each(self) -> list[list[Measurement[Sample]]]:
-        """Read every chunk, in order, with all that was measured; raise what `read` does."""
+        """Return all measurements of every chunk, in order; raise UserError if a chunk is corrupt."""
         return [self._read(path) for path in self._paths]
 
     @property
     def _paths(self) -> list[Path]:
-        """Paths of all chunks, in order; duplicates that a user made of a chunk have other names."""
+        """The paths of all chunks, in order; files with other names, such as copies made by a user, are left out."""
         return sorted(path for path in self.directory.glob("part-*.parquet") if _CHUNK.fullmatch(path.name))
 
     def _read(self, path: Path) -> list[Measurement[Sample]]:
@@ -155,20 +155,22 @@ class Chunks(Generic[Sample]):
 
 @dataclass(frozen=True)
 class DataDirectory:
-    """The records of one collect run, or of a run that measures plans."""
+    """The data of one collect run, or of a run that measures plans."""
 
     path: Path
 
     @classmethod
     def at(cls, path: Path) -> "DataDirectory":
-        """Choose `path`, or in it what a run of evaluate or search has measured."""
+        """Return the data directory at `path`, or the one inside it with the
+        measurements of an evaluate or search run.
+        """
         return cls(path if Manifest.exists(path) or not Manifest.exists(path / MEASURED) else path / MEASURED)
 
     def begin(self, manifest: Manifest, tables: Sequence[Table]) -> None:
-        """Start a run here, or check that the one begun here can go on.
+        """Start a run in this directory, or check that the run started here can be resumed.
 
         Raises:
-            UserError: the run here has other hardware, settings or tables; or there is another file of tables.
+            UserError: the run has other hardware, settings or tables; or there is another file of tables.
         """
         if Manifest.exists(self.path):
             begun = self.manifest()
@@ -186,15 +188,15 @@ class DataDirectory:
         return list(self.tables().values()) == list(tables)
 
     def write_tables(self, tables: Sequence[Table]) -> None:
-        """Write all tables that are measured here, before what is measured of them."""
+        """Write all tables that are measured here; call this before the measurements are written."""
         write_table(self.path / _TABLES, tables_rows(tables))
 
     def manifest(self) -> Manifest:
-        """Read how the records came about."""
+        """Return the manifest of this directory."""
         return Manifest.load(self.path)
 
     def tables(self) -> dict[str, Table]:
-        """Read the tables that were measured, by name, at their own width."""
+        """Return the measured tables, by name, with their own widths."""
         path = self.path / _TABLES
         rows = _read_parquet(path, read_rows, _RESTORE)
         try:
@@ -203,20 +205,20 @@ class DataDirectory:
             raise error.at(str(path)).changed(remedy=_RESTORE) from None
 
     def compute(self) -> Chunks[ComputeSample]:
-        """Return the chunks of compute measurements."""
+        """Return the chunks of kernel calls."""
         return Chunks(self.path / "compute", compute_codec(self.tables()))
 
     def comm(self) -> Chunks[CommSample]:
-        """Return the chunks of exchange measurements."""
+        """Return the chunks of exchanges."""
         return Chunks(self.path / "comm", COMM_CODEC)
 
     def local(self) -> Chunks[LocalSample]:
-        """Return the chunks of measurements of local work in training steps."""
+        """Return the chunks of local work in training steps."""
         return Chunks(self.path / "local", LOCAL_CODEC)
 
 
 def _read_parquet(path: Path, read: Callable[[Path, str], _Read], remedy: str) -> _Read:
-    """Read a file of a data directory; `remedy` is for the error if the file is damaged."""
+    """Return the content of a data directory's file; `remedy` is for the error if the file is damaged."""
     if not path.exists():
         raise UserError(
             "data-file-missing",

@@ -1,1 +1,1 @@
-"""The interface of search methods, and a search that wraps any method."""
+"""The interfaces of search methods and of verifiers, and a search at several times of the dense network."""

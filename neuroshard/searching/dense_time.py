@@ -16,17 +16,17 @@ from neuroshard.tasks.task import Task
 _LONGEST_MS = 15.0
 _SEARCHED_MS = (UNKNOWN_DENSE_MS, 0.0, _LONGEST_MS)
 _JUDGED_MS = np.linspace(0.0, _LONGEST_MS, 16)
-_WORTH_SAYING = 0.005  # of a plan's cost
+_WORTH_SAYING = 0.005  # minimum gain of another plan, as a share of the chosen plan's cost, for a warning
 
 
 def find_plan(searcher: Searcher, task: Task, simulator: Simulator) -> Found:
-    """Find a plan by a search method; if models leave the time of the dense network open, a plan that is good at any.
+    """Return the plan that a search method finds; if the dense time is unknown, a plan that suits 0 to 15 ms.
 
-    A host launches a step while its devices do dense work. So a plan with few kernel calls is best with a short dense
-    network, but costs time with a long dense network. If the dense time is open, the method searches at several dense
-    times from 0 to 15 ms, and the plan with the least worst-case regret is taken. The regret of a plan is the
-    difference between its cost and the cost of the best of these plans, at the worst dense time. A warning says at
-    which times another plan is cheaper.
+    The dense time is the time of the dense network per step. A host launches a step while its devices do dense work. So
+    a plan with few kernel calls is best with a short dense network, but may cost time with a long dense network. If the
+    dense time is unknown, the method searches at several dense times from 0 to 15 ms, and the plan p with the least
+    worst-case regret is returned: max over times t of (cost(p, t) - min over plans q of cost(q, t)). A warning names
+    the times at which another plan is cheaper.
 
     Raises:
         InfeasibleError: the method finds no plan that fits in memory.
@@ -35,19 +35,19 @@ def find_plan(searcher: Searcher, task: Task, simulator: Simulator) -> Found:
     if not simulator.models.dense_is_unknown:
         return searcher.find(task, simulator)
     found = [searcher.find(task, simulator.beside_dense(dense_ms)) for dense_ms in _SEARCHED_MS]
-    costs_ms = _costs_ms(task, [one.plan for one in found], simulator)
+    costs_ms = _costs_ms(task, [candidate.plan for candidate in found], simulator)
     chosen = int(np.argmin((costs_ms - costs_ms.min(axis=0)).max(axis=1)))
     return replace(found[chosen], warning=both_in_one(_described(costs_ms, chosen), found[chosen].warning))
 
 
 def _costs_ms(task: Task, plans: Sequence[Plan], simulator: Simulator) -> FloatArray:
-    """Return the costs (P, J) of P plans at the J dense times that they are judged at."""
+    """Return the costs in ms, (P, J), of P plans at the J dense times of `_JUDGED_MS`."""
     judges = [simulator.beside_dense(float(dense_ms)) for dense_ms in _JUDGED_MS]
     return np.array([[cost.total_ms for cost in judge.costs(task, plans)] for judge in judges]).T
 
 
 def _described(costs_ms: FloatArray, chosen: int) -> Message | None:
-    """Return at which dense times another plan costs less than the chosen plan; None if the gain is small at all times.
+    """Return the warning that another plan costs less at some dense times; None if the gain is small at all times.
 
     Args:
         costs_ms: (P, J) costs of each plan at each dense time, in ms.

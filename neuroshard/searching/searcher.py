@@ -38,9 +38,9 @@ class Found:
         warning: a reason to doubt the plan; None if there is none. Text becomes a message.
         rejected: another plan of the task, predicted to be cheaper, whose gain the search did not accept; None if there
             is none.
-        remark: a line on the search that the plan alone doesn't show; None if there is no remark.
-        fewer: another plan with fewer shards, predicted to cost more, as long as a search has not chosen between the
-            two; else None.
+        remark: a line about the search that the plan does not show; None if there is no remark.
+        fewer: another plan with fewer shards and a higher predicted cost, between which and the plan the search has not
+            yet chosen; None if there is none.
 
     Raises:
         InfeasibleError: the plan breaks a memory limit or a constraint.
@@ -65,30 +65,34 @@ class Found:
             object.__setattr__(self, "warning", Message("search-warning", self.warning))
 
     def of(self, task: Task) -> "Found":
-        """Restate what was found as plans of another task of the same tables, on the same devices."""
-        rejected, fewer = (None if one is None else replace(one, task=task) for one in (self.rejected, self.fewer))
+        """Return the result with its plans as plans of another task with the same tables and devices."""
+        others = self.rejected, self.fewer
+        rejected, fewer = (None if plan is None else replace(plan, task=task) for plan in others)
         return replace(self, plan=replace(self.plan, task=task), rejected=rejected, fewer=fewer)
 
 
 class Searcher(ABC):
-    """Finds a plan for a task. Holds settings only: the same call gives the same plan."""
+    """A search method, which finds a plan for a task.
+
+    An object has only settings as state, so the same call of `find` returns the same plan.
+    """
 
     def __init_subclass__(cls, **settings: Any) -> None:
-        """Check what the class's own `find` returns, whoever calls it."""
+        """Replace the class's own `find` by one that checks that the result is a `Found`."""
         super().__init_subclass__(**settings)
         if "find" in vars(cls):
             cls.find = _checked_find(vars(cls)["find"])  # type: ignore[assignment, method-assign]
 
     @abstractmethod
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan that fits in memory and keeps the task's constraints; return `Found(plan)`, with remarks if any.
+        """Return a `Found` with a plan that fits in memory and keeps the task's constraints, and with any remarks.
 
-        The plan's task is `task`, possibly with further rules that the plan keeps, too.
-        If a method does not know the memory of hosts, decorate it with `within_hosts`.
+        The plan's task is `task`, possibly with further rules that the plan also keeps. If a method does not check the
+        memory of each host, decorate it with `within_hosts`.
 
         Raises:
-            InfeasibleError: this method finds none.
-            UserError: the simulator's models can't serve the task.
+            InfeasibleError: this method finds no such plan.
+            UserError: the simulator's models do not support the task.
         """
 
     @property
@@ -98,61 +102,66 @@ class Searcher(ABC):
 
     @property
     def takes_forms(self) -> Forms:
-        """The families that a table may be restricted to: column-wise, and those of a setting `sharding_types`."""
+        """The families that rules may restrict a table to: column-wise, and those of the setting `sharding_types`."""
         return frozenset({Form.COLUMN_WISE, *forms_of(getattr(self, "sharding_types", ()))})
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """List candidate plans to measure: `plan`, which this method found, and other plans that may be faster.
+        """Return candidate plans to measure: `plan`, which this method found, and other plans that may be faster.
 
-        At most `count` plans, all of which differ on hardware (`layout_key`). By default `plan` alone.
+        There are at most `count` plans, and their layouts differ on hardware (`layout_key`). By default, the result is
+        only `plan`.
         """
         return (plan,)
 
     def reads(self) -> tuple[str, ...]:
-        """Return digests of the files that the search reads; a run resumes only if they are the same."""
+        """Return digests of the files that the search reads; a run resumes only if the digests are the same."""
         return ()
 
 
 def _checked_find(find: _Find[_Own]) -> _Find[_Own]:
-    """Return a searcher's `find` that raises UserError if it returns anything but a `Found`."""
+    """Return a `find` method that calls `find`, and raises UserError if the result is not a `Found`."""
 
     @wraps(find)
     def finding(self: _Own, task: Task, simulator: Simulator) -> Found:
-        """Find a plan, as a `Found`."""
+        """Return the checked result of the wrapped `find`."""
         return _as_found(self, find(self, task, simulator))
 
     return finding
 
 
 def _as_found(searcher: Searcher, found: object) -> Found:
+    """Return the result of a searcher's `find`; raise UserError if the result is not a `Found`."""
     if isinstance(found, Found):
         return found
-    what = "a Plan" if isinstance(found, Plan) else shown(found)
+    result = "a Plan" if isinstance(found, Plan) else shown(found)
     raise UserError(
         "searcher-returned-other",
-        f"{type(searcher).__name__}.find returned {what}",
+        f"{type(searcher).__name__}.find returned {result}",
         limit="find must return a Found",
         remedy="Return ns.Found(plan) from find",
     )
 
 
 def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
-    """Return a searcher's `find` that tries again by `tried_within_hosts` if it finds no plan."""
+    """Return a `find` method that calls `find` and, if it finds no plan, tries again as `tried_within_hosts` does."""
 
     @wraps(find)
     def finding(self: _Own, task: Task, simulator: Simulator) -> Found:
-        """Find a plan of the task, or of the task with tables assigned to hosts."""
+        """Return a plan of the task, found with further rules for tables in host memory if needed."""
         return tried_within_hosts(task, lambda tried: _as_found(self, find(self, tried, simulator)))
 
     return finding
 
 
 def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Collection[str] = ()) -> Found:
-    """Find a plan of a task; if there is none, of the task with rules for tables in host memory.
+    """Return the plan that `find` finds for a task or, if it finds none, for the task with further rules.
 
-    The rules assign tables to hosts, and keep cached tables of unequal widths apart. The tables `in_rows`, by name, are
-    row-wise over all hosts, and get no rules. If no plan is found with any rules, the first error is raised: the other
-    errors are about the added rules.
+    The rules are for tables in host memory: they assign tables to hosts, and keep cached tables of unequal widths
+    apart. The tables `in_rows`, by name, are row-wise over all hosts, and get no rules.
+
+    Raises:
+        InfeasibleError: no plan is found, with any rules. This is the error for the task without further rules, because
+            the other errors are about the added rules.
     """
     try:
         return find(task)
@@ -164,7 +173,7 @@ def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Colle
 
 
 def _with_rules_for_hosts(task: Task, in_rows: Collection[str]) -> Iterator[Task]:
-    """Yield the task with further rules for its tables in host memory, the likeliest first."""
+    """Yield the task with further rules for its tables in host memory; the most promising rules come first."""
     assigned = assigned_to_hosts(task, in_rows)
     if assigned is not None:
         yield assigned
@@ -174,10 +183,12 @@ def _with_rules_for_hosts(task: Task, in_rows: Collection[str]) -> Iterator[Task
 
 
 def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:
-    """Build the searcher of `conf/searcher/<searcher>.yaml`, `settings` over its own; or take a search method as it is.
+    """Return the searcher of `conf/searcher/<searcher>.yaml`; `settings` replace settings in the file.
+
+    A `Searcher` object is returned unchanged.
 
     Raises:
-        UserError: no such searcher or setting, or settings for a method that has its own already.
+        UserError: there is no such searcher or setting, or settings are given for a `Searcher` object.
     """
     if isinstance(searcher, str):
         built: Searcher = build("searcher", searcher, **settings)
@@ -201,14 +212,14 @@ def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:
 
 
 class Verifier(Protocol):
-    """Measures a search's candidate plans. Holds settings only."""
+    """A verifier, which measures the candidate plans of a search; an object has only settings as state."""
 
     def decided(self, searcher: Searcher, task: Task, simulator: Simulator) -> Found:
-        """Find candidate plans of a task, measure them, and return the best one, with a remark on the measurements.
+        """Return the best of a searcher's candidate plans as measured, with a remark about the measurements.
 
         Raises:
             InfeasibleError: the search finds no plan.
-            UserError: the simulator's models can't serve the task, or its plans can't be measured here.
+            UserError: the simulator's models do not support the task, or the plans cannot be measured here.
         """
         ...
 
@@ -216,7 +227,7 @@ class Verifier(Protocol):
 def verifier_of(
     name: str, model: ModelChoice, device: str, candidate_plans: int, passes: int, hides_input: bool
 ) -> Verifier | None:
-    """Build the verifier of `neuroshard search verify=NAME`; None if NAME is "none".
+    """Return the verifier of `neuroshard search verify=NAME`; None if `name` is "none".
 
     Args:
         name: name of a file in `conf/verify/`.
@@ -230,8 +241,8 @@ def verifier_of(
         UserError: the name is unknown, or a setting is out of range.
     """
     check_name("verify", name, choices("verify"))
-    asked = {"verify": name, "model": model.name, "exchange_dtype": model.exchange_dtype, "hardware": device}
-    config = config_of("search", asked | {"candidate_plans": candidate_plans, "passes": passes}).verify
+    settings = {"verify": name, "model": model.name, "exchange_dtype": model.exchange_dtype, "hardware": device}
+    config = config_of("search", settings | {"candidate_plans": candidate_plans, "passes": passes}).verify
     if OmegaConf.select(config, "means.protocol") is not None:
         config.means.protocol.pipeline = "sparse_dist" if hides_input else "none"
     verifier: Verifier | None = instantiate_config(config)

@@ -1,4 +1,4 @@
-"""Embedding tables and where they come from: one file per source."""
+"""Embedding tables, their reuse histograms, and the sources of tables (one file per source)."""
 
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tables.table import Table, check_unique_names, halvings

@@ -1,8 +1,8 @@
-"""What a cache of rows misses: how often rows are looked up, and how many of a batch's have not been lately.
+"""Cache misses of tables in host memory: the popularity of rows, and the share of a batch's rows that a cache misses.
 
-An LRU cache holds the rows that were looked up in the last T batches, where T is such that so many batches touch as
-many unique rows as there is room for. A row is missed where the next batch touches it and those T didn't. Rows are
-taken to be looked up at random, each at a rate of its own that doesn't change.
+An LRU cache with room for C rows contains the rows of the last T batches, where T is the number of batches that touch C
+unique rows: U(T) = C. The next batch misses a row if it touches the row and these T batches did not, so it misses
+U(T + 1) - U(T) rows. Each row is assumed to be looked up at random, with a constant rate of its own.
 """
 
 from dataclasses import dataclass
@@ -13,31 +13,40 @@ import numpy as np
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.tables.reuse import BOTTOMS, MEAN_COUNTS
 
-_RATES: FloatArray = 2.0 ** np.arange(-34, 17, 0.5)  # (G,) lookups of a row in a batch
-_SLOPES = (0, 0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 8)  # powers of rates; of a Zipf law, 1 / exponent
-_COLDEST = 4  # bins, of rows that are touched 0, 1, 2, and 3 or 4 times, by which a law is chosen
-_ROUNDS, _STEPS = 6, 5  # a law is chosen again, and bent towards the histogram
-_AGES: FloatArray = np.concatenate([[0.0], 2.0 ** np.arange(-14, 48, 0.25), [np.inf]])  # (A,) batches back
+_RATES: FloatArray = 2.0 ** np.arange(-34, 17, 0.5)  # (G,) mean lookups of a row in a batch
+_SLOPES = (0, 0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 8)  # powers of the rate; 1 / exponent in a Zipf law
+_COLDEST = 4  # number of bins that choose a law: rows that are touched 0, 1, 2, and 3 or 4 times
+_ROUNDS, _STEPS = 6, 5  # rounds that choose a law, and steps in each round that fit it to the histogram
+_AGES: FloatArray = np.concatenate([[0.0], 2.0 ** np.arange(-14, 48, 0.25), [np.inf]])  # (A,) numbers of batches T
 _TINY = 1e-300
 
 
 def touched_rows(rows: FloatArray, lookups: FloatArray, reuse: FloatArray) -> FloatArray:
-    """Compute (n,) unique rows of n tables that a batch touches, by their histograms (n, 17)."""
+    """Return the number of unique rows, (n,), that a batch touches in each of n tables.
+
+    Args:
+        rows: (n,) rows of each table, which are the maximum.
+        lookups: (n,) lookups of the batch in each table.
+        reuse: (n, 17) reuse histograms of the batch.
+    """
     unique: FloatArray = np.minimum(lookups / (reuse @ MEAN_COUNTS), rows)
     return unique
 
 
 def cache_misses(rows: FloatArray, lookups: FloatArray, reuse: FloatArray, cached: FloatArray) -> FloatArray:
-    """Compute (n,) unique rows of a batch that miss their table's cache once the cache is warm.
+    """Return the number of a batch's unique rows, (n,), that a warm cache of each of n tables misses.
 
-    The number falls with `cached` (n,), from `touched_rows` at 0 to 0 at 1.
+    The number falls as `cached` rises: it is `touched_rows` at 0, and 0 at 1.
 
     Args:
-        rows, lookups, reuse: (n,) or (n, 17) of n tables: rows, lookups of a batch, histograms of that batch.
-        cached: (n,) share of the rows that each table's cache has room for.
+        rows: (n,) rows of each table.
+        lookups: (n,) lookups of a batch in each table.
+        reuse: (n, 17) reuse histograms of the batch.
+        cached: (n,) share of each table's rows that fit in its cache.
     """
-    told = np.ascontiguousarray(np.column_stack([rows, lookups, reuse]), dtype=np.float64)
-    as_bytes = told.view(f"V{told.strides[0]}").ravel()  # which sort fast; searches ask for a table many times
+    inputs = np.ascontiguousarray(np.column_stack([rows, lookups, reuse]), dtype=np.float64)
+    # Searches ask for the same table many times, so equal inputs are computed once. Bytes sort faster than rows.
+    as_bytes = inputs.view(f"V{inputs.strides[0]}").ravel()
     _, first, which = np.unique(as_bytes, return_index=True, return_inverse=True)
     popularity = Popularity.of(rows[first], lookups[first], reuse[first])
     missed: FloatArray = touched_rows(rows, lookups, reuse) * popularity.take(which).missed_share(cached)
@@ -46,11 +55,11 @@ def cache_misses(rows: FloatArray, lookups: FloatArray, reuse: FloatArray, cache
 
 @dataclass(frozen=True, eq=False)
 class Popularity:
-    """How often the rows of n tables are looked up.
+    """The number of rows of n tables at each of G rates of lookups.
 
     Attributes:
-        rows: (n, G) of each table that are looked up at each rate.
-        rate: (G,) lookups of a row in a batch, on average; above 0.
+        rows: (n, G) number of rows of each table that are looked up at each rate.
+        rate: (G,) mean lookups of a row in a batch, above 0.
     """
 
     rows: FloatArray
@@ -58,12 +67,20 @@ class Popularity:
 
     @classmethod
     def of(cls, rows: FloatArray, lookups: FloatArray, reuse: FloatArray) -> "Popularity":
-        """Estimate how often rows are looked up, from histograms (n, 17) of a batch with so many lookups of each table.
+        """Return the estimated popularity of the rows of n tables.
 
-        Histograms say little of rows that are touched seldom, and nothing of those that aren't touched. So rates are
-        taken to follow a power law down to a least rate: the one by which the coldest rows are touched 0, 1, 2 times
-        and so on as often as they are. It is then bent to the whole histogram (expectation maximisation), and the
-        number of rows touched is set right by the number of lookups, which the histogram's bins leave open.
+        A histogram says little about rows that are rarely touched, and nothing about untouched rows. So the rates are
+        assumed to follow a power law above a minimum rate. Each round of the fit has three steps:
+
+        1. Choose the law and minimum rate that best explain how many rows are touched 0, 1, 2, and 3 or 4 times.
+        2. Change this law to fit the whole histogram, by expectation maximisation.
+        3. Set the number of touched rows to the number of lookups divided by the fitted mean lookups per touched row,
+           because the bins of the histogram do not determine this mean exactly.
+
+        Args:
+            rows: (n,) rows of each table.
+            lookups: (n,) lookups of a batch in each table.
+            reuse: (n, 17) reuse histograms of the batch.
         """
         seen, laws, coldest = _tables()
         unique = touched_rows(rows, lookups, reuse)
@@ -79,23 +96,32 @@ class Popularity:
         return cls(spread, _RATES)
 
     def take(self, indices: IntArray) -> "Popularity":
-        """Pick the tables at `indices` (m,)."""
+        """Return the popularity of the tables at `indices` (m,)."""
         return Popularity(self.rows[indices], self.rate)
 
     def unique_rows(self, batches: FloatArray) -> FloatArray:
-        """Compute (n, A) unique rows that so many batches (A,) touch together."""
+        """Return the number of unique rows, (n, A), of each table that a number of batches (A,) touch together."""
         touched: FloatArray = self.rows @ -np.expm1(-np.multiply.outer(self.rate, batches))
         return touched
 
     def missed_share(self, cached: FloatArray) -> FloatArray:
-        """Compute (n,) miss rates, of the unique rows of a batch, of caches for such shares (n,) of all rows."""
-        held = self.unique_rows(_AGES)
+        """Return the share of a batch's unique rows, (n,), that caches for a share `cached` (n,) of all rows miss.
+
+        For each T of the grid, U(T) / U(inf) is the share of the rows in a cache that contains T batches, and
+        (U(T + 1) - U(T)) / U(1) is the share that this cache misses. The result is interpolated at U(T) / U(inf) =
+        `cached`.
+        """
+        in_cache = self.unique_rows(_AGES)
         missed = self.rows @ (np.exp(-np.multiply.outer(self.rate, _AGES)) * -np.expm1(-self.rate)[:, None])
-        return _where(held / np.maximum(held[:, -1:], _TINY), cached, missed / np.maximum(missed[:, :1], _TINY))
+        cached_share = in_cache / np.maximum(in_cache[:, -1:], _TINY)
+        return _interpolated(cached_share, cached, missed / np.maximum(missed[:, :1], _TINY))
 
 
-def _where(at: FloatArray, wanted: FloatArray, values: FloatArray) -> FloatArray:
-    """Interpolate `values` (n, A) to (n,), where `at` (n, A), which rises from 0 to 1, is as `wanted` (n,)."""
+def _interpolated(at: FloatArray, wanted: FloatArray, values: FloatArray) -> FloatArray:
+    """Return each row of `values` (n, A), interpolated at the point where the row of `at` (n, A) equals `wanted` (n,).
+
+    Each row of `at` rises from 0 to 1.
+    """
     rank = np.clip((at < wanted[:, None]).sum(axis=1), 1, at.shape[1] - 1)
     line = np.arange(len(at))
     low, high = at[line, rank - 1], at[line, rank]
@@ -106,12 +132,14 @@ def _where(at: FloatArray, wanted: FloatArray, values: FloatArray) -> FloatArray
 
 @cache
 def _tables() -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Compute what doesn't hang on any table.
+    """Return the constant arrays of the fit in `Popularity.of`.
 
-    (G, 18) probability that a row of each rate is touched 0 times, or as often as each bin says; (L, G) power laws, as
-    shares of the rows at each rate; (L, 4) logarithms of how often they are in each of the coldest bins.
+    Returns:
+        (G, 18) probability that a row of each rate is touched 0 times, or a number of times in each bin; (L, G) power
+        laws, as shares of the rows at each rate; and (L, 4) logarithms of the share of each law's rows in each of the
+        four coldest bins.
     """
-    from scipy.special import pdtr  # slow to import: only where it is used
+    from scipy.special import pdtr  # slow to import: not with this module
 
     at_most = pdtr(BOTTOMS[:, None].astype(np.float64), _RATES)
     bounds = np.vstack([np.zeros(len(_RATES)), at_most, np.ones(len(_RATES))])

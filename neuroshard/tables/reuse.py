@@ -1,6 +1,7 @@
-"""Reuse histograms: how often the rows that a batch touches are touched, of whole tables and of ranges of their rows.
+"""Reuse histograms of tables and of ranges of their rows: how often a batch looks up each row that it touches.
 
-A histogram holds the share of the *unique* rows in 17 bins: (0,1], (1,2], (2,4], ..., (16384,32768], >32768.
+A batch touches a row if it looks up the row at least once. A histogram has 17 bins of touch counts: (0,1], (1,2],
+(2,4], ..., (16384,32768], >32768. The value of a bin is the share of the *unique* touched rows with such a count.
 """
 
 from collections.abc import Iterator
@@ -18,20 +19,24 @@ from neuroshard.tables.table import NUM_REUSE_BINS, Table
 
 BIN_TOPS = 2 ** np.arange(NUM_REUSE_BINS - 1)  # the last bin has no top
 BOTTOMS = np.concatenate([[0], BIN_TOPS])
-TOPS = np.concatenate([BIN_TOPS, [2 * BIN_TOPS[-1]]])  # counts in the open last bin are taken up to twice its bottom
-MEAN_COUNTS: FloatArray = (BOTTOMS + 1 + TOPS) / 2  # (17,) of the rows in each bin, taken as uniform
-TOUCHED_ONCE = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))  # the histogram of rows that a batch touches once each, if at all
-ZIPF_EXPONENT = 1.05  # of tables of which no more is known
+TOPS = np.concatenate([BIN_TOPS, [2 * BIN_TOPS[-1]]])  # the open last bin is assumed to end at twice its bottom
+MEAN_COUNTS: FloatArray = (BOTTOMS + 1 + TOPS) / 2  # (17,) mean count in each bin, with counts assumed uniform
+TOUCHED_ONCE = (1.0, *(0.0,) * (NUM_REUSE_BINS - 1))  # the histogram if a batch touches no row more than once
+ZIPF_EXPONENT = 1.05  # assumed for tables without known statistics
 Exponent = Annotated[float, Meta(ge=0, le=10)]
 _Shift = Annotated[float, Meta(ge=0, le=MAX_ROWS)]
-_MOST_POINTS = 64  # counts that stand for those of a bin
-_STEEPEST, _HALVINGS = 20.0, 40  # powers that are searched, and how finely
-_RANK_GROUPS = 256  # ranks of a Zipf law are summed in this many geometric groups
-_TABLES_KEPT = 4096  # whose histograms are remembered
+_MOST_POINTS = 64  # maximum number of counts that represent a bin
+_STEEPEST, _HALVINGS = 20.0, 40  # range of powers for bisection, from -20 to 20, and number of its steps
+_RANK_GROUPS = 256  # number of geometric groups in which ranks of a Zipf law are summed
+_TABLES_KEPT = 4096  # number of tables whose histograms are cached
 
 
 def histogram(counts: IntArray) -> tuple[float, ...]:
-    """Compute the reuse histogram, (17,), of rows that are touched `counts` (U,) times; zeros are ignored."""
+    """Return the reuse histogram, (17,), of rows that are touched `counts` (U,) times; zeros are ignored.
+
+    Raises:
+        UserError: all counts are 0.
+    """
     touched = counts[counts > 0]
     if not len(touched):
         raise UserError(
@@ -49,18 +54,19 @@ def histogram(counts: IntArray) -> tuple[float, ...]:
 def zipf_reuse(
     rows: Rows, lookups: Positive, exponent: Exponent = ZIPF_EXPONENT, shift: _Shift = 0.0
 ) -> tuple[float, ...]:
-    """Estimate the reuse histogram of a table whose lookups are unknown, by a Zipf law.
+    """Return an estimate of the reuse histogram of a table with unknown lookups, from a Zipf law.
 
     Args:
         rows: number of rows of the table.
         lookups: number of lookups in a global batch: global batch size x pooling factor.
         exponent: the row of rank r = 1, 2, ... is looked up with probability proportional to (r + shift) ** -exponent;
-            0 makes all rows equally hot, 1.05 is assumed for tables without a histogram.
+            0 makes all rows equally hot; NeuroShard assumes 1.05 for tables without a histogram.
         shift: shift of ranks; a larger shift makes the hottest rows more equal.
 
     Returns:
-        (17,) expected share of the unique rows touched that are touched (0,1], (1,2], (2,4], ..., (16384,32768], >32768
-        times: what `Table` takes as `reuse`. Each row's count is taken as Poisson with its expected count as the mean.
+        (17,) expected share of the unique touched rows that are touched (0,1], (1,2], (2,4], ..., (16384,32768], >32768
+        times, the value for `Table.reuse`. The count of a row is assumed to follow a Poisson distribution around the
+        expected count of the row.
 
     Raises:
         UserError: an argument is out of range.
@@ -70,8 +76,8 @@ def zipf_reuse(
 
 @lru_cache(_TABLES_KEPT)
 def _zipf_reuse(rows: int, lookups: float, exponent: float, shift: float) -> tuple[float, ...]:
-    """Estimate it in half a millisecond: the same tables are drawn again and again."""
-    from scipy.special import pdtr  # slow to import: only where it is used
+    """Return the result of `zipf_reuse`, cached: a call takes 0.5 ms, and the same tables are drawn many times."""
+    from scipy.special import pdtr  # slow to import: not with this module
 
     edges = np.unique(np.geomspace(1, rows + 1, _RANK_GROUPS + 1).round())
     width = np.diff(edges)
@@ -92,15 +98,15 @@ def _zipf_reuse(rows: int, lookups: float, exponent: float, shift: float) -> tup
 
 
 def reuse_at(reuse: FloatArray, fraction: float) -> FloatArray:
-    """Estimate reuse histograms of batches that have a fraction of the samples, from those of the whole batch.
+    """Return estimated reuse histograms of a batch with a fraction of the samples of another batch.
 
     Args:
-        reuse: (..., 17) of the whole batch; counts are taken as uniform within a bin.
-        fraction: of the samples, in (0, 1]; every lookup is in the smaller batch with this probability, by itself.
+        reuse: (..., 17) histograms of the larger batch; counts are assumed to be uniform within a bin.
+        fraction: fraction of the samples, in (0, 1]; each lookup is assumed to be in the smaller batch with this
+            probability, independently of other lookups.
 
     Returns:
-        (..., 17) expected share of the unique rows touched in the smaller batch; rows that it doesn't touch are left
-        out.
+        (..., 17) expected shares of the unique rows that the smaller batch touches.
     """
     bins = reuse @ _thinning(fraction)
     shares: FloatArray = bins / bins.sum(axis=-1, keepdims=True)
@@ -108,30 +114,35 @@ def reuse_at(reuse: FloatArray, fraction: float) -> FloatArray:
 
 
 def asked_by_devices(reuse: FloatArray, devices: int) -> tuple[float, FloatArray]:
-    """Compute what is left of a batch's lookups where each device asks for a row once, and its reuse histogram.
+    """Return the share of lookups, and the reuse histogram, that remain if each device removes repeated indices.
+
+    With deduplication, each device requests a row at most once per batch. The number of unique rows stays the same. A
+    row with c lookups is then requested by devices x (1 - (1 - 1 / devices)^c) devices on average.
 
     Args:
-        reuse: (17,) of the whole batch; counts are taken as uniform within a bin.
-        devices: that share the samples; each lookup of a row is on any of them, by itself.
+        reuse: (17,) histogram of the whole batch; counts are assumed to be uniform within a bin.
+        devices: number of devices that share the samples; each lookup is assumed to be on a random device,
+            independently of other lookups.
 
     Returns:
-        The share of the lookups that is left, in (0, 1], and (17,) shares of the unique rows, which are as many as
-        before: one that was looked up c times is asked for by devices x (1 - (1 - 1 / devices)^c) of them on average.
+        The share of the lookups that remains, in (0, 1], and the histogram of the remaining lookups, (17,).
     """
-    asking, moved = _occupied(devices)
-    return float(reuse @ asking / (reuse @ MEAN_COUNTS)), reuse @ moved
+    requests, moved = _occupied(devices)
+    return float(reuse @ requests / (reuse @ MEAN_COUNTS)), reuse @ moved
 
 
 def reuse_of_mean(reuse: FloatArray, mean_count: FloatArray) -> FloatArray:
-    """Bend reuse histograms (n, 17) to those of rows that are looked up more or less often than others.
+    """Return reuse histograms that are changed so that the mean number of lookups per touched row is `mean_count`.
+
+    The share of each bin is multiplied by (mean count of the bin) ** p and the shares are normalised; bisection finds
+    the power p between -20 and 20.
 
     Args:
-        reuse: (n, 17) of all rows that are touched.
-        mean_count: (n,) lookups of each of the rows that are asked for, on average.
+        reuse: (n, 17) histograms of all touched rows.
+        mean_count: (n,) wanted mean lookups per touched row.
 
     Returns:
-        (n, 17) shares that are changed by a power of the count, so that the mean count is as asked; as near to it as
-        counts between the histogram's least and most allow.
+        (n, 17) histograms with this mean, or the nearest mean that the non-empty bins of the histogram allow.
     """
     low, high = np.full(len(reuse), -_STEEPEST), np.full(len(reuse), _STEEPEST)
     for _ in range(_HALVINGS):
@@ -142,7 +153,10 @@ def reuse_of_mean(reuse: FloatArray, mean_count: FloatArray) -> FloatArray:
 
 
 def _bent(reuse: FloatArray, power: FloatArray) -> FloatArray:
-    """Multiply shares (n, 17) by counts to the power (n,), and normalise; the largest exponent is taken out first."""
+    """Return shares (n, 17) multiplied by the bins' mean counts to the `power` (n,), and normalised to sum 1.
+
+    The largest exponent is subtracted before `exp`, so that it cannot overflow.
+    """
     exponent = np.where(reuse > 0, power[:, None] * np.log(MEAN_COUNTS), -np.inf)
     bins = reuse * np.exp(exponent - exponent.max(axis=1, keepdims=True))
     shares: FloatArray = bins / bins.sum(axis=1, keepdims=True)
@@ -151,8 +165,12 @@ def _bent(reuse: FloatArray, power: FloatArray) -> FloatArray:
 
 @cache
 def _thinning(fraction: float) -> FloatArray:
-    """Compute the probability, (17, 17), that thinning moves a row from a bin to another; what is left is untouched."""
-    from scipy.special import bdtr  # slow to import: only where it is used
+    """Return the probability, (17, 17), that a row moves from one bin to another if a fraction of lookups is kept.
+
+    Each lookup is kept with the probability `fraction`. A row of the probabilities sums to less than 1: the difference
+    is the probability that no lookup of the row is kept.
+    """
+    from scipy.special import bdtr  # slow to import: not with this module
 
     moved = np.empty((NUM_REUSE_BINS, NUM_REUSE_BINS))
     for index, counts in enumerate(_counts_in_bins()):
@@ -163,44 +181,52 @@ def _thinning(fraction: float) -> FloatArray:
 
 @cache
 def _occupied(devices: int) -> tuple[FloatArray, FloatArray]:
-    """Count the devices that ask for a row of each bin, (17,) on average, and (17, 17) the bins of how many do.
+    """Return how many devices request a row of each bin: the mean, (17,), and the distribution over bins, (17, 17).
 
-    A mean between two whole numbers is taken as that many of the rows with the one and with the other.
+    `moved[i, j]` is the share of the rows of bin i that are in bin j if a row counts one lookup per device. A row
+    with c lookups has the mean m = devices x (1 - (1 - 1 / devices)^c). Of these rows, the share floor(m) + 1 - m is
+    given floor(m) requests, and the others floor(m) + 1, so that the mean is m.
     """
-    asking, moved = np.empty(NUM_REUSE_BINS), np.zeros((NUM_REUSE_BINS, NUM_REUSE_BINS))
+    requests, moved = np.empty(NUM_REUSE_BINS), np.zeros((NUM_REUSE_BINS, NUM_REUSE_BINS))
     for index, counts in enumerate(_counts_in_bins()):
         mean = devices * (1 - (1 - 1 / devices) ** counts)
         fewer = np.floor(mean)
         for number, share in ((fewer, fewer + 1 - mean), (fewer + 1, mean - fewer)):
             np.add.at(moved[index], np.searchsorted(BIN_TOPS, number), share / len(counts))
-        asking[index] = mean.mean()
-    return asking, moved
+        requests[index] = mean.mean()
+    return requests, moved
 
 
 def _counts_in_bins() -> Iterator[IntArray]:
-    """Yield counts that stand for those of each bin: all of them where they are few."""
+    """Yield counts that represent each bin: all counts in the bin if these are at most 64, or else 64 of them."""
     for bottom, top in zip(BOTTOMS, TOPS, strict=True):
         points = min(int(top - bottom), _MOST_POINTS)
         yield bottom + np.ceil((np.arange(points) + 0.5) * (top - bottom) / points).astype(np.int64)
 
 
 def lookup_share(table: Table, first: IntArray, rows: IntArray) -> FloatArray:
-    """Compute the share of the lookups, (m,), that are of `rows` (m,) rows from `first` (m,) on.
+    """Return the share of a table's lookups, (m,), in m ranges of rows, each of `rows` rows from row `first` on.
 
-    By `row_lookups`, within one of its blocks by rows; without it, all by rows.
+    `table.row_lookups` gives the share of each block of rows; within a block, and in tables without `row_lookups`, the
+    lookups are assumed to be spread evenly over the rows.
     """
     share = np.array(table.row_lookups or (1.0,))
     return _inside(share / share.sum(), table.rows, first, rows)
 
 
 def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -> FloatArray:
-    """Estimate the reuse histogram, (m, 17), of `rows` (m,) rows from `first` (m,) on, in a batch of so many lookups.
+    """Return estimated reuse histograms, (m, 17), of m ranges of a table's rows.
 
-    Lookups that are spread evenly have the table's histogram everywhere. Else rows are looked up the more often the
-    hotter their block is: of the unique rows that the table's histogram tells of, each block of `row_lookups` has a
-    share in proportion to the rows that its lookups would touch if they were spread evenly inside it, and the histogram
-    is bent to the lookups of a unique row that this leaves. Where rows are sorted by how hot they are, and blocks are
-    fine enough, that is within some percent of counting.
+    Each range has `rows` (m,) rows from row `first` (m,) on; `lookups` is the number of lookups in the whole table in a
+    batch. Without `row_lookups`, every range has the table's histogram. With it, rows in hot blocks are looked up more
+    often:
+
+    1. The table's histogram gives the number of unique rows that the batch touches. Each block gets a part of this
+       number, in proportion to the rows that its lookups would touch if they were spread evenly in the block.
+    2. The lookups of a range divided by its unique rows are the mean count of the range, and `reuse_of_mean` changes
+       the table's histogram to have this mean.
+
+    If rows are sorted by popularity and the blocks are fine enough, the result is within some percent of counting.
     """
     reuse = np.tile(np.array(table.reuse), (len(first), 1))
     if not table.row_lookups:
@@ -213,7 +239,7 @@ def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -
 
 
 def _inside(blocks: FloatArray, table_rows: int, first: IntArray, rows: IntArray) -> FloatArray:
-    """Compute (m,) amounts in ranges of a table's rows, from the amounts (K,) in K equal blocks of rows."""
+    """Return the amounts, (m,), in m ranges of a table's rows, given the amounts (K,) in K equal blocks of rows."""
     before = np.concatenate([[0.0], blocks.cumsum()])
     ends = np.stack([first, first + rows]) / table_rows * len(blocks)
     start, end = np.interp(ends, np.arange(len(before)), before)

@@ -1,4 +1,4 @@
-"""A single embedding table: what everything else is about."""
+"""An embedding table: size, lookups per sample, and how often a batch looks up the same rows."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -26,8 +26,8 @@ NUM_REUSE_BINS = 17
 Reuse = Annotated[tuple[Share, ...], Meta(min_length=NUM_REUSE_BINS, max_length=NUM_REUSE_BINS)]
 MAX_ROW_BLOCKS = 1024
 RowLookups = Annotated[tuple[Share, ...], Meta(max_length=MAX_ROW_BLOCKS)]
-_SLACK = 1e-3  # of sums of shares
-_RARE = ("row_lookups", "features", "pooled", "unpadded_dim")  # files leave out what is usual
+_SLACK = 1e-3  # allowed difference of the sum of shares from 1
+_RARE = ("row_lookups", "features", "pooled", "unpadded_dim")  # fields that files leave out if they are the default
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Table:
     Attributes:
         name: unique within a task.
         rows: number of embedding vectors, at most 2^40.
-        dim: width of a vector, a multiple of 4, at most 65,536; above 2,048 plans cut the table by columns.
+        dim: width of a vector, a multiple of 4, at most 65,536; plans split tables of more than 2,048 columns.
         pooling_factor: mean lookups per sample, of all features together.
         reuse: (17,) share of the unique rows touched in a batch that are touched
             (0,1], (1,2], (2,4], ..., (16384,32768], >32768 times; sums to 1.
@@ -95,29 +95,29 @@ class Table:
 
     @property
     def outputs(self) -> float:
-        """Embeddings that a sample gets of the table: one for each feature, or for each lookup; whole where pooled."""
+        """Mean number of output embeddings per sample: the number of features, or of lookups for sequence tables."""
         return self.features if self.pooled else self.pooling_factor
 
     @property
     def output_columns(self) -> float:
-        """Columns of all that a sample gets of the table."""
+        """Mean number of output columns per sample: dim x outputs."""
         return self.dim * self.outputs
 
     def with_dim(self, dim: int) -> "Table":
-        """Make the same table, `dim` columns wide."""
+        """Return the same table with `dim` columns."""
         return self if dim == self.dim else replace(self, dim=dim)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert the table to fields for JSON and Parquet, without what is usual."""
+        """Return the table as fields for JSON and Parquet, without rarely used fields that have the default value."""
         named = as_fields(self, _RARE).items()
         return {name: list(value) if isinstance(value, tuple) else value for name, value in named}
 
     @classmethod
     def from_json(cls, fields: object) -> "Table":
-        """Read the table in `fields`, as `to_json` gives them.
+        """Return the table with these fields, which `to_json` returned.
 
         Raises:
-            UserError: a field is missing, unknown or of the wrong type.
+            UserError: a field is missing, unknown, of the wrong type or out of range.
         """
         name = fields.get("name") if isinstance(fields, dict) else None
         return parse(fields, cls, f"table {shown(name)}" if isinstance(name, str) else "table")
@@ -133,7 +133,7 @@ def check_unique_names(tables: tuple[Table, ...], where: str = "") -> None:
 
 
 def shared_name(name: str, where: str = "") -> UserError:
-    """Make the error for a name that two tables share."""
+    """Return the error for a name that two tables share; `where` is the place that the error names."""
     return UserError(
         "table-name-shared",
         f"two tables are named {name!r}",
@@ -144,7 +144,7 @@ def shared_name(name: str, where: str = "") -> UserError:
 
 
 def halvings(max_dim: int) -> tuple[int, ...]:
-    """List the widths that column splits by halves lead to: (max_dim, max_dim / 2, ..., 4).
+    """Return the widths of shards after repeated halving of a table's columns: (max_dim, max_dim / 2, ..., 4).
 
     Raises:
         UserError: max_dim is not 4 times a power of two.

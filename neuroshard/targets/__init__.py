@@ -1,1 +1,1 @@
-"""Other systems that train embedding tables: what each can express of a plan, and the files that it reads."""
+"""Other systems that train embedding tables: the plans that each can express, and exports of plans to their formats."""

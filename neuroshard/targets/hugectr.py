@@ -1,8 +1,9 @@
-"""The embedding collection of NVIDIA's HugeCTR: the GPUs of each table, and which are split or data-parallel.
+"""Exports to the embedding collection of NVIDIA's HugeCTR: a matrix of tables by GPU, and a strategy for each table.
 
-A table that k GPUs list is split over these GPUs: into c column shards of equal width if the strategy says so, each of
-which is row-wise over k / c successive GPUs; c divides k. Columns go to GPUs in their order. Rows are dealt out: row r
-is on GPU r modulo the number of GPUs. Each GPU has as many rows as with blocks of rows.
+The shard matrix lists the tables of each GPU. A table on k GPUs is split over these GPUs: into c column shards of equal
+width, if the strategy names c for the table, each of which is row-wise over k / c successive GPUs; c divides k. Columns
+are assigned to GPUs in ascending order. Row r is on GPU r modulo the number of GPUs, so each GPU has the same number of
+rows as with blocks of rows.
 """
 
 from collections import defaultdict
@@ -24,8 +25,12 @@ _Strategy = list[tuple[str, list[_Entry]]]
 
 
 def _write(plan: Plan) -> Exported:
+    """Return the plan as HugeCTR's shard matrix and strategy, and Python code that applies them."""
     tables, (matrix, strategy) = plan.task.tables, _sharding(plan)
-    plain = [[kind, [it if isinstance(it, str) else [*it] for it in entries]] for kind, entries in strategy]
+    plain = [
+        [parallelism, [entry if isinstance(entry, str) else [*entry] for entry in entries]]
+        for parallelism, entries in strategy
+    ]
     content: dict[str, Any] = {
         "format": _FORMAT,
         "num_gpus": plan.task.topology.num_devices,
@@ -37,26 +42,27 @@ def _write(plan: Plan) -> Exported:
 
 
 def _sharding(plan: Plan) -> tuple[_Matrix, _Strategy]:
-    """Build what HugeCTR's `EmbeddingCollectionConfig.shard` takes."""
+    """Return the shard matrix and the shard strategy for HugeCTR's `EmbeddingCollectionConfig.shard`."""
     matrix: _Matrix = [[] for _ in range(plan.task.topology.num_devices)]
     groups: dict[tuple[str, int], list[_Entry]] = defaultdict(list)
     for table, layout, placed in zip(plan.task.tables, plan.layouts, plan.by_table, strict=True):
         for placement in placed:
             matrix[placement.device].append(table.name)
         columns = table.dim // placed[0].shard.dim
-        # A group is looked up together: sequence tables only with others of their width.
+        # HugeCTR looks up the tables of a group together, so sequence tables of different widths need different groups.
         group = "dp" if layout.dense else "mp", 0 if table.pooled else table.dim
         groups[group].append(table.name if columns == 1 else (table.name, columns))
     return matrix, [(parallelism, entries) for (parallelism, _), entries in sorted(groups.items())]
 
 
 def _snippet(tables: Sequence[Table], matrix: _Matrix, strategy: _Strategy) -> str:
+    """Return the Python code that creates the tables and shards the collection."""
     shapes = [(table.name, table.rows, table.dim) for table in tables]
     return _SNIPPET.format(gpus=len(matrix), shapes=_lines(shapes), matrix=_lines(matrix), strategy=_lines(strategy))
 
 
 def _lines(entries: Iterable[object]) -> str:
-    """Write a list in Python, a line an entry."""
+    """Return a list as Python code with one entry per line."""
     return "[\n" + "".join(f"    {entry!r},\n" for entry in entries) + "]"
 
 

@@ -1,4 +1,4 @@
-"""Plain JSON, for any other tool: every placement with its table, rows, columns and device."""
+"""Exports to plain JSON for any other tool: every placement with its table, rows, columns and device."""
 
 from neuroshard.plans.plan import Plan
 from neuroshard.targets.target import Exported, Target
@@ -8,6 +8,7 @@ _FORMAT = "neuroshard-placements-2"
 
 
 def _write(plan: Plan) -> Exported:
+    """Return the plan as a list of tables and a list of placements."""
     topology, tables = plan.task.topology, plan.task.tables
     return Exported(
         {
@@ -31,7 +32,8 @@ def _write(plan: Plan) -> Exported:
 
 
 def _placed(table: str, placed: Placement) -> dict[str, str | int | float | None]:
-    shard, home = placed.shard, placed.tier_assignment
+    """Return the fields of a placement of the table called `table`."""
+    shard, assignment = placed.shard, placed.tier_assignment
     return {
         "table": table,
         "first_row": shard.row,
@@ -39,8 +41,8 @@ def _placed(table: str, placed: Placement) -> dict[str, str | int | float | None
         "first_column": shard.column,
         "columns": shard.dim,
         "device": placed.device,
-        "tier": home.tier.value,
-        "cache_load_factor": home.cache_load_factor,
+        "tier": assignment.tier.value,
+        "cache_load_factor": assignment.cache_load_factor,
     }
 
 

@@ -1,7 +1,8 @@
-"""NVIDIA's SparseOperationKit (SOK) for TensorFlow: a variable for each table, table-wise or row-wise over all GPUs.
+"""Exports to NVIDIA's SparseOperationKit (SOK) for TensorFlow.
 
-SOK puts row r of a row-wise table on GPU r % D, instead of using blocks of rows. Each GPU has as many rows as with
-blocks, and if hot rows are next to each other, the lookups are spread more evenly.
+SOK has a variable for each table, table-wise or row-wise over all D GPUs. SOK puts row r of a row-wise table on GPU
+r % D, instead of using blocks of rows. Each GPU has the same number of rows as with blocks, and if hot rows are next to
+each other, the lookups are spread more evenly than with blocks.
 """
 
 import re
@@ -24,18 +25,18 @@ _FORMAT = "neuroshard-sok-1"
 _TYPES = {2: "float16", 4: "float32"}
 _FLOAT_BYTES = 4
 _GIB = 1 << 30
-_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\-/]*")  # that TensorFlow takes
+_NAME = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\-/]*")  # names that TensorFlow accepts
 
 
 @dataclass(frozen=True)
 class _Static:
-    """A `sok.Variable`: all rows in GPU memory.
+    """A `sok.Variable`, which has all rows in GPU memory.
 
     Attributes:
-        table: its name in the plan.
-        rows, dimension: of the whole table.
-        dtype: of its elements.
-        mode: "localized:g" for all of it on GPU g, "distributed" for rows over all GPUs.
+        table: name of the table in the plan.
+        rows, dimension: rows and columns of the whole table.
+        dtype: data type of the elements.
+        mode: "localized:g" for a whole table on GPU g, "distributed" for a table that is row-wise over all GPUs.
     """
 
     table: str
@@ -46,7 +47,7 @@ class _Static:
 
     @property
     def call(self) -> str:
-        """The call that makes the variable, in Python."""
+        """The Python code that creates the variable."""
         shape = f"shape=[{self.rows}, {self.dimension}]"
         named = f", name={self.table!r}" if _NAME.fullmatch(self.table) else ""
         return f"sok.Variable({shape}, initializer=initializer, dtype=tf.{self.dtype}, mode={self.mode!r}{named})"
@@ -54,15 +55,15 @@ class _Static:
 
 @dataclass(frozen=True)
 class _Hybrid:
-    """A `sok.DynamicVariable` over HKV: a hash table with keys in GPU memory, and vectors there and in host memory.
+    """A `sok.DynamicVariable` over HKV: a hash table with keys in GPU memory, and vectors in GPU and host memory.
 
     Attributes:
-        table: its name in the plan.
-        rows, dimension: of the whole table.
-        mode: as of `_Static`.
-        capacity: vectors that each GPU with rows of it has room for: a power of two, at least twice those rows, as
-            HKV's `max_load_factor` of a half wants it.
-        max_hbm_for_vectors: GiB of each such GPU's memory for vectors; SOK counts whole ones.
+        table: name of the table in the plan.
+        rows, dimension: rows and columns of the whole table.
+        mode: as in `_Static`.
+        capacity: maximum number of vectors on each GPU with rows of the table: a power of two, at least twice the rows
+            there, as HKV's `max_load_factor` of 0.5 requires.
+        max_hbm_for_vectors: memory for vectors on each such GPU, in whole GiB, which is the unit of SOK.
     """
 
     table: str
@@ -74,7 +75,7 @@ class _Hybrid:
 
     @property
     def call(self) -> str:
-        """The call that makes the variable, in Python."""
+        """The Python code that creates the variable."""
         named = f", name={self.table!r}" if _NAME.fullmatch(self.table) else ""
         return (
             f"hybrid({self.dimension}, {self.mode!r}, capacity={self.capacity}, "
@@ -86,23 +87,28 @@ _Variable = _Static | _Hybrid
 
 
 def _write(plan: Plan) -> Exported:
-    placed = plan.by_table
+    """Return the plan as a list of SOK's variables, and Python code that creates them.
+
+    Raises:
+        UserError: a GPU has no table, or SOK cannot store a table as planned.
+    """
     if (empty := _empty_gpu(plan)) is not None:
         raise empty
-    variables = [_variable(table, its) for table, its in zip(plan.task.tables, placed, strict=True)]
+    pairs = zip(plan.task.tables, plan.by_table, strict=True)
+    variables = [_variable(table, placements) for table, placements in pairs]
     num_gpus = plan.task.topology.num_devices
     content = {"format": _FORMAT, "num_gpus": num_gpus, "variables": [_fields(variable) for variable in variables]}
     return Exported(content, _snippet(num_gpus, variables))
 
 
 def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
-    """Build the variable of a table that has these placements.
+    """Return the variable of a table with these placements.
 
     Raises:
-        UserError: the table has a cache of less than 1 GiB, or elements that SOK stores in GPU memory only.
+        UserError: the table has a cache of less than 1 GiB, or is in host memory with a data type other than fp32.
     """
-    home, mode = placed[0].tier_assignment, f"localized:{placed[0].device}" if len(placed) == 1 else "distributed"
-    if home.tier is Tier.DEVICE:
+    assignment, mode = placed[0].tier_assignment, f"localized:{placed[0].device}" if len(placed) == 1 else "distributed"
+    if assignment.tier is Tier.DEVICE:
         return _Static(table.name, table.rows, table.dim, _TYPES[table.bytes_per_element], mode)
     if table.bytes_per_element != _FLOAT_BYTES:
         raise UserError(
@@ -113,8 +119,12 @@ def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
             remedy=f"Plan the table with bytes_per_element={_FLOAT_BYTES}, or keep the table in device memory",
         )
     rows = max(placement.shard.rows for placement in placed)
-    in_gpu = 0 if home.cache_load_factor is None else int(rows * home.cache_load_factor * table.dim * _FLOAT_BYTES)
-    if home.cache_load_factor is not None and in_gpu < _GIB:
+    in_gpu = (
+        0
+        if assignment.cache_load_factor is None
+        else int(rows * assignment.cache_load_factor * table.dim * _FLOAT_BYTES)
+    )
+    if assignment.cache_load_factor is not None and in_gpu < _GIB:
         raise UserError(
             "sok-cache-small",
             f"table {table.name!r} has a cache of {readable_bytes(in_gpu)} on a device",
@@ -127,6 +137,7 @@ def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
 
 
 def _fields(variable: _Variable) -> dict[str, str | int]:
+    """Return a variable as JSON-ready fields, with SOK's names of its type."""
     variable_type = (
         {"variable": "static"} if isinstance(variable, _Static) else {"variable": "dynamic", "var_type": "hybrid"}
     )
@@ -155,6 +166,7 @@ def _remarks(plan: Plan) -> tuple[Message, ...]:
 
 
 def _snippet(num_gpus: int, variables: Sequence[_Variable]) -> str:
+    """Return the Python code that creates the variables."""
     calls = "".join(f"        {variable.table!r}: {variable.call},\n" for variable in variables)
     helper = _HYBRID if any(isinstance(variable, _Hybrid) for variable in variables) else ""
     return _SNIPPET.format(num_gpus=num_gpus, calls=calls, helper=helper)
@@ -183,7 +195,7 @@ def make_tables(initializer):
 {calls}    }}
 '''
 
-# A GPU also reserves memory for a table that is on another GPU, so the snippet gives it the smallest size.
+# SOK also reserves memory on GPUs without rows of the table, so the snippet sets the smallest size there.
 _HYBRID = f'''
 def hybrid(dimension, mode, capacity, max_hbm_for_vectors, name=None):
     """A table with vectors in host memory; a GPU without rows of the table reserves no memory for the table."""

@@ -1,4 +1,4 @@
-"""Other systems by name: the plans that each system can express, rules for tasks, and exports of plans."""
+"""The interface of a system that plans are exported to, the systems by name, and the command `neuroshard export`."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -29,17 +29,22 @@ from neuroshard.words.model_choice import TORCHREC
 from neuroshard.words.placement import TIERS, Placement, Tier
 
 _TORCHREC, _PLAIN = "torchrec", "json"
-_MODULES = {"sok": "sok", "hugectr": "hugectr", _TORCHREC: "torchrec", _PLAIN: "plain_json"}  # that hold a `TARGET`
+_MODULES = {  # the module in this package with the `TARGET` of each name
+    "sok": "sok",
+    "hugectr": "hugectr",
+    _TORCHREC: "torchrec",
+    _PLAIN: "plain_json",
+}
 TARGETS = tuple(_MODULES)
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A plan as another system reads it.
+    """A plan in the format of another system.
 
     Attributes:
         content: JSON-ready content.
-        snippet: Python code that sets the tables up in the system; None if the system reads the JSON.
+        snippet: Python code that creates the tables in the system; None if the system reads the JSON.
         remarks: requirements of the plan for training.
     """
 
@@ -49,14 +54,14 @@ class Exported:
 
     @property
     def suffix(self) -> str:
-        """Suffix of a file with this content."""
+        """The suffix of the exported file: ".py" for a snippet, else ".json"."""
         return ".json" if self.snippet is None else ".py"
 
     def paths(self, out: str | Path) -> tuple[Path, ...]:
-        """Name the files that `save` writes, `out` first.
+        """Return the paths of the files that `save` writes, `out` first.
 
         Raises:
-            UserError: `out` has another suffix, or one of them is a directory.
+            UserError: `out` has another suffix, or one of the paths is a directory.
         """
         path = Path(out)
         if path.suffix != self.suffix:
@@ -67,21 +72,24 @@ class Exported:
                 remedy=f"Set out=FILE{self.suffix}",
             )
         paths = (path,) if self.snippet is None else (path, path.with_suffix(".json"))
-        for one in paths:
-            if one.is_dir():
+        for file in paths:
+            if file.is_dir():
                 raise UserError(
                     "export-out-directory",
-                    f"the path {str(one)!r} is a directory",
+                    f"the path {str(file)!r} is a directory",
                     limit="the export writes a file of this name",
                     remedy=f"Set another out=FILE{self.suffix}",
                 )
         return paths
 
     def save(self, out: str | Path) -> tuple[Path, ...]:
-        """Write the snippet to `out`, and the JSON next to it; if there is no snippet, write the JSON to `out`.
+        """Write the snippet to `out` and the JSON to the same path with .json; without a snippet, write JSON to `out`.
+
+        Returns:
+            The paths of the written files.
 
         Raises:
-            UserError: `out` has another suffix, or is a directory.
+            UserError: `out` has another suffix, or one of the paths is a directory.
         """
         paths = self.paths(out)
         if self.snippet is not None:
@@ -92,22 +100,22 @@ class Exported:
 
 @dataclass(frozen=True)
 class Target:
-    """A system that trains embedding tables, and what it can express of a plan.
+    """A system that trains embedding tables or reads plans, with the plans that the system can express.
 
     Attributes:
         name: name of the system in settings.
         title: name of the system in messages.
-        write: translates a plan that the system can express.
+        write: function that translates a plan that the system can express.
         sharding_types: the system's sharding types for pooled tables.
         sequence_types: the system's sharding types for sequence tables.
         equal_widths: True if all column shards of a table must have equal widths.
         tiers: the system's memory tiers.
         element_bytes: bytes of each weight in the data types that the system stores.
-        remarks: warnings for whoever trains with a plan that the system can express.
-        host_tables: library that keeps the system's tables in host memory, as in `MemoryUse.host_tables`; None if any
-            may.
-        steps: the framework overhead that costs may count: "torchrec" for TorchRec's, "other" for none, because
-            another framework trains, "any" for the overhead that the models are asked for.
+        remarks: function that returns warnings about training with a plan.
+        host_tables: library that keeps the system's tables in host memory, as in `MemoryUse.host_tables`; None if the
+            system works with any library.
+        steps: the framework overhead that costs may include: "torchrec" for TorchRec's overhead; "other" for none,
+            because another framework trains; "any" for the overhead that the user asks for.
     """
 
     name: str
@@ -123,14 +131,14 @@ class Target:
     steps: Literal["torchrec", "other", "any"] = "other"
 
     def export(self, plan: Plan, name: str = "plan") -> Exported:
-        """Translate a plan into the target's words.
+        """Return a plan in the format of the target.
 
         Args:
             plan: a plan.
-            name: name of the plan in the error that the plan breaks its task.
+            name: name of the plan in the error that the plan breaks a limit of its task.
 
         Raises:
-            UserError: the plan breaks its task, or the target has no words for it, as `check` says.
+            UserError: the plan breaks a limit of its task, or the target cannot express the plan (see `check`).
         """
         if plan.violations:
             raise UserError(
@@ -145,15 +153,15 @@ class Target:
         return replace(exported, remarks=(*plan.task.padded_remarks, *exported.remarks))
 
     def check(self, plan: Plan) -> None:
-        """Raise UserError unless the target can shard every table as planned."""
+        """Raise UserError unless the target can shard every table as the plan does, within the task's memory."""
         for number, placed in enumerate(plan.by_table):
             table, layout = plan.task.tables[number], plan.layouts[number]
             self._check_stored(table)
             if (refused := self._refused(table, layout, placed, plan.task)) is not None:
-                what, limit = refused
+                predicate, limit = refused
                 raise UserError(
                     "export-table-unsupported",
-                    f"table {table.name!r} {what}",
+                    f"table {table.name!r} {predicate}",
                     where="plan",
                     limit=limit,
                     remedy=f"Search for another plan with target={self.name}",
@@ -169,12 +177,13 @@ class Target:
             )
 
     def constrained(self, task: Task) -> Task:
-        """Add rules to a task that allow only plans that the target can express; none if it can express all plans.
+        """Return the task with rules that allow only plans that the target can express.
 
-        The memory of tables in host memory is counted as the target takes it.
+        The memory for tables in host memory is counted as the target needs it. If the target can express all plans, no
+        rules are added.
 
         Raises:
-            UserError: the target can't serve a table of the task, or the task's own rules contradict the target's.
+            UserError: the target cannot store a table of the task, or the task's own rules contradict the new rules.
         """
         for table in task.tables:
             self._check_stored(table)
@@ -198,21 +207,21 @@ class Target:
             raise error.at(f"target={self.name}") from None
 
     def usual_framework(self, measured_in: str | None = None) -> str | None:
-        """Return the framework whose overhead counts if nobody chooses one: None, or "torchrec" where TorchRec trains.
+        """Return the framework whose overhead costs include if the user chooses none: "torchrec", or None for none.
 
         Args:
-            measured_in: the framework in whose steps plans are measured; None if in none. It counts if the target
-                leaves open what trains.
+            measured_in: framework in whose steps plans are measured; None if plans are not measured in steps. This
+                framework is returned if the target does not determine the framework (json).
         """
         return {"torchrec": TORCHREC, "other": None, "any": measured_in}[self.steps]
 
     def costed(self, models: CostModels) -> CostModels:
-        """Adapt models to the target's steps: TorchRec's overhead counts if TorchRec trains and the models know it.
+        """Return the models for the target's steps: with TorchRec's overhead if TorchRec trains and they know it.
 
-        Models that were loaded with framework="none" stay as they are.
+        Models that were loaded with framework="none" are returned unchanged.
 
         Raises:
-            UserError: the models count TorchRec's overhead, and another framework trains.
+            UserError: the models include TorchRec's overhead, but another framework trains.
         """
         if self.steps == "other" and models.of_whole_steps:
             raise UserError(
@@ -225,7 +234,7 @@ class Target:
 
     @property
     def trains(self) -> bool:
-        """Whether the target is a system that trains, whose memory holds more than weights."""
+        """True if the target is a system that trains, which needs memory for more than the weights."""
         return self.name != _PLAIN
 
     def memory_warnings(self, task: Task) -> tuple[Message, ...]:
@@ -244,19 +253,19 @@ class Target:
         )
 
     def cost_warnings(self, models: CostModels) -> tuple[Message, ...]:
-        """Return a warning if the models' costs leave out the target's overhead in a step; none if that is intended."""
+        """Return a warning if costs leave out the target's overhead in a step; empty if this is intended."""
         if self.steps == "any" or (self.steps == "torchrec" and models.framework is not None):
             return ()
         return models.left_out(self.title)
 
     def _own_memory(self, task: Task) -> Task:
-        """Return the task with memory counted as the target keeps tables in host memory, if tables may be there."""
+        """Return the task with the target's memory for tables in host memory, if the task has host memory."""
         if self.host_tables in (None, task.memory.host_tables) or not task.topology.host_bytes:
             return task
         return replace(task, memory=replace(task.memory, host_tables=self.host_tables))
 
     def _rule(self) -> TableRule:
-        """Return the rule that every table must keep to."""
+        """Return the rule for all tables that allows only plans that the target can express."""
         return TableRule(
             "*",
             sharding_types=_rule_types(self.sharding_types),
@@ -265,6 +274,7 @@ class Target:
         )
 
     def _check_stored(self, table: Table) -> None:
+        """Raise UserError if the target does not store weights of a table's data type."""
         if table.bytes_per_element not in self.element_bytes:
             raise UserError(
                 "target-element-bytes",
@@ -274,16 +284,16 @@ class Target:
             )
 
     def _refused(self, table: Table, layout: Layout, placed: Sequence[Placement], task: Task) -> tuple[str, str] | None:
-        """Return why the target can't express a table's placements; None if it can.
+        """Return why the target cannot express the placements of a table; None if it can.
 
-        The reason is a predicate of the table, such as "is row_wise", and the target's limit.
+        The reason is a pair of texts: a predicate of the table, such as "is row_wise", and the target's limit.
         """
-        types, which = self.sharding_types, "tables"
+        types, noun = self.sharding_types, "tables"
         if not table.pooled:
-            types, which = types & self.sequence_types, "sequence tables"
+            types, noun = types & self.sequence_types, "sequence tables"
         if not types & layout.allowed_by(placed, task.topology):
-            has = " and ".join(name for name in SHARDING_TYPES if name in types)
-            return f"is {layout.sharding_type(placed, task.topology)}", f"{self.title} has only {has} {which}"
+            allowed = " and ".join(name for name in SHARDING_TYPES if name in types)
+            return f"is {layout.sharding_type(placed, task.topology)}", f"{self.title} has only {allowed} {noun}"
         if (tier := placed[0].tier_assignment.tier) not in self.tiers:
             return (
                 f"is in tier {tier.value}",
@@ -292,7 +302,7 @@ class Target:
         return self._refused_widths(placed) if self.equal_widths else None
 
     def _refused_widths(self, placed: Sequence[Placement]) -> tuple[str, str] | None:
-        """Return why the target can't express the column shards of a table, as `_refused` does; None if it can."""
+        """Return why the target cannot express the column shards of a table, as `_refused` does; None if it can."""
         widths = {placement.shard.dim for placement in placed}
         if len(widths) > 1:
             wide = " and ".join(map(str, sorted(widths)))
@@ -303,36 +313,36 @@ class Target:
 
 
 def _rule_types(types: frozenset[str]) -> tuple[str, ...] | None:
-    """Return sharding types as a rule has them; None if they are all."""
+    """Return sharding types for a rule: the names in the order of `SHARDING_TYPES`, or None for all types."""
     return None if types.issuperset(SHARDING_TYPES) else tuple(name for name in SHARDING_TYPES if name in types)
 
 
 def _is_like(path: Path, exported: Exported) -> bool:
-    """Return True if the beginning of a file is that of an export to the same system."""
+    """Return True if a file begins as an export to the same system does."""
     if exported.snippet is None or path.suffix == ".json":
         return has_format(path, f'{exported.content["format"]}"')
     return _heading(beginning(path).decode(errors="replace")) == _heading(exported.snippet)
 
 
 def _heading(text: str) -> str:
-    """Find a snippet's first line, which names the system, without the number of its GPUs."""
+    """Return the first line of a snippet, which names the system, without numbers such as the number of GPUs."""
     return re.sub(r"\d+", "", next(iter(text.splitlines()), ""))
 
 
 def target_named(name: str | None, module: str = "") -> Target:
-    """Load the target of that name: "sok", "hugectr", "torchrec" or "json".
+    """Return the target called `name`: "sok", "hugectr", "torchrec" or "json".
 
     Args:
         name: name of the target; None for "json", which can express every plan.
-        module: with TorchRec, path of the collection inside the model that has the tables.
+        module: for TorchRec, path of the collection inside the model that has the tables.
 
     Raises:
-        UserError: there is no target of that name, or `module` is set for another target than TorchRec.
+        UserError: no target has this name, or `module` is set for another target than TorchRec.
     """
     name = _PLAIN if name is None else name
     check_name("target", name, TARGETS)
-    held = import_module(f"neuroshard.targets.{_MODULES[name]}")
-    target: Target = held.TARGET
+    target_module = import_module(f"neuroshard.targets.{_MODULES[name]}")
+    target: Target = target_module.TARGET
     if not module:
         return target
     if name != _TORCHREC:
@@ -342,11 +352,11 @@ def target_named(name: str | None, module: str = "") -> Target:
             limit=f"module applies to exports to TorchRec only, not to {target.title}",
             remedy="Remove module, or export with to=torchrec",
         )
-    return replace(target, write=partial(held.write, module=module))
+    return replace(target, write=partial(target_module.write, module=module))
 
 
 def export_plan(plan: Plan, to: str, module: str = "") -> Exported:
-    """Translate a plan for another system; `export_plan(...).save(out)` writes the result to a file.
+    """Return a plan in the format of another system; `export_plan(...).save(out)` writes the result to a file.
 
     Args:
         plan: a plan that keeps its task's limits; `search target=...` finds plans that a system can express.
@@ -357,7 +367,7 @@ def export_plan(plan: Plan, to: str, module: str = "") -> Exported:
     Requirements of the plan for training are in `remarks` of the result, and in one `NeuroShardWarning`.
 
     Raises:
-        UserError: there is no such system, the plan breaks its task, or the system can't express the plan; the error
+        UserError: there is no such system, the plan breaks its task, or the system cannot express the plan; the error
             names the table and the limit.
     """
     exported = target_named(to, module).export(plan)
@@ -366,10 +376,12 @@ def export_plan(plan: Plan, to: str, module: str = "") -> Exported:
 
 
 def constrained(tasks: Sequence[Task], target: str | None) -> tuple[Task, ...]:
-    """Constrain tasks to plans that a target can express; without a target return the tasks unchanged.
+    """Return the tasks with rules that allow only plans that a target can express.
+
+    With target None, the tasks have no further rules.
 
     Raises:
-        UserError: there is no such target, or it can't serve a task's tables or rules.
+        UserError: there is no such target, or the target cannot store a table or contradicts the rules of a task.
     """
     return tuple(target_named(target).constrained(task) for task in tasks)
 
@@ -381,7 +393,7 @@ def memory_for(
     pipeline: str | None = None,
     dense_optimizer: str | None = None,
 ) -> MemoryUse:
-    """Return the memory that counts on a device in addition to the weights; defaults depend on the target.
+    """Return the memory use of a device in addition to the weights; the defaults depend on the target.
 
     Plans for a system that trains count the state of row-wise Adagrad and the buffers of a batch; other plans count
     only the weights, as in the papers.
@@ -409,7 +421,7 @@ def memory_for(
 @dataclass(frozen=True)
 @checked
 class Export:
-    """Everything `neuroshard export` needs.
+    """The settings of `neuroshard export`, and the command itself (`run`).
 
     Attributes:
         plan: path of the plan file; required; give it as a plain argument, without 'plan=', as in: export PLAN.json.
@@ -427,25 +439,25 @@ class Export:
     module: str = ""
 
     def run(self) -> "ExportResult":
-        """Read the plan, and write it in the target's words.
+        """Read the plan, and write it in the format of the target.
 
         Raises:
-            UserError: there is no such target, the file is not a plan or breaks its task, the target can't express the
-                plan, or `out` is another file than an earlier export or can't be written.
+            UserError: there is no such target, the file is not a plan, the plan breaks its task, the target cannot
+                express the plan, or `out` cannot be written or exists and is not an earlier export.
         """
         target = target_named(self.to, self.module)
         plan = Plan.load(self.plan)
         exported = target.export(plan, self.plan)
         paths = exported.paths(self.out)
-        there = [path for path in paths if path.exists()]
-        for path in there:
+        existing = [path for path in paths if path.exists()]
+        for path in existing:
             if path.samefile(self.plan):
                 raise UserError(
                     "export-out-is-plan",
                     f"the export would overwrite {str(path)!r}, which is the plan that is exported",
                     remedy=f"Set another out=FILE{exported.suffix}",
                 )
-        for path in there:
+        for path in existing:
             if not _is_like(path, exported):
                 raise UserError(
                     "export-out-other-file",
@@ -469,5 +481,5 @@ class ExportResult:
     def show(self, console: Console) -> None:
         """Print the files and the plan's requirements for training."""
         task = self.plan.task
-        what = f"{len(task.tables)} tables on {task.topology.num_devices} devices for {self.target.title}"
-        print_lines(console, [f"{what}: {', '.join(map(str, self.paths))}", *map(str, self.remarks)])
+        summary = f"{len(task.tables)} tables on {task.topology.num_devices} devices for {self.target.title}"
+        print_lines(console, [f"{summary}: {', '.join(map(str, self.paths))}", *map(str, self.remarks)])

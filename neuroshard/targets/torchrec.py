@@ -1,4 +1,4 @@
-"""TorchRec: plans of TorchRec's own type, for DistributedModelParallel, of all of TorchRec's sharding types."""
+"""Exports to TorchRec: files of TorchRec's own sharding plans for DistributedModelParallel, of all sharding types."""
 
 from neuroshard.layouts import LAYOUTS
 from neuroshard.plans.plan import Plan, copies_remarks
@@ -14,21 +14,25 @@ _NO_MODULE = Message(
 
 
 def write(plan: Plan, module: str = "") -> Exported:
-    """Translate a plan with all tables in the collection at `module` in the model, such as "sparse_arch.ebc"."""
+    """Return a plan in the format of TorchRec.
+
+    `module` is the path of the collection that has all tables inside the model, such as "sparse_arch.ebc".
+    """
+    # TorchRec is optional, and slow to import.
     from neuroshard.torchrec.sharding_file import file_content
-    from neuroshard.torchrec.sharding_plan import to_sharding_plan  # TorchRec is optional, and slow to import
+    from neuroshard.torchrec.sharding_plan import to_sharding_plan
 
     remarks = (*_remarks(plan), *(() if module else (_NO_MODULE, *_dotted_remarks(plan))))
     return Exported(file_content(to_sharding_plan(plan, module), remarks), remarks=remarks)
 
 
 def _remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return requirements of a plan for a job: an optimizer for data-parallel tables, and the pod size for row-wise."""
+    """Return the requirements of a plan for training: the optimizer of data-parallel tables, and the pod size."""
     return (*copies_remarks(plan), *_pod_remarks(plan))
 
 
 def _dotted_remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return the warning that a file without a module reads names with a dot as a module's path and a table's name."""
+    """Return the warning that, in a file without a module, a name with a dot is read as a path and a table's name."""
     dotted = [table.name for table in plan.task.tables if "." in table.name]
     if not dotted:
         return ()
@@ -45,13 +49,13 @@ def _dotted_remarks(plan: Plan) -> tuple[Message, ...]:
 
 
 def _pod_remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return the pod size that row-wise tables on several hosts need: TorchRec does not read it from the plan."""
+    """Return the warning that row-wise tables on several hosts need the pod size, which the plan does not contain."""
     topology = plan.task.topology
     hosts = topology.domain_size // topology.host_size
     tables = [
         table.name
         for table, layout, placed in zip(plan.task.tables, plan.layouts, plan.by_table, strict=True)
-        if layout.blocks and len({its.device for its in placed}) < topology.num_devices
+        if layout.blocks and len({placement.device for placement in placed}) < topology.num_devices
     ]
     if hosts == 1 or not tables:
         return ()

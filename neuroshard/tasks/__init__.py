@@ -1,1 +1,1 @@
-"""What a search is asked: tasks, their constraints and memory, and how tasks are drawn."""
+"""The input of a search: tasks, constraints and memory use, and random tasks as in the papers."""

@@ -1,4 +1,4 @@
-"""Differences between two tasks: tables that came, went or changed, and the number of devices."""
+"""Differences between two tasks: added, removed and changed tables, and the number of devices."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from neuroshard.plumbing.schema import readable_list
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 
-_SHOWN = 3  # tables that a line names
+_SHOWN = 3  # maximum number of tables that a line names
 _STATISTICS = ("pooling_factor", "reuse", "row_lookups")
 
 
 @dataclass(frozen=True)
 class TaskChanges:
-    """Differences between a task and an earlier task. A table is known by its name; everything else may change.
+    """Differences between an earlier and a later task; tables are matched by name.
 
     Attributes:
-        added, removed: names of tables that only the later or only the earlier task has.
-        changed: tables of both tasks that differ, as (before, after).
-        devices: number of devices before and after.
+        added, removed: names of tables that only the later, or only the earlier, task has.
+        changed: tables that both tasks have and that differ, as (before, after).
+        devices: number of devices (before, after).
     """
 
     added: tuple[str, ...]
@@ -29,7 +29,7 @@ class TaskChanges:
 
     @classmethod
     def between(cls, before: Task, after: Task) -> "TaskChanges":
-        """Compare two tasks."""
+        """Return the differences between two tasks."""
         old, new = ({table.name: table for table in task.tables} for task in (before, after))
         return cls(
             tuple(name for name in new if name not in old),
@@ -50,7 +50,7 @@ class TaskChanges:
         return ", ".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        """Yield a few words for each kind of change."""
+        """Yield a short text for each kind of change."""
         for names, what in ((self.added, "added"), (self.removed, "removed")):
             if names:
                 yield f"{number_of(len(names), 'table')} {what} ({readable_list(names, _SHOWN)})"
@@ -65,7 +65,7 @@ class TaskChanges:
 
 
 def _of_shape(before: Table, after: Table) -> Iterator[str]:
-    """Yield the differences in the weights and features of a table."""
+    """Yield a text with the differences in the size and features of a table; nothing if these are equal."""
     pairs = {
         "rows": (f"{before.rows:,}", f"{after.rows:,}"),
         "dim": (str(before.dim), str(after.dim)),
@@ -79,7 +79,7 @@ def _of_shape(before: Table, after: Table) -> Iterator[str]:
 
 
 def _of_statistics(before: Table, after: Table) -> Iterator[str]:
-    """Yield the differences in the statistics of a table."""
+    """Yield a text if the statistics of a table differ: its name, and its pooling factors if these differ."""
     if all(getattr(before, name) == getattr(after, name) for name in _STATISTICS):
         return
     old, new = (f"{table.pooling_factor:.4g}" for table in (before, after))

@@ -1,4 +1,4 @@
-"""Rules of a plan in addition to memory: where tables may be, how they may be split, and which belong together."""
+"""Constraints of plans in addition to memory: allowed devices, shards, sharding types, tiers, and groups of tables."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,17 +37,19 @@ from neuroshard.tables import Table
 from neuroshard.words.form import CUT_FORMS, FORMS, Forms
 from neuroshard.words.placement import DEFAULT_CACHED, TIERS, Tier, TierAssignment
 
-_RARE = ("tiers", "cache_load_factor", "min_blocks", "equal_widths")  # in rules; files leave out what is usual
-_WILD = frozenset("*?[")  # what makes a pattern more than a name
+_RARE = ("tiers", "cache_load_factor", "min_blocks", "equal_widths")  # fields that files leave out if they are default
+_WILD = frozenset("*?[")  # the wildcards of patterns
 
 
 @dataclass(frozen=True)
 class TableRule:
-    """Limits for every table whose name matches a pattern, such as "user_*"; if several rules match, all of them hold.
+    """Limits for every table whose name matches a pattern, such as "user_*".
+
+    If several rules match a table, all of them apply.
 
     Attributes:
-        tables: the pattern.
-        devices: the only devices that may hold shards of the table; None allows all.
+        tables: the pattern, or the name of one table.
+        devices: the devices that may have shards of the table; None allows all.
         min_shards, max_shards: minimum and maximum number of devices that the table is spread over; None sets no limit.
             max_shards=1 never splits the table.
         min_dim: minimum number of columns of every shard, if the table is split; None sets no limit. For a table wider
@@ -92,9 +94,9 @@ class TableRule:
                 )
 
     @classmethod
-    def keeping(cls, table: str, home: TierAssignment) -> "TableRule":
-        """Make the rule that a table, by its name, keeps a tier assignment."""
-        return cls(escape(table), tiers=(home.tier,), cache_load_factor=home.cache_load_factor)
+    def keeping(cls, table: str, assignment: TierAssignment) -> "TableRule":
+        """Return the rule that keeps the table called `table` in this tier assignment."""
+        return cls(escape(table), tiers=(assignment.tier,), cache_load_factor=assignment.cache_load_factor)
 
     @property
     def is_wild(self) -> bool:
@@ -102,13 +104,19 @@ class TableRule:
         return bool(_WILD.intersection(self.tables))
 
     def concerns(self, names: Collection[str]) -> bool:
-        """Return True if the rule is for a table with one of some names, which are quick to look up."""
+        """Return True if the rule matches at least one of some names of tables (a set or dict, for speed)."""
         return self.tables in names or (self.is_wild and any(fnmatchcase(name, self.tables) for name in names))
 
 
 @dataclass(frozen=True)
 class PinnedShard:
-    """A shard of `dim` columns of a table, 2,048 at most, on one of `devices`, which has just these columns of it."""
+    """A shard that every plan must contain.
+
+    Attributes:
+        table: name of the table.
+        dim: number of columns of the shard, a multiple of 4 and at most 2,048.
+        devices: devices of which one must have the shard, and no other columns of the table.
+    """
 
     most_columns: ClassVar[int] = MAX_SHARD_DIM
 
@@ -138,30 +146,32 @@ class PinnedShard:
 
 @dataclass(frozen=True)
 class PinnedColumns(PinnedShard):
-    """The columns of a table that a device holds, in as many shards as that takes: what searches pin, not people."""
+    """A pin of up to 65,536 columns on one device, in as many shards as needed; searches use it, users do not."""
 
     most_columns: ClassVar[int] = MAX_DIM
 
     @classmethod
     def on(cls, table: str, dim: int, devices: tuple[int, ...]) -> PinnedShard:
-        """Pin so many columns: as one shard if they may be one."""
+        """Return a pin of `dim` columns of a table to one of `devices`, as a PinnedShard if they fit in one shard."""
         return (cls if dim > MAX_SHARD_DIM else PinnedShard)(table, dim, devices)
 
 
 @dataclass(frozen=True)
 class TableLimits:
-    """Limits of one table, from the rules; a sequence table is whole, in two equal halves, or row-wise.
+    """Limits of one table that follow from all rules for the table.
+
+    A sequence table can only be whole, in two equal halves, or row-wise.
 
     Attributes:
-        devices: devices that may hold the table.
+        devices: devices that may have shards of the table.
         min_shards, max_shards: number of devices that columns of the table are spread over; a data-parallel table
             counts as one shard.
         min_blocks, max_blocks: number of devices that rows of the table are spread over.
         min_dim: minimum number of columns on each device.
         sharding_types: sharding types that the table may have.
-        tiers: tiers that the table may be in: only the device if no family may be in host memory.
-        cache_load_factor: share of the table's rows that a cache has room for; None for any share.
-        equal_widths: True if a rule wants shards of one width.
+        tiers: tiers that the table may be in; only tier device if no allowed sharding type works in host memory.
+        cache_load_factor: share of the table's rows that fit in its cache; None for any share.
+        equal_widths: True if all shards must have the same width.
     """
 
     devices: tuple[int, ...]
@@ -177,12 +187,12 @@ class TableLimits:
 
     @cached_property
     def forms(self) -> Forms:
-        """The families of the sharding types."""
+        """The families of the allowed sharding types."""
         return frozenset(forms_of(self.sharding_types))
 
     @property
     def free(self) -> bool:
-        """True if any device may hold a shard, whatever other devices hold: the table may be table- or column-wise."""
+        """True if the table may be table-wise or column-wise, so that shards can be placed independently."""
         return any(LAYOUTS[form].free for form in self.forms)
 
     def may_count(self, layout: Layout, devices: int) -> bool:
@@ -193,7 +203,7 @@ class TableLimits:
     def counts_of(self, layout: Layout) -> tuple[int, int]:
         """Return the minimum and maximum number of shards, as rules count shards, of the table in a layout.
 
-        The maximum is at most the number of devices that may hold the table, unless these are too few.
+        The maximum is at most the number of allowed devices, unless this number is below the minimum.
         """
         least, most = self._counts(layout)
         return least, min(most, max(least, len(self.devices)))
@@ -203,26 +213,26 @@ class TableLimits:
 
     @property
     def tier_assignment(self) -> TierAssignment:
-        """The tier assignment of the table if nobody chooses a tier: the fastest tier that the table may be in."""
+        """The tier assignment if no search chooses a tier: the fastest tier that the table may be in."""
         tier = min(self.tiers, key=TIERS.index)
         return TierAssignment(tier, (self.cache_load_factor or DEFAULT_CACHED) if tier is Tier.UVM_CACHING else None)
 
-    def may_lie_in(self, home: TierAssignment) -> bool:
+    def may_lie_in(self, assignment: TierAssignment) -> bool:
         """Return True if the table may have this tier assignment."""
-        return home.tier in self.tiers and (
-            home.cache_load_factor is None or self.cache_load_factor in (None, home.cache_load_factor)
+        return assignment.tier in self.tiers and (
+            assignment.cache_load_factor is None or self.cache_load_factor in (None, assignment.cache_load_factor)
         )
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """Rules for a task's tables, by name.
+    """Constraints on the plans of a task, which name the task's tables.
 
     Attributes:
-        rules: limits for single tables.
-        pinned: shards with a fixed width and place.
-        together: groups of tables that are on one device, unsplit.
-        apart: groups of tables of which no device holds two.
+        rules: limits for tables whose names match a pattern.
+        pinned: shards with a fixed width that must be on given devices.
+        together: groups of names; the tables of a group are on one device, and are not split.
+        apart: groups of names; no device has shards of two tables of a group.
     """
 
     rules: tuple[TableRule, ...] = ()
@@ -237,23 +247,23 @@ class Constraints:
             object.__setattr__(self, name, tuple(tuple(group) for group in getattr(self, name)))
 
     def with_rules(self, rules: Iterable[TableRule]) -> "Constraints":
-        """Return constraints with these rules added behind the present ones."""
+        """Return the constraints with `rules` added after the present rules."""
         return replace(self, rules=(*self.rules, *rules))
 
     def limits(self, table: Table, num_devices: int, num_hosts: int = 1) -> TableLimits:
-        """Return the limits of a table: each limit is that of the strictest rule for the table.
+        """Return the limits of a table: for each limit, the strictest rule that matches the table decides.
 
         Args:
             table: the table.
             num_devices: number of devices of the topology.
-            num_hosts: number of hosts of the topology, or of the domains that fast links join.
+            num_hosts: number of hosts of the topology, or of domains if fast links connect several hosts.
 
         Raises:
             UserError: the rules contradict each other or the topology.
         """
         rules = self.rules_of(table.name)
         together = table.name in self.group_of
-        whole = self.pinned_whole(table) if together else []  # they are where one of them is pinned to
+        whole = self.pinned_whole(table) if together else []  # a pin of one table decides the device of its group
         only = [rule.devices for rule in rules if rule.devices is not None] + [shard.devices for shard in whole]
         equal = _equal_widths(table, rules)
         min_shards = max((rule.min_shards or 1 for rule in rules), default=1)
@@ -265,8 +275,8 @@ class Constraints:
         is_whole = TABLE_WISE in types and not may_split(types, num_hosts)
         min_dim = table.dim if is_whole else _min_dim(table, rules, equal, min_shards)
         tiers = frozenset(tier for tier in Tier if all(rule.tiers is None or tier in rule.tiers for rule in rules))
-        known = FORMS if table.pooled and Tier.DEVICE in tiers else CUT_FORMS
-        forms = frozenset(forms_of(types)).intersection(known)
+        possible = FORMS if table.pooled and Tier.DEVICE in tiers else CUT_FORMS
+        forms = frozenset(forms_of(types)).intersection(possible)
         limits = TableLimits(
             devices=tuple(sorted(set(range(num_devices)).intersection(*only))) if only else tuple(range(num_devices)),
             min_shards=min_shards,
@@ -284,30 +294,33 @@ class Constraints:
 
     @cached_property
     def pins(self) -> dict[str, list[PinnedShard]]:
-        """The pinned shards of each table that has any, by the table's name."""
+        """The pinned shards by the name of the table; tables without pinned shards are left out."""
         return grouped(self.pinned, lambda shard: shard.table)
 
     @cached_property
     def group_of(self) -> dict[str, tuple[str, ...]]:
-        """The group of each table that is kept together with others, by the table's name."""
+        """The group of `together` that each table is in, by the table's name; other tables are left out."""
         return {name: group for group in reversed(self.together) for name in group}
 
     @cached_property
     def _of_name(self) -> dict[str | None, list[TableRule]]:
-        """The rules for a single name, by it: jobs have one for each of thousands of tables; under None, all others."""
+        """The rules by the name of their table; rules with wildcards are under None.
+
+        Jobs have a rule for each of thousands of tables, so the rules of one table must be quick to find.
+        """
         return grouped(self.rules, lambda rule: None if rule.is_wild else rule.tables)
 
     def rules_of(self, name: str) -> list[TableRule]:
-        """List the rules that hold for a table of that name."""
+        """Return the rules that match a table's name."""
         wild = self._of_name.get(None, [])
         return [rule for rule in wild if fnmatchcase(name, rule.tables)] + self._of_name.get(name, [])
 
     def pinned_whole(self, table: Table) -> list[PinnedShard]:
-        """List the pinned shards of a table that hold all of it."""
+        """Return the pinned shards of a table that have all of its columns."""
         return [shard for shard in self.pins.get(table.name, []) if shard.dim == table.dim]
 
     def of(self, tables: Sequence[Table]) -> "Constraints":
-        """Return the constraints that concern some tables, without all others."""
+        """Return the constraints reduced to the given tables: rules that match, pins, and groups of two or more."""
         names = {table.name for table in tables}
         together, apart = (
             tuple(kept for group in groups if len(kept := tuple(name for name in group if name in names)) > 1)
@@ -321,12 +334,16 @@ class Constraints:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Convert the constraints to JSON-ready fields."""
+        """Return the constraints as JSON-ready fields."""
         return asdict(self) | {"rules": [as_fields(rule, _RARE) for rule in self.rules]}
 
 
 def _cached_share(table: Table, rules: Sequence[TableRule]) -> float | None:
-    """Return the cache load factor that a table's rules want, None for any; raise UserError if rules differ."""
+    """Return the cache load factor that the rules for a table set; None if no rule sets a factor.
+
+    Raises:
+        UserError: two rules set different factors.
+    """
     shares = {rule.cache_load_factor for rule in rules if rule.cache_load_factor is not None}
     if len(shares) > 1:
         raise UserError(
@@ -340,9 +357,10 @@ def _cached_share(table: Table, rules: Sequence[TableRule]) -> float | None:
 
 
 def _equal_widths(table: Table, rules: Sequence[TableRule]) -> bool:
-    """Return True if shards of a table must all be as wide.
+    """Return True if all shards of a table must have the same width.
 
-    A rule says so, or wants shards of a table wider than one may be that are too wide for any cut but an even one.
+    This is so if a rule has equal_widths, or if the table needs several shards and the minimum width is more than half
+    of the maximum width of a shard, 2,048: then only equal parts are possible.
     """
     least = max((rule.min_dim or 0 for rule in rules), default=0)
     return any(rule.equal_widths for rule in rules) or (table.dim > MAX_SHARD_DIM and 2 * least > MAX_SHARD_DIM)
@@ -355,14 +373,14 @@ def _sharding_types(rules: Sequence[TableRule]) -> frozenset[str]:
 
 
 def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> None:
-    """Raise UserError if rules forbid to split a table by columns that is wider than a shard may be."""
-    parts, what = fewest_parts(table.dim), f"table {table.name!r} has {table.dim} columns"
+    """Raise UserError if rules forbid to split a table that has more columns than a shard may have."""
+    parts, width = fewest_parts(table.dim), f"table {table.name!r} has {table.dim} columns"
     widest = f"a shard can have at most {MAX_SHARD_DIM} columns"
     for rule in rules:
         if rule.max_shards is not None and rule.max_shards < parts:
             raise UserError(
                 "wide-table-max-shards",
-                f"{what}, and a rule for {rule.tables!r} allows {number_of(rule.max_shards, 'shard')}",
+                f"{width}, and a rule for {rule.tables!r} allows {number_of(rule.max_shards, 'shard')}",
                 where="constraints",
                 limit=f"{widest}, so the table needs {number_of(parts, 'shard')}",
                 remedy=f"Set max_shards to {parts} or more (in ParameterConstraints: allow column_wise), or make the "
@@ -372,7 +390,7 @@ def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> Non
             least = table.dim // parts // DIM_MULTIPLE * DIM_MULTIPLE
             raise UserError(
                 "wide-table-min-dim",
-                f"{what}, and a rule for {rule.tables!r} sets min_dim (the minimum number of columns of a shard) to "
+                f"{width}, and a rule for {rule.tables!r} sets min_dim (the minimum number of columns of a shard) to "
                 f"{rule.min_dim}",
                 where="constraints",
                 limit=f"{widest}, so the table needs {parts} or more shards, and min_dim can be at most {least}",
@@ -382,7 +400,7 @@ def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> Non
         if rule.sharding_types is not None and not may_split(rule.sharding_types, num_hosts):
             raise UserError(
                 "wide-table-sharding-types",
-                f"{what}, and a rule for {rule.tables!r} allows only {' and '.join(rule.sharding_types)}",
+                f"{width}, and a rule for {rule.tables!r} allows only {' and '.join(rule.sharding_types)}",
                 where="constraints",
                 limit=f"{widest}, so the table needs a sharding type that splits columns",
                 remedy="Allow column_wise in this rule, or make the table narrower",
@@ -390,18 +408,18 @@ def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> Non
 
 
 def _min_dim(table: Table, rules: Sequence[TableRule], equal: bool, min_shards: int) -> int:
-    """Compute the columns that a shard has at least: a multiple of 4, or all of a table that can't be split."""
-    asked = (rule.min_dim for rule in rules if rule.min_dim)
-    least = max([_narrowest(table, equal, min_shards), *asked])
+    """Return the minimum number of columns of a shard: a multiple of 4, or all columns if a table cannot be split."""
+    minimums = (rule.min_dim for rule in rules if rule.min_dim)
+    least = max([_narrowest(table, equal, min_shards), *minimums])
     return min(padded(least), table.dim)
 
 
 def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
-    """Compute the columns of the narrowest shard of a table split into `min_shards` or more; `min_dim` is left out.
+    """Return the columns of the narrowest possible shard of a table in `min_shards` or more shards, without `min_dim`.
 
-    A sequence table is whole or in two equal halves. With `equal`, a table is in `min_shards` (at least 2) equal parts.
-    The narrowest shard is then such a part, which leaves no columns for a wider shard. A sequence table that is too
-    wide for a shard can be halved if the number of its equal parts is even.
+    A sequence table is whole or in two equal halves. With `equal`, a table is in `min_shards` (at least 2) equal parts,
+    and the narrowest shard is such a part. A sequence table of more than 2,048 columns can be halved only if its number
+    of equal parts is even. If a table cannot be split in this way, the result is all of its columns.
     """
     if table.pooled and not equal:
         return DIM_MULTIPLE
@@ -412,6 +430,7 @@ def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
 
 
 def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices: int) -> None:
+    """Raise UserError if the limits of a table allow no device, sharding type, tier or number of shards."""
     if not limits.devices:
         raise UserError(
             "table-no-device",
@@ -449,7 +468,7 @@ def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices
             remedy="Allow column_wise for the table, or allow the table on all devices",
         )
     counts = [(limits.min_shards, min(limits.max_shards, len(limits.devices)))]
-    if not limits.free:  # the number of column shards says nothing about blocks of rows
+    if not limits.free:  # a table that cannot be column-wise is limited by its blocks of rows, not by column shards
         counts = [limits.counts_of(LAYOUTS[form]) for form in sorted(limits.forms)]
     if all(least > most for least, most in counts):
         limit = "tables in a group of `together` cannot be split" if together else ""
@@ -474,7 +493,7 @@ def constraints(
     together: Sequence[Sequence[str]] = (),
     apart: Sequence[Sequence[str]] = (),
 ) -> Constraints:
-    """Parse constraints from plain lists, as a config has them.
+    """Return the constraints that plain lists from a config describe.
 
     Args:
         rules: list of limits for tables whose names match a pattern, such as [{tables: user_*, devices: [0, 1],
@@ -494,7 +513,7 @@ def constraints(
 
 
 def load_constraints(path: str) -> Constraints:
-    """Load the constraints in a YAML or JSON file with the fields of `Constraints`.
+    """Return the constraints in a YAML or JSON file with the fields of `Constraints`.
 
     Args:
         path: path of a YAML or JSON file with the fields rules, pinned, together and apart, or some of them;
@@ -503,7 +522,7 @@ def load_constraints(path: str) -> Constraints:
     Raises:
         UserError: the file is missing or malformed.
     """
-    from neuroshard.plumbing.plain_yaml import read_yaml  # slow to import: only where it is used
+    from neuroshard.plumbing.plain_yaml import read_yaml  # slow to import: not with this module
 
     content = read_yaml(Path(path), "constraints")
     if not isinstance(content, dict):

@@ -1,4 +1,4 @@
-"""Where tasks come from: one from all tables, many drawn as in the papers, or a file."""
+"""The sources of tasks: one task with all tables, random tasks as in the papers, or a file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ _FORMAT = "neuroshard-tasks-2"
 def whole(
     tables: tuple[Table, ...], topology: Topology, batch_size: int, memory: MemoryUse, constraints: Constraints
 ) -> tuple[Task, ...]:
-    """Make one task of all tables as they are.
+    """Return one task with all tables, unchanged.
 
     Args:
         tables: tables of the task.
         topology: number of devices, and memory of each.
         batch_size: global batch size (samples per step over all devices).
-        memory: what counts against the memory of a device.
+        memory: optimizer states and buffers that count as memory in addition to the weights.
         constraints: rules for tables.
     """
     return (Task(tables, topology, batch_size, memory, constraints),)
@@ -40,14 +40,15 @@ def whole(
 @dataclass(frozen=True)
 @checked
 class TaskDraw:
-    """How tasks are drawn (NeuroShard, section 4.1).
+    """Settings for drawing random tasks (NeuroShard, section 4.1).
 
     Attributes:
         count: number of random tasks to draw; each task is a set of tables to shard.
-        min_tables: minimum number of tables in a task. The number is uniform, and tables are drawn without repeats.
+        min_tables: minimum number of tables in a task. All numbers from min_tables to max_tables are equally likely,
+            and a task has no table twice.
         max_tables: maximum number of tables in a task.
         max_dim: maximum number of columns of a table, a power of two and at least 4; each table gets max_dim halved a
-            random number of times, down to 4. All of them are equally likely.
+            random number of times, down to 4. All of these widths are equally likely.
         seed: seed of the random tasks; another seed gives other tasks.
     """
 
@@ -77,18 +78,21 @@ def drawn(
     memory: MemoryUse | None = None,
     constraints: Constraints | None = None,
 ) -> tuple[Task, ...]:
-    """Draw random tasks from the tables, with random dims; constraints hold in tasks that have their tables.
+    """Return random tasks: random subsets of the tables, with random dims.
+
+    Each task has the constraints that concern its tables.
 
     Args:
         tables: tables to draw from.
         topology: number of devices, and memory of each.
         batch_size: global batch size (samples per step over all devices).
-        draw: how tasks are drawn.
-        memory: what counts against the memory of a device; None counts the weights alone.
+        draw: number and size of the random tasks.
+        memory: optimizer states and buffers that count as memory in addition to the weights; None counts only the
+            weights.
         constraints: rules for tables; None sets no rules.
 
     Raises:
-        UserError: fewer tables than a task may hold.
+        UserError: there are fewer tables than the maximum of a task.
     """
     if len(tables) < draw.max_tables:
         raise UserError(
@@ -113,13 +117,13 @@ def _draw_tables(tables: tuple[Table, ...], draw: TaskDraw, rng: np.random.Gener
 
 @checked
 def from_file(path: str) -> tuple[Task, ...]:
-    """Read the tasks in a file that `save_tasks` wrote.
+    """Return the tasks in a file that `save_tasks` wrote.
 
     Args:
         path: path of the tasks.json that an earlier run wrote; tasks=FILE.json is short for tasks.path=FILE.json.
 
     Raises:
-        UserError: the file is missing or malformed, or holds no task.
+        UserError: the file is missing or malformed, or has no task.
     """
     content = of_format(read_json(Path(path), "task file"), _FORMAT, path)
     tasks = parse(content, _TaskFile, path).tasks

@@ -1,4 +1,4 @@
-"""Bytes that a table takes of device and host memory: weights and, where asked for, optimizer state and buffers."""
+"""Bytes of device and host memory that tables need: weights and, depending on settings, optimizer state and buffers."""
 
 from dataclasses import dataclass, replace
 from math import ceil
@@ -19,18 +19,18 @@ from neuroshard.words.placement import TIERS, Tier
 _FLOAT_BYTES = 4  # optimizer state, pooled embeddings and gradients are fp32
 _INDEX_BYTES = 8
 
-# Of a cache's own lists, by FBGEMM: of every row that there is room for, which row it is, and when it was used; of
-# every row of the table, which table's it is.
+# FBGEMM's caches have lists in device memory. Every row of the cache has the index of the cached row and the time of
+# its last use; every row of the table has the number of the table.
 _CACHED_ROW_BYTES, _KNOWN_ROW_BYTES = 16, 4
 
-# Of tables in host memory by NVIDIA's SOK, which keeps them in hash tables (HKV): a slot has a key, a score and a
-# digest on the device, and a vector there or on the host.
+# NVIDIA's SOK keeps tables in host memory in hash tables (HKV). A slot has a key, a score and a digest on the device,
+# and a vector on the device or on the host.
 _SLOT_BYTES = 8 + 8 + 1
-LEAST_SLOTS = 1024  # some of HKV's buckets of 128
+LEAST_SLOTS = 1024  # minimum number of slots: eight of HKV's buckets of 128 slots
 HOST_TABLES = ("fbgemm", "hkv")
 
-# Floats of optimizer state: for every element of the weights, and for every row of a shard.
-# The least comes first.
+# Floats of optimizer state: (per element of the weights, per row of a shard). The optimizer with the least state is
+# first.
 STATE_FLOATS = {
     "sgd": (0, 0),
     "rowwise_adagrad": (0, 1),
@@ -41,13 +41,13 @@ STATE_FLOATS = {
 
 
 class InFlight(NamedTuple):
-    """How many batches' buffers are in device memory at once, by what they hold.
+    """Numbers of batches whose buffers are in device memory at the same time, for each kind of buffer.
 
     Attributes:
-        loaded: indices and offsets as they are loaded: a device's own samples.
-        permuted: those that are sorted by shards, before the exchange and after it: all lookups of every shard.
+        loaded: indices and offsets as the data loader gives them, of a device's own samples.
+        permuted: indices and offsets sorted by shard, before and after the input dist, of all lookups of every shard.
         outputs: embeddings and their gradients.
-        prefetched: lists as long as the indices, of tables behind caches, while their rows are fetched ahead.
+        prefetched: lists with one entry per index of cached tables, needed while the rows are prefetched.
     """
 
     loaded: int
@@ -56,9 +56,9 @@ class InFlight(NamedTuple):
     prefetched: int = 0
 
 
-# By TorchRec's training pipelines. Of a batch whose exchange has begun there are two permuted lists, what is sent and
-# what is received; semi-synchronous training has looked up the next batch before the last one's gradients are applied.
-# What fetching ahead takes is TorchRec's own estimate.
+# Buffers by TorchRec's training pipeline. A batch in the input dist has two permuted lists: the sent and the received
+# indices. Semi-synchronous training looks up the next batch before the gradients of the last batch are applied, so it
+# has two outputs. The numbers for prefetching are TorchRec's own estimate.
 PIPELINES = {
     "none": InFlight(1, 2, 1),
     "sparse_dist": InFlight(3, 4, 1),
@@ -70,7 +70,9 @@ PIPELINES = {
 @dataclass(frozen=True)
 @checked
 class MemoryUse:
-    """What counts against a device's memory in addition to the weights. Bytes are exact, or refused beyond 2^60.
+    """Optimizer states and buffers that count as memory in addition to the weights of tables.
+
+    Bytes are exact; sizes above 2^60 are refused.
 
     Attributes:
         optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer of the tables, whose state
@@ -81,8 +83,8 @@ class MemoryUse:
             buffers.
         pipeline: none | sparse_dist | prefetch | semi_sync: TorchRec's training pipeline, whose buffers count as memory
             in place of batches_in_flight: none (no overlap of batches), TrainPipelineSparseDist,
-            PrefetchTrainPipelineSparseDist or TrainPipelineSemiSync; None counts batches_in_flight. With prefetch, each
-            width of cached tables has a cache of its own, as in TorchRec.
+            PrefetchTrainPipelineSparseDist or TrainPipelineSemiSync; None counts batches_in_flight. With prefetch,
+            cached tables of different widths have separate caches, as in TorchRec.
         dense_optimizer: sgd | rowwise_adagrad | adagrad | partial_rowwise_adam | adam: optimizer of data-parallel
             tables, whose state counts as memory; None means the same optimizer as for other tables.
         host_tables: fbgemm | hkv: system that keeps tables in host memory: FBGEMM with its caches, or the hash tables
@@ -110,13 +112,13 @@ class MemoryUse:
 
     @property
     def in_flight(self) -> InFlight:
-        """Number of batches whose buffers count, by what these hold."""
+        """Number of batches whose buffers count, for each kind of buffer."""
         if self.pipeline is not None:
             return PIPELINES[self.pipeline]
         return InFlight(loaded=0, permuted=self.batches_in_flight, outputs=self.batches_in_flight)
 
     def state_bytes(self, loads: Loads) -> IntArray:
-        """Compute (n,) bytes of the weights and optimizer state of n loads: what moves when a shard moves."""
+        """Return the bytes, (n,), of the weights and optimizer state of n loads, which move if a shard moves."""
         floats = np.array([STATE_FLOATS[name] for name in (self.optimizer, self.dense_optimizer or self.optimizer)])
         per_element, per_row = floats[are(loads, lambda layout: layout.dense).astype(np.int64)].T
         size: IntArray = _weights(loads, per_element) + per_row * _FLOAT_BYTES * _whole(loads.rows)
@@ -132,22 +134,28 @@ class MemoryUse:
         return _FLOAT_BYTES * rows * (dim * (gradients + per_element) + per_row)
 
     def host_bytes(self, loads: Loads) -> IntArray:
-        """Compute (n,) bytes of host memory that n loads take: weights, and an optimizer's state of every element."""
+        """Return the bytes of host memory, (n,), of n loads: weights, and optimizer state per element.
+
+        Loads in device memory need no host memory.
+        """
         per_element, _ = STATE_FLOATS[self.optimizer]
-        held = loads if self.host_tables == "fbgemm" else replace(loads, rows=hash_slots(loads.rows).astype(np.float64))
-        return np.where(loads.tier == TIERS.index(Tier.DEVICE), 0, _weights(held, per_element))
+        in_fbgemm = self.host_tables == "fbgemm"
+        stored = loads if in_fbgemm else replace(loads, rows=hash_slots(loads.rows).astype(np.float64))
+        return np.where(loads.tier == TIERS.index(Tier.DEVICE), 0, _weights(stored, per_element))
 
     @property
     def shares_caches(self) -> bool:
-        """Whether cached tables of unequal widths share one cache.
+        """True if cached tables of different widths share one cache.
 
-        TorchRec gives every width a cache of its own only if it prefetches, which the pipeline `prefetch` does. SOK
-        gives every table one.
+        TorchRec has separate caches for different widths only if it prefetches, as the pipeline `prefetch` does. SOK
+        has a separate cache for every table.
         """
         return self.pipeline != "prefetch" and self.host_tables == "fbgemm"
 
     def bytes_beside(self, sets: LoadSets) -> IntArray:
-        """Compute (n,) bytes of device memory of each load, given the other loads of its set: all loads of a device.
+        """Return the bytes of device memory, (n,), of each load, with caches as wide as the other loads make them.
+
+        Each set has all loads of one device.
 
         Raises:
             UserError: a set takes more than 2^60 bytes.
@@ -165,12 +173,13 @@ class MemoryUse:
         return size
 
     def cache_widths(self, sets: LoadSets) -> FloatArray:
-        """Compute (n,) columns of the cache row of each load; the load's own columns if the load is not cached.
+        """Return the columns of a row of each load's cache, (n,); the load's own columns if the load is not cached.
 
         FBGEMM has one cache for all cached tables of a kernel call, and every row of this cache is as wide as the
-        widest of them (`max_D_cache`). A kernel call here has all tables of a sharding type, data type and pooling;
-        sequence tables also have one width. TorchRec may make several calls of these, for several modules, or for
-        whole tables and column shards. So the result is exact or too wide, and never too narrow.
+        widest of these tables (`max_D_cache`). Here, the cached tables of a device with the same sharding type, data
+        type and pooling (and, if they are sequence tables, the same width) count as one kernel call. TorchRec may make
+        several calls for them, for several modules, or for whole tables and column shards. So the result is exact or
+        too wide, and never too narrow.
         """
         loads = sets.loads
         cached = loads.tier == TIERS.index(Tier.UVM_CACHING)
@@ -183,34 +192,36 @@ class MemoryUse:
         return np.where(cached, widest[call], loads.dim)
 
     def device_bytes(self, loads: Loads, cache_widths: FloatArray | None = None) -> IntArray:
-        """Compute (n,) bytes of device memory that n loads take, with their share of the buffers.
+        """Return the bytes of device memory, (n,), that n loads need, including their buffers.
 
-        A table in host memory takes device memory for the optimizer state of every row, as in FBGEMM, and for its cache
-        and the lists of the cache; in a hash table, for the keys and scores of all slots. The rows of a cache have
-        `cache_widths` (n,) columns. None stands for the columns of the load, as if no wider cached table were on its
-        device (`bytes_beside` counts wider tables, too).
+        A table in host memory needs device memory for the optimizer state of every row, as in FBGEMM, and for its cache
+        and the lists of the cache; in a hash table, it needs memory for the keys and scores of all slots. The rows of a
+        cache have `cache_widths` (n,) columns. With None they have the columns of the load, as if no wider cached table
+        were on the device (`bytes_beside` includes wider tables).
 
-        The buffers of a batch are in device memory: the indices and offsets of a load (every column shard has all
-        indices of its table), its outputs and their gradients. Blocks of rows have pooled embeddings of all samples, as
-        column shards have; a data-parallel table has the embeddings of the device's own samples (`received_bytes`). If
-        buffers count, the gradient of a data-parallel table counts once: an fp32 number for each of its elements.
+        The buffers of a batch are the indices and offsets of a load (every column shard has all indices of its table),
+        the outputs, and the gradients of the outputs. Blocks of rows have pooled embeddings of all samples, as column
+        shards have. The outputs of a data-parallel table are outputs of the device's own samples, which
+        `received_bytes` counts. If buffers count, the gradient of a data-parallel table counts once, as an fp32 number
+        for each element of the table.
 
         Raises:
             UserError: a load takes more than 2^60 bytes.
         """
         own_samples = are(loads, lambda layout: layout.own_samples)
         outputs = np.where(own_samples, 0, _times(_whole(np.ceil(loads.outputs)), 2 * _FLOAT_BYTES * _whole(loads.dim)))
-        # (n,) of a batch, with outputs below 2^61; multiplying by a power of two is exact.
+        # (n,) bytes for one batch. Outputs are below 2^61 bytes, and a multiplication by a power of two is exact.
         indices = _whole(np.ceil(_INDEX_BYTES * loads.lookups)) + _whole(np.ceil(_INDEX_BYTES * loads.bags))
-        held = self.in_flight
+        in_flight = self.in_flight
         dense = are(loads, lambda layout: layout.dense)
         gradient = np.where(dense, _FLOAT_BYTES * _whole(loads.rows) * _whole(loads.dim), 0)
         on_device = loads.tier == TIERS.index(Tier.DEVICE)
         widths = loads.dim if cache_widths is None else cache_widths
         size: IntArray = np.where(on_device, self.state_bytes(loads), self._cache_bytes(loads, widths))
         cached = loads.tier == TIERS.index(Tier.UVM_CACHING)
-        size = size + _times(indices, held.permuted + held.prefetched * cached) + _times(outputs, held.outputs)
-        size = size + gradient * min(held.outputs, 1)
+        size = size + _times(indices, in_flight.permuted + in_flight.prefetched * cached)
+        size = size + _times(outputs, in_flight.outputs)
+        size = size + gradient * min(in_flight.outputs, 1)
         if (size > MAX_BYTES).any():
             batches = (
                 "lower memory.batches_in_flight"
@@ -220,16 +231,16 @@ class MemoryUse:
             raise UserError(
                 "memory-table-too-large",
                 f"a table takes more than 2^60 bytes with optimizer state ({self.optimizer}) and the buffers of "
-                f"{number_of(max(held), 'batch', 'batches')} of {number_of(int(loads.samples.max()), 'sample')}",
+                f"{number_of(max(in_flight), 'batch', 'batches')} of {number_of(int(loads.samples.max()), 'sample')}",
                 where="memory",
                 remedy=f"Do one of these: lower batch_size; {batches}; or set a memory.optimizer with less state",
             )
         return size
 
     def _cache_bytes(self, loads: Loads, widths: FloatArray) -> IntArray:
-        """Compute (n,) bytes on the device of tables in host memory: the cache, its lists, and every row's state.
+        """Return the bytes of device memory, (n,), of tables in host memory: cache, lists, optimizer state per row.
 
-        The cache's rows have `widths` (n,) columns.
+        The rows of the caches have `widths` (n,) columns.
         """
         _, per_row = STATE_FLOATS[self.optimizer]
         rows = _whole(loads.rows)
@@ -244,36 +255,46 @@ class MemoryUse:
         return size
 
     def received_bytes(self, output_columns: float, batch_size: int, num_devices: int, inputs: float = 0) -> int:
-        """Compute the bytes on every device, whatever the plan, of its own samples: embeddings, gradients, and inputs.
+        """Return the bytes that every device needs for its own samples, in any plan: embeddings, gradients and inputs.
 
-        A sample gets `output_columns` of all tables together, and has so many `inputs`: indices and lengths.
+        Args:
+            output_columns: mean number of output columns per sample, of all tables together.
+            batch_size: global batch size.
+            num_devices: number of devices that share the samples.
+            inputs: mean number of indices and lengths per sample.
         """
-        own_samples, held = -(-batch_size // num_devices), self.in_flight
-        outputs = held.outputs * 2 * _FLOAT_BYTES * ceil(own_samples * output_columns)
-        return outputs + held.loaded * _INDEX_BYTES * ceil(own_samples * inputs)
+        own_samples, in_flight = -(-batch_size // num_devices), self.in_flight
+        outputs = in_flight.outputs * 2 * _FLOAT_BYTES * ceil(own_samples * output_columns)
+        return outputs + in_flight.loaded * _INDEX_BYTES * ceil(own_samples * inputs)
 
 
 def hash_slots(rows: FloatArray | IntArray) -> IntArray:
-    """Compute the slots of SOK's hash tables with these rows (n,) on a device: a power of two, at least twice as many.
+    """Return the number of slots, (n,), of SOK's hash tables for these numbers of rows (n,) on a device.
 
-    That is the load of a half at which HKV drops no row.
+    The number is a power of two, at least twice the rows and at least 1,024: half full, HKV drops no row.
     """
     slots: IntArray = 1 << np.ceil(np.log2(2.0 * np.maximum(rows, LEAST_SLOTS // 2))).astype(np.int64)
     return slots
 
 
 def _weights(loads: Loads, state_floats: int | IntArray) -> IntArray:
-    """Return (n,) bytes of all elements with their floats of state, for all or (n,); below 2^60 for every table."""
+    """Return the bytes, (n,), of all elements of n loads with their optimizer state.
+
+    `state_floats` is the number of floats of state per element, one for all loads or (n,).
+    """
     element_bytes = _whole(loads.bytes_per_element) + state_floats * _FLOAT_BYTES
     return _whole(loads.rows) * _whole(loads.dim) * element_bytes
 
 
 def _whole(values: FloatArray) -> IntArray:
-    """Convert whole numbers from float64, as tables' rows and dims are, to int64: below 2^53 nothing is lost."""
+    """Return whole numbers in float64, such as rows and dims of loads, as int64; numbers below 2^53 are exact."""
     return values.astype(np.int64)
 
 
 def _times(size: IntArray, count: int | IntArray) -> IntArray:
-    """Multiply sizes (n,) by a count, for all or (n,); 2^60 + 1 where it is more than 2^60: it must not wrap around."""
+    """Return sizes (n,) multiplied by a count, one for all or (n,); products above 2^60 become 2^60 + 1.
+
+    This limit keeps products from wrapping around in 64 bits, and the caller refuses sizes above 2^60.
+    """
     most = np.where(np.equal(count, 0), np.iinfo(np.int64).max, MAX_BYTES // np.maximum(count, 1))
     return np.where(size > most, MAX_BYTES + 1, np.minimum(size, most) * count)

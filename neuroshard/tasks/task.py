@@ -1,4 +1,4 @@
-"""What a search is asked: tables, devices and a batch size, and constraints that fit them and each other."""
+"""The input of a search: tables, devices, batch size, memory use, and constraints that are checked against these."""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,20 +20,27 @@ from neuroshard.tasks.memory import MemoryUse
 from neuroshard.words.placement import ON_DEVICE, Tier, TierAssignment
 from neuroshard.words.topology import Topology
 
-_SHOWN_TABLES = 8  # tables that a line names
-_SHOWN_DEVICES = 16
-_SAME_BATCH_SIZE = 0.05  # relative difference that hardly changes a reuse histogram
+_SHOWN_TABLES = 8  # maximum number of tables that a message names
+_SHOWN_DEVICES = 16  # maximum number of devices that a message names
+_SAME_BATCH_SIZE = 0.05  # relative difference of batch sizes that hardly changes a reuse histogram
 
 
 @dataclass(frozen=True)
 @checked
 class Task:
-    """Tables (T,) to be sharded over a topology.
+    """The input of a search: tables, (T,), to shard over the devices of a topology.
 
     Attributes:
-        batch_size: global: samples per step over all devices.
-        memory: what counts against a device's memory.
-        constraints: rules that a plan must keep, in addition to memory.
+        tables: the T tables, with different names.
+        topology: the devices and their memory.
+        batch_size: global batch size: samples per step over all devices.
+        memory: optimizer states and buffers that count as memory in addition to the weights.
+        constraints: rules that a plan must keep, in addition to the memory limits.
+
+    Raises:
+        UserError: the number or total size of tables is out of range, two tables share a name, the batch is smaller
+            than the number of devices, the constraints contradict each other or the tables, or a table must be in host
+            memory but hosts have no memory for tables.
     """
 
     tables: tuple[Table, ...]
@@ -70,8 +77,8 @@ class Task:
         if self.constraints != Constraints():
             check_constraints(self)
         if not self.topology.host_bytes:
-            for table, home in zip(self.tables, self.tier_assignments, strict=True):
-                if home.tier is not Tier.DEVICE:
+            for table, assignment in zip(self.tables, self.tier_assignments, strict=True):
+                if assignment.tier is not Tier.DEVICE:
                     raise UserError(
                         "task-no-host-memory",
                         f"the constraints allow table {table.name!r} in host memory only",
@@ -82,7 +89,7 @@ class Task:
 
     @cached_property
     def limits(self) -> tuple[TableLimits, ...]:
-        """(T,) the limits that the constraints set for each table."""
+        """(T,) limits that the constraints set for each table."""
         return tuple(
             self.constraints.limits(table, self.topology.num_devices, len(self.topology.domains))
             for table in self.tables
@@ -90,14 +97,14 @@ class Task:
 
     @cached_property
     def tier_assignments(self) -> tuple[TierAssignment, ...]:
-        """(T,) the memory that holds each table where no search chooses it."""
+        """(T,) tier assignment of each table if no search chooses a tier."""
         if all(rule.tiers is None for rule in self.constraints.rules):
             return (ON_DEVICE,) * len(self.tables)
         return tuple(limits.tier_assignment for limits in self.limits)
 
     @cached_property
     def loads(self) -> Loads:
-        """(T,) loads of the whole tables, each table-wise on a device, in the memory of its tier assignment."""
+        """(T,) loads of the tables if each is table-wise on one device, in its tier of `tier_assignments`."""
         return Loads.of(self.tables, self.batch_size).at(self.tier_assignments)
 
     @property
@@ -107,18 +114,18 @@ class Task:
 
     @property
     def output_columns(self) -> float:
-        """Columns of all that a sample gets of the tables."""
+        """Mean number of output columns per sample, of all tables together."""
         return sum(table.output_columns for table in self.tables)
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all tables, unsplit, with what the task counts in addition to weights."""
+        """Bytes of all tables, unsplit, with the optimizer states and buffers that `memory` counts."""
         sizes = self.memory.device_bytes(Loads.of(self.tables, self.batch_size))
         return sum(sizes.tolist())
 
     @cached_property
     def shard_memory(self) -> tuple[int, ...]:
-        """(D,) bytes for shards on each device: what its own samples' inputs and embeddings leave."""
+        """(D,) bytes for shards on each device, after the inputs and embeddings of the device's own samples."""
         inputs = sum(table.pooling_factor + table.features for table in self.tables)
         devices = self.topology.num_devices
         received = self.memory.received_bytes(self.output_columns, self.batch_size, devices, inputs)
@@ -127,8 +134,8 @@ class Task:
     @property
     def warnings(self) -> tuple[Message, ...]:
         """Warnings about tables that were padded, and about reuse histograms made for another batch size."""
-        made_for = ((table, table.reuse_batch_size or self.batch_size) for table in self.tables)
-        others = [table for table, size in made_for if abs(size / self.batch_size - 1) > _SAME_BATCH_SIZE]
+        sizes = ((table, table.reuse_batch_size or self.batch_size) for table in self.tables)
+        others = [table for table, size in sizes if abs(size / self.batch_size - 1) > _SAME_BATCH_SIZE]
         if not others:
             return self.padded_remarks
         return (
@@ -160,28 +167,29 @@ class Task:
         )
 
     def unlike(self, other: "Task") -> str | None:
-        """Return the first difference that makes the costs of two tasks' plans incomparable; None without a difference.
+        """Return the first difference between two tasks that makes the costs of their plans incomparable, as text.
 
-        Constraints and memory may differ.
+        None if there is no such difference. Constraints and memory may differ.
         """
-        here, there = ((its.num_devices, its.host_size, its.domain_size) for its in (self.topology, other.topology))
+        topologies = self.topology, other.topology
+        here, there = ((place.num_devices, place.host_size, place.domain_size) for place in topologies)
         differs = {
             "number of devices": here != there,
             "batch size": self.batch_size != other.batch_size,
             "tables": self.tables != other.tables,
         }
-        return next((name for name, its in differs.items() if its), None)
+        return next((name for name, different in differs.items() if different), None)
 
     def with_rules(self, rules: Iterable[TableRule]) -> "Task":
-        """Add rules behind those of its constraints.
+        """Return the task with rules added after the rules of its constraints.
 
         Raises:
-            UserError: they contradict others.
+            UserError: the rules contradict each other, or the tables and devices of the task.
         """
         return replace(self, constraints=self.constraints.with_rules(rules))
 
     def to_json(self) -> dict[str, Any]:
-        """Convert the task to JSON-ready fields."""
+        """Return the task as JSON-ready fields."""
         return {
             "topology": as_fields(self.topology, ("host_memory_bytes", "devices_per_domain")),
             "batch_size": self.batch_size,
@@ -192,16 +200,16 @@ class Task:
 
     @classmethod
     def from_json(cls, content: object) -> "Task":
-        """Read the task in `content`, as `to_json` gives it.
+        """Return the task with these fields, which `to_json` returned.
 
         Raises:
-            UserError: a field is missing or out of range.
+            UserError: a field is missing, unknown or out of range, or the task is refused.
         """
         return parse(content, cls, "task")
 
 
 def check_constraints(task: Task) -> None:
-    """Raise UserError if a task's constraints name a table or a device that there isn't, or contradict each other."""
+    """Raise UserError if a task's constraints name an unknown table or device, or contradict each other or tables."""
     constraints, num_devices = task.constraints, task.topology.num_devices
     tables = {table.name: table for table in task.tables}
     _check_names(constraints, tables, num_devices)
@@ -231,7 +239,7 @@ def _check_names(constraints: Constraints, names: Collection[str], num_devices: 
 
 @dataclass(frozen=True)
 class _Checks:
-    """Constraints, with the tables that they are of and what they say of each, by name."""
+    """Checks of a task's constraints; `tables` and `limits` have each table and its limits, by the table's name."""
 
     constraints: Constraints
     tables: dict[str, Table]
@@ -239,7 +247,7 @@ class _Checks:
     num_devices: int
 
     def groups(self) -> None:
-        """Check tables that are kept together or apart."""
+        """Raise UserError if the groups of tables that are kept together or apart are impossible."""
         seen: set[str] = set()
         for group in self.constraints.together:
             if twice := seen.intersection(group) or {name for name in group if group.count(name) > 1}:
@@ -287,7 +295,7 @@ class _Checks:
                 )
 
     def pinned(self, table: Table, shards: Sequence[PinnedShard]) -> None:
-        """Check the pinned shards of a table."""
+        """Raise UserError if the pinned shards of a table contradict its size or its limits."""
         name, limits, columns = table.name, self.limits[table.name], sum(shard.dim for shard in shards)
         if columns > table.dim:
             raise UserError(
@@ -349,7 +357,7 @@ class _Checks:
                 )
 
     def places(self) -> None:
-        """Check that every shard of a pinned table, and of tables kept apart, can have a device of its own."""
+        """Raise UserError if the shards of a pinned table, or of tables kept apart, cannot have different devices."""
         for name in self.constraints.pins:
             if not _have_places(self._wanted(self.tables[name]), self.num_devices):
                 raise UserError(
@@ -371,7 +379,7 @@ class _Checks:
                 )
 
     def _wanted(self, table: Table) -> list[set[int]]:
-        """List the devices that may hold each shard of a table, of as many shards as it has at least."""
+        """Return the allowed devices of each shard of a table, for the minimum number of shards of the table."""
         pinned = self.constraints.pins.get(table.name, [])
         group = self.constraints.group_of.get(table.name, (table.name,))
         devices = set.intersection(*(set(self.limits[name].devices) for name in group))
@@ -380,7 +388,7 @@ class _Checks:
 
 
 def _have_places(wanted: Sequence[set[int]], num_devices: int) -> bool:
-    """Return True if each of the sets has a device that no other set takes."""
+    """Return True if a different device can be chosen from each set of device indices in `wanted`."""
     allowed = np.zeros((len(wanted), num_devices), dtype=np.bool_)
     for row, devices in zip(allowed, wanted, strict=True):
         row[list(devices)] = True
@@ -388,6 +396,7 @@ def _have_places(wanted: Sequence[set[int]], num_devices: int) -> bool:
 
 
 def _listed(devices: Sequence[int]) -> str:
+    """Return the indices of devices as text, such as "devices 0, 1, 2"."""
     return f"device{'' if len(devices) == 1 else 's'} {readable_list(list(map(str, devices)), _SHOWN_DEVICES)}"
 
 

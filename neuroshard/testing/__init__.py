@@ -1,4 +1,4 @@
-"""The kit that every searcher and cost model must pass, and small models with known answers to test with."""
+"""Test classes that every searcher and cost model must pass, and small tasks and models with known results."""
 
 from neuroshard.testing.conformance import (
     CommModelConformance,

@@ -1,8 +1,9 @@
-"""Tests that every implementation must pass, as base classes for test classes (for any test runner).
+"""Tests that every implementation of an interface must pass, as base classes for test classes of any test runner.
 
-class TestMine(SearcherConformance):
-    def make(self) -> Searcher:
-        return Mine()
+Example:
+    class TestMine(SearcherConformance):
+        def make(self) -> Searcher:
+            return Mine()
 """
 
 from collections.abc import Callable, Iterator
@@ -41,24 +42,24 @@ from neuroshard.words.topology import Topology
 if TYPE_CHECKING:
     from neuroshard.searching.searcher import Searcher
 
-_ROUNDING = 1e-5  # of single precision
-_MOST_SAMPLES = 2048  # in a batch
+_ROUNDING = 1e-5  # relative error of single precision
+_MOST_SAMPLES = 2048  # maximum batch size
 
 
 class SearcherConformance:
-    """Tests for every search method; `most_tasks` of a type spares those that take long."""
+    """Tests for every search method; set a smaller `most_tasks`, the number of tasks per test, for slow methods."""
 
     most_tasks = 12
 
     def make(self) -> "Searcher":
-        """Make the searcher under test."""
+        """Return the searcher under test."""
         raise NotImplementedError
 
     def _seeds(self, count: int) -> range:
         return range(min(count, self.most_tasks))
 
     def test_covers_every_column_within_memory(self) -> None:
-        """Check that plans are valid and fit, for many tasks and device counts."""
+        """Check that plans cover all columns and fit in memory, for several tasks and numbers of devices."""
         for num_devices in (1, 2, 4):
             for seed in self._seeds(5):
                 task = toy_task(3 + 5 * seed, num_devices, seed=seed)
@@ -68,7 +69,7 @@ class SearcherConformance:
                 assert plan.fits
 
     def test_serves_tables_of_several_features(self) -> None:
-        """Check that plans are valid and fit where each feature has outputs of its own, and that calls repeat."""
+        """Check that plans for tables of several features are valid, and that a repeated call returns an equal plan."""
         for seed in self._seeds(3):
             count, num_devices = 5 + 4 * seed, 2 + seed
             task, simulator = shared_task(count, num_devices, seed), Simulator(linear_models(num_devices))
@@ -78,7 +79,7 @@ class SearcherConformance:
             assert plan == self.make().find(task, simulator).plan
 
     def test_serves_sequence_tables_or_refuses(self) -> None:
-        """Check that plans with sequence tables, alone or with pooled tables, are valid and repeat, or are refused."""
+        """Check that tasks with sequence tables get a valid plan, the same in two calls, or an error."""
         simulator = Simulator(CostModels.load("roofline:h100"))
         for task in (sequence_task(), sequence_task(7, 3, 1), sequence_task(5, 2, 2, pooled=False)):
             found, again = (_error_of(self.make(), task, simulator) for _ in range(2))
@@ -87,12 +88,12 @@ class SearcherConformance:
                 assert found == again
 
     def test_repeats_exactly(self) -> None:
-        """Check that the same call gives the same plan."""
+        """Check that the same call returns an equal plan."""
         task, simulator = toy_task(20), Simulator(random_models())
         assert self.make().find(task, simulator).plan == self.make().find(task, simulator).plan
 
     def test_respects_a_tight_cap(self) -> None:
-        """Check that with little memory to spare a plan either fits or is refused."""
+        """Check that a task with little free memory gets a plan that fits, or an InfeasibleError."""
         for seed in self._seeds(10):
             loose = toy_task(16, seed=seed)
             cap = max(int(loose.size_bytes * 0.3), *(table.size_bytes for table in loose.tables))
@@ -104,7 +105,7 @@ class SearcherConformance:
             assert plan.fits
 
     def test_refuses_what_cannot_fit(self) -> None:
-        """Check that more bytes than all devices hold give an error that says how much and how little."""
+        """Check that tables larger than the memory of all devices raise an InfeasibleError that names sizes."""
         tables = toy_tables(8)
         task = Task(tables, Topology(2, sum(table.size_bytes for table in tables) // 3), 256)
         error = _error_of(self.make(), task, Simulator(linear_models(2)))
@@ -112,7 +113,7 @@ class SearcherConformance:
         assert "iB" in str(error)
 
     def test_cuts_tables_that_are_wider_than_a_shard_may_be(self) -> None:
-        """Check that plans have no shard wider than kernels take, whatever the tables."""
+        """Check that no shard is wider than FBGEMM's kernels allow, also if tables are wider."""
         for num_devices in (1, 3):
             tables = (replace(table, dim=dim) for table, dim in zip(toy_tables(4), (2048, 2052, 4096, 16), strict=True))
             task = Task(tuple(tables), Topology(num_devices, 1 << 32), 256)
@@ -121,7 +122,7 @@ class SearcherConformance:
             assert max(placed.shard.dim for placed in plan.placements) <= MAX_SHARD_DIM
 
     def test_keeps_constraints_or_refuses(self) -> None:
-        """Check that plans break no constraint; a method that can't keep one says so."""
+        """Check that plans keep all constraints, or that the method raises an InfeasibleError."""
         for seed in self._seeds(12):
             task, num_devices = constrained_task(seed), 2 + seed % 3
             found = _error_of(self.make(), task, Simulator(random_models(num_devices, seed)))
@@ -131,19 +132,19 @@ class SearcherConformance:
                 assert isinstance(found, InfeasibleError)
 
     def test_serves_compute_models_of_any_form_or_refuses(self) -> None:
-        """Check that under a model that is no sum limits are kept and calls repeat, or an error says what is needed."""
+        """Check plans found with a compute model that is not a sum over tables, or that an error names the model."""
         models = linear_models().with_compute(OpaqueCompute())
         for task in (toy_task(5), constrained_task(2, 8)):
             self._keeps_limits_or_refuses(task, Simulator(models))
 
     def test_keeps_constraints_under_models_that_know_every_form(self) -> None:
-        """Check that limits are kept and calls repeat, whatever the sharding types of tables."""
+        """Check that plans keep limits, and that calls repeat, with models that support all sharding types."""
         simulator = Simulator(CostModels.load("roofline:h100"))
         for seed in self._seeds(4):
             self._keeps_limits_or_refuses(constrained_task(seed), simulator)
 
     def test_caches_as_wide_as_their_widest_table_fit(self) -> None:
-        """Check that cached tables of unequal widths are placed within memory and calls repeat, or are refused."""
+        """Check that cached tables of unequal widths get a plan that fits, the same in two calls, or an error."""
         simulator = Simulator(CostModels.load("roofline:h100"))
         for seed in self._seeds(6):
             task = cached_task(seed)
@@ -153,7 +154,7 @@ class SearcherConformance:
                 assert found == again
 
     def test_plans_for_a_target_are_in_its_words(self) -> None:
-        """Check that plans keep a target's rules and repeat, and that the target has words for them."""
+        """Check that plans for a target keep its rules and repeat, and that the target can express them."""
         simulator = Simulator(CostModels.load("roofline:h100"))
         for target in map(target_named, TARGETS):
             for seed in self._seeds(2):
@@ -162,7 +163,10 @@ class SearcherConformance:
                     target.check(found)
 
     def _keeps_limits_or_refuses(self, task: Task, simulator: Simulator) -> UserError | Plan:
-        """Search twice; assert that both find the same plan within limits, or refuse in one line. Return that."""
+        """Search twice, and return the plan, which keeps all limits and is equal in both searches, or the error.
+
+        The error must be an InfeasibleError, or name a model.
+        """
         found, again = (_error_of(self.make(), task, simulator) for _ in range(2))
         if isinstance(found, Plan):
             _check_kept(found, task)
@@ -172,12 +176,13 @@ class SearcherConformance:
         return found
 
     def test_one_table(self) -> None:
-        """Check that fewer tables than devices leave devices empty."""
+        """Check that a plan for fewer tables than devices covers all columns."""
         plan = self.make().find(toy_task(1), Simulator(linear_models())).plan
         assert sum(plan.device_dims) == plan.task.tables[0].dim
 
 
 def _error_of(searcher: "Searcher", task: Task, simulator: Simulator) -> UserError | Plan:
+    """Return the plan that a searcher finds, or the error that it raises."""
     try:
         return searcher.find(task, simulator).plan
     except UserError as error:
@@ -189,7 +194,7 @@ class ComputeModelConformance:
     """Tests for every compute model."""
 
     def make(self) -> ComputeModel:
-        """Make the model under test."""
+        """Return the model under test."""
         raise NotImplementedError
 
     def _tables(self) -> tuple[Table, ...]:
@@ -210,19 +215,22 @@ class ComputeModelConformance:
         assert np.isclose(forward, backward, rtol=1e-4)
 
     def test_every_form_that_it_knows_has_a_cost(self) -> None:
-        """Check that it knows columns, and that costs of all it knows are finite, not negative, and 0 without loads."""
+        """Check that the model supports column-wise tables, and that the costs of all its kernel calls are valid.
+
+        Costs must be finite and not negative, and 0 for an empty set of loads.
+        """
         model, loads = self.make(), Loads.of(self._tables(), 256)
         assert IN_COLUMNS in model.calls
         for call in model.calls:
             form, pooled = np.full(len(loads), FORMS.index(call.form)), np.full(len(loads), call.pooled)
-            home = TierAssignment(call.tier, 0.25 if call.tier is Tier.UVM_CACHING else None)
-            formed = replace(loads, form=form, pooled=pooled).at([home] * len(loads))
+            assignment = TierAssignment(call.tier, 0.25 if call.tier is Tier.UVM_CACHING else None)
+            formed = replace(loads, form=form, pooled=pooled).at([assignment] * len(loads))
             cost = model.predict(LoadSets(formed, np.array([len(loads), 0])))
             assert np.isfinite(cost).all()
             assert cost[0] >= 0 == cost[1]
 
     def test_empty_set_costs_nothing(self) -> None:
-        """Check that an empty device costs nothing, also between full ones."""
+        """Check that a device without tables costs 0, also between other devices."""
         tables = self._tables()
         cost = self.make().predict(LoadSets.of([tables[:2], (), tables[2:]], 256))
         assert cost[1] == 0
@@ -230,21 +238,24 @@ class ComputeModelConformance:
 
 
 class SumModelConformance(ComputeModelConformance):
-    """Tests for every compute model that is a head on a sum of table vectors, as in the papers."""
+    """Tests for every compute model that is a function (head) of a sum of table vectors, as in the papers."""
 
     def make(self) -> SumModel:
-        """Make the model under test."""
+        """Return the model under test."""
         raise NotImplementedError
 
     def test_a_set_is_the_sum_of_its_vectors(self) -> None:
-        """Check that a set costs what the sum of its vectors does, which the search builds on."""
+        """Check that the head of the summed vectors predicts the cost of the set, as searches assume."""
         model, tables = self.make(), self._tables()
         vectors = model.embed(Loads.of(tables, 256))
         assert np.allclose(model.head(vectors.sum(axis=0)), model.predict(LoadSets.of([tables], 256))[0], rtol=1e-4)
 
 
 def _check_kept(plan: Plan, task: Task) -> None:
-    """Check that a plan is the task's, with further rules only where shards must be as wide, and keeps all."""
+    """Assert that a plan is for the task and breaks no limit.
+
+    The plan's task may have further rules only if a rule of the task has equal_widths.
+    """
     added = plan.task.constraints.rules[len(task.constraints.rules) :]
     assert plan.task == task.with_rules(added)
     assert not added or any(limits.equal_widths for limits in task.limits)
@@ -252,7 +263,10 @@ def _check_kept(plan: Plan, task: Task) -> None:
 
 
 def _exchange_ms(model: CommModel, dims: FloatArray, start_ms: FloatArray, batch_size: int) -> FloatArray:
-    """Return the predicted ms of devices with `dims` columns and start delays `start_ms`, (B, D) each."""
+    """Return the predicted exchange time, (B, D) ms, of devices with `dims` columns and start delays `start_ms`.
+
+    `dims` and `start_ms` are (B, D).
+    """
     return model.predict(Traffic.of_columns(dims, batch_size), start_ms)
 
 
@@ -260,7 +274,7 @@ class CommModelConformance:
     """Tests for every communication model of 4 devices."""
 
     def make(self) -> CommModel:
-        """Make the model under test."""
+        """Return the model under test."""
         raise NotImplementedError
 
     def _exchanges(self) -> tuple[np.ndarray, np.ndarray]:
@@ -268,7 +282,7 @@ class CommModelConformance:
         return rng.integers(1, 200, size=(16, 4)) * 4.0, rng.uniform(0, 20, size=(16, 4))
 
     def test_costs_cover_the_wait(self) -> None:
-        """Check that no device is done before the straggler has started."""
+        """Check that no device ends before the last device has started."""
         dims, starts = self._exchanges()
         cost = _exchange_ms(self.make(), dims, starts, 256)
         assert cost.shape == dims.shape
@@ -285,14 +299,14 @@ class CommModelConformance:
         )
 
     def test_only_differences_of_starts_count(self) -> None:
-        """Check that everybody later by the same time costs the same."""
+        """Check that costs stay the same if all devices start later by the same time."""
         dims, starts = self._exchanges()
         model = self.make()
         assert np.allclose(_exchange_ms(model, dims, starts + 7, 256), _exchange_ms(model, dims, starts, 256))
 
     def test_even_exchanges_cost_the_same_however_they_are_asked_for(self) -> None:
-        """Check that one device stands for all where each puts in as much, on one host and on two."""
-        model, known = self.make(), [one for one in Collective if one in self.make().collectives]
+        """Check that `even_ms`, for equal bytes on all devices, agrees with `predict`, on one host and on two hosts."""
+        model, known = self.make(), [member for member in Collective if member in self.make().collectives]
         given = np.zeros((16, len(Collective)))
         given[:, known] = np.random.default_rng(0).integers(1, 200, size=(16, len(known))) * 4096.0
         for topology in (Topology(4, 1 << 30), Topology(4, 1 << 30, devices_per_host=2)):
@@ -302,10 +316,10 @@ class CommModelConformance:
 
 
 class PhysicalComputeConformance(SumModelConformance):
-    """Tests for compute models that promise what physics guarantees; the papers' networks, as published, don't."""
+    """Tests for compute models that guarantee that more work never costs less, unlike the papers' networks."""
 
     def _pairs(self) -> list[tuple[list[Table], list[Table], int]]:
-        """Draw random sets, one of their tables, and a batch size."""
+        """Return random (set of tables, one of these tables, batch size)."""
         rng = np.random.default_rng(0)
         sets = [list(toy_tables(int(rng.integers(1, 12)), seed, 1_000_000)) for seed in range(60)]
         return [
@@ -313,7 +327,7 @@ class PhysicalComputeConformance(SumModelConformance):
         ]
 
     def _check_ordered(self, change: Callable[[Table], Table]) -> None:
-        """Check that sets and single tables never cost less for the change."""
+        """Check that a change of tables never reduces costs: of all tables of a set, one of them, or a table alone."""
         model = self.make()
         for tables, alone, batch_size in self._pairs():
             changed = [[change(table) for table in some] for some in (tables, alone)]
@@ -323,20 +337,20 @@ class PhysicalComputeConformance(SumModelConformance):
             assert (after >= before * (1 - _ROUNDING)).all(), (before, after)
 
     def test_more_rows_cost_no_less(self) -> None:
-        """Check that more rows cost no less, with lookups spread as before.
+        """Check that more rows with the same reuse histogram cost no less.
 
-        Tables that have fewer rows than their histogram says stay as they are.
+        Tables with fewer rows than unique rows of their histogram are not changed.
         """
 
         def more_rows(table: Table) -> Table:
-            """Quadruple the rows, if the histogram leaves any of them untouched."""
+            """Return the table with four times the rows, if it has at least the unique rows of its histogram."""
             unique = _MOST_SAMPLES * table.pooling_factor / (table.reuse @ MEAN_COUNTS)
             return replace(table, rows=4 * table.rows) if unique <= table.rows else table
 
         self._check_ordered(more_rows)
 
     def test_wider_tables_cost_no_less(self) -> None:
-        """Check that wider tables cost no less, at widths that are as well aligned: multiples of 32."""
+        """Check that wider tables cost no less, at multiples of 32 columns, which are equally well aligned."""
         model = self.make()
         for tables, _, batch_size in self._pairs():
             widths = [[table.with_dim(width) for table in tables] for width in (32, 64, 96, 128)]
@@ -344,11 +358,11 @@ class PhysicalComputeConformance(SumModelConformance):
             assert (cost[1:] >= cost[:-1] * (1 - _ROUNDING)).all()
 
     def test_more_features_cost_no_less(self) -> None:
-        """Check that as many lookups by more features cost no less."""
+        """Check that the same number of lookups by more features costs no less."""
         self._check_ordered(lambda table: replace(table, features=3))
 
     def test_a_table_more_costs_no_less(self) -> None:
-        """Check that a device never gets cheaper by another table."""
+        """Check that a further table never reduces the cost of a device."""
         model = self.make()
         for tables, _, batch_size in self._pairs():
             growing = model.predict(LoadSets.of([tables[: n + 1] for n in range(len(tables))], batch_size))
@@ -356,10 +370,13 @@ class PhysicalComputeConformance(SumModelConformance):
 
 
 class PhysicalCommConformance(CommModelConformance):
-    """Tests for communication models that promise what physics does; the papers' networks, as published, don't."""
+    """Tests for communication models that guarantee monotonic and continuous costs, unlike the papers' networks."""
 
     def _cases(self) -> Iterator[tuple[FloatArray, FloatArray, int, np.random.Generator]]:
-        """Draw dims and starts (B, 4) at a batch size; half the starts close together, as a search's are."""
+        """Yield random (dims (B, 4), start delays (B, 4) in ms, batch size, generator).
+
+        In half of the exchanges the devices start close together, as in plans of a search.
+        """
         rng = np.random.default_rng(1)
         for batch_size in (256, 4096):
             dims = 4 * rng.integers(0, 400, size=(64, 4)).astype(np.float64)
@@ -367,7 +384,7 @@ class PhysicalCommConformance(CommModelConformance):
             yield dims, starts, batch_size, rng
 
     def test_starting_later_ends_no_sooner(self) -> None:
-        """Check that no end comes earlier when any device starts later, and none later by more than that."""
+        """Check that a later start of a device lets no device end earlier, or later by more than the delay."""
         model = self.make()
         for dims, starts, batch_size, rng in self._cases():
             delay = rng.uniform(0, 2, size=(len(dims), 1)) * np.eye(4)[rng.integers(4, size=len(dims))]
@@ -376,17 +393,17 @@ class PhysicalCommConformance(CommModelConformance):
             assert (after <= before + delay.max(axis=1, keepdims=True) + _ROUNDING * before).all()
 
     def test_costs_are_continuous_where_nobody_waits(self) -> None:
-        """Check that a start that differs by nothing that can be measured changes nothing."""
+        """Check that immeasurably small differences of start delays do not change costs."""
         model = self.make()
         for dims, starts, batch_size, rng in self._cases():
             nudge = 1e-12 * rng.uniform(size=starts.shape)
             together = np.zeros_like(starts)
-            for some in (together, starts):
-                one, other = (_exchange_ms(model, dims, s, batch_size) for s in (some, some + nudge))
-                assert np.allclose(one, other, rtol=1e-9, atol=1e-9)
+            for delays in (together, starts):
+                before, after = (_exchange_ms(model, dims, s, batch_size) for s in (delays, delays + nudge))
+                assert np.allclose(before, after, rtol=1e-9, atol=1e-9)
 
     def test_more_columns_take_no_less(self) -> None:
-        """Check that more columns on any device take no less for every device."""
+        """Check that more columns on one device take no less time on any device."""
         model = self.make()
         for dims, starts, batch_size, rng in self._cases():
             wider = dims + 64 * np.eye(4)[rng.integers(4, size=len(dims))]
@@ -394,7 +411,7 @@ class PhysicalCommConformance(CommModelConformance):
             assert (after >= before * (1 - _ROUNDING)).all()
 
     def test_a_larger_batch_takes_no_less(self) -> None:
-        """Check that exchanging the same columns of twice the batch takes no less."""
+        """Check that exchanging the same columns for twice the batch takes no less time."""
         model = self.make()
         for dims, starts, batch_size, _ in self._cases():
             small, large = (_exchange_ms(model, dims, starts, size) for size in (batch_size, 2 * batch_size))

@@ -1,4 +1,4 @@
-"""Tables, tasks and cost models that need no data."""
+"""Small random tables and tasks, and small cost models that need no measurements."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,7 +27,7 @@ ONCE = TOUCHED_ONCE
 
 @cache
 def toy_tables(count: int, seed: int = 0, max_rows: int = 2000) -> tuple[Table, ...]:
-    """Make small random tables of dims 4 to 64."""
+    """Return small random tables with 4 to 64 columns and fewer than `max_rows` rows."""
     rng = np.random.default_rng(seed)
     return tuple(_toy_table(f"toy{i}", max_rows, rng) for i in range(count))
 
@@ -39,26 +39,26 @@ def _toy_table(name: str, max_rows: int, rng: np.random.Generator) -> Table:
 
 
 def shared_task(count: int = 12, num_devices: int = 4, seed: int = 0) -> Task:
-    """Make a task of toy tables, each read by 1 to 5 features."""
+    """Return a task of toy tables, each read by 1 to 5 features."""
     task, rng = toy_task(count, num_devices, seed=seed), np.random.default_rng(seed)
     tables = tuple(replace(table, features=int(rng.integers(1, 6))) for table in task.tables)
     return replace(task, tables=tables, memory=MemoryUse("sgd", 1))
 
 
 def sequence_task(count: int = 12, num_devices: int = 4, seed: int = 0, pooled: bool = True) -> Task:
-    """Make a task of toy tables, every other one a sequence table; or all of them."""
+    """Return a task of toy tables: every second one is a sequence table or, if `pooled` is False, all of them."""
     task = toy_task(count, num_devices, seed=seed)
     tables = tuple(replace(table, pooled=pooled and i % 2 > 0) for i, table in enumerate(task.tables))
     return replace(task, tables=tables, memory=MemoryUse("sgd", 1))
 
 
 def toy_task(count: int = 12, num_devices: int = 4, memory_bytes: int = 1 << 30, seed: int = 0) -> Task:
-    """Make a task of `count` toy tables."""
+    """Return a task of `count` toy tables."""
     return Task(toy_tables(count, seed), Topology(num_devices, memory_bytes), _BATCH_SIZE)
 
 
 def constrained_task(seed: int = 0, num_tables: int = 10) -> Task:
-    """Make a task of 2 to 4 devices with a random mix of every constraint that can be kept together."""
+    """Return a task of 2 to 4 devices with a random mix of constraints that do not contradict each other."""
     rng, num_devices = np.random.default_rng(seed), 2 + seed % 3
     tables = toy_tables(num_tables, seed)
     names = [tables[i].name for i in rng.permutation(num_tables)]
@@ -83,7 +83,7 @@ def constrained_task(seed: int = 0, num_tables: int = 10) -> Task:
 
 
 def cached_task(seed: int = 0, num_tables: int = 10) -> Task:
-    """Make a task of 2 to 4 devices with hardly enough memory for its cached tables, which have unequal widths."""
+    """Return a task of 2 to 4 devices with scarce memory for its cached tables, which have unequal widths."""
     rng, num_devices, tables = np.random.default_rng(seed), 2 + seed % 3, toy_tables(num_tables, seed)
     tiers = rng.choice(["uvm_caching", "device", "uvm"], num_tables, p=[0.8, 0.1, 0.1])
     rules = tuple(TableRule(table.name, tiers=(str(tier),)) for table, tier in zip(tables, tiers, strict=True))
@@ -97,7 +97,7 @@ def cached_task(seed: int = 0, num_tables: int = 10) -> Task:
 
 @dataclass(frozen=True)
 class LinearCompute(SumModel):
-    """A fixed cost for every table plus one for every column read: splitting costs `per_table_ms`."""
+    """A model with a fixed cost per table plus a cost per column and lookup, so each split costs `per_table_ms`."""
 
     head = ReluHead.of_cost()
 
@@ -105,47 +105,47 @@ class LinearCompute(SumModel):
     per_column_ms: float = 0.01
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as its cost, (n, 1) ms."""
+        """Return the vector of each load, (n, 1), which is its cost in ms."""
         cost = self.per_table_ms + self.per_column_ms * loads.dim * loads.pooling_factor
         return cost[:, None].astype(np.float32)
 
 
 @dataclass(frozen=True)
 class OpaqueCompute(ComputeModel):
-    """A model that is no sum: the root of the sum of squares of the linear costs, on top of the largest."""
+    """A model that is not a sum over loads: the largest linear cost plus the root of the sum of squared costs."""
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """Compute (B,) ms: the most expensive load plus the root of the sum of squares, which is no sum over loads."""
+        """Return the cost of each set, (B,) ms: max(c) + sqrt(sum of c^2) over the linear costs c of its loads."""
         alone = LinearCompute().embed(sets.loads)[:, 0]
         by_set = np.split(alone, sets.counts.cumsum()[:-1])
-        return np.array([float(its.max() + np.sqrt((its**2).sum())) if len(its) else 0.0 for its in by_set])
+        return np.array([float(costs.max() + np.sqrt((costs**2).sum())) if len(costs) else 0.0 for costs in by_set])
 
 
 @dataclass(frozen=True)
 class LinearComm(CommModel):
-    """Waiting for the straggler, then a cost for every column of the widest device."""
+    """A model in which devices wait for the last device, and then take a time per column of the widest device."""
 
     devices: int
     per_column_ms: float = 0.002
 
     @property
     def num_devices(self) -> int:
-        """D, which it was made for."""
+        """D, the number of devices of the model."""
         return self.devices
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Compute (B, D) ms: in proportion to the columns of the widest device."""
+        """Return the transfer time, (B, D) ms, in proportion to the columns of the widest device."""
         widest = traffic.columns.max(axis=1, keepdims=True)
         return np.broadcast_to(self.per_column_ms * widest, wait_ms.shape)
 
 
 def linear_models(num_devices: int = 4) -> CostModels:
-    """Make cost models whose answers can be worked out by hand."""
+    """Return cost models whose predictions can be computed by hand."""
     return CostModels(LinearCompute(), LinearComm(num_devices), LinearComm(num_devices), _BATCH_SIZE)
 
 
 def random_models(num_devices: int = 4, seed: int = 0) -> CostModels:
-    """Make networks of the papers' shape with random weights."""
+    """Return cost models that are networks of the papers' shape with random weights."""
     rng = np.random.default_rng(seed)
     features = FeatureSet("log")
     count = len(features.columns)
@@ -160,12 +160,12 @@ def random_models(num_devices: int = 4, seed: int = 0) -> CostModels:
 
 
 def random_normaliser(features: int, rng: np.random.Generator) -> Normaliser:
-    """Make random means and deviations for a number of features."""
+    """Return a normaliser with random means and standard deviations for a number of features."""
     return Normaliser(rng.normal(size=features), rng.uniform(1, 5, size=features))
 
 
 def random_mlp(widths: tuple[int, ...], rng: np.random.Generator) -> Mlp:
-    """Make a network with random weights and layers of these widths."""
+    """Return a network with layers of these widths and random weights."""
     pairs = list(pairwise(widths))
     weights = tuple(rng.normal(size=pair, scale=pair[0] ** -0.5).astype(np.float32) for pair in pairs)
     return Mlp(weights, tuple(rng.uniform(0, 0.5, size=width).astype(np.float32) for _, width in pairs))

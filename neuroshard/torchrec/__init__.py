@@ -1,4 +1,4 @@
-"""The bridge to TorchRec: NeuroShard's plans for DistributedModelParallel, TorchRec's plans and models for NeuroShard.
+"""Planning for TorchRec: plans for DistributedModelParallel, and translation of TorchRec's models and plans.
 
 TorchRec is optional; importing this package without TorchRec raises MissingPackageError, which says what to install.
 """
@@ -6,7 +6,7 @@ TorchRec is optional; importing this package without TorchRec raises MissingPack
 from neuroshard.plumbing.errors import MissingPackageError
 
 try:
-    import torchrec as _torchrec  # noqa: F401  # only to see whether it is there
+    import torchrec as _torchrec  # noqa: F401  # checks that TorchRec is installed
 except ImportError as error:
     raise MissingPackageError(
         "torchrec-not-installed",

@@ -1,4 +1,4 @@
-"""The requirements of every plan, and the task that the requirements and a model's tables make."""
+"""The requirements that every plan must meet, and the task that follows from the requirements and a model's tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,23 +27,23 @@ from neuroshard.torchrec.pods import ranks_per_pod
 from neuroshard.torchrec.sequences import deduplicated
 from neuroshard.words.topology import Topology
 
-# Optimizers by the names that `optimizer_of` gives them; any other is counted as the largest.
+# Optimizers by the names that `optimizer_of` returns; an unknown optimizer counts as the largest.
 _OPTIMIZERS = {
     "sgd": "sgd",
     "rowwiseadagrad": "rowwise_adagrad",
     "adagrad": "adagrad",
-    "larssgd": "adagrad",  # as much state: a momentum
+    "larssgd": "adagrad",  # has a state of the same size: a momentum
     "partialrowwiseadam": "partial_rowwise_adam",
     "partialrowwiselamb": "partial_rowwise_adam",
 }
-_BY_STATE = tuple(STATE_FLOATS)  # the largest comes last
+_BY_STATE = tuple(STATE_FLOATS)  # sorted by size, the largest last
 _DENSE_OPTIMIZER = "adam"  # counted for data-parallel tables: the most common one, with the most state
-_UPDATED_BY_KERNELS = tuple(name for its in LAYOUTS.values() if not its.dense for name in its.type_names)
+_UPDATED_BY_KERNELS = tuple(name for layout in LAYOUTS.values() if not layout.dense for name in layout.type_names)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The requirements of every plan, whatever the model.
+    """The requirements that every plan must meet, independent of the model.
 
     Attributes:
         topology: TorchRec's topology of a sharding group, with all of its memory.
@@ -52,13 +52,15 @@ class Asked:
         constraints: TorchRec's constraints, by the name of the table.
         fixed: a plan whose parameters are kept as they are.
         rules: NeuroShard's constraints, in addition to TorchRec's.
-        memory: what counts in addition to weights; None counts one batch's buffers, the optimizer of the tables, and
-            Adam's state for data-parallel tables, whose optimizer is not known before the job runs.
+        memory: settings of the memory that counts in addition to weights; None counts the buffers of one batch, the
+            optimizer of the tables, and Adam's state for data-parallel tables, whose optimizer is not known before the
+            job runs.
         pipeline: TorchRec's training pipeline, as in `MemoryUse.pipeline`; the pipeline of `memory` if it names one.
         known: statistics of tables, by name.
         groups: groups that the job's ranks are divided into.
         timeout_s: seconds that TorchRec's planner may take for the delegated parameters; None sets no limit.
-        data_parallel: True if tables may be data-parallel that neither `constraints` nor `rules` name that type for.
+        data_parallel: True if the search may make any table data-parallel; False if only tables for which `constraints`
+            or `rules` name that type.
     """
 
     topology: TorchRecTopology
@@ -75,7 +77,8 @@ class Asked:
     data_parallel: bool = False
 
     def named_in(self, tables: Mapping[str, Parameter], parameters: Sequence[Parameter]) -> "Asked":
-        """Replace the names of tables by the names in tasks, and in TorchRec's constraints by the names in TorchRec.
+        """Return the requirements with the names that tasks use,
+        and TorchRec's constraints with the names that TorchRec uses.
 
         Raises:
             UserError: several tables have the same name.
@@ -89,7 +92,7 @@ class Asked:
         )
 
     def left(self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> TorchRecTopology:
-        """Subtract the reservation from the devices' memory, and return the devices with the memory that is left.
+        """Return the devices with the memory that the reservation leaves.
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
@@ -122,7 +125,7 @@ class Asked:
         return left
 
     def task(self, tables: Mapping[str, Parameter], left: TorchRecTopology) -> Task:
-        """Build the task of some tables, by name, on the devices with the memory that is left.
+        """Build the task of planning these tables (by name) on devices with the memory that is left.
 
         Raises:
             UserError: there are no tables, or the constraints contradict each other or the tables.
@@ -140,7 +143,9 @@ class Asked:
         rules = [rule_of(parameter, name) for rule_of in rules_of for name, parameter in tables.items()]
         rules += [TableRule(names, sharding_types=_UPDATED_BY_KERNELS) for names in self._not_data_parallel(tables)]
         return Task(
-            tuple(deduplicated(table, samples, devices) if it.deduplicated else table for it, table in pairs),
+            tuple(
+                deduplicated(table, samples, devices) if parameter.deduplicated else table for parameter, table in pairs
+            ),
             Topology(
                 devices,
                 device_memory(left),
@@ -155,27 +160,29 @@ class Asked:
         )
 
     def memory_use(self, parameters: Iterable[Parameter]) -> MemoryUse:
-        """Return what counts against the devices' memory in addition to the weights of some parameters."""
+        """Return the settings of the memory that counts in addition to the weights of these parameters."""
         optimizers = [_OPTIMIZERS.get(optimizer_of(parameter), _BY_STATE[-1]) for parameter in parameters]
         largest = max(optimizers, key=_BY_STATE.index, default=_BY_STATE[0])
         memory = self.memory or MemoryUse(largest, batches_in_flight=1, dense_optimizer=_DENSE_OPTIMIZER)
         return memory if self.pipeline is None else replace(memory, pipeline=self.pipeline)
 
     def _not_data_parallel(self, tables: Mapping[str, Parameter]) -> list[str]:
-        """Return patterns of the names of tables that must not be data-parallel: one for all, if none may be."""
+        """Return name patterns of the tables that must not be data-parallel; the one pattern "*" if no table may be."""
         if self.data_parallel:
             return []
         kept = [escape(name) for name, parameter in tables.items() if not self._names_data_parallel(name, parameter)]
         return ["*"] if len(kept) == len(tables) else kept
 
     def _names_data_parallel(self, name: str, parameter: Parameter) -> bool:
-        """Return True if TorchRec's constraints or ours name data_parallel for a table, or no other type trains it."""
+        """Return True if a constraint of the table names data_parallel,
+        or if TorchRec can train the table only with that type.
+        """
         ours = any(rule.sharding_types and COPIES.form in rule.sharding_types for rule in self.rules.rules_of(name))
         return ours or parameter.unlike_kernels or parameter.names_data_parallel
 
 
 def no_table_planned() -> UserError:
-    """Return the error that NeuroShard plans no table of the model."""
+    """Return the error for a model of which NeuroShard plans no table."""
     return UserError(
         "model-no-table-planned",
         "NeuroShard plans no table of the model",
@@ -184,15 +191,15 @@ def no_table_planned() -> UserError:
 
 
 def device_memory(topology: TorchRecTopology) -> tuple[int, ...]:
-    """Return the bytes of each device (D,) in the memory for tables."""
+    """Return the bytes of memory for tables on each device, (D,)."""
     memory = memory_of_tables(topology)
     return tuple(getattr(device.storage, memory) for device in topology.devices)
 
 
 def host_memory(topology: TorchRecTopology) -> tuple[int, ...]:
-    """Return the bytes of each host (H,) for tables that do not fit on the devices.
+    """Return the bytes of memory on each host, (H,), for tables that do not fit on the devices.
 
-    They are 0 on CPUs, where host memory is the device memory.
+    The bytes are 0 on CPUs, where host memory is the device memory.
     """
     on_cpu = topology.compute_device == "cpu"
     own: list[int] = [0 if on_cpu else device.storage.ddr for device in topology.devices]
@@ -201,30 +208,31 @@ def host_memory(topology: TorchRecTopology) -> tuple[int, ...]:
 
 
 def _domain(topology: TorchRecTopology) -> int | None:
-    """Return the number of devices that fast links join; None if these are the devices of a host."""
+    """Return the number of devices joined by fast links; None if these are exactly the devices of a host."""
     size = ranks_per_pod(topology)
     return None if size == topology.local_world_size else size
 
 
 def _expanded_bytes(tables: Sequence[Table], memory: MemoryUse, batch_size: int, num_devices: int) -> int:
-    """Count each device's bytes of sequence tables before indices are deduplicated, and after they have come back.
+    """Return the bytes on each device of sequence tables' indices and embeddings that are not deduplicated.
 
-    For each index that is the index and the place of its row; after the exchange, an embedding and its gradient.
+    Before the deduplicated exchange, each lookup has an index and the position of its row; after the exchange, each
+    lookup has an embedding and its gradient.
     """
     inputs = sum(2 * table.pooling_factor + table.features for table in tables)
     return memory.received_bytes(sum(table.output_columns for table in tables), batch_size, num_devices, inputs)
 
 
 def optimizer_of(table: Parameter) -> str:
-    """Look up a table's optimizer: on the weights, in the collection (a fused one), or in the sharder's parameters.
+    """Return the name of a table's optimizer in lower case, without the prefix "exact_" and without underscores.
 
-    The name is that of TorchRec, torch or FBGEMM, in small letters without "exact_" and underscores.
+    The optimizer is set on the weights, in a fused collection, or in the sharder's `fused_params`.
     """
     return named_optimizer(table).lower().removeprefix("exact_").replace("_", "")
 
 
 def named_optimizer(table: Parameter) -> str:
-    """Return the name of a table's optimizer as TorchRec, torch or FBGEMM write it; "sgd", their default, if unset."""
+    """Return the name of a table's optimizer as TorchRec, torch or FBGEMM write it; if unset, their default "sgd"."""
     classes: list[Any] = getattr(table.weights, "_optimizer_classes", [])
     if classes:
         optimizer: Any = classes[0].__name__  # set by apply_optimizer_in_backward

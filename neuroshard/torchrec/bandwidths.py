@@ -1,4 +1,4 @@
-"""Bandwidths that a TorchRec topology names, in place of those of analytic models."""
+"""Apply the bandwidths of a TorchRec topology to analytic models of exchanges."""
 
 import logging
 from dataclasses import replace
@@ -8,21 +8,20 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 
 from neuroshard.bundles import ROOFLINE
 from neuroshard.models import CommModel, CostModels
-from neuroshard.models.by_form import CommByCollective
-from neuroshard.models.precision import Narrowed
+from neuroshard.models.comm_models import ExchangeModels
 from neuroshard.models.roofline import RooflineComm
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.messages import Message
 
 _BYTES_PER_MS_OF_GB_PER_S = 1e6
-_BYTES_PER_MS_OF_GIB_PER_S = 1024**3 / 1000  # TorchRec's own figures are in these
-# Of a device's links within a host, both directions together, in TorchRec's GiB/s, by the datasheet of the models.
+_BYTES_PER_MS_OF_GIB_PER_S = 1024**3 / 1000  # TorchRec's constants are in GiB/s
+# Bandwidth of a device's links within a host, both directions together, in GiB/s, by the name of the datasheet.
 _LINKS = {"a100": 600.0, "h100": 900.0, "h100_meta": 900.0, "h200": 900.0, "b200": 1800.0}
 _log = logging.getLogger(__name__)
 
 
 def named_bandwidths(topology: TorchRecTopology) -> dict[str, float]:
-    """Return the bandwidths in bytes per ms, by their names, that somebody set in a topology."""
+    """Return the bandwidths of a topology that differ from TorchRec's defaults, in bytes per ms, by name."""
     comms = topology.comms_bandwidths
     named = {"inter_host_bw": comms.inter_host_bw, "intra_host_bw": comms.intra_host_bw}
     defaults = {"inter_host_bw": CROSS_NODE_BANDWIDTH, "intra_host_bw": INTRA_NODE_BANDWIDTH}
@@ -30,12 +29,12 @@ def named_bandwidths(topology: TorchRecTopology) -> dict[str, float]:
 
 
 def with_bandwidths(simulator: Simulator, topology: TorchRecTopology) -> Simulator:
-    """Return a simulator whose analytic exchanges have the bandwidths that a topology names.
+    """Return a simulator whose analytic exchange models use the bandwidths that are set in a topology.
 
-    `inter_host_bw` is the network card of each device, in one direction. `intra_host_bw` is the links of a device
-    within a host, in both directions, and scales the published exchanges of the datasheet. Bandwidths that are
-    TorchRec's defaults have no effect. A warning names the bandwidths that the models cannot use: measured models have
-    the bandwidths of the machine that they were measured on.
+    `inter_host_bw` is the bandwidth of each device's network card, in one direction. `intra_host_bw` is the bandwidth
+    of a device's links within a host, in both directions; it scales the published exchange times of the datasheet.
+    Bandwidths that equal TorchRec's defaults have no effect. A warning names the bandwidths that the models cannot use,
+    because measured models have the bandwidths of the machine that they were measured on.
     """
     named, models = named_bandwidths(topology), simulator.models
     links = _LINKS.get((models.name or "").removeprefix(ROOFLINE))
@@ -59,16 +58,15 @@ def with_bandwidths(simulator: Simulator, topology: TorchRecTopology) -> Simulat
 
 
 def _changed(model: CommModel, changes: dict[str, float]) -> CommModel:
-    """Return a model whose analytic exchanges have other bandwidths; the model itself if it has none."""
+    """Return the model with other bandwidths in its analytic exchange models;
+    the model itself if it has no analytic ones.
+    """
     if isinstance(model, RooflineComm):
         network = changes.get("network_gb_per_s", model.network_gb_per_s)
         return replace(model, network_gb_per_s=network, speed=model.speed * changes.get("speed", 1.0))
-    if isinstance(model, Narrowed):
-        inner = _changed(model.model, changes)
-        return model if inner is model.model else replace(model, model=inner)
-    if isinstance(model, CommByCollective):
-        exchanges = {name: _changed(one, changes) for name, one in model.exchanges.items()}
-        same = all(exchanges[name] is one for name, one in model.exchanges.items())
+    if isinstance(model, ExchangeModels):
+        exchanges = {name: _changed(exchange, changes) for name, exchange in model.exchanges.items()}
+        same = all(exchanges[name] is exchange for name, exchange in model.exchanges.items())
         return model if same else replace(model, exchanges=exchanges)
     return model
 

@@ -1,4 +1,4 @@
-"""The optimizer of tables that no fused kernel trains, such as all that are sharded data_parallel."""
+"""The optimizer of tables that no fused kernel trains, such as all data-parallel tables."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,29 +24,30 @@ from neuroshard.torchrec.row_updates import KNOWN_SETTINGS, NUMBERS, RULES, STEP
 def data_parallel_optimizer(
     model: nn.Module, settings: Mapping[str, Mapping[str, Any]] | None = None
 ) -> "DataParallelOptimizer":
-    """Build the optimizer for the data-parallel tables of a sharded model, which its fused optimizer does not train.
+    """Build the optimizer for the data-parallel tables of a sharded model, which the fused optimizer does not train.
 
-    Every table gets the kind, learning rate and other settings that its fused kernel would have had: those of
-    `apply_optimizer_in_backward`, of its fused collection or of the sharder's `fused_params`, and FBGEMM's defaults
-    for the rest. Known kinds are SGD, Adagrad, row-wise Adagrad, Adam and partial row-wise Adam. Tables of other
-    sharding types with the kernel `dense` are trained too: TorchRec's fused optimizer leaves them alone as well.
+    Every table gets the kind of optimizer, the learning rate and the other settings that a fused kernel of the table
+    would have. These settings come from `apply_optimizer_in_backward`, from a fused collection or from the sharder's
+    `fused_params`; FBGEMM's defaults complete them. Known kinds are SGD, Adagrad, row-wise Adagrad, Adam and partial
+    row-wise Adam. The optimizer also trains tables of other sharding types with the kernel `dense`, because TorchRec's
+    fused optimizer does not train these tables either.
 
-    The optimizer moves rows as FBGEMM does: only those that a sample of the global batch looked up, with Adam too,
-    whose momentum would otherwise move all rows. It recognises such rows by a gradient other than zero. So a row
-    whose gradients cancel out to exactly zero is not moved, while FBGEMM would apply weight decay or momentum to it.
-    On CPUs FBGEMM ignores the weight decay of row-wise Adagrad; so does this optimizer.
+    As in FBGEMM, the optimizer updates only rows that a sample of the global batch looked up. This holds for Adam, too,
+    although Adam's momentum would otherwise move all rows. The optimizer recognises such rows by a gradient other than
+    zero. So a row whose gradients cancel out to exactly zero is not updated, while FBGEMM would apply weight decay or
+    momentum to the row. On CPUs FBGEMM ignores the weight decay of row-wise Adagrad, and so does this optimizer.
 
     Args:
-        model: a `DistributedModelParallel`, or another module with sharded collections in it.
+        model: a `DistributedModelParallel`, or another module that contains sharded collections.
         settings: replaces settings of single tables, by the table's name, in the words of `fused_params`, such as
             `{"user": {"learning_rate": 0.05}}`.
 
     Returns:
-        A KeyedOptimizer, without parameters if no table needs it.
+        A KeyedOptimizer; it has no parameters if the model has no such table.
 
     Raises:
-        UserError: the model is not sharded, `settings` names a table that the model does not have, or the optimizer
-            or a setting of a table is not supported.
+        UserError: the model is not sharded, `settings` names a table that the model does not have, or the optimizer or
+            a setting of a table is not supported.
     """
     given = settings or {}
     collections = _collections(model)
@@ -59,22 +60,25 @@ def data_parallel_optimizer(
             remedy="Use the names of tables of the model",
         )
     tables = _dense_tables(model, collections)
-    for table, its in given.items():
-        if other := sorted(its.keys() - KNOWN_SETTINGS):
-            known = ", ".join(sorted(KNOWN_SETTINGS))
+    for table, table_settings in given.items():
+        if other := sorted(table_settings.keys() - KNOWN_SETTINGS):
+            known_names = ", ".join(sorted(KNOWN_SETTINGS))
             raise UserError(
                 "data-parallel-setting-unknown",
                 f"settings= of table {table!r} has unknown settings: {listed([repr(name) for name in other])}",
-                limit=f"the known settings are {known}",
+                limit=f"the known settings are {known_names}",
                 remedy="Correct the name, or remove the setting",
             )
     params = {table: merge_fused_params(dict(table.fused_params), dict(given.get(table.name, {}))) for table in tables}
-    found = {table: row_settings(table.name, its).on(table.weights.device) for table, its in params.items()}
+    found = {
+        table: row_settings(table.name, table_settings).on(table.weights.device)
+        for table, table_settings in params.items()
+    }
     return DataParallelOptimizer(found)
 
 
 def data_parallel_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Collect the weights that `data_parallel_optimizer` trains, by the names that `model.named_parameters` has.
+    """Return the weights that `data_parallel_optimizer` trains, by their names in `model.named_parameters()`.
 
     Raises:
         UserError: the model is not sharded.
@@ -83,7 +87,7 @@ def data_parallel_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def dense_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Collect the parameters for the dense optimizer: all that belong to no sharded table, by name.
+    """Return the parameters for the dense optimizer, by name: all parameters that belong to no sharded table.
 
     Raises:
         UserError: the model is not sharded.
@@ -95,10 +99,15 @@ def dense_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 @dataclass(frozen=True, eq=False)
 class _DenseTable:
-    """A table, or the shards of it on this rank, that a dense kernel looks up.
+    """A table, or the shards of a table on this rank, that a dense kernel looks up.
 
-    `key` is the name of its weights in the model; `averaged_over` the number of ranks whose gradients are averaged,
-    where a fused kernel would get their sum if TorchRec's gradient division is off.
+    Attributes:
+        name: name of the table.
+        key: name of the weights in the model.
+        weights: the weights, (rows, dim).
+        fused_params: parameters that a fused kernel of the table would have.
+        averaged_over: number of ranks over which the gradient is averaged. If TorchRec's gradient division is off, a
+            fused kernel would get the sum of the gradients instead.
     """
 
     name: str
@@ -109,7 +118,9 @@ class _DenseTable:
 
     @property
     def gradient(self) -> Tensor | None:
-        """The gradient in the scale of a fused kernel's, (rows, dim)."""
+        """The gradient of the weights, (rows, dim), scaled as a fused kernel would get it;
+        None if there is no gradient.
+        """
         gradient = self.weights.grad
         if gradient is None or self.averaged_over == 1 or get_gradient_division():
             return gradient
@@ -117,11 +128,12 @@ class _DenseTable:
 
 
 class DataParallelOptimizer(KeyedOptimizer):
-    """Trains tables with dense kernels as their fused optimizers would have; see `data_parallel_optimizer`.
+    """Trains tables with dense kernels in the same way as their fused optimizers; see `data_parallel_optimizer`.
 
-    States are in fp32 and named as in TorchRec's fused optimizers. They exist before the first step, so that they can
-    be loaded at once. Weights in fp16 or bf16 are rounded to the nearest value, not stochastically. `param_groups`
-    has a group for all tables of the same settings; learning rate schedulers change `lr` there.
+    States are in fp32 and have the names of TorchRec's fused optimizers. The states exist before the first step, so
+    that a checkpoint can be loaded at once. Weights in fp16 or bf16 are rounded to the nearest value, not
+    stochastically. `param_groups` has one group for all tables with equal settings; learning rate schedulers change
+    `lr` in these groups.
     """
 
     def __init__(self, tables: Mapping[_DenseTable, RowSettings]) -> None:
@@ -153,7 +165,7 @@ class DataParallelOptimizer(KeyedOptimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients of the tables."""
+        """Reset the gradients of the tables to None, or to zero if `set_to_none` is false."""
         for weights in self.params.values():
             if set_to_none:
                 weights.grad = None
@@ -161,7 +173,7 @@ class DataParallelOptimizer(KeyedOptimizer):
                 weights.grad.zero_()
 
     def set_optimizer_step(self, step: int) -> None:
-        """Set the number of steps so far, which Adam divides by."""
+        """Set the number of past steps, which Adam's bias correction depends on."""
         for _, _, state, _ in self._trained:
             if STEP in state:
                 state[STEP].fill_(step)
@@ -173,7 +185,7 @@ class DataParallelOptimizer(KeyedOptimizer):
 
 
 def _collections(model: nn.Module) -> list[Any]:
-    """Find the sharded collections of a model; raise UserError if there are none."""
+    """Return the sharded collections of a model; raise UserError if there are none."""
     kinds = (ShardedEmbeddingBagCollection, ShardedEmbeddingCollection)
     found = [module for module in model.modules() if isinstance(module, kinds)]
     if not found:
@@ -187,7 +199,7 @@ def _collections(model: nn.Module) -> list[Any]:
 
 
 def _dense_tables(model: nn.Module, collections: Iterable[Any]) -> list[_DenseTable]:
-    """Find the tables on this rank that dense kernels look up, without those that TorchRec trains all the same."""
+    """Return the tables on this rank that dense kernels look up, without the tables that TorchRec itself trains."""
     keys = {id(parameter): name for name, parameter in model.named_parameters()}
     found = []
     for collection in collections:

@@ -1,4 +1,4 @@
-"""Parameters that aren't planned here: TorchRec's own planner plans them, or a plan that the user gives has them."""
+"""Parameters that NeuroShard does not plan: TorchRec's own planner plans them, or a plan from the user fixes them."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -34,14 +34,15 @@ from neuroshard.torchrec.options import (
 from neuroshard.torchrec.parameters import ANY_DEVICE, Parameter
 from neuroshard.torchrec.prefetching import flagged, flagged_constraint
 
-_OF_COPIES = "Sharding spec not found for "  # how TorchRec's warning begins
+_OF_COPIES = "Sharding spec not found for "  # the first words of TorchRec's warning
 
 
 @contextmanager
 def without_copies_remarks() -> Iterator[None]:
-    """Suppress the warning of TorchRec's planner that a data-parallel table has no shards: no such table has shards.
+    """Suppress the warning of TorchRec's planner that a data-parallel table has no shards.
 
-    The root logger emits this warning, so there is no logger of TorchRec whose level could be set instead.
+    The warning is useless, because no data-parallel table has shards. The root logger emits this warning, so the level
+    of a logger of TorchRec cannot be set instead.
     """
     root = logging.getLogger()
     root.addFilter(_is_other)
@@ -56,16 +57,16 @@ def _is_other(record: logging.LogRecord) -> bool:
 
 
 def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecTopology, asked: Asked) -> ShardingPlan:
-    """Have TorchRec plan some parameters of a model, on devices with the memory that is left to them.
+    """Let TorchRec plan these parameters of a model on devices with the memory that is left; return the plan.
 
     Raises:
         InfeasibleError: TorchRec finds no plan.
-        UserError: TorchRec can't plan the parameters.
+        UserError: TorchRec cannot plan the parameters.
     """
     parameters = [_as_served(parameter, left, asked.data_parallel) for parameter in parameters]
     if asked.pipeline != PREFETCH:
         return _planned(parameters, module, left, asked)
-    ahead = [replace(it, constraints=flagged_constraint(it.constraints)) for it in parameters]
+    ahead = [replace(table, constraints=flagged_constraint(table.constraints)) for table in parameters]
     sharding_plan = flagged(_planned(ahead, module, left, asked), asked.pipeline, "TorchRec's plan")
     for parameter in parameters:
         sharding = parameter.sharding_in(sharding_plan)
@@ -75,22 +76,23 @@ def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
 
 
 def _planned(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecTopology, asked: Asked) -> ShardingPlan:
-    """Have TorchRec plan parameters, whose constraints allow only sharding types that TorchRec can train."""
+    """Let TorchRec plan parameters; their constraints must allow only sharding types that TorchRec can train."""
     for parameter in parameters:
         _check_offered(parameter, left.compute_device)
     if not parameters:
         return ShardingPlan({})
-    first = {it.name: it.constraints for it in reversed(parameters)}
-    if others := [it for it in parameters if it.constraints != first[it.name]]:  # TorchRec knows them by name alone
-        agreeing = [it for it in parameters if it.constraints == first[it.name]]
+    first = {table.name: table.constraints for table in reversed(parameters)}
+    # TorchRec identifies parameters by name alone.
+    if others := [table for table in parameters if table.constraints != first[table.name]]:
+        agreeing = [table for table in parameters if table.constraints == first[table.name]]
         theirs = _planned(agreeing, module, left, asked)
         return joined(theirs, _planned(others, module, without(left, theirs, agreeing, asked), asked))
-    constraints = {**asked.constraints, **{it.name: it.constraints for it in parameters if it.constraints}}
+    constraints = {**asked.constraints, **{table.name: table.constraints for table in parameters if table.constraints}}
     planner = EmbeddingShardingPlanner(
         topology=left,
         batch_size=asked.batch_size,
         enumerator=EmbeddingEnumerator(left, asked.batch_size, constraints, _estimators(left, constraints, asked)),
-        storage_reservation=FixedPercentageStorageReservation(0.0),  # it is taken off already
+        storage_reservation=FixedPercentageStorageReservation(0.0),  # the reservation is subtracted already
         stats=[],
         constraints=constraints,
         debug=False,
@@ -121,7 +123,7 @@ def _planned(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
 
 
 def _check_width(parameter: Parameter, plan: ShardingPlan) -> None:
-    """Raise UserError if TorchRec plans a table in a shard that is wider than kernels take."""
+    """Raise UserError if TorchRec plans a shard that is wider than FBGEMM's kernels support."""
     if parameter.config is None:
         return
     dim, sharding = int(parameter.config.embedding_dim), parameter.sharding_in(plan)
@@ -149,20 +151,20 @@ def _check_width(parameter: Parameter, plan: ShardingPlan) -> None:
 def _estimators(
     topology: TorchRecTopology, constraints: dict[str, ParameterConstraints], asked: Asked
 ) -> list[ShardEstimator]:
-    """Build TorchRec's default estimators; the estimator of memory counts the job's pipeline."""
+    """Return TorchRec's default estimators; the memory estimator counts the pipeline of the job."""
     perf = EmbeddingPerfEstimatorFactory.create(DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=constraints)
     return [perf, storage_estimator(topology, constraints, asked.pipeline)]
 
 
 def _as_served(parameter: Parameter, left: TorchRecTopology, data_parallel: bool) -> Parameter:
-    """Limit a parameter's constraints to sharding types that TorchRec can train: its planner chooses others, too.
+    """Return the parameter with constraints that allow only sharding types that TorchRec can train.
 
-    Unless `data_parallel`, the type data_parallel is also left out if constraints do not name it and another type is
-    left.
+    TorchRec's planner could choose other types. Unless `data_parallel` is true, the type data_parallel is also left out
+    if the constraints do not name it and another type is left.
 
     Raises:
-        UserError: constraints allow no such type; TorchRec would plan the parameter, and fail when the model is
-            sharded.
+        UserError: the constraints allow no such type; TorchRec would plan the parameter, but fail when it shards the
+            model.
     """
     device, num_devices = left.compute_device, int(left.world_size)
     failing = parameter.failing_types(device, num_devices)
@@ -176,33 +178,38 @@ def _as_served(parameter: Parameter, left: TorchRecTopology, data_parallel: bool
         )
         remedy = f", or give the table {padded(dim)} columns"
         return _limited_to(parameter, why, remedy, sharding_types=types, compute_kernels=[DENSE])
-    if parameter.is_virtual and device != "cpu":  # on CPUs it is an ordinary table
+    if parameter.is_virtual and device != "cpu":  # on CPUs a virtual table is an ordinary table
         why = "TorchRec shards a virtual table only row_wise, in whole buckets of rows on all devices"
         return _limited_to(parameter, why, sharding_types=[ShardingType.ROW_WISE.value])
     withheld = frozenset[str]() if parameter.said.sharding_types else parameter.withheld_types
     if not (data_parallel or parameter.names_data_parallel):
         withheld |= COPIED
     offered = _offered(parameter, device)
-    trained = [its for its in offered if its not in failing]
+    trained = [kind for kind in offered if kind not in failing]
     if offered and not trained:
         raise parameter.failing_error(offered, num_devices)
-    types = [its for its in trained if its not in withheld] or trained
+    types = [kind for kind in trained if kind not in withheld] or trained
     return parameter if types == offered else _limited_to(parameter, sharding_types=types)
 
 
 def _offered(parameter: Parameter, device: str) -> list[str]:
-    """List the sharding types that a parameter's constraints allow and the sharder has on devices of this type."""
+    """Return the sharding types that the constraints of a parameter allow and its sharder supports on these devices."""
     said, sharder = parameter.said, parameter.sharder
     return [
-        its
-        for its in dict.fromkeys(sharder.sharding_types(device))
-        if (not said.sharding_types or its in said.sharding_types)
-        and (not said.compute_kernels or {*said.compute_kernels}.intersection(sharder.compute_kernels(its, device)))
+        sharding_type
+        for sharding_type in dict.fromkeys(sharder.sharding_types(device))
+        if (not said.sharding_types or sharding_type in said.sharding_types)
+        and (
+            not said.compute_kernels
+            or {*said.compute_kernels}.intersection(sharder.compute_kernels(sharding_type, device))
+        )
     ]
 
 
 def _limited_to(parameter: Parameter, why: str = "", or_else: str = "", **limits: list[str]) -> Parameter:
-    """Limit a parameter's constraints to `limits`, by field; raise UserError if its own constraints allow none."""
+    """Return the parameter with constraints limited to `limits`, by field;
+    raise UserError if its constraints exclude them.
+    """
     for word, only in limits.items():
         asked = getattr(parameter.said, word)
         if asked and not set(asked).intersection(only):
@@ -217,17 +224,18 @@ def _limited_to(parameter: Parameter, why: str = "", or_else: str = "", **limits
 
 
 def _described(parameters: Sequence[Parameter]) -> str:
+    """Return the number and the names of the parameters, as text."""
     names = listed([parameter.qualified_name for parameter in parameters])
     return f"{number_of(len(parameters), 'parameter')} ({names})"
 
 
 def _check_offered(parameter: Parameter, device: str) -> None:
-    """Raise UserError if a parameter's sharder has no sharding type on the device that the constraints allow."""
+    """Raise UserError if a parameter's sharder supports no allowed sharding type on this type of device."""
     said, sharder = parameter.said, parameter.sharder
     if _offered(parameter, device):
         return
     has = list(dict.fromkeys(sharder.sharding_types(device)))
-    types = [its for its in has if not said.sharding_types or its in said.sharding_types]
+    types = [kind for kind in has if not said.sharding_types or kind in said.sharding_types]
     table, sharder_name = f"table {parameter.qualified_name!r}", type(sharder).__name__
     if not has:
         elsewhere = list(dict.fromkeys(sharder.sharding_types(ANY_DEVICE)))
@@ -251,28 +259,31 @@ def _check_offered(parameter: Parameter, device: str) -> None:
             limit=f"on {device} {sharder_name} has only the sharding types {', '.join(has)}",
             remedy=f"Add one of these sharding types to sharding_types{also}",
         )
-    known = dict.fromkeys(kernel for its in types for kernel in sharder.compute_kernels(its, device))
+    kernels = dict.fromkeys(kernel for kind in types for kernel in sharder.compute_kernels(kind, device))
     raise UserError(
         "delegated-kernels-unavailable",
         f"TorchRec's planner must plan {table}, but cannot use compute_kernels={said.compute_kernels}",
-        limit=f"on {device} {sharder_name} has only the compute kernels {', '.join(known)} for the sharding types "
+        limit=f"on {device} {sharder_name} has only the compute kernels {', '.join(kernels)} for the sharding types "
         f"{', '.join(types)}",
         remedy="Add one of these compute kernels to compute_kernels",
     )
 
 
 def _only(parameters: Sequence[Parameter]) -> list[ModuleSharder[nn.Module]]:
-    """Return new sharders like the parameters' own, which shard these parameters alone."""
+    """Return copies of the parameters' sharders that shard only these parameters."""
     wanted = {(id(parameter.module), parameter.name) for parameter in parameters}
     sharders = {id(parameter.sharder): parameter.sharder for parameter in parameters}
     return [_limited(sharder, wanted) for sharder in sharders.values()]
 
 
 def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Module]:
-    """Return a sharder of the same class that shards only the wanted parameters; TorchRec tests sharders' classes."""
+    """Return a copy of the sharder that shards only the wanted parameters.
+
+    The copy has the same class, because TorchRec tests the classes of sharders.
+    """
 
     def shardable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-        """List the wanted parameters that the sharder can shard."""
+        """Return the wanted parameters among those that the sharder can shard."""
         parameters = sharder.shardable_parameters(module).items()
         return {name: weights for name, weights in parameters if (id(module), name) in wanted}
 
@@ -282,13 +293,13 @@ def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Mod
 
 
 def joined(*plans: ShardingPlan) -> ShardingPlan:
-    """Join plans into one; if several plans have the same module, each has other parameters of that module."""
+    """Join plans into one plan; plans of the same module must have different parameters of that module."""
     modules: dict[str, Any] = {}
     for plan in plans:
         for path, module_plan in plan.plan.items():
             if isinstance(module_plan, dict):
                 modules.setdefault(path, EmbeddingModuleShardingPlan()).update(module_plan)
-            else:  # of something else than tables: kept as it is
+            else:  # a module without tables: its plan is kept as it is
                 modules[path] = module_plan
     return ShardingPlan(modules)
 
@@ -296,11 +307,11 @@ def joined(*plans: ShardingPlan) -> ShardingPlan:
 def without(
     topology: TorchRecTopology, sharding_plan: ShardingPlan, parameters: Sequence[Parameter], asked: Asked
 ) -> TorchRecTopology:
-    """Subtract the memory of a plan's parameters from devices and their hosts; every device keeps at least one byte.
+    """Return the devices without the memory of a plan's parameters; every device keeps at least one byte.
 
-    The memory is TorchRec's estimate, and bytes that TorchRec does not count: second caches of key-value kernels, in
-    host memory, gradients and optimizer state of data-parallel parameters, and other tensors of modules, such as the
-    ids of managed collision.
+    The subtracted memory is TorchRec's estimate plus bytes that TorchRec does not count: second caches of key-value
+    kernels in host memory, gradients and optimizer state of data-parallel parameters, and other tensors of modules,
+    such as the ids of managed collision.
     """
     if not parameters:
         return topology
@@ -322,10 +333,16 @@ def without(
 
 
 def bytes_beside_tables(parameters: Sequence[Parameter]) -> int:
-    """Count the untrained bytes of the parameters' modules outside tables, such as ids, which are sharded by rows."""
+    """Return the bytes of untrained tensors of the parameters' modules outside tables,
+    such as ids, which are row-wise.
+    """
     total = 0
-    for module, sharder in {id(its.module): (its.module, its.sharder) for its in parameters}.values():
+    for module, sharder in {
+        id(parameter.module): (parameter.module, parameter.sharder) for parameter in parameters
+    }.values():
         tables = {id(weights) for weights in sharder.shardable_parameters(module).values()}
-        untrained = (it for it in module.parameters() if not it.requires_grad and id(it) not in tables)
-        total += sum(held.numel() * held.element_size() for held in (*module.buffers(), *untrained))
+        untrained = (
+            weights for weights in module.parameters() if not weights.requires_grad and id(weights) not in tables
+        )
+        total += sum(tensor.numel() * tensor.element_size() for tensor in (*module.buffers(), *untrained))
     return total

@@ -36,7 +36,7 @@ from torchrec.distributed.planner.executor import DefaultPlannerExecutor
 from torchrec.distributed.planner.provider import DefaultPlannerProvider
 from torchrec.distributed.planner.types import PlannerConfig, PlannerSessionContext, PlannerVariant
 
-# Fields of PlannerConfig that have an effect here or in the reservation; the others set up TorchRec's own search.
+# Fields of PlannerConfig that affect this planner or the reservation; other fields set up TorchRec's own search.
 _READ = frozenset(
     {"planner_variant", "manifold_path", "debug", "timeout_seconds", "pipeline_type", "dense_tensor_estimate"}
     | {"storage_reservation_policy", "storage_reservation_percentage", "parameter_multiplier"}
@@ -103,7 +103,7 @@ class NeuroShardProvider(DefaultPlannerProvider):
         return _Planner(**given | self._settings)
 
     def _models_of(self, sku: str) -> CostModels | str | None:
-        """Return the models for a kind of machine."""
+        """Return the cost models for a kind of machine; raise UserError if `models` lacks it."""
         if not isinstance(self._models, Mapping):
             return self._models
         if sku not in self._models:
@@ -117,7 +117,9 @@ class NeuroShardProvider(DefaultPlannerProvider):
 
 
 class _Planner(NeuroShardPlanner):
-    """The planner with TorchRec's errors, which its executor reports; other errors end the job."""
+    """NeuroShardPlanner that raises TorchRec's PlannerError, which TorchRec's executor reports;
+    other errors end the job.
+    """
 
     def plan(self, module: nn.Module, sharders: Sharders | None = None) -> ShardingPlan:
         """Plan `module` as NeuroShardPlanner does; raise PlannerError in place of UserError."""
@@ -134,7 +136,7 @@ class _Planner(NeuroShardPlanner):
 
 @contextmanager
 def _as_planner_errors() -> Iterator[None]:
-    """Turn a UserError into TorchRec's PlannerError."""
+    """Raise TorchRec's PlannerError in place of a UserError."""
     try:
         yield
     except UserError as error:
@@ -144,7 +146,7 @@ def _as_planner_errors() -> Iterator[None]:
 
 
 def _unread(config: PlannerConfig) -> list[str]:
-    """List the fields of a configuration that were set and have no effect on NeuroShardPlanner."""
+    """Return the names of set fields of a configuration that have no effect on NeuroShardPlanner."""
     defaults = {field.name: field.default for field in fields(PlannerConfig) if field.default is not MISSING}
     return sorted(name for name, value in defaults.items() if name not in _READ and getattr(config, name) != value)
 
@@ -159,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsed_models(text: str | None) -> str | dict[str, str] | None:
-    """Read `NAME`, or `SKU=NAME,SKU=NAME`."""
+    """Parse the text `NAME` or `SKU=NAME,SKU=NAME`; return a name or a mapping from SKU to name."""
     if text is None or "=" not in text:
         return text
     return dict(pair.split("=", 1) for pair in text.split(","))

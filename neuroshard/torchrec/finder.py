@@ -1,4 +1,4 @@
-"""Finding plans for a task: from nothing, or from an earlier plan."""
+"""Search for plans: from scratch, or starting from an earlier plan."""
 
 import logging
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ from neuroshard.words.form import IN_COLUMNS
 from neuroshard.words.placement import TIERS, Tier
 
 _log = logging.getLogger(__name__)
-# A kept plan is adapted if no other inputs differ.
+# A kept plan can be adapted if only these inputs differ.
 _CHANGED = {"tables", "modules", DEVICES, "constraints", "other parameters"}
-_COSTED_DEVICES = ("cpu", "cuda")  # other types have other kernels
-_STAY = 1.0  # `min_gain` with which tables stay if they can
-_WORTH_SAYING = 0.01  # share of a step: smaller gains are not worth moving tables
+_COSTED_DEVICES = ("cpu", "cuda")  # the kernels of other types of devices have no cost models
+_STAY = 1.0  # a value of `min_gain` that makes tables stay on their devices if they can
+_WORTH_SAYING = 0.01  # minimum gain, as a share of the step, that is worth a warning
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,9 @@ class Replanned:
     Attributes:
         sharding_plan: the plan of the whole model, for DistributedModelParallel.
         plan: the NeuroShard plan of the tables that are planned here.
-        changes: tables that are new, are gone, or change their devices or sharding type; the most bytes first.
-        since: differences between the tables and devices of both plans; None if nobody compared them.
+        changes: tables that are new, are removed, or change their devices or sharding type; tables with the most bytes
+            come first.
+        since: differences between the tables and devices of both plans; None if they were not compared.
     """
 
     sharding_plan: ShardingPlan
@@ -62,12 +63,14 @@ class Replanned:
 
 @dataclass(frozen=True)
 class Finder:
-    """A search method with the cost models that it searches by.
+    """A search method with the cost models that it uses.
 
-    The verifier measures the best plans of a search from nothing, and chooses one of them; None takes the predicted
-    best plan.
-
-    If `keep_types` is true, tables of a kept plan keep their sharding types and numbers of column shards.
+    Attributes:
+        searcher: the search method.
+        simulator: predicts the costs of plans.
+        verifier: measures the best plans of a search from scratch and chooses one of them; None takes the plan with the
+            lowest predicted cost.
+        keep_types: True if tables of a kept plan keep their sharding types and numbers of column shards.
     """
 
     searcher: Searcher
@@ -76,20 +79,23 @@ class Finder:
     keep_types: bool = False
 
     def served(self, topology: TorchRecTopology) -> Served:
-        """Return what this search can place on such devices; tables in host memory are table-wise or column-wise.
+        """Return the tables that this search can place on these devices.
 
-        On devices other than CPUs and CUDA GPUs it can place nothing.
+        Tables in host memory can only be table-wise or column-wise. On devices other than CPUs and CUDA GPUs, the
+        search can place no tables.
         """
         forms, tiers = self.searcher.takes_forms, TIERS[:1] if topology.compute_device == "cpu" else TIERS
-        known = (call for call in self.simulator.models.compute.calls if call.form in forms and call.tier in tiers)
-        calls = (call for call in known if call.tier is Tier.DEVICE or LAYOUTS[call.form].free)
+        in_forms_and_tiers = (
+            call for call in self.simulator.models.compute.calls if call.form in forms and call.tier in tiers
+        )
+        calls = (call for call in in_forms_and_tiers if call.tier is Tier.DEVICE or LAYOUTS[call.form].free)
         device = topology.compute_device
         unknown = None if device in _COSTED_DEVICES else f"no cost models for devices of type {device}"
         return Served(frozenset(calls), unknown, self._no_sequences, int(topology.world_size), device)
 
     @property
     def _no_sequences(self) -> str | None:
-        """Why this search and these models can't plan sequence tables; None if they can."""
+        """The reason why this search or these models cannot plan sequence tables; None if they can."""
         if not self.searcher.takes_sequences:
             return f"{type(self.searcher).__name__} places pooled tables only"
         if replace(IN_COLUMNS, pooled=False) not in self.simulator.models.compute.calls:
@@ -97,11 +103,11 @@ class Finder:
         return None
 
     def found(self, task: Task) -> Plan:
-        """Find a plan for a task from nothing.
+        """Search for a plan of a task, from scratch.
 
         Raises:
             InfeasibleError: no plan fits in memory.
-            UserError: plans can't be measured here.
+            UserError: the verifier cannot measure plans on this machine.
         """
         if self.verifier is None:
             return self._found_by(self.searcher, task)
@@ -110,12 +116,14 @@ class Finder:
         return _warned(found)
 
     def changed(self, before: Plan, task: Task, max_moved_bytes: int | str | None, **settings: Any) -> Plan:
-        """Adapt an earlier plan to a task: `searcher=replan`, with `settings`.
+        """Adapt an earlier plan to a task with `searcher=replan` and `settings`.
 
-        If that plan can't stay as it is, the planner's searcher places the rest. Gains are accepted by its rule.
+        If the earlier plan cannot stay as it is, the planner's searcher places the other tables. The acceptance rule of
+        that searcher decides about gains.
 
         Raises:
-            UserError: more than `max_moved_bytes` has to be moved in any case, or settings aren't to be set.
+            UserError: every possible plan moves more than `max_moved_bytes`, or `settings` has a setting that is fixed
+                here.
             InfeasibleError: no plan fits in memory.
         """
         if fixed := {"start", "rest"}.intersection(settings):
@@ -135,10 +143,10 @@ class Finder:
             return _warned(find_plan(method, task, self.simulator))
 
     def found_after(self, kept: KeptPlan, others: Sequence[str], task: Task) -> Plan:
-        """Adapt a kept plan to tables that came, went or changed, or to more or fewer devices; else search again.
+        """Adapt a kept plan to changed tables or devices if possible; otherwise search from scratch.
 
-        Tables stay where they are if the number of devices does. A warning names the inputs that differ (`others`),
-        what changed, what moves, and what moving more would save.
+        If the number of devices is unchanged, tables stay on their devices. A warning names the inputs that differ
+        (`others`), the changes, the tables that move, and the gain of moving more tables.
         """
         changes = None if kept.plan is None else TaskChanges.between(kept.plan.task, task)
         adapted = changes or "other parameters" in others
@@ -173,13 +181,15 @@ class Finder:
         return plan
 
     def found_instead(self, kept: Plan | None, task: Task) -> Plan:
-        """Search from nothing, with the sharding types of the kept plan, if there is one and `keep_types` is true."""
+        """Search from scratch; if `keep_types` is true,
+        tables keep the sharding types of the kept plan, if there is one.
+        """
         if kept is None or not self.keep_types:
             return self.found(task)
         return replace(self.found(with_types_of(kept, task)), task=task)
 
     def _searched_again(self, kept: Plan | None, task: Task, why: Message) -> Plan:
-        """Search from nothing in place of a kept plan; warn of tables whose optimizer state does not load."""
+        """Search from scratch in place of a kept plan; warn about tables whose optimizer state cannot be loaded."""
         _log.warning(why)
         plan = self.found_instead(kept, task)
         if kept is not None and (remark := checkpoint_remark(kept, plan)):
@@ -187,7 +197,7 @@ class Finder:
         return plan
 
     def _gain_of_moving(self, plan: Plan, kept: Plan) -> Message | None:
-        """Return the warning that moving tables would make steps of a plan shorter; None if by less than 1%."""
+        """Return the warning that moving tables would shorten the steps of a plan; None if the gain is below 1%."""
         moved = self.changed(plan, plan.task, None, keep_types=self.keep_types)
         now, then = (cost.total_ms for cost in self.simulator.costs(plan.task, [plan, moved]))
         if then > now * (1 - _WORTH_SAYING):
@@ -204,9 +214,10 @@ class Finder:
 
 
 def kept_plan_outdated(others: Sequence[str], error: UserError | None = None) -> Message:
-    """Return the warning that the planner searches again, because other inputs differ from those of the kept plan.
+    """Return the warning that the planner searches again because the inputs `others`
+    differ from the kept plan's inputs.
 
-    `error` is why the planner could not adapt the kept plan, if it tried.
+    `error` is the reason why the planner could not adapt the kept plan; None if the planner did not try.
     """
     failed = "" if error is None else f", because the kept plan cannot be adapted: {error.changed(remedy='')}"
     return Message(
@@ -218,7 +229,7 @@ def kept_plan_outdated(others: Sequence[str], error: UserError | None = None) ->
 
 
 def _warned(found: Found) -> Plan:
-    """Log the warning that a found plan comes with, if any, and return the plan."""
+    """Log the warning of a search result, if it has one, and return the plan."""
     if found.warning:
         _log.warning(found.warning)
     return found.plan

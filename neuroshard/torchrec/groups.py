@@ -1,4 +1,4 @@
-"""Sharding groups, as TorchRec's DMPCollection has them: each holds all tables; weights are averaged over them."""
+"""Sharding groups of TorchRec's DMPCollection: each group has all tables, and weights are averaged over the groups."""
 
 from contextlib import suppress
 from copy import deepcopy
@@ -11,8 +11,8 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from neuroshard.cost.loads import Loads, Traffic
 from neuroshard.layouts import are
 from neuroshard.models import CostModels
-from neuroshard.models.composed import WithParts
 from neuroshard.models.interface import SumModel
+from neuroshard.models.kernels import KernelModels
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.task import Task
@@ -22,16 +22,16 @@ from neuroshard.words.collective import Collective
 
 @dataclass(frozen=True)
 class Groups:
-    """Equal sharding groups of a job's ranks.
+    """Sharding groups of equal size into which the ranks of a job are divided.
 
     Attributes:
         job: the topology of all ranks.
         num_groups: number of groups; each group has all tables.
-        sync_steps: steps from one averaging of the groups' weights to the next.
-        use_inter_host_allreduce: as in DMPCollection. True: a group is a run of successive ranks, and the ranks that
-            hold the same shards are far apart. False: the ranks that hold the same shards are successive, and a group
-            has a rank of each such run.
-        chosen: True if the number of groups was chosen by cost.
+        sync_steps: number of steps between two averagings of the groups' weights.
+        use_inter_host_allreduce: as in DMPCollection. True: a group consists of successive ranks, and the ranks with
+            the same shards are far apart. False: the ranks with the same shards are successive, and a group has one
+            rank of each such run.
+        chosen: True if the planner chose the number of groups by cost.
     """
 
     job: TorchRecTopology
@@ -70,25 +70,25 @@ class Groups:
 
     @property
     def sharding_group_size(self) -> int:
-        """Number of ranks in each group."""
+        """The number of ranks in each group."""
         return int(self.job.world_size // self.num_groups)
 
     @property
     def host_size(self) -> int:
-        """Number of a group's ranks on one host."""
+        """The number of a group's ranks on one host."""
         return self._among(self.job.local_world_size)
 
     @property
     def node_group_size(self) -> int:
-        """Number of a group's ranks that fast links join: TorchRec shards `table_row_wise` tables over them.
+        """The number of a group's ranks that fast links join; TorchRec shards `table_row_wise` tables over these ranks.
 
-        It is the same number in the plan's topology and in `arguments`, which DMPCollection runs the plan with.
+        The number is the same in the plan's topology and in `arguments`, with which DMPCollection runs the plan.
         """
         return self._among(self._joined)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments of DMPCollection, without the model, its device, the plan, the sharders and the process group."""
+        """Arguments of DMPCollection, except the model, its device, the plan, the sharders and the process group."""
         return {
             "world_size": self.job.world_size,
             "sharding_group_size": self.sharding_group_size,
@@ -103,7 +103,9 @@ class Groups:
 
     @property
     def topology(self) -> TorchRecTopology:
-        """Topology of a group: each device has the least memory of the devices with the same shards in all groups."""
+        """The topology of one group; each device has the minimum memory of the devices
+        with the same shards in all groups.
+        """
         if self.num_groups == 1 and self.job.intra_group_size == self._joined:
             return self.job
         topology: Any = deepcopy(self.job)
@@ -112,23 +114,23 @@ class Groups:
         topology._pod_size = self.node_group_size // self.host_size if self.job._pod_size else None
         topology._devices = [topology._devices[rank] for rank in range(self.sharding_group_size)]
         for rank, device in enumerate(topology._devices):
-            storages = [self.job.devices[one].storage for one in self.copies_of(rank)]
+            storages = [self.job.devices[copy].storage for copy in self.copies_of(rank)]
             for memory in ("hbm", "ddr", "ssd"):
                 setattr(device.storage, memory, min(getattr(storage, memory) for storage in storages))
         return topology
 
     def copies_of(self, rank: int) -> range:
-        """List the job's ranks that hold what the rank of that number in each group holds."""
+        """Return the ranks of the job that have the same shards as rank number `rank` of each group."""
         if self.use_inter_host_allreduce:
             return range(rank, self.job.world_size, self.sharding_group_size)
         return range(rank * self.num_groups, (rank + 1) * self.num_groups)
 
     def counted(self, models: CostModels, task: Task) -> CostModels:
-        """Add the share of a synchronisation that falls on a step to the models' kernel times.
+        """Return models whose kernel times include the share of a synchronisation that falls on each step.
 
-        A synchronisation is an all-reduce of all weights and optimizer state of a device's shards over the groups. Its
-        time per byte is that of an even share; devices that hold more bytes take longer. Data-parallel tables add
-        nothing: their gradients are averaged in every step.
+        A synchronisation is an all-reduce, over the groups, of all weights and optimizer state of a device's shards.
+        The time per byte is computed for an equal share of the bytes; devices with more bytes take longer.
+        Data-parallel tables add nothing, because their gradients are averaged in every step.
         """
         compute = models.compute
         if self.num_groups == 1 or not self.counts(models) or not isinstance(compute, SumModel):
@@ -137,11 +139,12 @@ class Groups:
         ms_per_byte = self._sync_ms(models, even, task.batch_size) / even / self.sync_steps
 
         def adds(loads: Loads) -> FloatArray:
-            """Compute what synchronisation adds to a step for each load, ms (n,)."""
+            """Return the ms that synchronisation adds to a step for each load, (n,)."""
             copied = are(loads, lambda layout: layout.dense)
             return np.where(copied, 0, task.memory.state_bytes(loads) * ms_per_byte)
 
-        return models.wrapped(compute=WithParts(compute, (adds,)))
+        kernels = KernelModels.of(compute)
+        return models.wrapped(compute=replace(kernels, adds=(*kernels.adds, adds)))
 
     def counts(self, models: CostModels) -> bool:
         """Return True if the models can predict the time of a synchronisation."""
@@ -149,7 +152,7 @@ class Groups:
         return knows and models.num_devices in (None, self.num_groups)
 
     def _sync_ms(self, models: CostModels, size_bytes: float, batch_size: int) -> float:
-        """Predict the ms of an all-reduce with these bytes from each group."""
+        """Predict the ms of an all-reduce in which each group has `size_bytes`."""
         given = np.zeros((1, self.num_groups, len(Collective)))
         given[..., Collective.ALL_REDUCE] = size_bytes
         fast = self._copies_among(self._joined)
@@ -158,27 +161,27 @@ class Groups:
 
     @property
     def _joined(self) -> int:
-        """Number of successive ranks of the job that fast links join, for these groups.
+        """The number of successive ranks of the job that fast links join, as it counts for these groups.
 
-        It is a pod's number of ranks, or a host's if groups have unequal parts of pods: then a group's successive ranks
-        may be in two pods, and the slower link counts.
+        This is the number of ranks of a pod. If groups have unequal parts of pods, it is the number of ranks of a host:
+        successive ranks of a group may then be in two pods, and the slower link counts.
         """
         pod = ranks_per_pod(self.job)
         return pod if self._has_equal_parts_of(pod) else int(self.job.local_world_size)
 
     def _has_equal_parts_of(self, ranks: int) -> bool:
-        """Return True if every run of `ranks` ranks, a host or a pod, has as many of each group, or one or none."""
+        """Return True if groups divide every run of `ranks` ranks (a host or a pod) equally."""
         number = self.sharding_group_size if self.use_inter_host_allreduce else self.num_groups
         return ranks % number == 0 or number % ranks == 0
 
     def _among(self, ranks: int) -> int:
-        """Count the ranks of a group among `ranks` successive ranks of the job."""
+        """Return the number of a group's ranks among `ranks` successive ranks of the job."""
         if self.use_inter_host_allreduce:
             return min(ranks, self.sharding_group_size)
         return max(ranks // self.num_groups, 1)
 
     def _copies_among(self, ranks: int) -> int:
-        """Count the ranks, among `ranks` successive ranks, that have the same shard for different groups."""
+        """Return the number of copies of a shard, one per group, on `ranks` successive ranks of the job."""
         if self.use_inter_host_allreduce:
             return max(ranks // self.sharding_group_size, 1)
         return min(ranks, self.num_groups)
@@ -187,10 +190,11 @@ class Groups:
 def groups_of(
     job: TorchRecTopology, num_groups: int | Literal["auto"], sync_steps: int, use_inter_host_allreduce: bool
 ) -> tuple[Groups, ...]:
-    """List the groups that there may be: of one number, or of each that leaves hosts equal shares of every group.
+    """Return the possible divisions into groups: one for a given number, or one for each number that "auto" may choose.
 
     Raises:
-        UserError: the number doesn't divide the ranks, hosts would have unequal shares, or `sync_steps` is below 1.
+        UserError: the number does not divide the ranks, hosts would have unequal shares of groups, or `sync_steps` is
+            below 1.
     """
     if num_groups != "auto":
         if not isinstance(num_groups, int) or isinstance(num_groups, bool):
@@ -203,6 +207,6 @@ def groups_of(
         return (Groups(job, num_groups, sync_steps, use_inter_host_allreduce),)
     groups = [Groups(job, 1, sync_steps, use_inter_host_allreduce, chosen=True)]
     for number in range(2, job.world_size + 1):
-        with suppress(UserError):  # it doesn't divide the ranks, or shares are unequal
+        with suppress(UserError):  # the number does not divide the ranks, or hosts have unequal shares
             groups.append(replace(groups[0], num_groups=number))
     return tuple(groups)

@@ -1,4 +1,4 @@
-"""Plans that outlive a job: a file with a plan and digests of the inputs that the plan was made for."""
+"""Plans that outlive a job: a file with a plan and with digests of the inputs that the plan was made for."""
 
 import logging
 import os
@@ -17,20 +17,20 @@ from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.schema import parse
 from neuroshard.torchrec.sharding_file import ReadModules, modules_json, sharding_plan_of
 
-DEVICES = "devices"  # the name of the digest of all properties of the devices except their memory
-_ALIKE = 0.05  # of a device's memory: other drivers, other jobs, another reservation of a few hundred MiB
+DEVICES = "devices"  # names the digest of all properties of the devices except their memory
+_ALIKE = 0.05  # relative difference of memory that counts as similar: drivers and other jobs take a few hundred MiB
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class KeptPlan:
-    """A plan for a whole model.
+    """A saved plan of a whole model.
 
     Attributes:
         made_for: digests of the inputs that the plan was made for, by the name of the input.
         plan: NeuroShard's plan of the tables that are planned here; None if there are no such tables.
         sharding_plan: the plan of the whole model.
-        device_memory: (D,) bytes of each device that the reservation left.
+        device_memory: (D,) bytes on each device after the reservation.
         host_memory: (H,) bytes of each host for tables that do not fit on the devices.
     """
 
@@ -44,7 +44,7 @@ class KeptPlan:
         """Write the plan as JSON, with a digest over the content of the file.
 
         Raises:
-            UserError: the path has a file that isn't a kept plan.
+            UserError: the path has a file that is not a kept plan.
         """
         check_replaceable(path)
         content = {
@@ -57,7 +57,7 @@ class KeptPlan:
         write_json(path, file_of(content))
 
     def keep_in(self, path: Path) -> None:
-        """Write the plan; if that fails, only warn, because the running job does not need the file."""
+        """Write the plan; if that fails, log a warning only, because the running job does not need the file."""
         try:
             self.save(path)
         except (OSError, UserError) as error:
@@ -72,10 +72,10 @@ class KeptPlan:
 
     @classmethod
     def load(cls, path: Path) -> "KeptPlan":
-        """Read the plan that `save` wrote.
+        """Read a plan that `save` wrote.
 
         Raises:
-            UserError: the file is missing or malformed, or was changed since it was written.
+            UserError: the file is missing, malformed, or changed since it was written.
         """
         where = f"kept plan {path}"
         read = parse(read_kept(path), _KeptFile, where)
@@ -86,15 +86,18 @@ class KeptPlan:
     def differences(
         self, made_for: Mapping[str, str], device_memory: Sequence[int], host_memory: Sequence[int]
     ) -> tuple[str, ...]:
-        """Return the names of the inputs that differ; devices differ, too, if device or host memory isn't similar."""
+        """Return the names of the inputs that differ from the plan's;
+        "devices" is one of them if the memory is not similar.
+        """
         names = dict.fromkeys([*self.made_for, *made_for])
         differing = dict.fromkeys(name for name in names if self.made_for.get(name) != made_for.get(name))
         return tuple(differing if self._serves(device_memory, host_memory) else differing | {DEVICES: None})
 
     def _serves(self, device_memory: Sequence[int], host_memory: Sequence[int]) -> bool:
-        """Return True if the plan fits in this memory, and the memory is similar to that the plan was made for.
+        """Return True if the plan fits in this memory,
+        and the memory is similar to the memory that the plan was made for.
 
-        Free memory differs from machine to machine and from day to day: a job that restarts must find its plan.
+        Free memory differs between machines and from day to day, and a job that restarts must find its plan.
         """
         more, more_on_hosts = _more(device_memory, self.device_memory), _more(host_memory, self.host_memory)
         if more is None or more_on_hosts is None:
@@ -104,6 +107,8 @@ class KeptPlan:
 
 @dataclass(frozen=True)
 class _KeptFile:
+    """The fields of a kept plan's file."""
+
     made_for: dict[str, str]
     plan: dict[str, Any] | None
     modules: ReadModules
@@ -112,33 +117,35 @@ class _KeptFile:
 
 
 def _host_memory_of(plan: Plan | None) -> tuple[int, ...]:
-    """Return the bytes of each host (H,) for a plan's tables: the whole host memory if all tables were planned here."""
+    """Return the bytes of host memory for a plan's tables, per host (H,);
+    the whole memory if NeuroShard planned all tables.
+    """
     topology = plan and plan.task.topology
     return (topology.host_bytes,) * len(topology.hosts) if topology else ()
 
 
 def _more(now: Sequence[int], then: Sequence[int]) -> list[int] | None:
-    """Return the difference of memories in bytes, `now` - `then`; None if it is large, or if the numbers differ."""
+    """Return `now` - `then` in bytes; None if a difference is large or the lengths differ."""
     if len(now) != len(then):
         return None
-    more = [its - before for its, before in zip(now, then, strict=True)]
+    more = [bytes_now - before for bytes_now, before in zip(now, then, strict=True)]
     return more if all(abs(by) <= _ALIKE * before for by, before in zip(more, then, strict=True)) else None
 
 
 def _fits(plan: Plan, more: Sequence[int], more_on_hosts: Sequence[int]) -> bool:
-    """Return True if a plan keeps all limits when devices (D,) and hosts (H,) have this many bytes more."""
+    """Return True if a plan keeps all limits after the memory of devices (D,) and hosts (H,) changes by these bytes."""
     topology = plan.task.topology
     pairs = zip(topology.device_memory, more, strict=True)
     memory = tuple(then + by for then, by in pairs)
     of_host = topology.host_bytes + min(more_on_hosts)
-    if min(memory) < 1 or of_host < 0:  # tables planned elsewhere do not fit: they would leave at least one byte
+    if min(memory) < 1 or of_host < 0:  # the tables of TorchRec's planner do not fit
         return False
     less = replace(topology, memory_bytes=memory, reserved_bytes=0, host_memory_bytes=of_host)
     return not replace(plan, task=replace(plan.task, topology=less)).violations
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise UserError if a file is not an earlier kept plan: keeping a plan there would overwrite the file."""
+    """Raise UserError if the path has a file that is not a kept plan; the planner must not overwrite such a file."""
     if os.access(path, os.F_OK) and not has_format(path, KIND):
         raise UserError(
             "kept-plan-other-file",
@@ -149,12 +156,13 @@ def check_replaceable(path: Path) -> None:
 
 
 def kept_in(path: Path) -> KeptPlan | None:
-    """Read the plan kept in a file; None if there is no file, or, with a warning, if the file was changed or damaged.
+    """Read the kept plan in a file; return None if there is no file or, with a warning,
+    if the file was changed or damaged.
 
-    A job that restarts must not fail at every restart because of a damaged file, and must not use a changed plan.
+    A damaged file must not make a job fail at every restart, and a changed plan must not be used.
 
     Raises:
-        UserError: the path has a file that isn't a kept plan.
+        UserError: the path has a file that is not a kept plan.
     """
     check_replaceable(path)
     if not os.access(path, os.F_OK):

@@ -1,4 +1,4 @@
-"""TorchRec's names for the sharding and computation of a table: sharding types, kernels and cache parameters."""
+"""Translate between NeuroShard's words and TorchRec's: sharding types, compute kernels and cache parameters."""
 
 from dataclasses import replace
 
@@ -13,7 +13,9 @@ from neuroshard.words.placement import DEFAULT_CACHED, ON_DEVICE, Tier, TierAssi
 
 SHARDING_TYPES = tuple(sharding_type.value for sharding_type in ShardingType)
 WHOLE, SPLIT = ShardingType.TABLE_WISE.value, ShardingType.COLUMN_WISE.value
-IN_ROWS = frozenset(its.value for its in (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD))
+IN_ROWS = frozenset(
+    kind.value for kind in (ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
+)
 COPIED = frozenset({ShardingType.DATA_PARALLEL.value})
 KERNELS: dict[Tier, str] = {
     Tier.DEVICE: EmbeddingComputeKernel.FUSED.value,
@@ -21,40 +23,43 @@ KERNELS: dict[Tier, str] = {
     Tier.UVM: EmbeddingComputeKernel.FUSED_UVM.value,
 }
 DENSE: str = EmbeddingComputeKernel.DENSE.value
-KEY_VALUE: tuple[str, ...] = tuple(  # each release of TorchRec has some of them
+KEY_VALUE: tuple[str, ...] = tuple(  # each release of TorchRec has a different subset
     kernel.value
     for kernel in EmbeddingComputeKernel
     if kernel is EmbeddingComputeKernel.KEY_VALUE or kernel.name.endswith("_VIRTUAL_TABLE")
 )
-PREFETCH = "prefetch"  # the pipeline, in `MemoryUse`, that fetches rows into caches before the batch that reads them
-PREFETCHED = frozenset({KERNELS[Tier.UVM_CACHING], *KEY_VALUE})  # the kernels whose caches it fills
+PREFETCH = "prefetch"  # the pipeline in `MemoryUse` that fetches rows into caches before a batch reads them
+PREFETCHED = frozenset({KERNELS[Tier.UVM_CACHING], *KEY_VALUE})  # the kernels whose caches that pipeline fills
 _TIERS = {kernel: tier for tier, kernel in KERNELS.items()}
 
 
 def shards_of(sharding: ParameterSharding) -> list[ShardMetadata]:
-    """List the shards of a parameter, in the order of its ranks; data-parallel parameters have none."""
+    """Return the shards of a parameter in the order of its ranks; empty if the parameter is data-parallel."""
     return [] if sharding.sharding_spec is None else sharding.sharding_spec.shards
 
 
 def widest_shard(sharding: ParameterSharding, dim: int) -> int:
-    """Return the columns of the widest shard of a table with `dim` columns; a table without shards is data-parallel."""
+    """Return the columns of the widest shard of a table with `dim` columns;
+    a data-parallel table counts as one shard.
+    """
     return max((int(shard.shard_sizes[1]) for shard in shards_of(sharding)), default=dim)
 
 
 def cut_widths(sharding: ParameterSharding) -> list[int]:
-    """List the columns of each shard of a column-wise table; empty for tables of other sharding types."""
+    """Return the columns of each shard of a column-wise table; empty for tables of other sharding types."""
     return [shard.shard_sizes[1] for shard in shards_of(sharding)] if sharding.sharding_type == SPLIT else []
 
 
 def kernel_of(layout: Layout, home: TierAssignment) -> str:
-    """Return the compute kernel of a table by its layout and tier assignment."""
+    """Return the compute kernel of a table, given the table's layout and tier assignment."""
     return DENSE if layout.dense else KERNELS[home.tier]
 
 
 def cache_params(home: TierAssignment, cache: CacheParams | None = None) -> CacheParams | None:
-    """Build the parameters of a table's cache: `cache`, or else an LRU cache, with room for its share of rows.
-
+    """Return the parameters of a table's cache with the load factor of its tier assignment;
     None for tables without a cache.
+
+    The other parameters come from `cache`; if that is None, the cache is an LRU cache with FBGEMM's settings.
     """
     if home.cache_load_factor is None:
         return None
@@ -62,7 +67,9 @@ def cache_params(home: TierAssignment, cache: CacheParams | None = None) -> Cach
 
 
 def home_of(table: str, kernel: str, cache: CacheParams | None) -> TierAssignment:
-    """Return a table's tier assignment by its kernel and cache; raise UserError if plans have no such kernel."""
+    """Return the tier assignment for a compute kernel and its cache;
+    raise UserError if plans do not support the kernel.
+    """
     if kernel == DENSE:
         return ON_DEVICE
     if kernel not in _TIERS:

@@ -17,12 +17,12 @@ Known = MeasuredTables | Sequence[Table] | str | Path | None
 
 
 def known_tables(tables: Known, batch_size: int) -> dict[str, Table]:
-    """Collect tables by name: from `profile`, from a file, or from a sequence of tables.
+    """Return tables with statistics by name: from `profile`, from a file, or from a sequence of tables.
 
     `batch_size` is the global batch size for a file without histograms.
 
     Raises:
-        UserError: the file can't be read, or two tables share a name.
+        UserError: the file cannot be read, or two tables have the same name.
     """
     if tables is None:
         return {}
@@ -42,20 +42,21 @@ def known_tables(tables: Known, batch_size: int) -> dict[str, Table]:
 
 
 def with_statistics(guessed: Sequence[Table], known: Mapping[str, Table]) -> tuple[Table, ...]:
-    """Return the model's tables with the statistics of known tables of the same name; other tables stay guessed.
+    """Return the model's tables with the statistics of the known tables of the same name;
+    other tables keep assumed ones.
 
-    A table that grew since its statistics were counted keeps them (`warn_of_growth`).
+    A table that grew since its statistics were counted keeps these statistics (`warn_of_growth`).
 
     Raises:
-        UserError: a known table has more rows than the model's.
+        UserError: a known table has more rows than the model's table.
     """
     return tuple(_with_statistics(table, known[table.name]) if table.name in known else table for table in guessed)
 
 
 def warn_of_guesses(guessed: Mapping[str, bool], known: Mapping[str, Table]) -> None:
-    """Warn of tables that are planned here without statistics, and of statistics of tables that are not planned here.
+    """Warn about planned tables without statistics, and about statistics of tables that NeuroShard does not plan.
 
-    `guessed` has True for each table planned here whose number of lookups no constraint sets.
+    `guessed` has an entry for each planned table: True if no constraint sets its number of lookups.
     """
     for name in sorted(set(known) - set(guessed)):
         _log.warning(
@@ -91,11 +92,14 @@ def warn_of_guesses(guessed: Mapping[str, bool], known: Mapping[str, Table]) -> 
 
 
 def warn_of_growth(guessed: Sequence[Table], known: Mapping[str, Table]) -> None:
-    """Warn of tables whose rows or columns changed since their statistics were counted."""
+    """Warn about tables whose rows or columns changed since their statistics were counted."""
     pairs = [(table, known[table.name]) for table in guessed if table.name in known]
-    other = [(its, was) for its, was in pairs if (its.rows, its.dim) != (was.rows, was.dim)]
+    other = [(table_now, was) for table_now, was in pairs if (table_now.rows, table_now.dim) != (was.rows, was.dim)]
     if other:
-        shapes = [f"{its.name}: {was.rows:,} x {was.dim} -> {its.rows:,} x {its.dim}" for its, was in other]
+        shapes = [
+            f"{table_now.name}: {was.rows:,} x {was.dim} -> {table_now.rows:,} x {table_now.dim}"
+            for table_now, was in other
+        ]
         _log.warning(
             Message(
                 "statistics-shapes-changed",
@@ -108,6 +112,7 @@ def warn_of_growth(guessed: Sequence[Table], known: Mapping[str, Table]) -> None
 
 
 def _with_statistics(guessed: Table, known: Table) -> Table:
+    """Return the model's table with known statistics; raise UserError if the known table has more rows."""
     if known.rows > guessed.rows:
         raise UserError(
             "statistics-more-rows",

@@ -1,4 +1,4 @@
-"""Everything that a plan depends on, as digests: what a kept plan is compared by."""
+"""Digests of all inputs that a plan depends on; the planner compares them with the digests of a kept plan."""
 
 import hashlib
 import json
@@ -22,12 +22,12 @@ from neuroshard.torchrec.sharding_file import modules_json
 
 
 def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dict[str, str]:
-    """Digest each thing that a plan would be made for, but for memory, which needn't be the same."""
+    """Return a digest of each input that a plan depends on, except memory, which only has to be similar."""
     asked, left, division = model.asked, model.left, model.division
     task = asked.task(model.tables, model.left) if model.tables else None
     models, groups = finder.simulator.models, asked.groups
     beside = bytes_beside_tables((*division.delegated, *division.fixed))
-    others = *zip(division.delegated, division.reasons, strict=True), *((its, "given") for its in division.fixed)
+    others = *zip(division.delegated, division.reasons, strict=True), *((fixed, "given") for fixed in division.fixed)
     return digests(
         {
             "tables": task and [table.to_json() for table in task.tables],
@@ -42,8 +42,8 @@ def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dic
             **({} if finder.verifier is None else {"verify": finder.verifier}),
             "models": (models.choice.normalized, models.digest) if models.choice else models,
             "other parameters": [
-                (its.qualified_name, why, str(its.weights.dtype), list(its.weights.shape), optimizer_of(its))
-                for its, why in others
+                (other.qualified_name, why, str(other.weights.dtype), list(other.weights.shape), optimizer_of(other))
+                for other, why in others
             ],
             **({"bytes beside tables": beside} if beside else {}),
             **({"pipeline": asked.pipeline} if asked.pipeline == PREFETCH or (asked.pipeline and others) else {}),
@@ -54,13 +54,16 @@ def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dic
 
 
 def digests(made_for: Mapping[str, object]) -> dict[str, str]:
-    """Digest each value, by SHA-256."""
+    """Return the SHA-256 digest of each value."""
     texts = {name: json.dumps(_described(value), sort_keys=True) for name, value in made_for.items()}
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
 def _described(value: Any) -> Any:
-    """Describe a value in plain ones, equal for equal settings in other processes too; other objects by their class."""
+    """Return a JSON-ready description of a value that is equal for equal settings in all processes.
+
+    Objects of unknown types are described by their class.
+    """
     plain = value.value if isinstance(value, Enum) else value
     if plain is None or isinstance(plain, (bool, int, float, str)):
         return plain
@@ -68,12 +71,13 @@ def _described(value: Any) -> Any:
         return {str(key): _described(each) for key, each in plain.items()}
     if isinstance(plain, (list, tuple)):
         return [_described(each) for each in plain]
-    package = type(plain).__module__.partition(".")[0]  # not the module: a class that moves stays what it is
+    # The package alone, so that moving a class within it changes no digest.
+    package = type(plain).__module__.partition(".")[0]
     return {"kind": f"{package}.{type(plain).__qualname__}"} | _inside(plain)
 
 
 def _inside(value: Any) -> dict[str, Any]:
-    """Collect what is known to make two objects of a kind differ."""
+    """Return the fields that distinguish objects of the same class; empty for unknown types."""
     if isinstance(value, np.ndarray):
         return {"shape": list(value.shape), "digest": hashlib.sha256(value.tobytes()).hexdigest()}
     if isinstance(value, Path):

@@ -1,4 +1,6 @@
-"""A model to be sharded: its parameters, who plans each parameter, and the plan of parameters not planned here."""
+"""A model to be sharded: its parameters, the planner of each parameter,
+and the plan of parameters that TorchRec plans.
+"""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,9 +47,15 @@ _ON_ALL = (ShardingType.ROW_WISE.value, ShardingType.DATA_PARALLEL.value)
 
 @dataclass(frozen=True)
 class Model:
-    """A model to be sharded, on the devices with the memory that the reservation has `left`.
+    """A model to be sharded, with the requirements of its plan.
 
-    `tables` are the tables that are planned here, by their names in tasks.
+    Attributes:
+        module: the model itself.
+        sharders: TorchRec's sharders of the modules that have tables.
+        division: who plans each parameter.
+        tables: the tables that NeuroShard plans, by their names in tasks.
+        left: the devices with the memory that the reservation leaves.
+        asked: the requirements of the plan.
     """
 
     module: nn.Module
@@ -65,13 +73,14 @@ class Model:
         asked: Asked,
         served: Served = EVERYTHING,
     ) -> "Model":
-        """Read what the sharders would shard of `module`, on any device; warn of what isn't planned here or is guessed.
+        """Read the parameters that the sharders would shard;
+        warn about parameters that NeuroShard does not plan or must guess.
 
-        `served` is what a search with its models can place.
+        `module` may be on any device. `served` says which tables the search and its cost models can place.
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
-            UserError: constraints ask for devices of another type, or tables can't be on devices of this type.
+            UserError: constraints name devices of another type, or devices of this type do not support a table.
         """
         division = divide(module, sharders, asked.constraints, asked.fixed, served)
         _check_devices(division.planned + division.delegated, asked.topology.compute_device)
@@ -80,8 +89,8 @@ class Model:
         left = without_stashed(asked.left(module, sharders), division.parameters)
         division.warn()
         for path in sorted(asked.fixed.plan):
-            given, its = asked.fixed.plan[path], {one.name for one in division.parameters if one.path == path}
-            if not its:
+            given, names = asked.fixed.plan[path], {p.name for p in division.parameters if p.path == path}
+            if not names:
                 _log.warning(
                     Message(
                         "given-module-not-sharded",
@@ -91,7 +100,7 @@ class Model:
                         remedy="Remove the module from the given plan, or pass a sharder of the module in sharders=",
                     )
                 )
-            elif isinstance(given, dict) and (unknown := sorted(set(given) - its)):
+            elif isinstance(given, dict) and (unknown := sorted(set(given) - names)):
                 _log.warning(
                     Message(
                         "given-tables-unknown",
@@ -103,12 +112,12 @@ class Model:
                 )
         division.warn_of_unknown(asked.constraints)
         warn_of_guesses({name: parameter.is_guessed for name, parameter in tables.items()}, asked.known)
-        guessed = [its.table(name, asked.batch_size, left.world_size) for name, its in tables.items()]
+        guessed = [parameter.table(name, asked.batch_size, left.world_size) for name, parameter in tables.items()]
         warn_of_growth(guessed, asked.known)
         return cls(module, sharders, division, tables, left, asked)
 
     def on(self, asked: Asked) -> "Model":
-        """Return the same model with other requirements; constraints and the fixed plan must be the same.
+        """Return the same model with other requirements; constraints and the fixed plan must be unchanged.
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
@@ -118,11 +127,12 @@ class Model:
         return replace(self, asked=asked, left=left)
 
     def others(self) -> tuple[ShardingPlan, TorchRecTopology]:
-        """Plan all parameters not planned here; return their plan, and the devices with the memory that is left.
+        """Plan all parameters that NeuroShard does not plan;
+        return their plan, and the devices with the memory that is left.
 
         Raises:
-            InfeasibleError: TorchRec finds no plan for the parameters that are delegated to it.
-            UserError: TorchRec can't plan these parameters, or the given plan is for another number of ranks.
+            InfeasibleError: TorchRec finds no plan for the delegated parameters.
+            UserError: TorchRec cannot plan the delegated parameters, or the given plan is for another number of ranks.
         """
         asked, division = self.asked, self.division
         _check_given(division.fixed, asked)
@@ -132,7 +142,9 @@ class Model:
         return joined(asked.fixed, theirs), left
 
     def whole(self, others: ShardingPlan, plan: Plan | None) -> ShardingPlan:
-        """Join the plan of `others` with NeuroShard's plan, if any, and add the settings for kernels in constraints."""
+        """Return the plan of the whole model: `others` joined with NeuroShard's plan and
+        with kernel settings of constraints.
+        """
         if plan is None:
             return others
         modules = {name: table.path for name, table in self.tables.items()}
@@ -141,23 +153,25 @@ class Model:
         return joined(others, ours)
 
     def restored(self, sharding_plan: ShardingPlan) -> ShardingPlan:
-        """Complete a plan from a file, which lacks the fixed plan and the settings for kernels in constraints."""
+        """Return a plan from a file, completed with the fixed plan and the kernel settings of constraints."""
         _pass_on(self.division.planned + self.division.delegated, sharding_plan)
         return joined(sharding_plan, self.asked.fixed)
 
     def forgotten(self, sharding_plan: ShardingPlan) -> str | None:
-        """Return the first field that this plan would lose if it were saved and `restored`; None if no field."""
+        """Return the first field that the plan would lose when it is saved and `restored`, as text;
+        None if none is lost.
+        """
         read = parse(modules_json(sharding_plan), ReadModules, "the plan")
         again = self.restored(sharding_plan_of(read, "the plan"))
         for parameter in self.division.planned + self.division.delegated:
-            one, other = parameter.sharding_in(sharding_plan), parameter.sharding_in(again)
+            original, restored = parameter.sharding_in(sharding_plan), parameter.sharding_in(again)
             for field in PASSED_ON:
-                if getattr(one, field) != getattr(other, field):
+                if getattr(original, field) != getattr(restored, field):
                     return f"{field} of table {parameter.qualified_name!r}"
         return None
 
     def ours_in(self, sharding_plan: ShardingPlan) -> ShardingPlan:
-        """Pick out of a plan of the whole model the tables that are planned here."""
+        """Return the part of a whole model's plan with the tables that NeuroShard plans."""
         ours: dict[str, Any] = {}
         for table in self.tables.values():
             ours.setdefault(table.path, EmbeddingModuleShardingPlan())[table.name] = table.sharding_in(sharding_plan)
@@ -165,7 +179,9 @@ class Model:
 
 
 def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
-    """Raise UserError unless a given plan puts these parameters on ranks of this job, and on all ranks if it must."""
+    """Raise UserError if a given plan puts parameters on ranks that the job lacks,
+    or leaves out ranks that it must use.
+    """
     size = int(asked.topology.world_size)
     for parameter in fixed:
         sharding = parameter.sharding_in(asked.fixed)
@@ -203,7 +219,7 @@ def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
 
 
 def _check_width(where: str, parameter: Parameter, sharding: ParameterSharding) -> None:
-    """Raise UserError, at the place `where`, if a table has a shard that is wider than kernels take."""
+    """Raise UserError if a table has a shard that is wider than FBGEMM's kernels support; `where` names the plan."""
     if parameter.config is None:
         return
     widest = widest_shard(sharding, int(parameter.config.embedding_dim))
@@ -218,7 +234,7 @@ def _check_width(where: str, parameter: Parameter, sharding: ParameterSharding) 
 
 
 def _check_devices(parameters: Iterable[Parameter], device: str) -> None:
-    """Raise UserError unless all parameters may be on devices of this type."""
+    """Raise UserError if a parameter cannot be on devices of this type."""
     for parameter in parameters:
         config = parameter.config
         if device == "cpu" and config is not None and config.data_type is DataType.BF16:
@@ -239,7 +255,7 @@ def _check_devices(parameters: Iterable[Parameter], device: str) -> None:
 
 
 def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> None:
-    """Add the other settings of constraints to a plan's parameters; caches keep the load factors of the plan.
+    """Set the other fields of constraints in a plan's parameters; caches keep the plan's load factors.
 
     Caches that the plan sets up to prefetch still prefetch.
     """
@@ -258,31 +274,33 @@ def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> No
             sharding.cache_params = replace(asked, **kept)
         types = constraints.sharding_types or (WHOLE, SPLIT)
         if sharding.sharding_type == SPLIT and SPLIT not in types:
-            sharding.sharding_type = WHOLE  # it is in one shard, and that's the word that was asked for
+            sharding.sharding_type = WHOLE  # one shard: both types mean the same, and constraints name only table_wise
         only_split = WHOLE not in types and SPLIT in types
         if (
             sharding.sharding_type == WHOLE
             and only_split
             and (parameter.pooled or _none_narrower(parameter, sharding_plan))
         ):
-            sharding.sharding_type = SPLIT  # as above: such a table can be cut while a job runs
+            sharding.sharding_type = SPLIT  # one shard: constraints name only column_wise, which can be split later
 
 
 def _none_narrower(table: Parameter, sharding_plan: ShardingPlan) -> bool:
-    """Return True if all column shards in a sequence table's collection are as wide as the table, as TorchRec needs."""
-    widths = {width for its in sharding_plan.plan[table.path].values() for width in cut_widths(its)}
+    """Return True if all column shards in a sequence table's collection are as wide
+    as the table, as TorchRec requires.
+    """
+    widths = {width for sharding in sharding_plan.plan[table.path].values() for width in cut_widths(sharding)}
     return not table.beside_others and widths <= {table.weights.shape[1]}
 
 
 def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
-    """Load a loader's plan of the whole model, and the plan of the tables planned here in it.
+    """Load the plan of the whole model from a plan loader; return it and NeuroShard's plan of the tables in it.
 
-    The plan must pass the checks of TorchRec's planner: its context hash, if it has one, is this job's, and TorchRec's
-    sharding options include the plan. In addition, the plan must have every table, must be trainable and fit in memory,
-    and must have sharding types that the cost models know.
+    The plan must pass the checks of TorchRec's planner: its context hash, if it has one, is the hash of this job, and
+    TorchRec's sharding options include the plan. In addition, the plan must have every table, must be trainable and fit
+    in memory, and must have sharding types that the cost models support.
 
     Raises:
-        UserError: the plan does not fit.
+        UserError: the plan fails one of these checks.
     """
     asked = model.asked
     _check_given(model.division.fixed, asked)
@@ -307,7 +325,7 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
         loaded = plan_of_options(extract_plan(space, options), asked.topology)
         loaded = flagged(loaded, asked.pipeline, "the stored plan")
         return _checked(joined(loaded, asked.fixed), model, models)
-    except (PlannerError, AssertionError, OSError) as error:  # a reservation that keeps no topology; a missing file
+    except (PlannerError, AssertionError, OSError) as error:  # a missing file, a reservation without a topology
         if isinstance(error, AssertionError) and not raised_by(error, "torchrec"):
             raise
         raise UserError(
@@ -319,7 +337,7 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
 
 
 def _context_hash(asked: Asked, enumerator: EmbeddingEnumerator) -> str:
-    """Compute TorchRec's hash of all that a plan depends on; `enumerator` has enumerated the sharding options.
+    """Return TorchRec's hash of all inputs of a plan; `enumerator` must have enumerated the sharding options.
 
     Raises:
         UserError: TorchRec cannot compute the hash, for example because statistics of a cache have no fingerprint.
@@ -337,12 +355,12 @@ def _context_hash(asked: Asked, enumerator: EmbeddingEnumerator) -> str:
 
 
 def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
-    """Return a whole plan and NeuroShard's plan in it.
+    """Check the plan of a whole model; return it and NeuroShard's plan of the tables in it.
 
     Raises:
-        UserError: the plan lacks a table, does not fit in memory, or has tables that can't be trained or costed.
+        UserError: the plan lacks a table, does not fit in memory, or has tables that cannot be trained or costed.
     """
-    missing = [it.qualified_name for it in model.division.parameters if not it.is_in(whole)]
+    missing = [parameter.qualified_name for parameter in model.division.parameters if not parameter.is_in(whole)]
     if missing:
         raise UserError(
             "plan-loader-tables-missing",

@@ -1,4 +1,4 @@
-"""The division of a model's parameters: some are planned here, the others are delegated to TorchRec's planner."""
+"""Divide a model's parameters: NeuroShard plans some of them, and TorchRec's planner plans the others."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -22,13 +22,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Served:
-    """The tables that a search with its models can place.
+    """The tables that a search with its cost models can place.
 
     Attributes:
         calls: kernel calls that tables may have.
-        no_tables: why no table is planned here; None if tables are planned here.
-        no_sequences: why no sequence table is planned here; None if sequence tables are planned here.
-        num_devices: number of devices, all of which hold row-wise and data-parallel tables; None for any number.
+        no_tables: reason why NeuroShard plans no table; None if it plans tables.
+        no_sequences: reason why NeuroShard plans no sequence table; None if it plans sequence tables.
+        num_devices: number of devices over which row-wise and data-parallel tables are sharded; None for any number.
         device: type of the devices, as TorchRec names it.
     """
 
@@ -39,13 +39,15 @@ class Served:
     device: str = ANY_DEVICE
 
     def calls_of(self, parameter: Parameter) -> frozenset[Call]:
-        """Return the kernel calls that this search can give a parameter, of the calls that its constraints allow."""
+        """Return the kernel calls that this search can give a parameter, among the calls that its constraints allow."""
         devices, rows = self.num_devices, int(parameter.config.num_embeddings)
         dim = int(parameter.config.embedding_dim)
-        named = ((call, LAYOUTS[call.form]) for call in self.calls.intersection(parameter.calls))
-        known = ((call, its) for call, its in named if its.takes(dim))
+        allowed = ((call, LAYOUTS[call.form]) for call in self.calls.intersection(parameter.calls))
+        for_width = ((call, layout) for call, layout in allowed if layout.takes(dim))
         fitting = (
-            call for call, its in known if its.free or devices is None or (devices > 1 and its.fits(rows, devices))
+            call
+            for call, layout in for_width
+            if layout.free or devices is None or (devices > 1 and layout.fits(rows, devices))
         )
         return frozenset(fitting)
 
@@ -55,10 +57,13 @@ EVERYTHING = Served(frozenset(CALLS))
 
 @dataclass(frozen=True)
 class Division:
-    """The parameters of a model by who plans them: NeuroShard, TorchRec's planner, or a user's plan that fixes them.
+    """The parameters of a model, grouped by who plans them.
 
-    Parameters are in the order of the model's modules. `reasons` has for each delegated parameter why it isn't planned
-    here.
+    Attributes:
+        planned: parameters that NeuroShard plans. All groups are in the order of the model's modules.
+        delegated: parameters that TorchRec's planner plans.
+        fixed: parameters that a user's plan fixes.
+        reasons: for each delegated parameter, the reason why NeuroShard does not plan it.
     """
 
     planned: tuple[Parameter, ...]
@@ -68,16 +73,16 @@ class Division:
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """All parameters; the parameters that are planned here come first."""
+        """All parameters; the parameters that NeuroShard plans come first."""
         return self.planned + self.delegated + self.fixed
 
     @property
     def tables(self) -> dict[str, Parameter]:
-        """The tables that are planned here, by their names in tasks, rules and statistics."""
+        """The tables that NeuroShard plans, by their names in tasks, rules and statistics."""
         return named(self.planned, self.parameters)
 
     def warn(self) -> None:
-        """Warn of parameters that aren't planned here, and name who plans them."""
+        """Warn about parameters that NeuroShard does not plan, and name who plans them."""
         if self.delegated:
             pairs = zip(self.delegated, self.reasons, strict=True)
             delegated = listed([f"{parameter.qualified_name} ({why})" for parameter, why in pairs])
@@ -104,7 +109,7 @@ class Division:
             )
 
     def warn_of_unknown(self, constraints: Mapping[str, ParameterConstraints]) -> None:
-        """Warn of constraints, by name of the table, that name no table of the model."""
+        """Warn about constraints whose name is not the name of a table of the model."""
         names = {name for parameter in self.parameters for name in (parameter.name, parameter.qualified_name)}
         for name in sorted(set(constraints) - names):
             _log.warning(  # TorchRec ignores such constraints without a warning
@@ -125,13 +130,13 @@ def divide(
     fixed: ShardingPlan | None = None,
     served: Served = EVERYTHING,
 ) -> Division:
-    """Decide who plans each parameter that the sharders would shard; a module in several places is sharded once.
+    """Decide who plans each parameter that the sharders would shard; a module in several places counts once.
 
-    The model may be on any device; nothing is materialised. Parameters in the `fixed` plan are kept as they are.
-    `served` is what a search with its models can place.
+    The model may be on any device, and no weights are materialised. Parameters in the plan `fixed` are kept as they
+    are. `served` says which tables the search and its cost models can place.
 
     Raises:
-        UserError: constraints leave a table only sharding types that fail in TorchRec on such devices.
+        UserError: constraints leave a table only sharding types that fail in TorchRec on these devices.
     """
     planned: list[Parameter] = []
     delegated: list[Parameter] = []
@@ -141,9 +146,9 @@ def divide(
         if fixed is not None and parameter.is_in(fixed):
             kept.append(parameter)
             continue
-        its = parameter.without_failing(served.device, served.num_devices or 1)
-        if (why := why_delegated(its, served)) is None:
-            planned.append(its)
+        allowed = parameter.without_failing(served.device, served.num_devices or 1)
+        if (why := why_delegated(allowed, served)) is None:
+            planned.append(allowed)
         else:
             delegated.append(parameter)
             reasons.append(why)
@@ -157,11 +162,11 @@ def find_tables(
     sharders: Sequence[ModuleSharder[nn.Module]] | None = None,
     constraints: Mapping[str, ParameterConstraints] | None = None,
 ) -> tuple[Parameter, ...]:
-    """Find the tables of a model that are planned here, in the order of the modules; nothing is materialised.
+    """Return the tables of a model that NeuroShard plans, in the order of the modules; no weights are materialised.
 
-    These are the tables of every EmbeddingBagCollection, with or without processors of the features, and of every
-    EmbeddingCollection, if cost models know sequence tables; except for the tables that `why_delegated` gives a reason
-    for.
+    These are the tables of every EmbeddingBagCollection, with or without feature processors, and of every
+    EmbeddingCollection, if cost models support sequence tables; except tables for which `why_delegated` returns a
+    reason.
 
     Args:
         module: the model, on any device, also on "meta".
@@ -175,9 +180,9 @@ def find_tables(
 
 
 def why_delegated(parameter: Parameter, served: Served = EVERYTHING) -> str | None:
-    """Return why a parameter is left to TorchRec's planner; None if it is planned here. This alone decides it.
+    """Return the reason why TorchRec's planner plans a parameter; None if NeuroShard plans it.
 
-    `served` is what a search with its models can place.
+    No other function decides this. `served` says which tables the search and its cost models can place.
     """
     config = parameter.config
     if config is None:
@@ -195,7 +200,7 @@ def why_delegated(parameter: Parameter, served: Served = EVERYTHING) -> str | No
 
 
 def _why_not_costed(parameter: Parameter) -> str | None:
-    """Return why no cost model can predict the cost of a table; None if a model can."""
+    """Return the reason why no cost model can predict the cost of a table; None if a model can."""
     config = parameter.config
     if config.data_type not in ELEMENT_BYTES:
         return f"weights of type {config.data_type.name}"
@@ -205,7 +210,9 @@ def _why_not_costed(parameter: Parameter) -> str | None:
 
 
 def _why_not_placed(parameter: Parameter, served: Served) -> str | None:
-    """Return the constraints that NeuroShard's plans, this search or these models cannot honour; None if none."""
+    """Return the constraints that NeuroShard's plans, this search or these models
+    cannot honour, as text; None if none.
+    """
     if served.calls_of(parameter):
         return None
     said = parameter.said
@@ -228,6 +235,6 @@ def _them(count: int) -> str:
 
 
 def listed(texts: Sequence[str]) -> str:
-    """List the first few of some texts, and say how many more there are."""
+    """Return the first texts as a list in one text, with the number of texts that are left out."""
     more = f", ... {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     return f"{', '.join(texts[:_SHOWN])}{more}"

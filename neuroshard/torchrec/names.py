@@ -1,4 +1,4 @@
-"""The names that people give to a model's tables: plain, or behind the path of their module."""
+"""Names of a model's tables as users write them: plain, or with the path of their module in front."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,25 +18,25 @@ from neuroshard.torchrec.parameters import Parameter
 
 @dataclass(frozen=True)
 class TableNames:
-    """Tables that are planned here, by their names in tasks; people may write other names of the same tables.
+    """The tables that NeuroShard plans, by their names in tasks; resolves other names that users write for them.
 
-    Tasks use the plain name of a table if no other table of the model has it, else `path.name`.
+    Tasks use the plain name of a table if no other table of the model has that name, and `path.name` otherwise.
     """
 
     tables: Mapping[str, Parameter]
 
     @cached_property
     def _by_path(self) -> dict[str, str]:
-        """The name in tasks by `path.name`."""
+        """The names in tasks, by `path.name`."""
         return {parameter.qualified_name: name for name, parameter in self.tables.items()}
 
     @cached_property
     def _by_plain(self) -> dict[str, list[str]]:
-        """The names in tasks by the plain name."""
+        """The names in tasks, by plain name."""
         return grouped(self.tables, lambda name: self.tables[name].name)
 
     def in_task(self, name: str, where: str) -> str:
-        """Return the name that a table has in tasks; a name of no table as it is.
+        """Return the name that tasks use for a table; return a name of no table unchanged.
 
         Raises:
             UserError: several tables of the model have the name; `where` is the place in the error.
@@ -53,16 +53,18 @@ class TableNames:
         return name
 
     def in_rules(self, rules: Constraints) -> Constraints:
-        """Replace names in rules by those that tasks use; raise UserError if one is ambiguous."""
+        """Return the rules with the names that tasks use; raise UserError if a name is ambiguous."""
         return Constraints(
-            tuple(one for rule in rules.rules for one in self._rules(rule)),
+            tuple(task_rule for rule in rules.rules for task_rule in self._rules(rule)),
             tuple(replace(shard, table=self._in_rule(shard.table)) for shard in rules.pinned),
             tuple(tuple(map(self._in_rule, group)) for group in rules.together),
             tuple(tuple(map(self._in_rule, group)) for group in rules.apart),
         )
 
     def in_statistics(self, known: Mapping[str, Table]) -> dict[str, Table]:
-        """Put statistics under the names that tasks use; raise UserError if one is ambiguous or given twice."""
+        """Return the statistics by the names that tasks use;
+        raise UserError if a name is ambiguous or a table is named twice.
+        """
         found: dict[str, Table] = {}
         for name, table in known.items():
             own = self.in_task(name, "tables")
@@ -80,11 +82,13 @@ class TableNames:
         return self.in_task(name, "rules")
 
     def _rules(self, rule: TableRule) -> list[TableRule]:
-        """Return a rule with the names of tasks: a pattern may match a table by any of its names."""
+        """Return the rules that replace a rule in tasks; a pattern may match any of a table's names."""
         if not rule.is_wild:
             return [replace(rule, tables=self._in_rule(rule.tables))]
-        named = ((name, {name, its.name, its.qualified_name}) for name, its in self.tables.items())
-        matching = [name for name, all_names in named if any(fnmatchcase(one, rule.tables) for one in all_names)]
+        named = ((name, {name, table.name, table.qualified_name}) for name, table in self.tables.items())
+        matching = [
+            name for name, all_names in named if any(fnmatchcase(table_name, rule.tables) for table_name in all_names)
+        ]
         others = [name for name in matching if not fnmatchcase(name, rule.tables)]
         kept = [rule] if len(others) < len(matching) or not others else []
         return [*kept, *(replace(rule, tables=escape(name)) for name in others)]
@@ -93,14 +97,15 @@ class TableNames:
 def by_plain_name(
     constraints: Mapping[str, ParameterConstraints], parameters: Sequence[Parameter]
 ) -> dict[str, ParameterConstraints]:
-    """Add constraints under the plain names of tables that `path.name` names: TorchRec knows no other names.
+    """Return the constraints, in addition under the plain names of tables that `path.name` names;
+    TorchRec needs plain names.
 
-    Names that several tables have are left out; TorchRec's planner is asked for each of these tables by itself.
+    Plain names that several tables have are left out: TorchRec's planner plans each of these tables separately.
     """
     count = Counter(parameter.name for parameter in parameters)
     plain = {
-        its.name: constraints[its.qualified_name]
-        for its in parameters
-        if its.qualified_name in constraints and count[its.name] == 1
+        parameter.name: constraints[parameter.qualified_name]
+        for parameter in parameters
+        if parameter.qualified_name in constraints and count[parameter.name] == 1
     }
     return {**constraints, **plain}

@@ -1,4 +1,4 @@
-"""A plan as TorchRec's sharding options, which say what shards take: what its reports and callbacks get."""
+"""TorchRec's sharding options of a plan, which TorchRec's reports and callbacks receive."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ PASSED_ON = (
     "bounds_check_mode",
     "output_dtype",
     "key_value_params",
-)  # from constraints to a plan's parameters
+)  # fields that are copied from constraints to a plan's parameters
 
 
 def sharding_options(
@@ -31,16 +31,16 @@ def sharding_options(
     batch_size: int,
     topology: TorchRecTopology,
 ) -> list[ShardingOption]:
-    """List a sharding option for each parameter of the plan; their shards have ranks, but no estimates.
+    """Return a sharding option for each parameter of the plan; the shards have ranks, but no estimates.
 
     `batch_size` is the batch size of a device. Data-parallel parameters without ranks are on all devices.
     """
     pooled: dict[int, bool] = {}
     options = []
     for parameter in parameters:
-        sharding, known_as = parameter.sharding_in(sharding_plan), id(parameter.module)
-        if known_as not in pooled:
-            pooled[known_as] = ShardingOption.module_pooled(parameter.module, parameter.path)
+        sharding, module_id = parameter.sharding_in(sharding_plan), id(parameter.module)
+        if module_id not in pooled:
+            pooled[module_id] = ShardingOption.module_pooled(parameter.module, parameter.path)
         options.append(
             ShardingOption(
                 name=parameter.name,
@@ -52,7 +52,7 @@ def sharding_options(
                 partition_by=get_partition_by_type(sharding.sharding_type),
                 compute_kernel=sharding.compute_kernel,
                 shards=_shards(parameter, sharding, topology.world_size),
-                is_pooled=pooled[known_as],
+                is_pooled=pooled[module_id],
                 feature_names=parameter.said.feature_names,
                 **{name: getattr(sharding, name) for name in PASSED_ON},
                 **stashing(parameter.is_stashed),
@@ -62,6 +62,7 @@ def sharding_options(
 
 
 def _shards(parameter: Parameter, sharding: ParameterSharding, num_devices: int) -> list[Shard]:
+    """Return the shards of a parameter with their ranks; a data-parallel parameter has a whole copy on each rank."""
     if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
         ranks = sharding.ranks or range(num_devices)
         return [Shard(list(parameter.weights.shape), [0, 0], rank=rank) for rank in ranks]
@@ -70,7 +71,7 @@ def _shards(parameter: Parameter, sharding: ParameterSharding, num_devices: int)
 
 
 def estimate(estimator: Any, options: Sequence[ShardingOption], sharders: Sequence[ModuleSharder[Any]]) -> None:
-    """Fill in what one of TorchRec's estimators says of all shards."""
+    """Fill in the estimates of one of TorchRec's estimators for all shards."""
     by_name = {sharder_name(sharder.module_type): sharder for sharder in sharders}
     estimator.estimate(list(options), build_sharder_data_map(by_name))
 
@@ -78,20 +79,22 @@ def estimate(estimator: Any, options: Sequence[ShardingOption], sharders: Sequen
 def storage_estimator(
     topology: TorchRecTopology, constraints: dict[str, ParameterConstraints], pipeline: str | None
 ) -> EmbeddingStorageEstimator:
-    """Build TorchRec's estimator of memory for a job's pipeline: the pipeline's buffers and a batch's outputs count."""
+    """Return TorchRec's memory estimator for a job's pipeline;
+    it counts the pipeline's buffers and one batch's outputs.
+    """
     return EmbeddingStorageEstimator(topology, constraints, pipeline_type(pipeline), run_embedding_at_peak_memory=True)
 
 
 def memory_of_tables(topology: TorchRecTopology) -> str:
-    """Name the field of TorchRec's `Storage` with the memory that holds tables: the device's own."""
+    """Return the field of TorchRec's `Storage` for the memory that tables use: "ddr" on CPUs, otherwise "hbm"."""
     return "ddr" if topology.compute_device == "cpu" else "hbm"
 
 
 def storage_taken(options: Sequence[ShardingOption], topology: TorchRecTopology) -> list[Storage]:
-    """Sum up what estimated options take of each device and its share of the host, second caches included.
+    """Return the memory that estimated options use on each device and in its share of the host, with second caches.
 
-    TorchRec doesn't estimate those, which key-value kernels have: one for each device, in host memory, for tables of a
-    module that share a kernel.
+    TorchRec does not estimate second caches. Key-value kernels have one such cache per device, in host memory, for the
+    tables of a module that share a kernel.
     """
     taken, caches = [Storage(0, 0) for _ in topology.devices], set()
     for option in options:

@@ -1,4 +1,4 @@
-"""The parameters of a model that sharders shard: pooled tables, sequence tables, and any other parameters."""
+"""The parameters of a model that sharders can shard: pooled tables, sequence tables, and other parameters."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ from neuroshard.words.form import CUT_FORMS, FORMS, Call, Form
 from neuroshard.words.placement import ON_DEVICE, Tier
 
 ELEMENT_BYTES = {DataType.FP32: 4, DataType.FP16: 2, DataType.BF16: 2}
-ANY_DEVICE = "cuda"  # a sharder has all of its sharding types there
+ANY_DEVICE = "cuda"  # the type of device on which a sharder supports all of its sharding types
 _POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
 _OTHERS = {word: layout for layout in LAYOUTS.values() if not layout.free for word in layout.words[:1]}
 
@@ -52,12 +52,12 @@ class Parameter:
     Attributes:
         path: path of the module inside the model.
         name: name inside the module.
-        module: a collection of tables, the processor of features of a collection, or another module.
+        module: a collection of tables, a feature processor of a collection, or another module.
         sharder: the sharder that can shard the module.
-        weights: the weights, on any device; the optimizer of the table is set on the weights.
+        weights: the weights, on any device; the optimizer of the table is attached to the weights.
         config: TorchRec's config of a table in full precision, pooled or not; None for any other parameter.
         constraints: TorchRec's constraints for the table; None if there are none.
-        beside_others: True if parameters of the same module are planned elsewhere.
+        beside_others: True if NeuroShard does not plan all parameters of the same module.
     """
 
     path: str
@@ -83,28 +83,34 @@ class Parameter:
 
     @property
     def qualified_name(self) -> str:
-        """The name behind the path of its module: unique in a model."""
+        """The name with the path of the module in front, which is unique in a model."""
         return f"{self.path}.{self.name}" if self.path else self.name
 
     @property
     def pooled(self) -> bool:
-        """True for a table whose lookups are pooled; False for a sequence table or any other parameter."""
+        """True if the parameter is a table whose lookups are pooled;
+        False for a sequence table or another parameter.
+        """
         return isinstance(self.config, EmbeddingBagConfig)
 
     @property
     def deduplicated(self) -> bool:
-        """True for a sequence table with deduplicated indices: a device requests each index of a batch once."""
+        """True if the parameter is a sequence table with deduplicated indices:
+        a device requests each index of a batch once.
+        """
         once = getattr(self.sharder, "_use_index_dedup", False)
         return isinstance(self.config, EmbeddingConfig) and bool(once or get_ec_index_dedup())
 
     @property
     def unlike_kernels(self) -> bool:
-        """True for a table that FBGEMM's fused kernels don't take: the number of columns is not a multiple of 4."""
+        """True if the number of columns is not a multiple of 4, which FBGEMM's fused kernels do not support."""
         return self.config is not None and self.config.embedding_dim % DIM_MULTIPLE > 0
 
     @property
     def is_virtual(self) -> bool:
-        """True for a virtual table: it has more rows than memory, and keeps in buckets the rows that occur."""
+        """True if the table is virtual: it has more rows than fit in memory,
+        and stores only rows that occur, in buckets.
+        """
         return bool(getattr(self.config, "use_virtual_table", False))
 
     @property
@@ -114,7 +120,9 @@ class Parameter:
 
     @property
     def output_bytes(self) -> int:
-        """Bytes per element of the outputs of lookups, by the constraints, or else by the sharder's `fused_params`."""
+        """Bytes per element of the outputs of lookups,
+        as the constraints set them or otherwise the sharder's `fused_params`.
+        """
         asked = self.said.output_dtype or (getattr(self.sharder, "fused_params", None) or {}).get("output_dtype")
         known = data_type_to_sparse_type(asked or DataType.FP32) if isinstance(asked, DataType | None) else asked
         bits: int = known.bit_rate()
@@ -122,27 +130,27 @@ class Parameter:
 
     @property
     def said(self) -> ParameterConstraints:
-        """TorchRec's constraints; TorchRec's defaults if there are no constraints."""
+        """The constraints of the table, or TorchRec's default constraints if it has none."""
         return self.constraints or ParameterConstraints()
 
     def is_in(self, plan: ShardingPlan) -> bool:
-        """Return True if a plan has the parameter."""
+        """Return True if the plan contains the parameter."""
         module_plan = plan.plan.get(self.path)
         return isinstance(module_plan, dict) and self.name in module_plan
 
     def sharding_in(self, plan: ShardingPlan) -> ParameterSharding:
-        """Return the sharding of the parameter in a plan that has the parameter."""
+        """Return the sharding of the parameter in a plan; the plan must contain the parameter."""
         return plan.plan[self.path][self.name]
 
     def check_extent(self, plan: ShardingPlan) -> None:
-        """Raise UserError unless the shards of a table in a plan end at the last row and column of the table."""
+        """Raise UserError if the shards of the table in a plan do not end at the last row and column of the table."""
         sharding, shape = self.sharding_in(plan), tuple(self.weights.shape)
         if sharding.sharding_spec is None or self.config is None or self.is_virtual:
             return
         ends = [np.add(shard.shard_offsets, shard.shard_sizes) for shard in shards_of(sharding)]
         planned = tuple(np.max(ends, axis=0).tolist())
         if planned != shape:
-            its, theirs = (" x ".join(map(str, sizes)) for sizes in (shape, planned))
+            in_model, in_plan = (" x ".join(map(str, sizes)) for sizes in (shape, planned))
             made_for, remedy = "another table", "Make a plan for this table"
             if planned[0] == shape[0] and shape[1] < planned[1] == padded(shape[1]):
                 made_for, remedy = (
@@ -151,20 +159,20 @@ class Parameter:
                 )
             raise UserError(
                 "planned-table-shape-differs",
-                f"table {self.qualified_name!r} has {its} rows and columns, but the plan's shards have {theirs}",
+                f"table {self.qualified_name!r} has {in_model} rows and columns, but the plan's shards have {in_plan}",
                 limit=f"the plan was made for {made_for}",
                 remedy=remedy,
             )
 
     def table(self, name: str, batch_size: int, num_devices: int) -> Table:
-        """Build the table for the search; `batch_size` is the batch size of one device, as TorchRec counts it.
+        """Return the table for the search; `batch_size` is the batch size of one device, as in TorchRec.
 
         If several features share a table, the pooling factor of the table is the sum over features, and each feature
-        has an output. In a sequence table each lookup has an output. A table whose columns are not a multiple of 4
-        counts as padded to the next multiple, which bounds memory and cost of the table from above.
+        has an output. In a sequence table each lookup has an output. A table whose number of columns is not a multiple
+        of 4 counts as padded to the next multiple, which bounds its memory and cost from above.
 
         Raises:
-            UserError: constraints don't fit the number of features.
+            UserError: constraints do not fit the number of features.
         """
         pooling = self._pooling_factor(batch_size)
         rows = int(self.config.num_embeddings)
@@ -178,12 +186,12 @@ class Parameter:
 
     @property
     def num_features(self) -> int:
-        """Number of features that read the table."""
+        """The number of features that read the table."""
         return len(self.config.feature_names)
 
     @property
     def is_guessed(self) -> bool:
-        """True if no constraint sets the number of lookups, so that TorchRec's default of 1 counts.
+        """True if no constraint sets the number of lookups, so that TorchRec's default of 1 lookup counts.
 
         Constraints that are all equal to TorchRec's defaults set 1 lookup on purpose, and so does a pooling factor of 1
         that is not TorchRec's default object.
@@ -216,45 +224,48 @@ class Parameter:
     def told_lookups(self, table: Table, batch_size: int) -> list[float]:
         """Return the lookups of each feature for TorchRec's reports: the constraints, scaled to the lookups of `table`.
 
-        Reports multiply the lookups by `num_poolings` and `batch_sizes` of the constraints, feature by feature.
+        Reports multiply these lookups by `num_poolings` and `batch_sizes` of the constraints, feature by feature.
         """
         said = self.said
         poolings, batches = said.num_poolings or [1.0], said.batch_sizes or [batch_size]
         alone = not said.num_poolings and not said.batch_sizes
         count = self.num_features if alone else max(map(len, (said.pooling_factors, poolings, batches)))
-        told = _for_each(said.pooling_factors, count)
-        total = _over_all(told, _for_each(poolings, count), _for_each(batches, count), batch_size)
-        return [factor * table.pooling_factor / total for factor in told]
+        factors = _for_each(said.pooling_factors, count)
+        total = _over_all(factors, _for_each(poolings, count), _for_each(batches, count), batch_size)
+        return [factor * table.pooling_factor / total for factor in factors]
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The families of the sharding types in TorchRec's constraints, or else of the sharder's sharding types.
+        """The families of sharding types that the search may choose from.
 
-        A search must choose one of these families.
+        They follow from the sharding types in the constraints, or otherwise from the sharder's sharding types.
         """
         kernels, types = self.said.compute_kernels, self._types
         columns = (COLUMNS.form,) if self.tiers and {WHOLE, SPLIT}.intersection(types) else ()
         named = (_OTHERS[sharding_type] for sharding_type in types if sharding_type in _OTHERS)
-        others = (one for one in named if not kernels or kernel_of(one, ON_DEVICE) in kernels)
-        return (*columns, *(one.form for one in others if one.form in self._known_forms))
+        others = (layout for layout in named if not kernels or kernel_of(layout, ON_DEVICE) in kernels)
+        return (*columns, *(layout.form for layout in others if layout.form in self._known_forms))
 
     @property
     def _types(self) -> frozenset[str]:
-        """The sharding types in constraints, or else the sharder's sharding types; only types the table may have."""
+        """The sharding types in the constraints, or otherwise the sharder's,
+        without types that the table cannot have.
+        """
         types = self.said.sharding_types or set(self.sharder.sharding_types(ANY_DEVICE)) - self.withheld_types
         return COPIED.intersection(types) if self.unlike_kernels else frozenset(types)
 
     @property
     def names_data_parallel(self) -> bool:
-        """True if constraints name data_parallel, or the compute kernel that only data-parallel tables have."""
+        """True if the constraints name data_parallel, or the compute kernel that only data-parallel tables have."""
         return not COPIED.isdisjoint(self.said.sharding_types or ()) or DENSE in (self.said.compute_kernels or ())
 
     @property
     def withheld_types(self) -> frozenset[str]:
-        """Sharding types that TorchRec offers for the table but runs wrongly; plans use them only if constraints do.
+        """Sharding types that TorchRec offers for the table but runs wrongly;
+        plans use them only if constraints name them.
 
         Row-wise tables that are mean-pooled or have processed features change the outputs of other tables
-        (`unsound_remarks`), and data-parallel tables of a fused collection have an optimizer that CPUs can't run.
+        (`unsound_remarks`), and data-parallel tables of a fused collection have an optimizer that fails on CPUs.
         """
         in_rows = IN_ROWS if self.mean_pooled or self.processed else frozenset[str]()
         return in_rows | COPIED if self.fused else in_rows
@@ -262,8 +273,8 @@ class Parameter:
     def failing_types(self, device: str, num_devices: int) -> frozenset[str]:
         """Return the sharding types that TorchRec offers for the table but that fail on these devices.
 
-        CPUs can run the optimizers of data-parallel tables only for ordinary pooled tables, and can't look up in blocks
-        without rows.
+        On CPUs, the optimizers of data-parallel tables work only for ordinary pooled tables, and lookups fail in row
+        blocks without rows.
         """
         if device != "cpu" or self.config is None:
             return frozenset()
@@ -271,15 +282,17 @@ class Parameter:
         return copies if ROWS.fits(self.config.num_embeddings, num_devices) else copies | IN_ROWS
 
     def without_failing(self, device: str, num_devices: int) -> "Parameter":
-        """Remove the types that fail on these devices from the constraints; raise UserError if no other is named."""
+        """Return the parameter without the types that fail on these devices;
+        raise UserError if constraints name no other.
+        """
         failing, named = self.failing_types(device, num_devices), self.said.sharding_types or []
-        left = [its for its in named if its not in failing]
+        left = [kind for kind in named if kind not in failing]
         if named and not left:
             raise self.failing_error(named, num_devices)
         return self if left == named else replace(self, constraints=replace(self.said, sharding_types=left))
 
     def failing_error(self, types: Sequence[str], num_devices: int) -> UserError:
-        """Return the error for a table whose only possible types fail on this number of devices."""
+        """Return the error for a table all of whose possible sharding types fail on this number of devices."""
         fails_with = f"data_parallel tables of {type(self.module).__name__} on CPUs"
         if COPIED.isdisjoint(types):
             rows = number_of(self.config.num_embeddings, "row")
@@ -296,25 +309,25 @@ class Parameter:
 
     @property
     def fused(self) -> bool:
-        """True if the collection of the table sets the optimizer of the table."""
+        """True if the collection of the table sets the table's optimizer."""
         return isinstance(self.module, FusedEmbeddingBagCollection)
 
     @property
     def mean_pooled(self) -> bool:
-        """True for a table whose lookups are averaged."""
+        """True if the lookups of the table are averaged."""
         return self.pooled and self.config.pooling is PoolingType.MEAN
 
     @property
     def processed(self) -> bool:
-        """True if the features of the collection are processed before lookups."""
+        """True if the features of the collection are processed before the lookups."""
         return isinstance(self.module, FeatureProcessedEmbeddingBagCollection)
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """The tiers that the table may be in, if it is not data-parallel, by the kernels that constraints name.
+        """The tiers that the table may have if it is not data-parallel, by the compute kernels in the constraints.
 
         With `enforce_hbm` only tier device counts, if its kernel is allowed: FBGEMM then keeps the whole table in
-        device memory for the other kernels, too.
+        device memory with the other kernels, too.
         """
         kernels = self.said.compute_kernels
         tiers = tuple(tier for tier, kernel in KERNELS.items() if not kernels or kernel in kernels)
@@ -322,7 +335,9 @@ class Parameter:
 
     @property
     def enforces_hbm(self) -> bool:
-        """True if constraints, or else the sharder, have FBGEMM keep the table in device memory for any kernel."""
+        """True if the constraints, or otherwise the sharder,
+        make FBGEMM keep the table in device memory with any kernel.
+        """
         asked, fused = self.said.enforce_hbm, getattr(self.sharder, "fused_params", None) or {}
         return bool(fused.get("enforce_hbm") if asked is None else asked)
 
@@ -330,15 +345,21 @@ class Parameter:
     def calls(self) -> frozenset[Call]:
         """The kernel calls that the constraints allow."""
         tiers = {form: self.tiers if LAYOUTS[form].free else (Tier.DEVICE,) for form in self.forms}
-        return frozenset(Call(form, self.pooled, tier) for form, its in tiers.items() for tier in its)
+        return frozenset(
+            Call(form, self.pooled, tier) for form, tiers_of_form in tiers.items() for tier in tiers_of_form
+        )
 
     @property
     def _known_forms(self) -> tuple[Form, ...]:
-        """The families of sharding types that plans may have for such a table."""
+        """The families of sharding types that plans support for such a table."""
         return FORMS if self.pooled else CUT_FORMS
 
     def split_rule(self, name: str) -> TableRule | None:
-        """Return NeuroShard's rule for constraints on splitting, or None; raise UserError if shards have no column."""
+        """Return NeuroShard's rule for TorchRec's constraints on splitting; None if there are none.
+
+        Raises:
+            UserError: `min_partition` is below 1 column.
+        """
         said = self.said
         if said.min_partition is not None and said.min_partition < 1:
             raise UserError(
@@ -349,25 +370,28 @@ class Parameter:
                 remedy="Set min_partition to 1 or more",
             )
         may_split = not said.sharding_types or SPLIT in said.sharding_types
-        may_split &= self.pooled or not self.beside_others  # collections want all sequence tables cut alike
+        # In a collection, all sequence tables must be split in the same way.
+        may_split &= self.pooled or not self.beside_others
         if may_split and said.min_partition is None:
-            return None  # a rule for each of thousands of tables takes its time
+            return None  # thousands of unnecessary rules would slow the search down
         if not may_split and any(LAYOUTS[form].blocks for form in self.forms):
-            return TableRule(escape(name), min_dim=self.config.embedding_dim)  # any number of blocks of rows
+            return TableRule(escape(name), min_dim=self.config.embedding_dim)  # any number of row blocks is allowed
         return TableRule(escape(name), max_shards=None if may_split else 1, min_dim=said.min_partition)
 
     def type_rule(self, name: str) -> TableRule | None:
-        """Return the rule on the sharding types that the table may have; None if it may have any."""
+        """Return NeuroShard's rule on the sharding types of the table; None if the table may have any type."""
         if set(self.forms) == set(self._known_forms) and not self.said.sharding_types:
             return None
-        types = tuple(its for its in types_of(*self.forms) if its in self._types)
+        types = tuple(kind for kind in types_of(*self.forms) if kind in self._types)
         return TableRule(escape(name), sharding_types=types)
 
     def tier_rule(self, name: str) -> TableRule | None:
-        """Return the rule on the table's tiers, if TorchRec's constraints name kernels or the cache's size, or None.
+        """Return NeuroShard's rule on the table's tiers;
+        None if constraints name neither compute kernels nor a cache size.
 
         Raises:
-            UserError: the cache is not a share of the table, or all kernels use host memory and `enforce_hbm` is set.
+            UserError: the cache's load factor is not a share of the table, or `enforce_hbm` is set and all kernels use
+                host memory.
         """
         cache, tiers = self.said.cache_params, self.tiers
         if self.enforces_hbm and tiers and Tier.DEVICE not in tiers:
@@ -398,7 +422,7 @@ def _lookups_of(constraints: ParameterConstraints) -> tuple[object, ...]:
 
 
 def _over_all(lookups: Sequence[float], poolings: Sequence[float], batches: Sequence[float], batch_size: int) -> float:
-    """Sum up lookups per sample of a batch, over features with batches of their own."""
+    """Return the sum over features of the lookups per sample, where each feature has its own batch size."""
     each = zip(lookups, poolings, batches, strict=True)
     return float(sum(factor * count * batch / batch_size for factor, count, batch in each))
 
@@ -408,9 +432,10 @@ def _for_each(values: Sequence[float], count: int) -> Sequence[float]:
 
 
 def named(tables: Sequence[Parameter], parameters: Sequence[Parameter]) -> dict[str, Parameter]:
-    """Return tables by their names, or by path and name if several collections have a table of the same name.
+    """Return tables by name, or by `path.name` if several collections have a table of the same name.
 
-    `parameters` are all of the model: the name of a table does not depend on which other tables are planned here.
+    `parameters` are all parameters of the model, so that the name of a table does not depend on which tables NeuroShard
+    plans.
     """
     count = Counter(parameter.name for parameter in parameters if parameter.config is not None)
     return {table.name if count[table.name] == 1 else table.qualified_name: table for table in tables}
@@ -421,10 +446,10 @@ def parameters_of(
     sharders: Sequence[ModuleSharder[nn.Module]],
     constraints: Mapping[str, ParameterConstraints] | None = None,
 ) -> Iterator[Parameter]:
-    """Yield every parameter that the sharders would shard; those of a module in several places once.
+    """Yield every parameter that the sharders would shard; a module in several places counts once.
 
-    `constraints` are TorchRec's, by name of the table, which holds in every collection, or by `path.name`, which counts
-    before that.
+    `constraints` are TorchRec's: by table name, which applies in every collection, or by `path.name`, which has
+    priority.
     """
     by_type: dict[Any, Any] = {sharder.module_type: sharder for sharder in sharders}
     constraints = constraints or {}
@@ -441,6 +466,9 @@ def parameters_of(
 
 
 def _sharded(path: str, module: nn.Module, sharders: Mapping[Any, Any]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the path and the module of each module that has a sharder;
+    modules inside such a module are not searched.
+    """
     if type(module) in sharders:
         yield path, module
         return
@@ -449,7 +477,7 @@ def _sharded(path: str, module: nn.Module, sharders: Mapping[Any, Any]) -> Itera
 
 
 def _configs(module: Any) -> Mapping[str, Any]:
-    """Return the configs, by name, of a module whose tables may be planned here; none for any other module."""
+    """Return the table configs, by name, of a module whose tables NeuroShard may plan; empty for other modules."""
     if isinstance(module, EmbeddingCollection):
         return {config.name: config for config in module.embedding_configs()}
     inner = module._embedding_bag_collection if isinstance(module, FeatureProcessedEmbeddingBagCollection) else module

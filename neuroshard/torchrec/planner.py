@@ -1,4 +1,4 @@
-"""A planner for TorchRec's DistributedModelParallel that searches with our cost models."""
+"""NeuroShardPlanner: a planner for TorchRec's DistributedModelParallel that searches with NeuroShard's cost models."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +69,7 @@ from neuroshard.words.model_choice import TORCHREC, ModelChoice, told
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
 _CANDIDATE_PLANS = _PASSES = 4
-_RESERVED_SHARE = 0.15  # as TorchRec's default reservation
+_RESERVED_SHARE = 0.15  # equals TorchRec's default reservation
 _DEFAULT_MODELS = {"cpu": "cpu", "cuda": "h100"}
 
 _Answer = TypeVar("_Answer")
@@ -81,58 +81,59 @@ class NeuroShardPlanner(ShardingPlanner):
     Args:
         topology: TorchRec's topology; None makes the topology of the current process group, as TorchRec does.
         batch_size: samples of one device per step; None is TorchRec's default, 512.
-        models: cost models, or their name or path; None takes "cpu" for CPUs, "h100" for CUDA GPUs. For devices of
-            other types there are none: all tables are left to TorchRec's planner.
+        models: cost models, or their name or path; None takes "cpu" for CPUs, "h100" for CUDA GPUs. Other types of
+            devices have no cost models, so that TorchRec's planner plans all tables.
         constraints: TorchRec's ParameterConstraints by the name of the table, or by `path.name` for the table of one
             module: sharding types, min_partition, pooling factors, and settings that are passed on to the kernels. A
             table may be row-wise if its sharding types name row_wise, or if it has none. The search makes such a table
             row-wise if it accepts the predicted gain, or if nothing else fits.
         data_parallel: True lets the search make tables data-parallel. The optimizer of TorchRec's fused kernels does
-            not train such tables: build their optimizer with `data_parallel_optimizer`. False leaves the type to tables
-            whose constraints or `rules` name it, and to tables that TorchRec can't train otherwise: tables whose number
-            of columns is not a multiple of 4.
-        storage_reservation: TorchRec's reservation of memory for the rest of the model. None reserves 15% of the memory
+            not train such tables: build their optimizer with `data_parallel_optimizer`. False allows the type only for
+            tables whose constraints or `rules` name it, and for tables that TorchRec cannot train otherwise: tables
+            whose number of columns is not a multiple of 4.
+        storage_reservation: TorchRec's reservation of memory for the rest of the model; None reserves 15% of the memory
             of every GPU.
-        rules: NeuroShard's constraints, for rules that TorchRec's can't express: devices, tables together or apart,
-            pinned shards.
-        memory: memory that counts in addition to weights; None counts one batch's buffers, the state of the optimizer
-            that the module or the sharders name, and the state of Adam for data-parallel tables, whose optimizer is not
-            known beforehand.
-        searcher: a search method, or the name of a config in `conf/searcher/`; `settings` override its settings.
+        rules: NeuroShard's constraints, for rules that TorchRec's constraints cannot express: devices, tables together
+            or apart, pinned shards.
+        memory: settings of the memory that counts in addition to weights; None counts the buffers of one batch, the
+            state of the optimizer that the module or the sharders name, and the state of Adam for data-parallel tables,
+            whose optimizer is not known before the job runs.
+        searcher: a search method, or the name of a config in `conf/searcher/`; `settings` override settings of the
+            config.
         given: a plan whose parameters are kept as they are; the memory of these parameters is subtracted.
         tables: statistics of tables, or a file of statistics; they override the lookups in constraints.
-        keep: a file for the plan; a later job with the same inputs reads it. If tables came, went, grew or have other
-            statistics, all other tables stay where they are, and a warning says what changed. A file that is not a kept
-            plan is refused, not overwritten. If the file was changed or damaged, a warning says so, and the search runs
-            again.
+        keep: a file for the plan; a later job with the same inputs reads the plan. If tables were added, removed, have
+            more rows or have other statistics, all other tables stay on their devices, and a warning lists the changes.
+            A file that is not a kept plan is an error and is not overwritten. If the file was changed or damaged, the
+            planner warns and searches again.
         keep_types: if true, tables of the kept plan keep their sharding types and numbers of column shards when that
             plan is adapted or a new search replaces it, so that optimizer state loads from checkpoints.
         stats: TorchRec's reports, such as EmbeddingStats(), which logs at level INFO.
-        callbacks: functions that take the plan as sharding options and return the options to use; each takes the result
-            of the callback before.
-        debug: passed on to the reports.
-        pipeline: none | sparse_dist | prefetch | semi_sync: training pipeline of the job, whose batches in flight count
-            as memory. "none" does not hide the input dist, so that costs count the input dist; "prefetch" sets up all
-            caches of the plan to prefetch. None takes the pipeline of `memory`; if that has none either, memory counts
-            one batch, and costs do not count the input dist.
+        callbacks: functions that take the plan as sharding options and return the options to use; each function
+            receives the result of the previous one.
+        debug: passed to the reports.
+        pipeline: none | sparse_dist | prefetch | semi_sync: training pipeline of the job; the memory counts its batches
+            in flight. With "none" costs count the input dist, because no pipeline hides it; "prefetch" sets up all
+            caches of the plan to prefetch. None takes the pipeline of `memory`; if `memory` has none either, memory
+            counts one batch, and costs do not count the input dist.
         timeout_seconds: maximum time of planning. The timeout stops TorchRec's planner, but never NeuroShard's search,
-            because a plan must not depend on how busy a machine is: a warning says if the search took longer.
-        plan_loader: TorchRec's plan loader. If the loaded plan was made for this job, it is used; else the job is
-            planned again, with a warning. If the plan fits several numbers of groups, the cheapest number counts. Not
-            together with `keep`.
-        num_groups: number of groups of TorchRec's DMPCollection, into which all ranks of the topology are divided;
-            "auto" chooses the number by cost. The plan is the plan of a group.
-        sync_steps: steps from one synchronisation of the groups' weights to the next.
+            because a plan must not depend on the load of the machine; if the search takes longer, the planner warns.
+        plan_loader: TorchRec's plan loader. If the loaded plan was made for this job, the planner uses it; otherwise
+            the planner warns and searches. If the plan fits several numbers of groups, the planner takes the number
+            with the lowest cost. Cannot be combined with `keep`.
+        num_groups: number of groups of TorchRec's DMPCollection into which all ranks of the topology are divided;
+            "auto" chooses the number by cost. The plan is the plan of one group.
+        sync_steps: number of steps between two synchronisations of the groups' weights.
         use_inter_host_allreduce: as in DMPCollection: True if groups are successive ranks.
-        verify: mirrored | steps | kernels: the best plans of a new search are measured on this machine, as
-            `neuroshard search verify=` does, and the fastest of them is taken; None takes the predicted best plan.
-            Measuring takes minutes: plan in a separate process, not under torchrun, and let `keep` hand the plan to the
-            job. Steps are measured in a plain loop if the job's `pipeline` is "none", else with sparse_dist. A Verifier
-            object decides by itself.
+        verify: mirrored | steps | kernels: measure the best plans of a new search on this machine, as `neuroshard
+            search verify=` does, and take the fastest plan; None takes the plan with the lowest predicted cost.
+            Measuring takes minutes: plan in a separate process, not under torchrun, and pass the plan to the job with
+            `keep`. Steps are measured in a plain loop if the job's `pipeline` is "none", otherwise with sparse_dist. A
+            Verifier object uses its own settings.
         candidate_plans: maximum number of plans that are measured.
         passes: number of passes over all candidate plans, at least 2; the error is estimated from their differences.
-        framework: "torchrec" if costs count the framework overhead that TorchRec adds to a step, "none" if they do not;
-            None counts the overhead if the models know it, and else warns.
+        framework: "torchrec" if costs count TorchRec's framework overhead, "none" if they do not; None counts the
+            overhead if the cost models can predict it, and otherwise warns.
         dense_ms: ms of the dense network per step on a GPU; None takes the plan with the least worst-case regret from 0
             to 15 ms.
         exchange_dtype: data type of embeddings and gradients in exchanges, such as "fp16", or "fp16/bf16" for forward
@@ -142,8 +143,8 @@ class NeuroShardPlanner(ShardingPlanner):
             memory.
 
     Attributes:
-        last_plan: the plan that was found last, of the tables that are planned here; None before the first plan, or if
-            no table is planned here.
+        last_plan: the latest plan of the tables that NeuroShard plans; None before the first plan, or if NeuroShard
+            plans no table.
         last_cost: predicted cost of `last_plan`.
         last_groups: sharding groups of `last_plan`.
     """
@@ -234,7 +235,8 @@ class NeuroShardPlanner(ShardingPlanner):
             Asked(
                 topology=groups.topology,
                 batch_size=batch_size,
-                reservation=copy(reservation) if groups.chosen else reservation,  # it knows what it left the last time
+                # A reservation stores the memory that it left last.
+                reservation=copy(reservation) if groups.chosen else reservation,
                 constraints=constraints,
                 fixed=flagged(given or ShardingPlan({}), pipeline, "given"),
                 rules=rules or Constraints(),
@@ -257,25 +259,26 @@ class NeuroShardPlanner(ShardingPlanner):
         self.last_groups: Groups | None = None
 
     def plan(self, module: nn.Module, sharders: Sharders | None = None) -> ShardingPlan:
-        """Plan `module`, which may be on the meta device; modules without a sharder are left out.
+        """Plan `module`, which may be on the meta device; return the plan of all modules that have a sharder.
 
         Args:
-            module: the model that holds the collections of tables.
+            module: the model that contains the collections of tables.
             sharders: None takes TorchRec's default sharders.
 
         Raises:
-            UserError: the tables can't be planned, the constraints contradict each other, or `keep` is another file.
+            UserError: the tables cannot be planned, the constraints contradict each other, or `keep` names a file of
+                another kind.
             InfeasibleError: no plan fits in memory.
         """
         return self._planned(module, sharders, dist.GroupMember.WORLD)
 
     def search(self, module: nn.Module, sharders: Sharders | None = None) -> Plan:
-        """Find the plan as `plan` does, and return the NeuroShard plan of the tables planned here: to save or evaluate.
+        """Find a plan as `plan` does; return the NeuroShard plan of its tables, which can be saved or evaluated.
 
         `keep`, `plan_loader`, `callbacks` and `stats` have no effect here.
 
         Raises:
-            UserError: as in `plan`, or no table of the model is planned here.
+            UserError: as in `plan`, or NeuroShard plans no table of the model.
         """
         models = self._models(module, sharders)
         if not models[0].tables:
@@ -300,13 +303,13 @@ class NeuroShardPlanner(ShardingPlanner):
         Args:
             module: the model as it is now.
             sharders: None takes TorchRec's default sharders.
-            previous: a NeuroShard plan, or its file: the file of `keep`, or a file that `Plan.save` wrote.
+            previous: a NeuroShard plan, or the path of its file: the file of `keep`, or a file that `Plan.save` wrote.
             max_moved_bytes: maximum bytes of weights and optimizer state of old tables that move, over all devices, as
                 a number or as text such as "20GB"; None sets no limit.
             settings: settings of `searcher=replan`.
 
         Raises:
-            UserError: as in `plan`, or every possible plan moves more bytes.
+            UserError: as in `plan`, or every possible plan moves more than `max_moved_bytes`.
             InfeasibleError: no plan fits in memory.
         """
         return self._replanned(module, sharders, previous, max_moved_bytes, settings, dist.GroupMember.WORLD)
@@ -314,7 +317,7 @@ class NeuroShardPlanner(ShardingPlanner):
     def collective_plan(
         self, module: nn.Module, sharders: Sharders | None = None, pg: dist.ProcessGroup | None = None
     ) -> ShardingPlan:
-        """Plan on rank 0 of the process group, and give the plan, `last_plan` and `last_cost` to all of its ranks.
+        """Plan on rank 0 of the process group; all ranks receive the plan, `last_plan` and `last_cost`.
 
         Raises:
             UserError: rank 0 found no plan; every rank raises the error.
@@ -341,17 +344,20 @@ class NeuroShardPlanner(ShardingPlanner):
         return self._collective(partial(self._replanned, module, sharders, previous, max_moved_bytes, settings), pg)
 
     def get_selected_options(self) -> list[ShardingOption]:
-        """Return the plan that this process found last as TorchRec's sharding options, as its planner does.
+        """Return the latest plan of this process as TorchRec's sharding options, as TorchRec's planner does.
 
-        Shards have TorchRec's estimates of memory, and predicted costs in ms. The list is empty before the first plan,
-        and on ranks that received the plan from rank 0.
+        The shards have TorchRec's memory estimates and NeuroShard's predicted costs in ms. The list is empty before the
+        first plan, and on ranks that received the plan from rank 0.
         """
         return self._selected()
 
     def get_search_space(self) -> None:
-        """Return None, by which TorchRec means that a planner enumerates no sharding options beforehand."""
+        """Return None, which tells TorchRec that this planner does not enumerate sharding options in advance."""
 
     def _collective(self, find: Callable[[dist.ProcessGroup], _Answer], pg: dist.ProcessGroup | None) -> _Answer:
+        """Call a function on rank 0 of a group; return its result on all ranks,
+        and set the planner's attributes there.
+        """
         group = pg or dist.GroupMember.WORLD
         if group is None:
             raise UserError(
@@ -370,13 +376,15 @@ class NeuroShardPlanner(ShardingPlanner):
     def _answer(
         self, find: Callable[[dist.ProcessGroup], _Answer], group: dist.ProcessGroup
     ) -> tuple[_Answer, Plan | None, Cost | None, Groups | None, Message | None]:
-        """Return the result of `find`, and the attributes that all ranks need."""
+        """Return the result of `find` and the planner's attributes that all ranks need."""
         answer, plan = find(group), self.last_plan
-        its = plan and replace(plan)  # without what was worked out of it
-        return answer, its, self.last_cost, self.last_groups, self._data_parallel
+        plan_to_send = plan and replace(plan)  # a copy without cached properties
+        return answer, plan_to_send, self.last_cost, self.last_groups, self._data_parallel
 
     def _planned(self, module: nn.Module, sharders: Sharders | None, group: dist.ProcessGroup | None) -> ShardingPlan:
-        """Read the whole plan from the file that it is kept in, or find it; report it, and keep a new one on rank 0."""
+        """Return the whole model's plan: the kept plan if it fits, or a new plan;
+        report it, and save a new plan on rank 0.
+        """
         started = perf_counter()
         models = self._models(module, sharders)
         kept = kept_in(self._keep) if self._keep else None
@@ -384,8 +392,8 @@ class NeuroShardPlanner(ShardingPlanner):
         return self._finished(found, group, started)
 
     def _after(self, kept: KeptPlan, models: Sequence[Model]) -> "_Way":
-        """Return the kept plan if it was made for the same inputs; else adapt that plan or search for another one."""
-        others = [self._differences(kept, one) for one in models]
+        """Return the kept plan if it was made for the same inputs; otherwise adapt it or search for another plan."""
+        others = [self._differences(kept, model_of_groups) for model_of_groups in models]
         if () in others:
             _log.info("the planner uses the plan that was kept in %s", self._keep)
             model = models[others.index(())]
@@ -395,7 +403,7 @@ class NeuroShardPlanner(ShardingPlanner):
         _log.warning(kept_plan_outdated(min(others, key=len)))
 
         def instead(model: Model) -> _Way:
-            """Find a plan for a model in place of the kept one."""
+            """Search for a plan of a model in place of the kept plan."""
             return self._searched(model, lambda finder, task: finder.found_instead(kept.plan, task))
 
         best = self._best(models, instead)
@@ -404,21 +412,25 @@ class NeuroShardPlanner(ShardingPlanner):
         return best
 
     def _differences(self, kept: KeptPlan, model: Model) -> tuple[str, ...]:
-        """Name the inputs that differ from the kept plan; constraints that such devices can't keep differ, too."""
+        """Return the names of the inputs that differ from the kept plan's;
+        "constraints" if these devices contradict them.
+        """
         try:
             asked = self._asked_for(model)
-        except UserError:  # which is raised again if this model is planned
+        except UserError:  # planning this model raises the error again
             return ("constraints",)
         return kept.differences(asked, device_memory(model.left), host_memory(model.left))
 
     def _loaded(self, models: Sequence[Model]) -> "_Way | None":
-        """Return the plan of the plan loader; None without a loader, or, with a warning, if the plan fits no groups."""
+        """Return the plan of the plan loader; None without a loader or, with a warning,
+        if the plan does not fit this job.
+        """
         loader = self._loader
         if loader is None:
             return None
 
         def taken(model: Model) -> _Way:
-            """Take the loaded plan for a model."""
+            """Return the loaded plan for a model."""
             finder = self._finder_of(model)
             return _Way(model, finder, *loaded_plan(loader, model, finder.simulator.models))
 
@@ -442,7 +454,7 @@ class NeuroShardPlanner(ShardingPlanner):
         for model in models:
             try:
                 found.append(find(model))
-            except UserError as error:  # too little memory, or a group too small for what constraints ask
+            except UserError as error:  # too little memory, or a group too small for the constraints
                 errors.append(error)
         if not found:
             raise errors[0]
@@ -452,11 +464,11 @@ class NeuroShardPlanner(ShardingPlanner):
         return min(found, key=lambda way: way.total_ms)
 
     def _found(self, model: Model) -> "_Way":
-        """Find a plan for a model from nothing."""
+        """Search for a plan of a model, from scratch."""
         return self._searched(model, Finder.found)
 
     def _searched(self, model: Model, search: Callable[[Finder, Task], Plan]) -> "_Way":
-        """Have TorchRec plan the parameters that are delegated to it, and find a plan for the tables planned here."""
+        """Let TorchRec plan the delegated parameters, and search for a plan of the tables that NeuroShard plans."""
         finder = self._finder_of(model)
         others, left = model.others()
         try:
@@ -475,6 +487,7 @@ class NeuroShardPlanner(ShardingPlanner):
         settings: Mapping[str, Any],
         group: dist.ProcessGroup | None,
     ) -> Replanned:
+        """Adapt the previous plan to the model; report the new plan and return it with the changes."""
         started = perf_counter()
         if self._keep:
             check_replaceable(self._keep)
@@ -496,8 +509,8 @@ class NeuroShardPlanner(ShardingPlanner):
             )
         before = previous if isinstance(previous, Plan) else Plan.load(previous)
         models, size = self._models(module, sharders), before.task.topology.num_devices
-        model = next((one for one in models if one.left.world_size == size), models[0])
-        found = self._searched(model, lambda its, task: its.changed(before, task, max_moved_bytes, **settings))
+        model = next((candidate for candidate in models if candidate.left.world_size == size), models[0])
+        found = self._searched(model, lambda finder, task: finder.changed(before, task, max_moved_bytes, **settings))
         if found.plan is None:
             raise no_table_planned()
         whole = self._finished(found, group, started)
@@ -505,10 +518,10 @@ class NeuroShardPlanner(ShardingPlanner):
         return Replanned(whole, after, table_changes(before, after), TaskChanges.between(before.task, after.task))
 
     def _finished(self, found: "_Way", group: dist.ProcessGroup | None, started: float) -> ShardingPlan:
-        """Report and remember the whole plan; rank 0 of the group keeps it if it is new."""
+        """Report the whole model's plan and set the planner's attributes; rank 0 of the group saves a new plan."""
         model, reports, took_s = found.model, self._reports, perf_counter() - started
         if found.kept:
-            reports = replace(reports, callbacks=())  # they had it before it was kept
+            reports = replace(reports, callbacks=())  # callbacks have changed the plan before it was kept
         elif remark := late_remark(took_s, model.asked.timeout_s):
             _log.warning(remark)
         whole, plan = reports.told(found.finder.simulator, model, found.whole, found.plan, took_s)
@@ -525,7 +538,7 @@ class NeuroShardPlanner(ShardingPlanner):
             _log.warning(remark)
         if self._keep and not found.kept and (group is None or dist.get_rank(group) == 0):
             left = model.left
-            its = KeptPlan(self._asked_for(model), self.last_plan, whole, device_memory(left), host_memory(left))
+            kept_plan = KeptPlan(self._asked_for(model), self.last_plan, whole, device_memory(left), host_memory(left))
             if reports.callbacks and (lost := model.forgotten(whole)):
                 _log.warning(
                     Message(
@@ -536,7 +549,7 @@ class NeuroShardPlanner(ShardingPlanner):
                     )
                 )
             else:
-                its.keep_in(self._keep)
+                kept_plan.keep_in(self._keep)
         return whole
 
     def _asked_for(self, model: Model) -> dict[str, str]:
@@ -544,7 +557,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return made_for(model, self._finder, self._reports.callbacks) if self._keep else {}
 
     def _models(self, module: nn.Module, sharders: Sharders | None) -> list[Model]:
-        """List the model on each of the groups that there may be; raise UserError if `sharders` is no list."""
+        """Return the model for each possible division into groups; raise UserError if `sharders` is not a list."""
         _check_type("sharders", sharders, Sequence)
         sharders = sharders or get_default_sharders()
         first = self._asked[0]
@@ -559,7 +572,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return [model, *(model.on(asked) for asked in self._asked[1:])]
 
     def _finder_of(self, model: Model) -> Finder:
-        """Build the finder whose costs count how the model's groups are synchronised."""
+        """Return the finder for a model; its costs count the synchronisation of the model's groups."""
         groups, simulator = model.asked.groups, self._finder.simulator
         if groups.num_groups == 1 or not model.tables:
             return self._finder
@@ -568,7 +581,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return replace(self._finder, simulator=counted)
 
     def _remember(self, found: "_Way", whole: ShardingPlan, plan: Plan | None) -> None:
-        """Remember the plan of the whole model, ours in it, and its cost, which is logged."""
+        """Set the latest plan, its cost and its groups; log the cost and the warnings of the cost models."""
         self._selected = partial(options_of, found.finder.simulator, found.model, whole, plan)
         self.last_plan, self.last_cost, self.last_groups = None, None, found.model.asked.groups
         if plan is None:
@@ -577,7 +590,8 @@ class NeuroShardPlanner(ShardingPlanner):
         cost = simulator.cost(task, plan)
         self.last_plan, self.last_cost = simulator.predicted(plan, cost), cost
         models = simulator.models
-        left_out = models.left_out("TorchRec") if models.framework is None else ()  # else nobody wants it counted
+        # If the models know the overhead but do not count it, the user has excluded it.
+        left_out = models.left_out("TorchRec") if models.framework is None else ()
         doubts = *simulator.warnings(plan), *left_out
         for warning in doubts:
             _log.warning(warning)
@@ -586,7 +600,7 @@ class NeuroShardPlanner(ShardingPlanner):
         _log.info("%d tables on %s:\n%s", len(task.tables), where, cost)
 
     def _warn_of_whole(self, model: Model, whole: ShardingPlan) -> None:
-        """Warn of tables that no fused optimizer trains, on all ranks, and of tables that can't be loaded."""
+        """Warn about tables that no fused optimizer trains, and about tables whose weights cannot be loaded."""
         self._data_parallel = data_parallel_remark(model.division.parameters, whole)
         if self._data_parallel:
             _log.warning(self._data_parallel)
@@ -596,7 +610,15 @@ class NeuroShardPlanner(ShardingPlanner):
 
 @dataclass(frozen=True)
 class _Way:
-    """A plan for a model on some groups: the whole plan, NeuroShard's plan in it, and True if a file has it already."""
+    """A plan of a model for one division into groups.
+
+    Attributes:
+        model: the model with the requirements of these groups.
+        finder: the search whose cost models predict the plan.
+        whole: the plan of the whole model.
+        plan: NeuroShard's plan in it; None if NeuroShard plans no table.
+        kept: True if the plan comes from the file of `keep`.
+    """
 
     model: Model
     finder: Finder
@@ -606,12 +628,12 @@ class _Way:
 
     @property
     def total_ms(self) -> float:
-        """The predicted cost in ms; 0 for a plan by TorchRec alone, whose cost is unknown."""
+        """The predicted cost in ms; 0 if TorchRec plans all tables, because the cost is then unknown."""
         return 0.0 if self.plan is None else self.finder.simulator.cost(self.plan.task, self.plan).total_ms
 
 
 def _of_first(group: dist.ProcessGroup, find: Callable[[], _Answer]) -> _Answer:
-    """Call a function on rank 0 of a group, and return its result, or raise its error, on all ranks of the group."""
+    """Call a function on rank 0 of a group; return its result, or raise its error, on all ranks of the group."""
     reply: list[Any] = [None]
     raised: BaseException | None = None
     if group.rank() == 0:
@@ -630,14 +652,14 @@ def _of_first(group: dist.ProcessGroup, find: Callable[[], _Answer]) -> _Answer:
 
 
 def _said(value: object) -> str:
-    """Return a value as an error names it: a text is called so, because quotes alone are easily overlooked."""
+    """Return a value as an error shows it; a text is called a text, because quotes alone are easily overlooked."""
     return f"the text {value!r}" if isinstance(value, str) else repr(value)
 
 
 def _check_type(name: str, value: object, wanted: type | UnionType) -> None:
-    """Raise UserError unless an argument is None or of the wanted type."""
+    """Raise UserError if an argument is neither None nor of the wanted type."""
     if value is not None and not isinstance(value, wanted):
-        words = " or ".join(its.__name__ for its in get_args(wanted) or (wanted,))
+        words = " or ".join(kind.__name__ for kind in get_args(wanted) or (wanted,))
         raise UserError(
             "planner-argument-type",
             f"{name} is {value!r}",
@@ -647,7 +669,7 @@ def _check_type(name: str, value: object, wanted: type | UnionType) -> None:
 
 
 def _check_one_source(keep: str | Path | None, plan_loader: PlanLoader | None) -> None:
-    """Raise UserError if both arguments bring a plan."""
+    """Raise UserError if `keep` and `plan_loader` are both set."""
     if keep is not None and plan_loader is not None:
         raise UserError(
             "planner-keep-with-loader",
@@ -658,7 +680,7 @@ def _check_one_source(keep: str | Path | None, plan_loader: PlanLoader | None) -
 
 
 def _check_timeout(timeout_seconds: int | None) -> None:
-    """Raise UserError unless a timeout is a number above 0, or None."""
+    """Raise UserError if a timeout is neither None nor a number above 0."""
     if timeout_seconds is not None and not (isinstance(timeout_seconds, Real) and timeout_seconds > 0):
         raise UserError(
             "planner-timeout-not-positive",
@@ -669,7 +691,7 @@ def _check_timeout(timeout_seconds: int | None) -> None:
 
 
 def _checked_batch_size(batch_size: int | None) -> int:
-    """Return the samples of one device per step, TorchRec's default for None; raise UserError unless 1 or more."""
+    """Return the samples of one device per step, or TorchRec's default for None; raise UserError if it is below 1."""
     batch_size = _BATCH_SIZE if batch_size is None else batch_size
     if not isinstance(batch_size, int) or batch_size < 1:
         raise UserError(
@@ -682,7 +704,7 @@ def _checked_batch_size(batch_size: int | None) -> int:
 
 
 def _checked_constraints(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ParameterConstraints]:
-    """Return constraints as a dictionary by the name of the table; raise UserError if they are something else."""
+    """Return the constraints as a dictionary by table name; raise UserError if they have another type."""
     if not isinstance(constraints, Mapping):
         raise UserError(
             "constraints-not-mapping",
@@ -703,7 +725,7 @@ def _checked_constraints(constraints: Mapping[str, ParameterConstraints]) -> dic
 
 
 def _simulator(models: CostModels, hides_input: bool) -> Simulator:
-    """Build the simulator, whose costs count the input dist if the job's pipeline does not hide it."""
+    """Return the simulator; its costs count the input dist if the job's pipeline does not hide it."""
     if not hides_input and models.input is None:
         _log.warning(
             Message(
@@ -718,8 +740,8 @@ def _simulator(models: CostModels, hides_input: bool) -> Simulator:
 
 def _warn_of_groups(ways: Sequence[Groups], models: CostModels, compute_device: str) -> None:
     """Warn if costs leave out the synchronisation of several groups, or if TorchRec cannot run them."""
-    several = [one for one in ways if one.num_groups > 1]
-    if not all(one.counts(models) for one in several):
+    several = [groups for groups in ways if groups.num_groups > 1]
+    if not all(groups.counts(models) for groups in several):
         _log.warning(
             Message(
                 "models-group-sync-missing",
@@ -741,6 +763,7 @@ def _warn_of_groups(ways: Sequence[Groups], models: CostModels, compute_device: 
 
 
 def _topology_of_group() -> TorchRecTopology:
+    """Return the topology of the current process group; raise UserError if there is no process group."""
     if not dist.is_initialized():
         raise UserError(
             "planner-topology-unknown",
@@ -750,7 +773,7 @@ def _topology_of_group() -> TorchRecTopology:
         )
     device = "cuda" if "nccl" in dist.get_backend() else "cpu"
     world, pod_size = dist.get_world_size(), get_topology_domain_multiple()
-    pod_size = None if pod_size is None else min(pod_size, world)  # a pod larger than the job, which TorchRec refuses
+    pod_size = None if pod_size is None else min(pod_size, world)  # TorchRec refuses a pod that is larger than the job
     sizes = {"local_world_size": get_local_size(), "pod_size": pod_size}
     return TorchRecTopology(world, device, created_by_factory=True, **sizes)
 
@@ -762,10 +785,10 @@ def _loaded_models(
     exchange_dtype: str | None,
     optimizer: str | None,
 ) -> tuple[CostModels, ModelChoice | None]:
-    """Load models by their name and settings, or take loaded ones; either count the framework overhead if they know it.
+    """Load cost models by name and settings, or take loaded ones; both count the framework overhead if they know it.
 
     Returns:
-        The models, and what they were loaded by; None for models that were loaded already.
+        The models and the choice that they were loaded by; the choice is None if the models were loaded already.
 
     Raises:
         UserError: there are no such models, or settings are given for models that were loaded already.
@@ -785,9 +808,9 @@ def _loaded_models(
 
 
 def _default_models(compute_device: str, dense_ms: float | None) -> str:
-    """Return the name of the default models for a type of devices.
+    """Return the name of the default cost models for a type of devices.
 
-    For types of devices without models the name is that of models that the planner never asks for a cost.
+    For types of devices without cost models, the name is that of models whose costs are never used.
     """
     name = _DEFAULT_MODELS.get(compute_device, "cpu")
     if compute_device == "cuda":

@@ -1,4 +1,4 @@
-"""Reports on a plan: TorchRec's reports, warnings, and the callbacks of TorchRec's planner."""
+"""Reports on a plan: TorchRec's reports, warnings, and callbacks as TorchRec's planner has them."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +20,6 @@ from torchrec.distributed.types import ModuleSharder, ParameterSharding, Shardin
 from neuroshard.cost.cost import INPUT, described_wait
 from neuroshard.cost.loads import LoadSets
 from neuroshard.models import CostModels
-from neuroshard.models.precision import Narrowed
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray, IntArray
@@ -37,7 +36,7 @@ from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.prefetching import flagged
 from neuroshard.torchrec.releases import TORCHREC
 from neuroshard.torchrec.sharding_plan import from_sharding_plan
-from neuroshard.words.collective import ELEMENT_BYTES
+from neuroshard.words.collective import ELEMENT_BYTES, Precision
 
 Sharders = list[ModuleSharder[nn.Module]]
 _log = logging.getLogger(__name__)
@@ -58,16 +57,17 @@ def late_remark(took_s: float, limit_s: int | None) -> Message | None:
 
 
 def precision_remark(model: Model, models: CostModels) -> Message | None:
-    """Return the warning that exchanged elements have other bytes than the models count; None if they are equal.
+    """Return the warning that exchanges and cost models have different bytes per element; None if the bytes are equal.
 
-    The codecs of the sharders (`QCommsConfig`) set the bytes; without codecs, the outputs of lookups (`output_dtype`).
+    The codecs of the sharders (`QCommsConfig`) decide the bytes; without codecs, the data type of lookups' outputs does
+    (`output_dtype`).
     """
     registries = [getattr(sharder, "qcomm_codecs_registry", None) or {} for sharder in model.sharders]
     codecs = [codec for registry in registries for codec in registry.values()]
     outputs = {parameter.output_bytes for parameter in model.tables.values()} or {ELEMENT_BYTES}
     for way in ("forward", "backward"):
-        exchange = getattr(models, way)
-        counted = round(ELEMENT_BYTES * exchange.share) if isinstance(exchange, Narrowed) else ELEMENT_BYTES
+        precision: Precision = getattr(models, f"{way}_precision")
+        counted = precision.element_bytes
         used = {getattr(codec, way).quantized_dtype.itemsize for codec in codecs} or outputs
         if used != {counted}:
             *smaller, largest = sorted(used)
@@ -83,22 +83,24 @@ def precision_remark(model: Model, models: CostModels) -> Message | None:
 
 
 def data_parallel_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> Message | None:
-    """Return the warning that a whole model's plan leaves tables without their optimizer; None if it does not.
+    """Return the warning that TorchRec does not train some tables of a plan with their optimizer;
+    None if it trains all.
 
-    TorchRec sets optimizers inside the fused kernels. Data-parallel tables have a dense kernel, whoever planned them,
-    and so have others in plans that name no kernel. TorchRec trains those of fused collections all the same.
+    TorchRec sets optimizers inside the fused kernels. Data-parallel tables have a dense kernel, independent of who
+    planned them; so do other tables in plans that name no kernel. TorchRec does train data-parallel tables of fused
+    collections.
     """
     lost = [
-        its
-        for its, sharding in _lying(parameters, sharding_plan)
-        if sharding.compute_kernel == DENSE and not (its.fused and sharding.sharding_type in COPIED)
+        table
+        for table, sharding in _shardings_in(parameters, sharding_plan)
+        if sharding.compute_kernel == DENSE and not (table.fused and sharding.sharding_type in COPIED)
     ]
     if not lost:
         return None
     optimizers = ", ".join(dict.fromkeys(map(named_optimizer, lost)))
-    copied = all(its.sharding_in(sharding_plan).sharding_type in COPIED for its in lost)
+    copied = all(table.sharding_in(sharding_plan).sharding_type in COPIED for table in lost)
     what = "that the plan makes data_parallel" if copied else f"with the compute kernel {DENSE!r}"
-    tables = f"{number_of(len(lost), 'table')} ({listed([its.qualified_name for its in lost])})"
+    tables = f"{number_of(len(lost), 'table')} ({listed([table.qualified_name for table in lost])})"
     return Message(
         "tables-optimizer-not-applied",
         f"TorchRec does not apply the optimizer ({optimizers}) to {tables} {what}",
@@ -111,10 +113,14 @@ def data_parallel_remark(parameters: Sequence[Parameter], sharding_plan: Shardin
 
 
 def _ways_out(lost: Sequence[Parameter]) -> str:
-    """Return the advice on how fused kernels can train tables that have dense kernels."""
-    odd = [f"{its.qualified_name} to {padded(its.config.embedding_dim)} columns" for its in lost if its.unlike_kernels]
+    """Return the advice on how fused kernels can train tables that have dense kernels, as text."""
+    odd = [
+        f"{table.qualified_name} to {padded(table.config.embedding_dim)} columns"
+        for table in lost
+        if table.unlike_kernels
+    ]
     ways = [] if len(odd) == len(lost) else ["remove data_parallel=True and remove data_parallel from sharding_types"]
-    if any(DENSE in (its.said.compute_kernels or ()) for its in lost):
+    if any(DENSE in (table.said.compute_kernels or ()) for table in lost):
         ways.append(f"remove {DENSE!r} from compute_kernels")
     if odd:
         ways.append(f"pad {listed(odd)}, because fused kernels need a multiple of 4 columns")
@@ -122,12 +128,14 @@ def _ways_out(lost: Sequence[Parameter]) -> str:
 
 
 def loading_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> Message | None:
-    """Return the warning that TorchRec can't load weights into a whole model's plan; None if it can.
+    """Return the warning that TorchRec cannot load weights into a whole model's plan; None if it can.
 
-    TorchRec reads all column shards of a table as wide as the first one, whoever planned them.
+    When it loads weights, TorchRec assumes that all column shards of a table are as wide as the first shard.
     """
     cut = [
-        its.qualified_name for its, sharding in _lying(parameters, sharding_plan) if len({*cut_widths(sharding)}) > 1
+        table.qualified_name
+        for table, sharding in _shardings_in(parameters, sharding_plan)
+        if len({*cut_widths(sharding)}) > 1
     ]
     if not cut:
         return None
@@ -140,22 +148,22 @@ def loading_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan)
 
 
 def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> Iterator[Message]:
-    """Yield a warning for each plan of parameters with which TorchRec computes other outputs than the unsharded model.
+    """Yield a warning for each group of tables in a plan with which TorchRec computes wrong outputs.
 
-    If a mean-pooled table is row-wise, TorchRec divides outputs of its collection by lengths: all but the outputs of
-    features that other, sum-pooled row-wise tables read, even if other code divided them before. Row-wise tables of
-    processed features change the weights of the batch in place.
+    If a mean-pooled table is row-wise, TorchRec divides outputs of its collection by the lengths, even if other code
+    has divided them before. The exception are the outputs of features that other, sum-pooled row-wise tables read.
+    Row-wise tables with processed features change the weights of the batch in place.
     """
-    lying = [(its, sharding.sharding_type) for its, sharding in _lying(parameters, sharding_plan)]
-    in_rows = [parameter for parameter, its in lying if its in IN_ROWS]
-    for path, means in grouped((its for its in in_rows if its.mean_pooled), lambda its: its.path).items():
+    with_types = [(table, sharding.sharding_type) for table, sharding in _shardings_in(parameters, sharding_plan)]
+    in_rows = [parameter for parameter, kind in with_types if kind in IN_ROWS]
+    for path, means in grouped((table for table in in_rows if table.mean_pooled), lambda table: table.path).items():
         shared = {feature for parameter in means for feature in parameter.config.feature_names}
         beside = [
             parameter.name
-            for parameter, its in lying
+            for parameter, kind in with_types
             if parameter.path == path
             and (
-                its not in IN_ROWS
+                kind not in IN_ROWS
                 or (not parameter.mean_pooled and shared.intersection(parameter.config.feature_names))
             )
         ]
@@ -169,7 +177,7 @@ def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan
                 "mean-pooled and sum-pooled tables; or make no table of the collection row-wise",
             )
     processed = [parameter.qualified_name for parameter in in_rows if parameter.processed]
-    if processed and any(parameter.config is not None and not parameter.processed for parameter, _ in lying):
+    if processed and any(parameter.config is not None and not parameter.processed for parameter, _ in with_types):
         yield Message(
             "processed-tables-row-wise",
             f"tables of a FeatureProcessedEmbeddingBagCollection are row-wise ({listed(processed)})",
@@ -181,22 +189,23 @@ def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan
 
 
 def mixed_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan, num_ranks: int) -> Iterator[Message]:
-    """Yield a warning for each collection whose outputs TorchRec can't exchange: a rank expects its own data type.
+    """Yield a warning for each collection whose outputs TorchRec cannot exchange,
+    because ranks expect different data types.
 
     The data type of a rank is the widest of its tables' types, and fp32 if the rank has no table. Row-wise and
     data-parallel tables, and codecs (`QCommsConfig`), set one data type for all ranks.
     """
     in_columns = [
         (parameter, sharding)
-        for parameter, sharding in _lying(parameters, sharding_plan)
+        for parameter, sharding in _shardings_in(parameters, sharding_plan)
         if parameter.config is not None
         and sharding.sharding_type not in IN_ROWS | COPIED
         and not getattr(parameter.sharder, "qcomm_codecs_registry", None)
     ]
-    for path, its in grouped(in_columns, lambda one: one[0].path).items():
+    for path, members in grouped(in_columns, lambda member: member[0].path).items():
         sizes = [
             max(
-                (parameter.output_bytes for parameter, sharding in its if rank in (sharding.ranks or ())),
+                (parameter.output_bytes for parameter, sharding in members if rank in (sharding.ranks or ())),
                 default=ELEMENT_BYTES,
             )
             for rank in range(num_ranks)
@@ -212,19 +221,27 @@ def mixed_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan, 
 
 
 def _collection(path: str) -> str:
-    """Return the words for the collection at a path; the model itself has no path."""
+    """Return the words for the collection at a path; the model itself has an empty path."""
     return f"collection {path!r}" if path else "the model"
 
 
-def _lying(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> list[tuple[Parameter, ParameterSharding]]:
-    """List the parameters that a plan has, each with its sharding."""
-    return [(its, its.sharding_in(sharding_plan)) for its in parameters if its.is_in(sharding_plan)]
+def _shardings_in(
+    parameters: Sequence[Parameter], sharding_plan: ShardingPlan
+) -> list[tuple[Parameter, ParameterSharding]]:
+    """Return the parameters that a plan contains, each with its sharding."""
+    return [
+        (parameter, parameter.sharding_in(sharding_plan)) for parameter in parameters if parameter.is_in(sharding_plan)
+    ]
 
 
 def withheld_remedy(parameters: Iterable[Parameter]) -> str:
-    """Return the advice to allow row-wise sharding for tables that have it only if constraints name it; else ""."""
+    """Return the advice to name row_wise for tables that are row-wise only if constraints say so;
+    "" if there are none.
+    """
     withheld = [
-        its.qualified_name for its in parameters if not its.said.sharding_types and its.withheld_types & IN_ROWS
+        parameter.qualified_name
+        for parameter in parameters
+        if not parameter.said.sharding_types and parameter.withheld_types & IN_ROWS
     ]
     if not withheld:
         return ""
@@ -236,7 +253,7 @@ def withheld_remedy(parameters: Iterable[Parameter]) -> str:
 
 @dataclass(frozen=True)
 class Reports:
-    """Callbacks, which take every plan and return the plan to use, and TorchRec's reports on the plan to use."""
+    """Callbacks, which can change every plan, and TorchRec's reports on the resulting plan."""
 
     stats: Sequence[Stats]
     callbacks: Sequence[Callback]
@@ -245,13 +262,13 @@ class Reports:
     def told(
         self, simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None, run_time_s: float
     ) -> tuple[ShardingPlan, Plan | None]:
-        """Pass the whole model's plan and NeuroShard's plan in it to callbacks, then to reports.
+        """Pass the whole model's plan and NeuroShard's plan in it to the callbacks, then to the reports.
 
         Returns:
             Both plans, as the callbacks changed them. `simulator` predicts the cost of NeuroShard's plan.
 
         Raises:
-            UserError: a callback moved shards such that TorchRec would fail, or train other rows than it should.
+            UserError: a callback moved shards such that TorchRec would fail or train wrong rows.
         """
         if not self.stats and not self.callbacks:
             return sharding_plan, plan
@@ -268,7 +285,7 @@ class Reports:
                 topology=asked.topology,
                 batch_size=asked.batch_size,
                 storage_reservation=asked.reservation,
-                num_proposals=1,  # a search counts as one
+                num_proposals=1,  # one search counts as one proposal
                 num_plans=1,
                 run_time=run_time_s,
                 best_plan=options,
@@ -278,16 +295,16 @@ class Reports:
                 debug_stats=PlanDebugStats(planner_type="NeuroShardPlanner", timeout_seconds=asked.timeout_s),
             )
         if self.stats and plan is not None:
-            _log.info(_told_of(plan, simulator, device_memory(asked.topology)))
+            _log.info(_summary_of(plan, simulator, device_memory(asked.topology)))
         return sharding_plan, plan
 
 
 def options_of(
     simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None
 ) -> list[ShardingOption]:
-    """List the plan as sharding options, with TorchRec's estimates of memory and predicted costs in ms.
+    """Return the plan as sharding options, with TorchRec's memory estimates and predicted costs in ms.
 
-    The options of `plan`, NeuroShard's, come first, with the lookups of its tables and the simulator's costs.
+    The options of NeuroShard's `plan` come first, with the lookups of its tables and the simulator's costs.
     """
     batch_size, topology, constraints = model.asked.batch_size, model.asked.topology, dict(model.asked.constraints)
     options = sharding_options(sharding_plan, model.division.parameters, batch_size, model.left)
@@ -303,17 +320,18 @@ def options_of(
     return options
 
 
-def _told_of(plan: Plan, simulator: Simulator, capacity: Sequence[int]) -> str:
-    """Describe what TorchRec's reports have no column for: imbalance, memory used, and the cost models.
+def _summary_of(plan: Plan, simulator: Simulator, capacity: Sequence[int]) -> str:
+    """Return a summary of values for which TorchRec's reports have no column: imbalance, memory used and cost models.
 
-    `capacity` has the bytes (D,) of each device. Memory used counts tables, reservations and tables planned elsewhere.
+    `capacity` has the bytes of each device, (D,). Memory used counts tables, reservations and the tables that TorchRec
+    planned.
     """
     cost, name = simulator.cost(plan.task, plan), simulator.models.label
     device_ms = cost.device_ms
     imbalance = float(device_ms.max() / device_ms.mean()) if device_ms.any() else 1.0
     each = zip(plan.device_bytes, plan.task.topology.device_memory, capacity, strict=True)
     full = [(held + has - left) / has for held, left, has in each]
-    waits = [f"; host: {told}" for told in (described_wait(cost.waited_ms),) if told is not None]
+    waits = [f"; host: {text}" for text in (described_wait(cost.waited_ms),) if text is not None]
     return (
         f"NeuroShard's plan: imbalance {imbalance:.2f} (slowest device / mean of devices), memory {min(full):.0%} to "
         f"{max(full):.0%} full including reservations, costs predicted by {name} "
@@ -322,12 +340,13 @@ def _told_of(plan: Plan, simulator: Simulator, capacity: Sequence[int]) -> str:
 
 
 def _set_perf(options: Sequence[ShardingOption], plan: Plan, simulator: Simulator, multiplier: float) -> None:
-    """Fill in the `perf` of all shards: the predicted parts of each device, divided between its shards.
+    """Set the `perf` of all shards: the predicted times of each device, divided between its shards.
 
-    Compute is divided by the predicted time of each shard alone, communication by the columns that samples get from
-    each shard; so the sum over a device is the predicted time of the device. The models predict compute of both passes
-    together: it is divided as TorchRec does, with `multiplier`, the ratio of backward to forward compute. The input
-    dist, if the models know it, is not part of the sum. Options are of the plan's tables, in their order.
+    Compute is divided in proportion to the predicted time of each shard alone, communication in proportion to the
+    columns that samples get from each shard. So the sum over a device is the predicted time of the device. The models
+    predict compute of both passes together; as in TorchRec, `multiplier` is the ratio of backward to forward compute.
+    The input dist, if the models predict it, is not part of the sum. `options` must be in the order of the plan's
+    tables.
     """
     cost, models = simulator.cost(plan.task, plan), simulator.models
     devices = np.array([placed.device for placed in plan.by_device], dtype=np.int64)
@@ -354,13 +373,16 @@ def _set_perf(options: Sequence[ShardingOption], plan: Plan, simulator: Simulato
 
 
 def _shared(total_ms: FloatArray, weight: FloatArray, devices: IntArray) -> FloatArray:
-    """Split devices' totals (D,) by the weights (S,) of the shards on them, into (S,); evenly if all weights are 0."""
+    """Divide the total ms of devices (D,) between their shards in proportion to weights (S,); return (S,).
+
+    If all weights of a device are 0, its total is divided equally.
+    """
     weight = np.maximum(weight, 0) + 1e-12
     return total_ms[devices] * weight / np.bincount(devices, weight, minlength=len(total_ms))[devices]
 
 
 def _of_both_ways(compute_ms: float, multiplier: float) -> tuple[float, float]:
-    """Split compute, which the models predict for both passes together, into the forward and the backward pass, in ms.
+    """Divide compute of both passes into the ms of the forward pass and of the backward pass.
 
     As in TorchRec, the backward pass takes `multiplier` times as long as the forward pass.
     """

@@ -1,7 +1,7 @@
-"""Pods: hosts that fast links join. TorchRec shards `table_row_wise` and `grid_shard` tables over the ranks of one pod.
+"""Pods: groups of hosts joined by fast links. TorchRec shards `table_row_wise` and `grid_shard` tables over one pod.
 
-A plan and the job that runs it must agree on the number of these ranks. If they differ, TorchRec fails or hangs
-with `table_row_wise` tables, and trains other rows of `grid_shard` tables without an error.
+A plan and the job that runs the plan must agree on the number of ranks of a pod. If the numbers differ, TorchRec fails
+or hangs with `table_row_wise` tables, and trains wrong rows of `grid_shard` tables without an error.
 """
 
 import os
@@ -20,29 +20,29 @@ from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.sharding_plan import parameters_in
 
 POD_SIZE = "TORCHREC_RESOLVED_POD_SIZE"
-"""The environment variable from which DistributedModelParallel reads how many hosts a pod has; without it, one."""
+"""The environment variable from which DistributedModelParallel reads the number of hosts per pod; 1 if unset."""
 
 BY_POD = frozenset({ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value})
 
 
 class RankSizes(Protocol):
-    """The sizes that a TorchRec topology and an estimator's `ShardPerfContext` both have, in ranks."""
+    """Numbers of ranks that both a TorchRec topology and an estimator's `ShardPerfContext` have."""
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of the job."""
+        """The number of ranks of the job."""
 
     @property
     def local_world_size(self) -> int:
-        """Number of ranks on each host."""
+        """The number of ranks on each host."""
 
     @property
     def intra_group_size(self) -> int:
-        """Number of ranks in each pod; a context without pods has 1."""
+        """The number of ranks in each pod; 1 in a context without pods."""
 
 
 def check_sizes(topology: TorchRecTopology) -> None:
-    """Raise UserError unless hosts of equal size hold all ranks, and pods have hosts."""
+    """Raise UserError if hosts do not have equal numbers of ranks, or if a pod has no host."""
     world, host = int(topology.world_size), int(topology.local_world_size)
     if host < 1 or world % host:
         raise UserError(
@@ -65,8 +65,9 @@ def check_sizes(topology: TorchRecTopology) -> None:
 def ranks_per_pod(sizes: RankSizes) -> int:
     """Return the number of successive ranks that fast links join.
 
-    This is a pod's number, or the whole job's if a pod is larger than the job. If pods do not divide the ranks, it is a
-    host's number: the slower answer of the two, and the one that TorchRec takes without a pod size.
+    This is the number of ranks of a pod, but at most the number of ranks of the job. If pods do not divide the ranks
+    equally, the result is the number of ranks of a host: the slower of both possibilities, and the number that TorchRec
+    takes without a pod size.
     """
     world, host = int(sizes.world_size), int(sizes.local_world_size)
     pod = min(max(int(sizes.intra_group_size), host), world)
@@ -74,9 +75,10 @@ def ranks_per_pod(sizes: RankSizes) -> int:
 
 
 def ignored_pods_remark(topology: TorchRecTopology) -> Message | None:
-    """Return the warning that pods do not divide a job's ranks, so that costs count fast links within hosts only.
+    """Return the warning that pods do not divide a job's ranks equally,
+    so that costs count fast links within hosts only.
 
-    None if pods divide the ranks.
+    The result is None if pods divide the ranks equally.
     """
     world, host, pod = int(topology.world_size), int(topology.local_world_size), int(topology.intra_group_size)
     if ranks_per_pod(topology) == min(pod, world):
@@ -93,9 +95,9 @@ def ignored_pods_remark(topology: TorchRecTopology) -> Message | None:
 
 
 def pod_size_remark(sharding_plan: ShardingPlan, topology: TorchRecTopology) -> Message | None:
-    """Return the warning that DistributedModelParallel would shard tables over other ranks than the plan.
+    """Return the warning that DistributedModelParallel would shard tables over other ranks than the plan does.
 
-    None if the plan has no tables that are sharded over a pod, or if the environment of this process fits the plan.
+    The result is None if the plan shards no tables over pods, or if the environment of this process fits the plan.
     """
     tables = [name for _, name, sharding in parameters_in(sharding_plan) if sharding.sharding_type in BY_POD]
     host, pod = int(topology.local_world_size), ranks_per_pod(topology)
@@ -115,7 +117,9 @@ def pod_size_remark(sharding_plan: ShardingPlan, topology: TorchRecTopology) -> 
 
 
 def _started_per_host(topology: TorchRecTopology) -> int:
-    """Return the ranks per host that TorchRec reads in this process, if it is one of the job's; else the topology's."""
+    """Return the ranks per host: as TorchRec reads them if this process belongs to the job,
+    otherwise the topology's.
+    """
     world = int(topology.world_size)
     if dist.is_initialized() and dist.get_world_size() == world:
         return int(get_local_size(world))
@@ -123,15 +127,16 @@ def _started_per_host(topology: TorchRecTopology) -> int:
 
 
 def check_by_pod(table: str, sharding: ParameterSharding, topology: TorchRecTopology, where: str) -> None:
-    """Raise UserError unless each column range of a table has a block of rows on every rank of a pod.
+    """Raise UserError if a column range of a table does not have one row block on every rank of a pod, in order.
 
-    `table` is the table's name in the error, and `where` the place of the sharding. Tables of other types pass.
+    `table` is the table's name and `where` the place of the sharding, both for the error. Only sharding types that use
+    pods are checked.
     """
     if sharding.sharding_type not in BY_POD:
         return
     pod, blocks = ranks_per_pod(topology), zip(shards_of(sharding), sharding.ranks or (), strict=False)
-    for column, its in grouped(blocks, lambda block: block[0].shard_offsets[1]).items():
-        ranks = [rank for _, rank in its]
+    for column, blocks_of_column in grouped(blocks, lambda block: block[0].shard_offsets[1]).items():
+        ranks = [rank for _, rank in blocks_of_column]
         if ranks[0] % pod or ranks != list(range(ranks[0], ranks[0] + pod)):
             more = f", {pod} to {2 * pod - 1}, and so on" if pod < topology.world_size else ""
             raise UserError(

@@ -1,4 +1,6 @@
-"""Prefetching: the pipeline that fetches rows into caches ahead of time, and the flag that TorchRec's kernels need."""
+"""Prefetching: a pipeline that fetches rows into caches in advance,
+and the flag that TorchRec's kernels need for it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,8 +20,8 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.torchrec.kernels import PREFETCH, PREFETCHED
 
-# TorchRec's names, for estimates of the memory of tables that it plans; it has none for semi-synchronous training,
-# whose batches in flight are as many as those of a pipeline that prefetches, but for the caches.
+# TorchRec's names of pipelines, for its memory estimates. TorchRec has no name for semi-synchronous training, which
+# has as many batches in flight as a prefetching pipeline, but prefetches nothing into caches.
 _PIPELINE_TYPES = {
     "none": PipelineType.TRAIN_BASE,
     "sparse_dist": PipelineType.TRAIN_SPARSE_DIST,
@@ -29,10 +31,10 @@ _PIPELINE_TYPES = {
 
 
 def pipeline_of(pipeline: str | None, memory: MemoryUse | None) -> str | None:
-    """Return the job's pipeline, by the planner's `pipeline` or by `memory.pipeline`; None if neither names one.
+    """Return the job's pipeline, from the planner's `pipeline` or from `memory.pipeline`; None if neither names one.
 
     Raises:
-        UserError: they name different pipelines, or there is no such pipeline.
+        UserError: they name different pipelines, or there is no pipeline of this name.
     """
     named = MemoryUse(pipeline=pipeline).pipeline
     counted = None if memory is None else memory.pipeline
@@ -46,17 +48,17 @@ def pipeline_of(pipeline: str | None, memory: MemoryUse | None) -> str | None:
 
 
 def pipeline_type(pipeline: str | None) -> PipelineType:
-    """Return TorchRec's name of a pipeline."""
+    """Return TorchRec's type of a pipeline."""
     return PipelineType.NONE if pipeline is None else _PIPELINE_TYPES[pipeline]
 
 
 def pipeline_named(named: PipelineType) -> str | None:
-    """Return the pipeline by TorchRec's name; None if `MemoryUse` does not have that pipeline."""
-    return next((pipeline for pipeline, its in _PIPELINE_TYPES.items() if its is named), None)
+    """Return the name of TorchRec's type of pipeline; None if `MemoryUse` does not support the pipeline."""
+    return next((pipeline for pipeline, known_type in _PIPELINE_TYPES.items() if known_type is named), None)
 
 
 def check_prefetching(constraints: Mapping[str, ParameterConstraints], pipeline: str | None) -> None:
-    """Raise UserError if the cache parameters of constraints, by name of the table, contradict the job's pipeline."""
+    """Raise UserError if cache parameters in constraints (by table name) contradict the job's pipeline."""
     for name, constraint in constraints.items():
         kernels = constraint.compute_kernels
         if constraint.cache_params is not None and (not kernels or PREFETCHED.intersection(kernels)):
@@ -64,7 +66,9 @@ def check_prefetching(constraints: Mapping[str, ParameterConstraints], pipeline:
 
 
 def check_cache(where: str, cache: CacheParams, pipeline: str | None) -> None:
-    """Raise UserError if the parameters of a cache, at a place `where`, contradict the job's pipeline, or FBGEMM."""
+    """Raise UserError if cache parameters contradict the job's pipeline or FBGEMM;
+    `where` is their place, for the error.
+    """
     flag = cache.prefetch_pipeline
     if flag is not None and pipeline is not None and flag is not (pipeline == PREFETCH):
         remedy = f"set pipeline={PREFETCH!r}, if the job runs PrefetchTrainPipelineSparseDist"
@@ -97,7 +101,7 @@ def check_cache(where: str, cache: CacheParams, pipeline: str | None) -> None:
 def flagged(sharding_plan: ShardingPlan, pipeline: str | None, where: str) -> ShardingPlan:
     """Return a new plan in which every cached table has the flag that a prefetching pipeline needs.
 
-    For any other pipeline return the plan itself. `where` names the plan in errors.
+    With any other pipeline, return the plan itself. `where` names the plan in errors.
 
     Raises:
         UserError: the cache of a table is set up not to prefetch.
@@ -108,12 +112,13 @@ def flagged(sharding_plan: ShardingPlan, pipeline: str | None, where: str) -> Sh
     for path, module in sharding_plan.plan.items():
         modules[path] = module
         if isinstance(module, EmbeddingModuleShardingPlan):
-            its = {name: _flagged(sharding, f"{where}: table {name!r}") for name, sharding in module.items()}
-            modules[path] = EmbeddingModuleShardingPlan(its)
+            shardings = {name: _flagged(sharding, f"{where}: table {name!r}") for name, sharding in module.items()}
+            modules[path] = EmbeddingModuleShardingPlan(shardings)
     return ShardingPlan(modules)
 
 
 def _flagged(sharding: ParameterSharding, where: str) -> ParameterSharding:
+    """Return the sharding of a table with the prefetching flag if the table has a cache."""
     if sharding.compute_kernel not in PREFETCHED:
         return sharding
     cache = sharding.cache_params or CacheParams()
@@ -122,6 +127,6 @@ def _flagged(sharding: ParameterSharding, where: str) -> ParameterSharding:
 
 
 def flagged_constraint(constraint: ParameterConstraints | None) -> ParameterConstraints:
-    """Return the constraint of a table with the flag that its cache needs in a pipeline that prefetches."""
+    """Return the constraint of a table with the flag that a cache needs in a prefetching pipeline."""
     constraint = constraint or ParameterConstraints()
     return replace(constraint, cache_params=replace(constraint.cache_params or CacheParams(), prefetch_pipeline=True))

@@ -1,4 +1,4 @@
-"""Statistics of a TorchRec model's tables, from the batches that it is trained on."""
+"""Count statistics of a TorchRec model's tables from the batches that the model is trained on."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
@@ -36,7 +36,7 @@ def profile(
     row_blocks: RowBlocks = MAX_ROW_BLOCKS,
     max_bytes: Size = MAX_BYTES,
 ) -> MeasuredTables:
-    """Count the lookups of a model's tables in batches: statistics that give the best plans of `NeuroShardPlanner`.
+    """Count the lookups of a model's tables in batches; with these statistics `NeuroShardPlanner` finds the best plans.
 
     Pooled and sequence tables are counted as in `ns.tables_from_batches`: batches are joined to global batches, and the
     lookups of all features of a table add up; `Counted.lookups` has the lookups of each feature. The model is not run,
@@ -44,10 +44,10 @@ def profile(
 
     Args:
         model: the model, before it is sharded.
-        batches: any number of batches, which are read one by one, such as a data loader. Each batch is a
+        batches: any number of batches, such as a data loader; they are read one by one. Each batch is a
             KeyedJaggedTensor, or a mapping or list of KeyedJaggedTensors. Features without a table are ignored.
-        features: a function that returns these from a batch of another type, such as
-            `lambda batch: batch.sparse_features`.
+        features: a function that returns the KeyedJaggedTensors of a batch of another type, such as `lambda batch:
+            batch.sparse_features`.
         global_batch_size: samples per step over all devices; None takes each batch as the batch of one device, so that
             the global batch size is `world_size` times the samples of the first batch.
         world_size: number of devices; None takes the size of the process group. Not used if `global_batch_size` is set.
@@ -57,7 +57,7 @@ def profile(
 
     Raises:
         UserError: the model has no tables, a batch has another type or lacks a feature, or the number of devices is
-            not known; and as in `ns.tables_from_batches`.
+            unknown; and as in `ns.tables_from_batches`.
     """
     parameters = divide(model, sharders or get_default_sharders(), {}).tables
     if not parameters:
@@ -89,6 +89,7 @@ def profile(
 
 
 def _devices() -> int:
+    """Return the number of devices of the process group; raise UserError if there is no process group."""
     if not dist.is_initialized():
         raise UserError(
             "profile-devices-unknown",
@@ -100,7 +101,14 @@ def _devices() -> int:
 
 
 def _by_key(batch: object, features: Callable[[Any], Any] | None, read: Set[str]) -> dict[str, KeyedJaggedTensor]:
-    """Find the tensor of each key; raise UserError if there are none, or two tensors with a key that tables `read`."""
+    """Return the tensor of each key of a batch.
+
+    `read` has the keys that tables read.
+
+    Raises:
+        UserError: the batch has another type, or two tensors have the same key or different numbers of samples for keys
+            in `read`.
+    """
     taken = batch if features is None else features(batch)
     tensor_of: dict[str, KeyedJaggedTensor] = {}
     for tensor in _tensors(taken):
@@ -124,6 +132,7 @@ def _by_key(batch: object, features: Callable[[Any], Any] | None, read: Set[str]
 
 
 def _tensors(taken: object) -> Iterator[KeyedJaggedTensor]:
+    """Yield the KeyedJaggedTensors in a batch, also from nested mappings and lists; raise UserError for other types."""
     if isinstance(taken, KeyedJaggedTensor):
         yield taken
     elif isinstance(taken, (Mapping, list, tuple)):
@@ -139,8 +148,8 @@ def _tensors(taken: object) -> Iterator[KeyedJaggedTensor]:
 
 
 def _samples(batches: Sequence[Mapping[str, KeyedJaggedTensor]], read: Set[str]) -> int:
-    """Count the samples of the first batch for the keys that tables `read`; raise UserError if there are none."""
-    tensors = (tensor for its in batches[:1] for key, tensor in its.items() if key in read)
+    """Return the number of samples of the first batch for the keys that tables `read`; raise UserError if it is 0."""
+    tensors = (tensor for tensor_of in batches[:1] for key, tensor in tensor_of.items() if key in read)
     samples = max((int(tensor.stride()) for tensor in tensors), default=0)
     if not samples:
         raise UserError(
@@ -158,7 +167,7 @@ def _read(
     tensors: Mapping[str, KeyedJaggedTensor],
     place: int,
 ) -> list[Features]:
-    """Read the lookups of each table's features in a batch, (T,)."""
+    """Return the lookups of each table's features in a batch, one entry per table, (T,)."""
     return [
         {key: _lookups(tensors, key, shape, place) for key in parameter.config.feature_names}
         for parameter, shape in zip(parameters.values(), shapes, strict=True)
@@ -166,6 +175,7 @@ def _read(
 
 
 def _lookups(tensors: Mapping[str, KeyedJaggedTensor], key: str, shape: TableShape, place: int) -> Lookups:
+    """Return the lookups of one feature of a table in a batch; raise UserError if the batch lacks the feature."""
     where = f"batch {place}, table {shape.name!r}"
     if key not in tensors:
         raise UserError(

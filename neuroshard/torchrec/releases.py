@@ -15,18 +15,20 @@ FAILS_WITH_VARIABLE_BATCHES = frozenset[str](() if _IS_1_9 else (ShardingType.GR
 """The sharding types that fail on all devices if the features of a batch have different numbers of samples."""
 
 HAS_DRY_RUN = _IS_1_9
-"""Whether TorchRec has a dry run."""
+"""True if TorchRec has a dry run."""
 
 COMPUTE_DEVICES = ("cpu", "cuda", "mtia", "tpu") if _IS_1_9 else ("cpu", "cuda", "mtia")
-"""The types of devices that topologies have."""
+"""The types of devices for which TorchRec has topologies."""
 
 CONTEXT_ERRORS: tuple[type[Exception], ...] = (planner_types.PlannerContextFingerprintError,) if _IS_1_9 else ()
 """The exceptions that TorchRec raises if it cannot compute the context hash of a plan."""
 
 OTHER_CONTEXT = "another job" if _IS_1_9 else "another job, or under another PYTHONHASHSEED"
-"""The job that a plan with another context hash was made for, in words."""
+"""Words for the job of a plan with another context hash, for messages."""
 
 
 def stashing(is_stashed: bool) -> dict[str, bool]:
-    """Return the argument of a sharding option that says whether TorchRec stashes the weights of a table."""
+    """Return the argument of a sharding option for tables whose weights TorchRec stashes;
+    empty in releases without it.
+    """
     return {"stash_weights": is_stashed} if _IS_1_9 else {}

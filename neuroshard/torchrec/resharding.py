@@ -1,4 +1,4 @@
-"""Plans that change while a job runs: the difference of two plans, moved by TorchRec's reshard call."""
+"""Move tables while a job runs: TorchRec's `reshard` moves the difference of two plans."""
 
 import logging
 from collections.abc import Mapping
@@ -18,25 +18,25 @@ from neuroshard.torchrec.options import PASSED_ON
 from neuroshard.torchrec.sharding_plan import parameters_in
 
 _log = logging.getLogger(__name__)
-_MOVED_STATE = ".momentum1"  # all that TorchRec moves of an optimizer
+_MOVED_STATE = ".momentum1"  # the only optimizer state that TorchRec moves
 
 
 def reshard(model: DistributedModelParallel, sharding_plan: ShardingPlan) -> tuple[str, ...]:
-    """Move tables of a running job to where a plan has them, weights and optimizer states; all ranks call it.
+    """Move the tables of a running job to the places of a new plan, with weights and optimizer states.
 
-    TorchRec moves pooled tables whose sharding type stays `table_wise` or `column_wise`. All tables are checked before
-    anything moves; after an error the job runs on as it was.
+    All ranks must call this function. TorchRec moves pooled tables whose sharding type stays `table_wise` or
+    `column_wise`. All tables are checked before anything moves; after an error the job is unchanged.
 
     Args:
         model: the model in training. Afterwards it has the new plan and a new `fused_optimizer` with the same learning
-            rate: give the new optimizer to schedulers and wrappers of the old one.
+            rate: pass the new optimizer to schedulers and wrappers of the old one.
         sharding_plan: the new plan of all tables, such as `Replanned.sharding_plan`.
 
     Returns:
         The names of the tables that moved, with the paths of their modules in front.
 
     Raises:
-        UserError: TorchRec can't move a table that would have to move.
+        UserError: TorchRec cannot move a table whose place differs.
     """
     changed = plan_difference(model.plan, sharding_plan)
     if changed:
@@ -47,26 +47,26 @@ def reshard(model: DistributedModelParallel, sharding_plan: ShardingPlan) -> tup
 
 
 def _move(model: DistributedModelParallel, path: str, parameters: EmbeddingModuleShardingPlan) -> None:
-    """Move tables of a module as `model.reshard` does, which takes no model that has nothing but tables to train.
+    """Move tables of a module as `model.reshard` does, also in models in which only tables are trained.
 
-    The module's kernels are made again, with the learning rate that they began with: settings that have changed since
-    are put back, on ranks that had none of a table too.
+    The move creates new kernels with their initial learning rate. Optimizer settings that changed since then are
+    restored, also on ranks that had no part of a table before.
     """
     sharded: Any = model.module.get_submodule(path)
     settings = _settings_everywhere(sharded)
     model._sharder_map[sharded.unsharded_module_type].reshard(sharded, parameters, model._env, model.device)
-    sharded._has_features_permute = True  # else features keep an order that they may not have any more
+    sharded._has_features_permute = True  # otherwise features keep their old order, which may be wrong now
     for _, optimizer in sharded.fused_optimizer.optimizers:
         for key in optimizer.params:
             for group in optimizer.param_groups:
                 group.update(settings[key])
-        optimizer.step()  # gives the rate to the kernel, no more
+        optimizer.step()  # only passes the learning rate to the kernel
     model._optim = model._init_optim(model.module)
     model.plan.plan[path] = sharded.module_sharding_plan
 
 
 def _settings_everywhere(sharded: Any) -> dict[str, dict[str, Any]]:
-    """Collect the settings of a module's fused optimizer by table, such as its learning rate, from all ranks."""
+    """Return the settings of a module's fused optimizer, such as the learning rate, by table, from all ranks."""
     own = {
         key: {name: value for name, value in group.items() if name != "params"}
         for _, optimizer in sharded.fused_optimizer.optimizers
@@ -75,19 +75,20 @@ def _settings_everywhere(sharded: Any) -> dict[str, dict[str, Any]]:
     }
     every: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(every, own)
-    return {key: settings for its in every for key, settings in its.items()}
+    return {key: settings for settings_of_rank in every for key, settings in settings_of_rank.items()}
 
 
 def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, EmbeddingModuleShardingPlan]:
-    """Return the parameters of each module whose shards change in another plan, as TorchRec's `reshard` takes them.
+    """Return the parameters of each module whose shards change, in the form that TorchRec's `reshard` takes.
 
-    A whole table keeps its sharding type, table_wise or column_wise: for one shard both mean the same. Every table
-    keeps the settings of its kernel, such as the cache's; a warning names settings that differ in the other plan.
+    An unsplit table keeps its sharding type, table_wise or column_wise, because both types mean the same for one shard.
+    Every table keeps its kernel settings, such as those of its cache; a warning names the settings that differ in the
+    new plan.
 
     Raises:
-        UserError: the plans have different tables, or a table changes such that TorchRec can't move it.
+        UserError: the plans have different tables, or TorchRec cannot make a change of a table.
     """
-    old, new = ({(path, name): its for path, name, its in parameters_in(plan)} for plan in (before, after))
+    old, new = ({(path, name): sharding for path, name, sharding in parameters_in(plan)} for plan in (before, after))
     if other := sorted(".".join(filter(None, key)) for key in old.keys() ^ new.keys()):
         raise UserError(
             "reshard-tables-differ",
@@ -117,13 +118,15 @@ def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, Embe
 
 
 def _places(sharding: ParameterSharding) -> tuple[object, ...]:
-    """Return values that differ if a table's shards or kernel differ; data-parallel tables are on all devices."""
+    """Return values that differ if a table's shards or kernel differ; ranks of data-parallel tables do not count."""
     shards = [(*shard.shard_offsets, *shard.shard_sizes) for shard in shards_of(sharding)]
     return sharding.ranks if shards else None, shards, sharding.compute_kernel
 
 
 def _moved(name: str, was: ParameterSharding, now: ParameterSharding) -> ParameterSharding:
-    """Return a table's new sharding, with its present sharding type; raise UserError if TorchRec can't move it."""
+    """Return a table's new sharding with its present sharding type;
+    raise UserError if TorchRec cannot move the table.
+    """
     types = was.sharding_type, now.sharding_type
     if not {WHOLE, SPLIT}.issuperset(types):
         raise UserError(
@@ -153,7 +156,10 @@ def _moved(name: str, was: ParameterSharding, now: ParameterSharding) -> Paramet
 def _check_everywhere(
     model: DistributedModelParallel, after: ShardingPlan, changed: Mapping[str, EmbeddingModuleShardingPlan]
 ) -> None:
-    """Raise UserError on every rank if tables can't move on one: each rank has the optimizer of its own shards only."""
+    """Raise UserError on every rank if tables cannot move on one rank.
+
+    Each rank knows only the optimizer of its own shards, so the ranks exchange their results.
+    """
     refused: UserError | None = None
     try:
         for path, parameters in changed.items():
@@ -167,7 +173,8 @@ def _check_everywhere(
     dist.all_gather_object(answers, (refused, hash(_MOVED_STATE)))
     for first in [error for error, _ in answers if error is not None]:
         raise first
-    if "gloo" in dist.get_backend() and len({number for _, number in answers}) > 1:  # numbers messages
+    # Over gloo TorchRec's message numbers are hashes, which depend on the hash seed.
+    if "gloo" in dist.get_backend() and len({number for _, number in answers}) > 1:
         raise UserError(
             "reshard-hash-seeds-differ",
             "the processes of the job have different hash seeds",
@@ -177,7 +184,7 @@ def _check_everywhere(
 
 
 def _check_widths(path: str, after: ShardingPlan) -> None:
-    """Raise UserError unless a module's tables are cut into shards of one width: TorchRec would mix up columns."""
+    """Raise UserError if a module's tables have shards of unequal width; TorchRec would mix up their columns."""
     for name, sharding in after.plan[path].items():
         widths = sorted(set(cut_widths(sharding)))
         if len(widths) > 1:
@@ -193,7 +200,7 @@ def _check_widths(path: str, after: ShardingPlan) -> None:
 
 
 def _check_movable(model: DistributedModelParallel, path: str, parameters: Mapping[str, Any]) -> None:
-    """Raise UserError unless a module's sharder moves tables, and all that the optimizer keeps of them."""
+    """Raise UserError if a module's sharder cannot move tables, or cannot move all of their optimizer states."""
     sharded = model.module.get_submodule(path)
     sharder = model._sharder_map.get(getattr(sharded, "unsharded_module_type", None))
     if not hasattr(sharder, "reshard"):
@@ -211,18 +218,20 @@ def _check_movable(model: DistributedModelParallel, path: str, parameters: Mappi
             remedy="Save a checkpoint, and load it under the new plan",
         )
     before = model.plan.plan[path]
-    for key, its in sharded.fused_optimizer.state_dict()["state"].items():
+    for key, states in sharded.fused_optimizer.state_dict()["state"].items():
         name = key.split(".")[-2]
         if name not in parameters:
             continue
-        if lost := sorted(state for state in its if not state.endswith(_MOVED_STATE)):
+        if lost := sorted(state for state in states if not state.endswith(_MOVED_STATE)):
             raise UserError(
                 "reshard-state-lost",
                 f"the optimizer has states that TorchRec would lose ({listed(lost)})",
                 limit="TorchRec moves only the first optimizer state of a table",
                 remedy="Save a checkpoint, and load it under the new plan",
             )
-        if _ranges(before[name]) != _ranges(parameters[name]) and any(len(state.size()) > 1 for state in its.values()):
+        if _ranges(before[name]) != _ranges(parameters[name]) and any(
+            len(state.size()) > 1 for state in states.values()
+        ):
             raise UserError(
                 "reshard-state-split",
                 f"the new plan splits table {name!r} at other columns, but the optimizer has a state for every element",
@@ -232,7 +241,9 @@ def _check_movable(model: DistributedModelParallel, path: str, parameters: Mappi
 
 
 def _check_gloo(before: ShardingPlan, changed: Mapping[str, EmbeddingModuleShardingPlan]) -> None:
-    """Raise UserError if columns of a table stay on their device: TorchRec sends them there too, and gloo fails."""
+    """Raise UserError if columns of a table stay on their device:
+    TorchRec sends them from a rank to itself, and gloo fails.
+    """
     for path, parameters in changed.items():
         for name, sharding in parameters.items():
             if _columns(before.plan[path][name]) & _columns(sharding):
@@ -245,11 +256,11 @@ def _check_gloo(before: ShardingPlan, changed: Mapping[str, EmbeddingModuleShard
 
 
 def _columns(sharding: ParameterSharding) -> set[tuple[int, int]]:
-    """Collect every column of a table with the rank that has it."""
-    held = zip(_ranges(sharding), sharding.ranks or (), strict=True)
-    return {(rank, column) for (first, count), rank in held for column in range(first, first + count)}
+    """Return every column of a table with its rank, as (rank, column) pairs."""
+    ranges = zip(_ranges(sharding), sharding.ranks or (), strict=True)
+    return {(rank, column) for (first, count), rank in ranges for column in range(first, first + count)}
 
 
 def _ranges(sharding: ParameterSharding) -> list[tuple[int, int]]:
-    """List the first column of every shard, and how many it has."""
+    """Return the first column and the number of columns of every shard."""
     return [(shard.shard_offsets[1], shard.shard_sizes[1]) for shard in shards_of(sharding)]

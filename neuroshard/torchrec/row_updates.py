@@ -1,4 +1,4 @@
-"""FBGEMM's fused optimizers, written for a gradient of the whole table."""
+"""FBGEMM's fused optimizers, written for the gradient of a whole table."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -16,9 +16,9 @@ State = dict[str, Tensor]
 
 MEAN, MEAN_SQUARE, STEP = "momentum1", "exp_avg_sq", "iter"  # TorchRec's names for fused states
 
-# Settings that change how FBGEMM's or torch's optimizers train, and the value that changes nothing.
+# Settings of FBGEMM's or torch's optimizers that are not supported, with the only value that is accepted.
 _UNSUPPORTED: dict[str, Any] = {
-    "gradient_clipping": False,  # FBGEMM clips the gradients of outputs, before it adds them up for a row
+    "gradient_clipping": False,  # FBGEMM clips the gradients of outputs before it sums them per row
     "max_norm": 0.0,
     "counter_based_regularization": None,
     "cowclip_regularization": None,
@@ -35,14 +35,14 @@ _UNSUPPORTED: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class RowSettings:
-    """The settings of a table's optimizer, with FBGEMM's defaults.
+    """Settings of a table's optimizer, with FBGEMM's defaults.
 
     Attributes:
-        optimizer: its kind.
+        optimizer: the kind of optimizer.
         weight_decay_mode: how row-wise Adagrad applies `weight_decay`. Adam's decay is always decoupled; SGD and
             Adagrad ignore it.
         lr: learning rate.
-        eps: added to the root in the denominator.
+        eps: term that is added to the root in the denominator.
         weight_decay: factor of the weights.
         beta1: decay of Adam's mean of gradients.
         beta2: decay of Adam's mean of squared gradients.
@@ -58,15 +58,15 @@ class RowSettings:
 
     @property
     def group(self) -> dict[str, float]:
-        """The numbers among the settings, as a parameter group of an optimizer has them."""
+        """The numeric settings, as they are in a parameter group of an optimizer."""
         return {name: getattr(self, name) for name in NUMBERS}
 
     def on(self, device: torch.device) -> "RowSettings":
-        """Return the settings that FBGEMM's kernels for a device honour: on CPUs row-wise Adagrad decays no weights."""
+        """Return the settings that FBGEMM's kernels for a device use: on CPUs row-wise Adagrad ignores weight decay."""
         return replace(self, weight_decay_mode=WeightDecayMode.NONE) if device.type == "cpu" else self
 
     def changed(self, group: Mapping[str, Any]) -> "RowSettings":
-        """Return the settings with the numbers that a parameter group has now."""
+        """Return the settings with the current numbers of a parameter group."""
         return replace(self, **{name: group[name] for name in NUMBERS})
 
 
@@ -77,10 +77,10 @@ KNOWN_SETTINGS = _SETTINGS | {"learning_rate", "betas"} | _UNSUPPORTED.keys()
 
 
 def row_settings(table: str, fused_params: Mapping[str, Any]) -> RowSettings:
-    """Return the settings of a table's optimizer from the parameters that TorchRec would give to its fused kernel.
+    """Return the settings of a table's optimizer, given the parameters of its fused kernel in TorchRec.
 
     Raises:
-        UserError: the optimizer, or one of its settings, cannot be computed from the gradient of a whole table.
+        UserError: the optimizer, or one of its settings, is not supported for the gradient of a whole table.
     """
     given = dict(fused_params)
     if "learning_rate" in given:
@@ -107,7 +107,7 @@ def row_settings(table: str, fused_params: Mapping[str, Any]) -> RowSettings:
 
 
 def _refuse(table: str, name: str, value: object, limit: str) -> None:
-    """Raise the UserError for a setting that only a fused kernel honours."""
+    """Raise UserError for a setting that only fused kernels support."""
     shown = getattr(value, "name", value)
     raise UserError(
         "dense-optimizer-setting",
@@ -124,11 +124,11 @@ Update = Callable[[Tensor, Tensor, State, RowSettings], tuple[Tensor, State]]
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """How one kind of optimizer trains a table.
+    """The training rule of one kind of optimizer.
 
     Attributes:
-        states: names of the states in fp32, and True for those with a value per element; others have one per row.
-        update: takes weights and gradient (rows, dim) in fp32, states and settings; returns new weights and states.
+        states: names of the fp32 states; the value is True for a state per element and False for a state per row.
+        update: function from weights and gradient (rows, dim) in fp32, states and settings to new weights and states.
         counts_steps: True if the rule depends on the number of steps so far.
     """
 
@@ -137,21 +137,21 @@ class UpdateRule:
     counts_steps: bool = False
 
     def initial_state(self, weights: Tensor) -> State:
-        """Return the states of a table before the first step."""
+        """Return the states of a table before the first step, all 0."""
         rows, dim = weights.shape
         device = weights.device
         state = {
             name: torch.zeros((rows, dim) if whole else rows, device=device) for name, whole in self.states.items()
         }
         if self.counts_steps:
-            state[STEP] = torch.zeros(1)  # on the host: read in every step
+            state[STEP] = torch.zeros(1)  # in host memory, because every step reads it
         return state
 
     @torch.no_grad()
     def step(self, weights: Tensor, gradient: Tensor, state: State, settings: RowSettings) -> None:
-        """Change weights and states in place, in the rows that have a gradient other than zero.
+        """Update weights and states in place, in the rows with a gradient other than zero.
 
-        A fused kernel leaves rows alone that no sample looks up; their gradient is zero.
+        A fused kernel does not change rows that no sample looks up; the gradient of such rows is zero.
         """
         if self.counts_steps:
             state[STEP] += 1
@@ -164,21 +164,23 @@ class UpdateRule:
 
 
 def _sgd(weights: Tensor, gradient: Tensor, _: State, settings: RowSettings) -> tuple[Tensor, State]:
-    """Compute SGD: w' = w - lr g."""
+    """Return the weights after a step of SGD: w' = w - lr g."""
     return weights - settings.lr * gradient, {}
 
 
 def _adagrad(weights: Tensor, gradient: Tensor, state: State, settings: RowSettings) -> tuple[Tensor, State]:
-    """Compute Adagrad: s' = s + g^2; w' = w - lr g / (sqrt(s') + eps)."""
+    """Return weights and state after a step of Adagrad: s' = s + g^2; w' = w - lr g / (sqrt(s') + eps)."""
     total = state[MEAN] + gradient.square()
     return weights - settings.lr * gradient / (total.sqrt() + settings.eps), {MEAN: total}
 
 
 def _rowwise_adagrad(weights: Tensor, gradient: Tensor, state: State, settings: RowSettings) -> tuple[Tensor, State]:
-    """Compute row-wise Adagrad: s' = s + mean of d^2 over columns; r = lr / (sqrt(s') + eps); w' = c w - r g.
+    """Return weights and state after a step of row-wise Adagrad.
 
-    No decay: d = g, c = 1. L2: d = g + weight_decay w, c = 1 - r weight_decay. Decoupled: d = g,
-    c = 1 - lr weight_decay.
+    s' = s + mean of d^2 over columns; r = lr / (sqrt(s') + eps); w' = c w - r g.
+
+    Without decay: d = g, c = 1. L2: d = g + weight_decay w, c = 1 - r weight_decay. Decoupled: d = g, c = 1 - lr
+    weight_decay.
     """
     mode, decay = settings.weight_decay_mode, settings.weight_decay
     decayed = gradient + decay * weights if mode == WeightDecayMode.L2 else gradient
@@ -193,21 +195,22 @@ def _rowwise_adagrad(weights: Tensor, gradient: Tensor, state: State, settings: 
 
 
 def _adam(weights: Tensor, gradient: Tensor, state: State, settings: RowSettings) -> tuple[Tensor, State]:
-    """Compute Adam, with a mean of squared gradients per element."""
+    """Return weights and states after a step of Adam, with a mean of squared gradients per element."""
     return _adam_of(gradient.square(), weights, gradient, state, settings)
 
 
 def _rowwise_adam(weights: Tensor, gradient: Tensor, state: State, settings: RowSettings) -> tuple[Tensor, State]:
-    """Compute partial row-wise Adam, with a mean of squared gradients per row."""
+    """Return weights and states after a step of partial row-wise Adam, with a mean of squared gradients per row."""
     return _adam_of(gradient.square().mean(dim=1), weights, gradient, state, settings)
 
 
 def _adam_of(
     squares: Tensor, weights: Tensor, gradient: Tensor, state: State, settings: RowSettings
 ) -> tuple[Tensor, State]:
-    """Compute Adam in step t, with decoupled weight decay.
+    """Return weights and states after step t of Adam, with decoupled weight decay.
 
     m' = b1 m + (1 - b1) g; v' = b2 v + (1 - b2) squares;
+
     w' = w - lr (m' / (1 - b1^t) / (sqrt(v' / (1 - b2^t)) + eps) + weight_decay w)
     """
     beta1, beta2, step = settings.beta1, settings.beta2, state[STEP].item()

@@ -1,4 +1,4 @@
-"""Sequence tables in TorchRec's EmbeddingCollections: the indices that they exchange, and the plans that work."""
+"""Sequence tables of TorchRec's EmbeddingCollections: deduplicated indices, and checks of their sharding."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,10 +15,11 @@ _SERVED = (WHOLE, SPLIT, ShardingType.ROW_WISE.value)
 
 
 def deduplicated(table: Table, batch_size: int, num_devices: int) -> Table:
-    """Reduce a sequence table to what its devices are asked for where each sends an index once, for all features.
+    """Return a sequence table whose lookups are the indices that devices request after deduplication.
 
-    Unique rows stay what they are; lookups, and outputs with them, become fewer. Inside a block of `row_lookups` they
-    are taken as spread evenly. Devices share the samples of the global `batch_size`.
+    Each device requests an index of its samples once, for all features together. Unique rows stay the same; lookups
+    decrease, and with them outputs. Within a block of `row_lookups`, the lookups count as spread evenly. The samples of
+    the global `batch_size` are divided equally between devices.
     """
     left, reuse = asked_by_devices(np.array(table.reuse), num_devices)
     spread = np.array(table.row_lookups)
@@ -33,15 +34,15 @@ def deduplicated(table: Table, batch_size: int, num_devices: int) -> Table:
 
 
 def check_sequences(shardings: Iterable[tuple[str, Table, ParameterSharding]]) -> None:
-    """Check the sharding of the sequence tables among some tables, each with the path of its collection.
+    """Check the shardings of the sequence tables among these tables; each comes with the path of its collection.
 
-    All column-wise sequence tables of a collection must have shards of one width: TorchRec takes each shard to be as
-    wide as the first one.
+    All column-wise sequence tables of a collection must have shards of one width, because TorchRec assumes that each
+    shard is as wide as the first one.
 
     Raises:
         UserError: TorchRec would fail, or train wrong values.
     """
-    first: dict[str, tuple[str, int]] = {}  # shard of columns in each collection
+    first: dict[str, tuple[str, int]] = {}  # table and width of the first column shard in each collection
     for path, table, sharding in shardings:
         if table.pooled:
             continue

@@ -1,4 +1,4 @@
-"""TorchRec's plans as JSON: types, kernels, ranks and shards of every parameter."""
+"""TorchRec's plans as JSON: sharding types, compute kernels, ranks and shards of every parameter."""
 
 import logging
 from collections.abc import Sequence
@@ -47,9 +47,9 @@ _log = logging.getLogger(__name__)
 
 
 def save_sharding_plan(sharding_plan: ShardingPlan, path: str | Path) -> None:
-    """Write TorchRec's plan as JSON: types, kernels, ranks, shards and caches of every parameter.
+    """Write a TorchRec plan as JSON: sharding types, compute kernels, ranks, shards and caches of every parameter.
 
-    The file cannot store other fields, such as `output_dtype`: a warning names those that are set.
+    The file cannot store other fields, such as `output_dtype`; a warning names the fields that are set but not stored.
     """
     write_json(Path(path), file_content(sharding_plan))
     if lost := [
@@ -77,7 +77,7 @@ def save_sharding_plan(sharding_plan: ShardingPlan, path: str | Path) -> None:
 
 
 def _lost(parameter: ParameterSharding) -> list[str]:
-    """List the fields that are set for a parameter and that files cannot store."""
+    """Return the fields that are set for a parameter but that files cannot store."""
     cache = parameter.cache_params
     of_cache = [field for field in _LOST_OF_CACHES if cache is not None and getattr(cache, field) is not None]
     whole = [field for field in PASSED_ON if field != "cache_params" and getattr(parameter, field) is not None]
@@ -85,13 +85,13 @@ def _lost(parameter: ParameterSharding) -> list[str]:
 
 
 def file_content(sharding_plan: ShardingPlan, remarks: Sequence[Message] = ()) -> dict[str, Any]:
-    """Build the content of a plan's file, JSON-ready; remarks are for people who look into the file."""
+    """Return the JSON-ready content of a plan's file; `remarks` are for people who read the file."""
     said = {"remarks": [str(remark) for remark in remarks]} if remarks else {}
     return {"format": _FORMAT, **said, "modules": modules_json(sharding_plan)}
 
 
 def modules_json(sharding_plan: ShardingPlan) -> dict[str, Any]:
-    """Describe the parameters of every module, JSON-ready; modules without tables are left out."""
+    """Return a JSON-ready description of every module's parameters; modules without tables are left out."""
     return {
         module: {name: _parameter_json(parameter) for name, parameter in module_plan.items()}
         for module, module_plan in sharding_plan.plan.items()
@@ -116,7 +116,7 @@ def _parameter_json(parameter: ParameterSharding) -> dict[str, Any]:
 
 
 def _cache_json(cache: CacheParams) -> dict[str, Any]:
-    """Describe the parameters of a cache that files store, JSON-ready."""
+    """Return a JSON-ready description of the cache parameters that files store."""
     return {
         "algorithm": None if cache.algorithm is None else cache.algorithm.name,
         "load_factor": cache.load_factor,
@@ -147,17 +147,17 @@ class _Cache:
             raise unknown_name("cache algorithm", self.algorithm, CacheAlgorithm.__members__)
 
     def read(self) -> CacheParams:
-        """Convert the cache parameters to TorchRec's own type."""
+        """Return the cache parameters as TorchRec's own type."""
         algorithm = None if self.algorithm is None else CacheAlgorithm[self.algorithm]
         return CacheParams(algorithm, self.load_factor, self.reserved_memory, None, self.prefetch_pipeline)
 
 
 @dataclass(frozen=True)
 class ReadParameter:
-    """A parameter as a file has it.
+    """A parameter's sharding as a file describes it.
 
-    Raises UserError if TorchRec has no such sharding type or kernel, if a parameter that is not data-parallel has no
-    rank for each shard, or if a shard is wider than kernels allow.
+    Creating it raises UserError if TorchRec does not support the sharding type or kernel, if a parameter that is not
+    data-parallel does not have one rank per shard, or if a shard is wider than FBGEMM's kernels support.
     """
 
     sharding_type: str
@@ -196,16 +196,16 @@ class _File:
 
 
 def load_sharding_plan(path: str | Path, model: nn.Module | None = None) -> ShardingPlan:
-    """Read the plan in a file that `save_sharding_plan`, or `neuroshard export to=torchrec`, wrote.
+    """Read a plan from a file that `save_sharding_plan` or `neuroshard export to=torchrec` wrote.
 
     Args:
         path: path of the file.
-        model: the model, before it is sharded. If the file has tables without a module, because they were exported
-            without a module, the model's collections with tables of the same names are their modules.
+        model: the model, before it is sharded. It is needed if the file has tables without a module, because they were
+            exported without one: each such table is assigned to the model's collection that has a table of this name.
 
     Raises:
-        UserError: the file is missing or malformed, or a table is in none or several of the model's collections, or of
-            another shape there.
+        UserError: the file is missing or malformed; or a table is in none or in several of the model's collections, or
+            has another shape there.
     """
     where = f"sharding plan {path}"
     read = parse(of_format(read_json(Path(path), "sharding plan"), _FORMAT, where), _File, where)
@@ -219,11 +219,11 @@ def load_sharding_plan(path: str | Path, model: nn.Module | None = None) -> Shar
 
 
 def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadModules:
-    """Assign tables without a module to the one that has them, by their names, alone or behind its path."""
+    """Assign tables without a module to the module that has a table of this name, plain or with its path in front."""
     paths: dict[str, list[tuple[str, str]]] = {}
     for sharded in parameters_of(model, get_default_sharders()):
-        for known_as in {sharded.name, sharded.qualified_name}:
-            paths.setdefault(known_as, []).append((sharded.path, sharded.name))
+        for table_name in {sharded.name, sharded.qualified_name}:
+            paths.setdefault(table_name, []).append((sharded.path, sharded.name))
     placed = {path: dict(tables) for path, tables in modules.items() if path}
     known = {path for places in paths.values() for path, _ in places}
     if unknown := sorted(set(placed) - known):
@@ -255,7 +255,7 @@ def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadM
 
 
 def sharding_plan_of(modules: ReadModules, where: str) -> ShardingPlan:
-    """Build the plan of a file, named `where` in errors; raise UserError if TorchRec refuses the shards."""
+    """Return the plan in a file; raise UserError if TorchRec refuses the shards. `where` names the file in errors."""
     try:
         return ShardingPlan(
             {
@@ -276,6 +276,7 @@ def sharding_plan_of(modules: ReadModules, where: str) -> ShardingPlan:
 
 
 def _parameter_of(read: ReadParameter) -> ParameterSharding:
+    """Return a parameter's sharding as TorchRec's own type."""
     ranks = None if read.ranks is None else list(read.ranks)
     cache = None if read.cache is None else read.cache.read()
     if read.shards is None:

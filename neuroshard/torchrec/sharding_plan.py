@@ -1,4 +1,4 @@
-"""Translations between NeuroShard's plans and TorchRec's."""
+"""Translate between NeuroShard's plans and TorchRec's plans."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -39,27 +39,27 @@ def to_sharding_plan(
     local_world_size: int | None = None,
     cache: CacheParams | None = None,
 ) -> ShardingPlan:
-    """Translate a NeuroShard plan into TorchRec's, for DistributedModelParallel.
+    """Translate a NeuroShard plan into a TorchRec plan for DistributedModelParallel.
 
-    Data-parallel tables get the kernel dense. All other tables get the kernel fused, or in host memory
-    fused_uvm_caching or fused_uvm, by their tier.
+    Data-parallel tables get the kernel dense. The tier decides the kernel of all other tables: fused on devices,
+    fused_uvm_caching or fused_uvm in host memory.
 
     Args:
         plan: the plan to translate; every table keeps its sharding type, and shards of unequal width stay as they are.
-            But whole pooled tables become column-wise, in one shard, if another table of their collection is
-            column-wise.
+            As an exception, unsplit pooled tables become column_wise if another table of their collection is
+            column_wise.
         modules: path of the collection inside the model, such as "sparse_arch.ebc"; or, if there are several
-            collections, the path for each table's name.
-        compute_device: "cuda", "cpu" or another type of devices that TorchRec has topologies of.
+            collections, a mapping from each table's name to the path.
+        compute_device: "cuda", "cpu" or another type of device for which TorchRec has topologies.
         local_world_size: number of devices on a host; None takes the number from the plan's topology.
-        cache: parameters of the caches of uvm_caching tables: the algorithm, whether caches prefetch, and so on; the
-            load factors are the plan's. None is an LRU cache with FBGEMM's settings. If the task's memory counts the
+        cache: parameters of the caches of uvm_caching tables, such as the algorithm or the prefetching flag; the load
+            factors are the plan's. None is an LRU cache with FBGEMM's settings. If the task's memory counts the
             pipeline "prefetch", all of these caches are set up to prefetch.
 
     Raises:
-        UserError: `cache` contradicts that pipeline, a table has no module, the devices don't fill whole hosts, the
-            plan has row-wise tables for hosts of another size, TorchRec does not support the sharding of a sequence
-            table, or no collection of TorchRec can have a table of some name, such as a name with a dot.
+        UserError: `cache` contradicts that pipeline; a table has no module; the devices do not fill whole hosts; the
+            plan has row-wise tables for hosts of another size; TorchRec does not support the sharding of a sequence
+            table; or TorchRec's collections refuse the name of a table, such as a name with a dot.
     """
     check_name("compute_device", compute_device, COMPUTE_DEVICES)
     pipeline = plan.task.memory.pipeline
@@ -74,11 +74,13 @@ def to_sharding_plan(
             limit=f"local_world_size must divide the number of devices of the plan, which is {topology.num_devices}",
             remedy="Set local_world_size to the number of devices on each host",
         )
-    placements = [sorted(its) for its in plan.by_table]
+    placements = [sorted(placements_of_table) for placements_of_table in plan.by_table]
     pairs = zip(placements, plan.layouts, strict=True)
-    sharding_types = [ShardingType(layout.sharding_type(its, topology)) for its, layout in pairs]
+    sharding_types = [
+        ShardingType(layout.sharding_type(placements_of_table, topology)) for placements_of_table, layout in pairs
+    ]
     paths = [_module_of(table, modules) for table in plan.task.tables]
-    cut = {path for path, its in zip(paths, sharding_types, strict=True) if its is ShardingType.COLUMN_WISE}
+    cut = {path for path, kind in zip(paths, sharding_types, strict=True) if kind is ShardingType.COLUMN_WISE}
     module_plans: dict[str, EmbeddingModuleShardingPlan] = {}
     shardings: list[tuple[str, Table, ParameterSharding]] = []
     for index, (table, path) in enumerate(zip(plan.task.tables, paths, strict=True)):
@@ -92,7 +94,7 @@ def to_sharding_plan(
                 limit=f"the plan has table {table.name!r} row-wise on hosts of {topology.host_size} devices",
                 remedy=f"Set local_world_size={topology.host_size}, or make a plan for hosts of {local} devices",
             )
-        name = table.name.removeprefix(f"{path}.")  # names that several modules have begin with the module's path
+        name = table.name.removeprefix(f"{path}.")  # names that several modules share have the path in front
         _check_table_name(name, path)
         module_plan[name] = sharding = _parameter(places, sharding_type, plan.layouts[index], cache)
         shardings.append((path, table, sharding))
@@ -101,9 +103,9 @@ def to_sharding_plan(
 
 
 def _check_table_name(name: str, path: str) -> None:
-    """Raise UserError if no collection of TorchRec can have a table of that name: a ModuleDict has the tables.
+    """Raise UserError if TorchRec's collections refuse a table of that name, because they store tables in a ModuleDict.
 
-    Without a path, a name with dots is read as that of a table behind the path of its module.
+    Without a path, a name with dots counts as the name of a table with the path of its module in front.
     """
     plain = name if path else name.rpartition(".")[2]
     dotted = "." in plain
@@ -119,6 +121,7 @@ def _check_table_name(name: str, path: str) -> None:
 
 
 def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:
+    """Return the path of a table's module; raise UserError if `modules` lacks the table."""
     if isinstance(modules, str):
         return modules
     if table.name not in modules:
@@ -132,11 +135,11 @@ def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:
 
 
 def _as_one_group(sharding_type: ShardingType, table: Table, beside_cut: bool) -> ShardingType:
-    """Choose column-wise for a whole pooled table if other tables of its collection are split by columns.
+    """Return column_wise for an unsplit pooled table if other tables of its collection are column_wise.
 
-    TorchRec exchanges, looks up and permutes separately for every sharding type of a collection; for a table in one
-    shard, table_wise and column_wise mean the same. (TorchRec reads all column-wise shards of sequence tables as
-    equally wide.)
+    TorchRec exchanges, looks up and permutes separately for each sharding type of a collection, and for a table in one
+    shard table_wise and column_wise mean the same. Sequence tables keep their type, because TorchRec assumes that all
+    their column-wise shards are equally wide.
     """
     if sharding_type is ShardingType.TABLE_WISE and table.pooled and beside_cut:
         return ShardingType.COLUMN_WISE
@@ -146,9 +149,14 @@ def _as_one_group(sharding_type: ShardingType, table: Table, beside_cut: bool) -
 def _parameter(
     places: Sequence[tuple[Placement, str]], sharding_type: ShardingType, layout: Layout, cache: CacheParams | None
 ) -> ParameterSharding:
-    """Build a table's sharding of its placements, in order of columns and then rows, and their devices' names."""
+    """Return a table's sharding, given its placements in order of columns and then rows,
+    with the names of their devices.
+    """
     copied, home = sharding_type is ShardingType.DATA_PARALLEL, places[0][0].tier_assignment
-    shards = [ShardMetadata([it.shard.row, it.shard.column], [it.shard.rows, it.shard.dim], at) for it, at in places]
+    shards = [
+        ShardMetadata([placed.shard.row, placed.shard.column], [placed.shard.rows, placed.shard.dim], at)
+        for placed, at in places
+    ]
     return ParameterSharding(
         sharding_type=sharding_type.value,
         compute_kernel=kernel_of(layout, home),
@@ -159,31 +167,31 @@ def _parameter(
 
 
 def parameters_in(sharding_plan: ShardingPlan) -> Iterator[tuple[str, str, ParameterSharding]]:
-    """Yield module path, name and sharding of every parameter; modules without tables are left out."""
+    """Yield the module path, the name and the sharding of every parameter; modules without tables are left out."""
     for path, module_plan in sharding_plan.plan.items():
         if isinstance(module_plan, Mapping):
             yield from ((path, name, sharding) for name, sharding in module_plan.items())
 
 
 def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
-    """Translate TorchRec's plan into a NeuroShard plan; column shards of a table on one device are merged.
+    """Translate a TorchRec plan into a NeuroShard plan; column shards of a table on one device are merged.
 
-    If a shard is wider than kernels allow, the shards of its table stay as they are, and the plan's `violations` name
-    the table.
+    If a shard is wider than FBGEMM's kernels support, the shards of its table are not merged, and the plan's
+    `violations` name the table.
 
     Args:
         task: the tables, with the names of the plan's parameters, or "path.name" if a name is not unique. The topology
-            of the task says how many devices a host has.
-        sharding_plan: TorchRec's plan, of any sharding types.
+            of the task sets the number of devices on a host.
+        sharding_plan: TorchRec's plan, with any sharding types.
 
     Raises:
-        UserError: the plan lacks a table of the task, its shards don't make up a table, or they are placed such that
+        UserError: the plan lacks a table of the task, the shards do not cover a table, or they are placed such that
             TorchRec would fail or train wrong rows.
     """
     by_name: dict[str, list[tuple[str, ParameterSharding]]] = {}
     for path, name, parameter in parameters_in(sharding_plan):
-        for known_as in {name, f"{path}.{name}"}:
-            by_name.setdefault(known_as, []).append((path, parameter))
+        for table_name in {name, f"{path}.{name}"}:
+            by_name.setdefault(table_name, []).append((path, parameter))
     placed: list[Placement] = []
     shardings: list[tuple[str, Table, ParameterSharding]] = []
     for index, table in enumerate(task.tables):
@@ -200,14 +208,16 @@ def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
             )
         ((path, parameter),) = parameters
         home = home_of(table.name, parameter.compute_kernel, parameter.cache_params)
-        placed += (replace(one, tier_assignment=home) for one in _placements(task, index, parameter))
+        placed += (replace(placed_shard, tier_assignment=home) for placed_shard in _placements(task, index, parameter))
         shardings.append((path, table, parameter))
     check_sequences(shardings)
     return Plan(task, tuple(placed))
 
 
 def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Placement]:
-    """Read a table's placements; raise UserError if the shards don't make up the table, or break its sharding type."""
+    """Return a table's placements; raise UserError if the shards do not cover the
+    table or contradict its sharding type.
+    """
     table, sharding_type = task.tables[index], _sharding_type(task.tables[index], parameter)
     if sharding_type is ShardingType.DATA_PARALLEL:
         return _copies(task, index, parameter)

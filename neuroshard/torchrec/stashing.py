@@ -1,4 +1,4 @@
-"""Stashed weights: tables that TorchRec copies from GPUs to host memory while the dense network runs."""
+"""Stashed weights: TorchRec copies these tables from GPUs to host memory while the dense network runs."""
 
 import logging
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ _log = logging.getLogger(__name__)
 
 
 def without_stashed(topology: TorchRecTopology, parameters: Sequence[Parameter]) -> TorchRecTopology:
-    """Subtract the copies of stashed weights from the host memory that GPUs have left; warn if they do not fit.
+    """Subtract the copies of stashed weights from the free host memory of GPUs; warn if they do not fit.
 
-    A host has a copy of the stashed weights of its GPUs. Because no plan is known yet, all stashed weights count, or
-    the memory of the host's GPUs if that is less. GPUs have the stashed weights during lookups, so that GPU memory
-    does not change.
+    Each host has a copy of the stashed weights of its GPUs. No plan is known yet, so all stashed weights count for each
+    host, but at most the memory of the host's GPUs. The GPU memory does not change, because GPUs need the stashed
+    weights during lookups.
     """
     weights = [parameter.weights for parameter in parameters if parameter.is_stashed]
     if not weights or topology.compute_device != "cuda":
         return topology
-    total, left, short = sum(its.numel() * its.element_size() for its in weights), deepcopy(topology), 0
+    total, left, short = sum(weight.numel() * weight.element_size() for weight in weights), deepcopy(topology), 0
     for device in left.devices:
         copied = min(-(-total // int(topology.local_world_size)), device.storage.hbm)
         short = max(short, copied - device.storage.ddr)

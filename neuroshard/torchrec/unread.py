@@ -1,4 +1,4 @@
-"""Settings of TorchRec that no plan follows: one warning for each setting."""
+"""Warnings about settings of TorchRec that a plan ignores: one warning for each setting."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -16,15 +16,15 @@ from neuroshard.torchrec.parameters import Parameter
 from neuroshard.words.form import Form
 from neuroshard.words.placement import Tier
 
-# Sharders' settings of caches that a plan sets for each table, and the field of constraints to set instead.
+# Cache settings of sharders that the plan sets for each table, and the field of constraints to use instead.
 _SET_BY_PLANS = {"cache_load_factor": "load_factor", "cache_algorithm": "algorithm"}
 
 
 def unread_remarks(model: Model) -> Iterator[Message]:
-    """Yield a warning for each constraint and sharder's setting that the plan of a model doesn't follow."""
+    """Yield a warning for each setting in constraints or sharders that the plan of a model ignores."""
     planned = list(model.tables.values())
     for ignored, field, limit, remedy in _IGNORED:
-        if names := [its.qualified_name for its in planned if ignored(its)]:
+        if names := [table.qualified_name for table in planned if ignored(table)]:
             yield Message(
                 "constraints-field-unused",
                 f"constraints of {number_of(len(names), 'table')} ({listed(names)}) set {field}",
@@ -33,7 +33,7 @@ def unread_remarks(model: Model) -> Iterator[Message]:
             )
     yield from _of_sharders(model, planned)
     yield from _of_given(model)
-    if model.asked.pipeline != PREFETCH and (names := [its.qualified_name for its in _prefetching(model)]):
+    if model.asked.pipeline != PREFETCH and (names := [table.qualified_name for table in _prefetching(model)]):
         yield Message(
             "prefetching-not-counted",
             f"prefetch_pipeline=True is set for caches of {number_of(len(names), 'table')} ({listed(names)})",
@@ -70,7 +70,7 @@ def _has_no_cache(table: Parameter) -> bool:
     return cache is not None and cache.load_factor is not None and bool(kernels) and PREFETCHED.isdisjoint(kernels)
 
 
-# For each warning: if it applies to a table, the field that is set, the limit, and the remedy.
+# For each warning: a test of a table, the name of the set field, the limit, and the remedy.
 _IGNORED: tuple[tuple[Callable[[Parameter], bool], str, str, str], ...] = (
     (
         _is_weighted,
@@ -112,7 +112,7 @@ _IGNORED: tuple[tuple[Callable[[Parameter], bool], str, str, str], ...] = (
 
 
 def _prefetching(model: Model) -> Iterator[Parameter]:
-    """Yield the tables whose caches would prefetch: by the given plan, constraints, or sharders' `fused_params`."""
+    """Yield the tables whose caches prefetch: by the given plan, by constraints, or by the sharder's `fused_params`."""
     if model.left.compute_device == "cpu":
         return
     for parameter in model.division.parameters:
@@ -130,12 +130,12 @@ def _fused(parameter: Parameter) -> Mapping[str, Any]:
 
 
 def _of_sharders(model: Model, planned: Sequence[Parameter]) -> Iterator[Message]:
-    """Yield a warning for each setting of sharders that a plan overrides for tables that may have a cache."""
+    """Yield a warning for each setting of sharders that the plan overrides for tables that may have a cache."""
     if model.left.compute_device == "cpu":
         return
-    cached = [its for its in planned if Tier.UVM_CACHING in its.tiers]
+    cached = [table for table in planned if Tier.UVM_CACHING in table.tiers]
     for setting, field in _SET_BY_PLANS.items():
-        set_by = {type(its.sharder).__name__: _fused(its)[setting] for its in cached if setting in _fused(its)}
+        set_by = {type(table.sharder).__name__: _fused(table)[setting] for table in cached if setting in _fused(table)}
         for sharder, value in set_by.items():
             yield Message(
                 "fused-params-overridden",
@@ -146,11 +146,11 @@ def _of_sharders(model: Model, planned: Sequence[Parameter]) -> Iterator[Message
 
 
 def _of_given(model: Model) -> Iterator[Message]:
-    """Yield the warning that a given plan, which is kept as it is, doesn't follow constraints."""
+    """Yield the warning that a given plan, which is kept unchanged, contradicts constraints."""
     differing = [
-        f"{its.qualified_name} ({field}={getattr(its.said, field)})"
-        for its in model.division.fixed
-        for field in _unfollowed(its, model)
+        f"{table.qualified_name} ({field}={getattr(table.said, field)})"
+        for table in model.division.fixed
+        for field in _unfollowed(table, model)
     ]
     if differing:
         yield Message(
@@ -162,7 +162,7 @@ def _of_given(model: Model) -> Iterator[Message]:
 
 
 def _unfollowed(table: Parameter, model: Model) -> Iterator[str]:
-    """Yield the fields of a table's constraints that the given plan doesn't follow."""
+    """Yield the fields of a table's constraints that the given plan contradicts."""
     sharding, said = table.sharding_in(model.asked.fixed), table.said
     if said.sharding_types and sharding.sharding_type not in said.sharding_types:
         yield "sharding_types"
@@ -176,15 +176,15 @@ def _unfollowed(table: Parameter, model: Model) -> Iterator[str]:
 
 
 def _follows(sharding: ParameterSharding, asked: CacheParams) -> bool:
-    """Return True if a sharding has no cache, or a cache with all parameters that `asked` sets."""
+    """Return True if a sharding has no cache, or if its cache has all parameters that `asked` sets."""
     if sharding.compute_kernel not in PREFETCHED:
         return True
     has = sharding.cache_params or CacheParams()
-    return all(getattr(asked, one.name) in (None, getattr(has, one.name)) for one in fields(CacheParams))
+    return all(getattr(asked, field.name) in (None, getattr(has, field.name)) for field in fields(CacheParams))
 
 
 def no_data_parallel_remark(served: Served, forms: Collection[Form]) -> Message | None:
-    """Return the warning that a search or its models can't make tables data-parallel; None if they can.
+    """Return the warning that the search or its cost models cannot make tables data-parallel; None if they can.
 
     `forms` are the families of sharding types that the search can place.
     """
@@ -211,7 +211,7 @@ def unused_arguments(
 ) -> Iterator[Message]:
     """Yield a warning for each of the planner's arguments that has no effect because of other arguments.
 
-    `unkept` is True if `keep_types` is given without `keep`; `of_verify` are values and their defaults, by name.
+    `unkept` is True if `keep_types` is set without `keep`; `of_verify` has pairs of a value and its default, by name.
     """
     if unkept:
         yield Message(

@@ -1,4 +1,4 @@
-"""Batches with a different number of samples for each feature: the sharding types that then fail in TorchRec."""
+"""Warnings about sharding types that fail in TorchRec if the features of a batch have different numbers of samples."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,18 +14,18 @@ from neuroshard.torchrec.releases import FAILS_WITH_VARIABLE_BATCHES, TORCHREC
 def variable_batch_remarks(
     parameters: Sequence[Parameter], sharding_plan: ShardingPlan, device: str
 ) -> Iterator[Message]:
-    """Yield a warning for each sharding type of a whole model's plan that fails with variable batch sizes per feature.
+    """Yield a warning for each sharding type in a whole model's plan that fails with variable batch sizes per feature.
 
-    No setting shows that a job will have such batches. `batch_sizes` in constraints are a hint; without `batch_sizes`
-    there are no warnings.
+    No setting shows that a job will have variable batches. `batch_sizes` in constraints are a hint; without
+    `batch_sizes` there are no warnings.
     """
     if not any(parameter.said.batch_sizes for parameter in parameters):
         return
     for sharding_type in (*FAILS_WITH_VARIABLE_BATCHES, *(COPIED if device == "cpu" else ())):
         names = [
-            its.qualified_name
-            for its in parameters
-            if its.is_in(sharding_plan) and its.sharding_in(sharding_plan).sharding_type == sharding_type
+            parameter.qualified_name
+            for parameter in parameters
+            if parameter.is_in(sharding_plan) and parameter.sharding_in(sharding_plan).sharding_type == sharding_type
         ]
         if names:
             where = "" if sharding_type in FAILS_WITH_VARIABLE_BATCHES else " on CPUs"

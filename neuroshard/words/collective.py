@@ -1,30 +1,31 @@
-"""The collectives by which devices exchange, their names, and the bytes of what goes through them."""
+"""The collectives by which devices exchange data, their names, and the bytes per element of the exchanged data."""
 
 from enum import IntEnum
 
 from neuroshard.plumbing.errors import check_name
 from neuroshard.words.placement import Word
 
-ELEMENT_BYTES = 4  # pooled embeddings and gradients travel as fp32
-INDEX_BYTES = 8  # so do indices, and the number of them for each sample and feature, as 64 bits
+ELEMENT_BYTES = 4  # embeddings and gradients are exchanged as fp32 unless a model's exchange_dtype differs
+INDEX_BYTES = 8  # indices, and the number of indices of each sample and feature, are exchanged as 64-bit numbers
 
 
 class Collective(IntEnum):
-    """How devices exchange, by its place on the last axis of `Traffic.size_bytes`.
+    """A way in which devices exchange data; the value is the index on the last axis of `Traffic.size_bytes`.
 
     Attributes:
-        ALL_TO_ALL: for table-wise and column-wise tables. Pooled embeddings go to the devices of their samples, and
-            their gradients come back. The embeddings of sequence tables, a row for each lookup, take the same way, also
-            if the tables are row-wise: nothing is added up.
-        REDUCE_SCATTER: for row-wise tables on all devices. Every device has a partial sum of every pooled embedding;
-            the devices of the samples get the totals. In the backward pass an all-gather brings all gradients to every
-            device.
-        HOST_REDUCE_SCATTER: for tables whose rows are on one host: the reduce-scatter among the devices of each host.
-        HOST_ALL_TO_ALL: for tables whose rows are on one host: each device sends the sums of HOST_REDUCE_SCATTER to the
-            devices with the same place on the other hosts. The gradients come back this way, before they are gathered.
-        ALL_REDUCE: for data-parallel tables. All devices add up the gradients of all weights, in the backward pass.
-        INPUT: indices and lengths that come to a device for its shards, before all other exchanges. Data-parallel
-            tables need none.
+        ALL_TO_ALL: output dist of table-wise and column-wise tables. Pooled embeddings go to the devices of their
+            samples, and their gradients come back. Sequence tables use an all-to-all for one embedding per lookup, also
+            if they are row-wise, because nothing is summed up.
+        REDUCE_SCATTER: output dist of row-wise tables on all devices. Every device has a partial sum of every pooled
+            embedding; the devices of the samples get the totals. In the backward pass, an all-gather sends all
+            gradients to every device.
+        HOST_REDUCE_SCATTER: the reduce-scatter among the devices of each host, for tables whose rows are on one host.
+        HOST_ALL_TO_ALL: for tables whose rows are on one host, after HOST_REDUCE_SCATTER: each device sends its sums to
+            the devices with the same place on the other hosts. In the backward pass, the gradients come back in the
+            same way before they are gathered on the host.
+        ALL_REDUCE: for data-parallel tables: in the backward pass, all devices add up the gradients of all weights.
+        INPUT: input dist: each device receives the indices and lengths for its shards, before all other exchanges.
+            Data-parallel tables need no input dist.
     """
 
     ALL_TO_ALL = 0
@@ -35,14 +36,15 @@ class Collective(IntEnum):
     INPUT = 5
 
 
-IN_STEP = frozenset(Collective) - {Collective.INPUT}  # that embeddings and gradients go by
-BACK_ONLY = (Collective.ALL_REDUCE,)
+IN_STEP = frozenset(Collective) - {Collective.INPUT}  # collectives for embeddings and gradients
+BACK_ONLY = (Collective.ALL_REDUCE,)  # collectives in the backward pass only
+IN_FULL_PRECISION = (Collective.ALL_REDUCE, Collective.INPUT)  # gradients of weights stay in fp32; indices are integers
 BETWEEN_HOSTS = (Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL)
 ADDED_UP = (Collective.REDUCE_SCATTER, Collective.HOST_REDUCE_SCATTER)  # sums are formed at the destination
 
 
 class Precision(Word):
-    """How an element of an exchange is stored on its way."""
+    """The data type of the elements in an exchange."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -52,20 +54,20 @@ class Precision(Word):
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of an element; scales of rows, which 8 bits need, are left out."""
+        """Bytes of one element, without the scale per row that 8-bit types need in addition."""
         return {Precision.FP32: 4, Precision.FP16: 2, Precision.BF16: 2}.get(self, 1)
 
 
 def name_of(collective: Collective) -> str:
-    """Return the name of a collective in settings and records."""
+    """Return the name of a collective in settings and records, such as "all_to_all"."""
     return collective.name.lower()
 
 
 def collective_named(name: str) -> Collective:
-    """Find the collective of that name.
+    """Return the collective with this name.
 
     Raises:
-        UserError: there is none.
+        UserError: no collective has the name.
     """
     check_name("collective", name, _NAMED)
     return _NAMED[name]

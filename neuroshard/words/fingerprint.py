@@ -1,4 +1,4 @@
-"""The machine of a measurement, which is stored with every record and bundle."""
+"""The fingerprint of the machine that took a measurement, stored with every record and bundle."""
 
 import os
 import platform
@@ -18,14 +18,14 @@ _PACKAGES = (*_KERNELS, "numpy")
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The hardware of a machine.
+    """The processor or GPUs, and the memory, of a machine.
 
     Attributes:
         kind: "cpu" or "cuda".
-        device: name of the model. Virtual machines may show only the family of a processor.
-        count: cores or GPUs.
-        memory_bytes: of the host.
-        revision: family, model and stepping of a processor; None for GPUs, and if it was not recorded.
+        device: model name of the processor or GPU. Virtual machines may show only the family of a processor.
+        count: number of cores or GPUs.
+        memory_bytes: memory of the host, in bytes.
+        revision: family, model and stepping of a processor; None for GPUs, and if they were not recorded.
     """
 
     kind: str
@@ -35,16 +35,19 @@ class Fingerprint:
     revision: str | None = None
 
     def same_hardware(self, other: dict[str, Any]) -> bool:
-        """Return True if `other`, the fields in a manifest, may be the same type and model, as far as is known."""
-        known = self.revision and other.get("revision")
+        """Return True unless `other`, the fields of a fingerprint in a manifest, is known to be another hardware model.
+
+        Revisions are compared only if both are recorded.
+        """
+        both_recorded = self.revision and other.get("revision")
         return (self.kind, self.device) == (other.get("kind"), other.get("device")) and (
-            not known or self.revision == other["revision"]
+            not both_recorded or self.revision == other["revision"]
         )
 
     def surely(self, other: "Fingerprint") -> bool:
-        """Return True if `other` certainly is the same type and model."""
-        known = self.kind == "cuda" or self.revision is not None
-        return known and (self.kind, self.device, self.revision) == (other.kind, other.device, other.revision)
+        """Return True if `other` is certainly the same hardware model; False for processors without a revision."""
+        identified = self.kind == "cuda" or self.revision is not None
+        return identified and (self.kind, self.device, self.revision) == (other.kind, other.device, other.revision)
 
     def __str__(self) -> str:
         if self.kind == "cuda":
@@ -54,10 +57,10 @@ class Fingerprint:
 
 
 def fingerprint(device_type: str) -> Fingerprint:
-    """Return the fingerprint of this machine as a "cpu", or as "cuda" with a count of 0 if there is no GPU."""
+    """Return the fingerprint of this machine for a `device_type`, "cpu" or "cuda"; 0 GPUs if CUDA is not available."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if device_type == "cuda":
-        import torch  # needed here only; reading a bundle's card needs none
+        import torch  # slow to import: not with this module, which also reads the model cards of bundles
 
         available = torch.cuda.is_available()
         name = torch.cuda.get_device_name(0) if available else "none"
@@ -69,7 +72,7 @@ def fingerprint(device_type: str) -> Fingerprint:
 
 
 def _cpu_info() -> dict[str, str]:
-    """Read what Linux says of the first core; nothing elsewhere."""
+    """Return the fields of /proc/cpuinfo for the first core; empty on systems other than Linux."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return {}
@@ -79,7 +82,7 @@ def _cpu_info() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Look up the versions of Python and of the packages that a timing depends on."""
+    """Return the versions of Python, this package and the installed packages that timings depend on, by name."""
     version_of = {"python": platform.python_version(), "neuroshard": __version__}
     for package in _PACKAGES:
         try:
@@ -90,13 +93,13 @@ def versions() -> dict[str, str]:
 
 
 def other_kernels(there: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return packages with kernels whose versions differ there and here, apart from patch versions, as text for each.
+    """Return the kernel packages whose versions differ on another machine and here, as text for each of the two places.
 
-    `there` has versions as `versions` returns them. Packages that are not installed in both places are not compared;
-    None if no version differs.
+    `there` has the versions of the other machine, as `versions` returns them. Packages that are not installed on both
+    machines are not compared, and patch versions are ignored. None if no version differs.
     """
     here = versions()
     both = [package for package in _KERNELS if package in there and package in here]
     other = [package for package in both if there[package].split(".")[:2] != here[package].split(".")[:2]]
-    told, told_here = (", ".join(f"{package} {its[package]}" for package in other) for its in (there, here))
-    return (told, told_here) if other else None
+    text_there, text_here = (", ".join(f"{package} {place[package]}" for package in other) for place in (there, here))
+    return (text_there, text_here) if other else None

@@ -26,15 +26,15 @@ class Form(Word):
         return "sharding type"
 
 
-FORMS = tuple(Form)  # in the order of whatever has one number for each
-Forms = frozenset[Form]  # those that something knows, takes or allows
+FORMS = tuple(Form)  # arrays with one entry per family are in this order
+Forms = frozenset[Form]  # the families that a model, a system or a rule allows
 
 
 def forms_named(names: Iterable[str]) -> tuple[Form, ...]:
     """Return the members of `Form` with these names, in the order of the names.
 
     Raises:
-        UserError: no sharding type has one of the names.
+        UserError: a name is not the name of a family.
     """
     return tuple(map(Form, names))
 
@@ -54,10 +54,10 @@ class Call:
         return name if self.tier is Tier.DEVICE else f"{self.tier.value}_{name}"
 
 
-# In the order of whatever has one number for each; pooled tables as in `FORMS`. Data-parallel tables are pooled and in
-# device memory.
-CUT_FORMS = Form.COLUMN_WISE, Form.ROW_WISE  # of sequence tables, and of tables in host memory
+CUT_FORMS = Form.COLUMN_WISE, Form.ROW_WISE  # the families that sequence tables and tables in host memory can have
 _CUT = tuple(Call(form, pooled) for pooled in (True, False) for form in CUT_FORMS)
+# Arrays with one entry per kernel call are in this order. The calls of pooled tables on the device come first, in the
+# order of `FORMS`. Data-parallel tables are always pooled and in device memory.
 CALLS = (
     *(Call(form) for form in FORMS),
     *_CUT[2:],
@@ -68,7 +68,7 @@ IN_COLUMNS = CALLS[0]
 
 
 def call_named(name: str) -> Call:
-    """Return the kernel call of that name.
+    """Return the kernel call with this name.
 
     Raises:
         UserError: no kernel call has the name.

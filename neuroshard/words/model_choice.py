@@ -1,4 +1,4 @@
-"""Which cost models predict: their name, and the settings that say what they count."""
+"""The choice of cost models: their name, and the settings that select the costs that they include."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from neuroshard.words.collective import Precision
 
 TORCHREC, NO_FRAMEWORK = "torchrec", "none"
 FRAMEWORKS = (TORCHREC, NO_FRAMEWORK)
-OPTIMIZERS = ("rowwise_adagrad", "adam", "sgd")  # whose states analytic models know
+OPTIMIZERS = ("rowwise_adagrad", "adam", "sgd")  # optimizers whose state updates analytic models can cost
 _FULL = Precision.FP32.value
 _OLD_DENSE = re.compile(r"dense(\d+(?:\.\d+)?)ms")
 
@@ -22,7 +22,7 @@ _OLD_DENSE = re.compile(r"dense(\d+(?:\.\d+)?)ms")
 @dataclass(frozen=True)
 @checked
 class ModelChoice:
-    """Cost models by their name, and the settings that say what they count.
+    """Cost models by name, with the settings that select the costs that they include.
 
     Attributes:
         name: name of installed models or of a datasheet (roofline:NAME), or path of the directory of a bundle.
@@ -49,7 +49,7 @@ class ModelChoice:
 
     @property
     def normalized(self) -> "ModelChoice":
-        """Return the choice in which values that change no cost, such as exchanges in fp32, are None."""
+        """The same choice with None for values that change no cost, such as exchanges in fp32."""
         framework = None if self.framework == NO_FRAMEWORK else self.framework
         dtypes = dict.fromkeys((self.exchange_dtype or _FULL).split("/"))
         exchange_dtype = "/".join(dtypes)
@@ -57,22 +57,22 @@ class ModelChoice:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that are given, by their names."""
+        """The settings that are not None, by name."""
         return _given({name: value for name, value in vars(self).items() if name != "name"})
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The name and the settings that are given, as files hold them."""
+        """The name and the settings that are not None, as they are written to files."""
         return {"name": self.name, **self.settings}
 
     def __str__(self) -> str:
-        """Write the choice for people: "h100, framework=torchrec, dense_ms=8"."""
+        """Return the choice as text for people: "h100, framework=torchrec, dense_ms=8"."""
         return ", ".join([self.name, *_written(self.normalized.settings)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """The settings of a command that go with `model`: they say what its cost models count.
+    """The settings of a command in addition to `model`: they select the costs that the cost models include.
 
     Attributes:
         framework: torchrec | none: torchrec counts TorchRec's overhead per step in costs, and none counts no overhead;
@@ -98,16 +98,16 @@ class ModelSettings:
 
     @property
     def model_settings(self) -> dict[str, Any]:
-        """The settings that are given, by their names."""
-        return _given({one.name: getattr(self, one.name) for one in fields(ModelSettings)})
+        """The settings that are not None, by name."""
+        return _given({field.name: getattr(self, field.name) for field in fields(ModelSettings)})
 
     def choice_of(self, model: str) -> ModelChoice:
-        """Return the choice of models of a name with these settings."""
+        """Return the choice of the models called `model`, with these settings."""
         return ModelChoice(model, **self.model_settings)
 
 
 def check_plain(name: str) -> None:
-    """Raise UserError if the name of a model is followed by settings, each after a plus sign, as in old versions."""
+    """Raise UserError if the name of a model includes settings after plus signs, as in old versions."""
     base, settings = name, dict[str, Any]()
     while True:
         before, plus, last = base.rpartition("+")
@@ -125,7 +125,7 @@ def check_plain(name: str) -> None:
 
 
 def told(settings: Mapping[str, Any]) -> str:
-    """Write settings as people give them: "framework=torchrec, dense_ms=8"."""
+    """Return settings as text, as people write them: "framework=torchrec, dense_ms=8"."""
     return ", ".join(_written(settings))
 
 
@@ -135,7 +135,7 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _meant(suffix: str) -> dict[str, Any]:
-    """Return the setting that a suffix of a name stood for; nothing if it stood for none."""
+    """Return the setting, by name, that a suffix of a model's name meant in old versions; empty for other suffixes."""
     if suffix == TORCHREC:
         return {"framework": suffix}
     if dense := _OLD_DENSE.fullmatch(suffix):
@@ -146,7 +146,7 @@ def _meant(suffix: str) -> dict[str, Any]:
 
 
 def _written(settings: Mapping[str, Any]) -> list[str]:
-    """Write each setting as NAME=VALUE."""
+    """Return each setting as text NAME=VALUE."""
     return [
         f"{name}={np.format_float_positional(value, trim='-') if isinstance(value, float) else value}"
         for name, value in settings.items()
@@ -168,5 +168,5 @@ def _check(framework: str | None, exchange_dtype: str | None, optimizer: str | N
                 limit="the maximum is 2: the first for the forward pass, the second for the backward pass",
                 remedy="Set exchange_dtype to one or two data types, such as fp16/bf16",
             )
-        for one in dtypes:
-            check_name("exchange_dtype", one, tuple(map(str, Precision)))
+        for dtype in dtypes:
+            check_name("exchange_dtype", dtype, tuple(map(str, Precision)))

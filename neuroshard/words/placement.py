@@ -1,4 +1,4 @@
-"""The places of shards: tiers of memory, and devices."""
+"""Shards of tables, and their placement: a device and a tier of memory for each shard."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, unknown_name
 from neuroshard.plumbing.schema import CacheShare, Count, Device, Dim, FirstRow, Offset, Rows
 
-DEFAULT_CACHED = 0.2  # of a table's rows: FBGEMM's default
+DEFAULT_CACHED = 0.2  # default cache_load_factor, as in FBGEMM: share of a table's rows in the cache
 _Rows = TypeVar("_Rows", int, FloatArray)
 
 
 class Word(StrEnum):
-    """One of a few words that settings and files may hold; any other is an error that names the nearest."""
+    """An enumeration for settings and files; an unknown value raises UserError with the nearest valid value."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self:
@@ -28,12 +28,12 @@ class Word(StrEnum):
 
 
 class Tier(Word):
-    """The memory where a table's weights are kept, and trained.
+    """The kind of memory that stores the weights of a table.
 
     Attributes:
-        DEVICE: in the device's own memory.
-        UVM_CACHING: in the host's memory; a cache on the device holds the rows that were looked up last.
-        UVM: in the host's memory, read over the link at every lookup.
+        DEVICE: the device's own memory.
+        UVM_CACHING: the host's memory; a cache on the device stores the rows that were looked up last.
+        UVM: the host's memory; every lookup reads over the link between device and host.
     """
 
     DEVICE = "device"
@@ -41,18 +41,21 @@ class Tier(Word):
     UVM = "uvm"
 
 
-TIERS = tuple(Tier)  # in the order of whatever has one number for each
+TIERS = tuple(Tier)  # numbers of tiers in arrays are indices of this tuple
 
 
 @dataclass(frozen=True, order=True)
 @checked
 class TierAssignment:
-    """The memory that holds a table: one for all of its shards.
+    """The tier of a table, the same for all shards of the table, and the size of its cache.
 
     Attributes:
-        tier: which.
-        cache_load_factor: share of each shard's rows that the device's cache has room for; None unless the tier is
+        tier: the memory that stores the table.
+        cache_load_factor: share of each shard's rows that fit in the cache on the device; None unless the tier is
             uvm_caching.
+
+    Raises:
+        UserError: the tier is uvm_caching without a cache_load_factor, or another tier with one.
     """
 
     tier: Tier = Tier.DEVICE
@@ -75,7 +78,7 @@ class TierAssignment:
 
     @property
     def cached_share(self) -> float:
-        """Share of the rows that the device holds."""
+        """Share of the rows that fit in device memory: 1 for tier device, 0 for uvm."""
         return float(self.tier is Tier.DEVICE) if self.cache_load_factor is None else self.cache_load_factor
 
     def __str__(self) -> str:
@@ -88,10 +91,10 @@ ON_DEVICE = TierAssignment()
 @dataclass(frozen=True, order=True)
 @checked
 class Shard:
-    """A rectangle of a table: `dim` of its columns from `column` on, of `rows` of its rows from `row` on.
+    """A rectangle of a table: a range of columns and a range of rows.
 
     Attributes:
-        table: its index in the task.
+        table: index of the table in the task.
         column, dim: first column and number of columns, both multiples of 4.
         row, rows: first row and number of rows.
     """
@@ -104,19 +107,19 @@ class Shard:
 
     @property
     def column_end(self) -> int:
-        """The first column behind the shard."""
+        """Index of the first column after the shard."""
         return self.column + self.dim
 
     @property
     def row_end(self) -> int:
-        """The first row behind the shard."""
+        """Index of the first row after the shard."""
         return self.row + self.rows
 
 
 def block_rows(rows: _Rows, count: int | _Rows) -> _Rows:
-    """Return the rows of each of `count` equal blocks of a table of `rows` rows; the last block may have fewer.
+    """Return the number of rows of each of `count` equal blocks of a table with `rows` rows: rows / count rounded up.
 
-    Called with the rows of a block as `count`, it returns the number of blocks.
+    The last block may have fewer rows. If `count` is the number of rows of a block, the result is the number of blocks.
     """
     return -(-rows // count)
 
@@ -124,12 +127,12 @@ def block_rows(rows: _Rows, count: int | _Rows) -> _Rows:
 @dataclass(frozen=True, order=True)
 @checked
 class Placement:
-    """A shard, the device that it is placed on, and the memory that holds it.
+    """A shard with the device and the tier of memory that it is placed on.
 
     Attributes:
-        shard: what is placed.
-        device: where.
-        tier_assignment: the memory that holds it; the same for all shards of a table.
+        shard: the shard to place.
+        device: index of the device.
+        tier_assignment: the memory that stores the shard; the same for all shards of a table.
     """
 
     shard: Shard
@@ -138,7 +141,7 @@ class Placement:
 
 
 def by_table(placements: Iterable[Placement], num_tables: int) -> tuple[tuple[Placement, ...], ...]:
-    """Group placements by table: (T,) those of each, in their order."""
+    """Return the placements of each of the `num_tables` tables, (T,); placements of a table keep their order."""
     grouped: list[list[Placement]] = [[] for _ in range(num_tables)]
     for placed in placements:
         grouped[placed.shard.table].append(placed)

@@ -1,4 +1,4 @@
-"""The devices that tables are laid out over: how many there are, their memory, and the hosts and links they share."""
+"""The devices that tables are placed on: their number and memory, their hosts, and the fast links between them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from neuroshard.plumbing.schema import MAX_BYTES, Devices, Size, to_bytes
 @dataclass(frozen=True)
 @checked
 class Topology:
-    """Devices and their memory.
+    """The devices of a job, numbered host by host, with their memory and links.
 
     Attributes:
         num_devices: number of devices to place tables on.
@@ -93,18 +93,18 @@ class Topology:
 
     @property
     def device_memory(self) -> tuple[int, ...]:
-        """(D,) bytes for embeddings on each device."""
+        """(D,) bytes of each device's memory without the reserved bytes."""
         pairs = zip(self._each("memory_bytes"), self._each("reserved_bytes"), strict=True)
         return tuple(memory - reserved for memory, reserved in pairs)
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of each host's memory for tables."""
+        """Memory of each host for tables, in bytes."""
         return int(self.host_memory_bytes)
 
     @property
     def all_host_bytes(self) -> int:
-        """Bytes of all hosts' memory for tables."""
+        """Memory of all hosts together for tables, in bytes."""
         return self.host_bytes * len(self.hosts)
 
     @property
@@ -114,22 +114,22 @@ class Topology:
 
     @property
     def hosts(self) -> tuple[range, ...]:
-        """The devices of every host."""
+        """The range of device indices of each host."""
         return self._ranges(self.host_size)
 
     @property
     def fast_links(self) -> int | None:
-        """Number of devices that fast links join; None if neither setting says so, and fast links join all devices."""
+        """Number of devices that fast links connect; None if neither setting is given, and they connect all devices."""
         return self.devices_per_domain or self.devices_per_host
 
     @property
     def domain_size(self) -> int:
-        """Number of devices in each domain of fast links."""
+        """Number of devices in each domain, the group of devices that fast links connect."""
         return self.fast_links or self.num_devices
 
     @property
     def domains(self) -> tuple[range, ...]:
-        """The devices of every domain of fast links."""
+        """The range of device indices of each domain."""
         return self._ranges(self.domain_size)
 
     def _ranges(self, size: int) -> tuple[range, ...]:

@@ -202,8 +202,9 @@ class LocalSearch:
         task = self._space.task
         columns = units.reshape(-1, devices) * DIM_MULTIPLE
         traffic = Traffic.of_columns(columns, task.batch_size, task.topology.fast_links)
-        backward = models.backward.predict(traffic, np.zeros((len(traffic), devices)))[:, 0]
-        forward = models.forward.outline(traffic)
+        there, back = (traffic.in_precision(its) for its in (models.forward_precision, models.backward_precision))
+        backward = models.backward.predict(back, np.zeros((len(traffic), devices)))[:, 0]
+        forward = models.forward.outline(there)
         shape = units.shape[:2]
         segments = forward.segments_ms[:, 0].reshape(*shape, -1)
         steps = float(own[1]), float(widest[0]), float(widest[1] - widest[0])

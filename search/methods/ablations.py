@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from neuroshard.models import CostModels, FreeComm
-from neuroshard.models.composed import OneByOne
+from neuroshard.models.kernels import KernelModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.tasks.task import Task
@@ -63,7 +63,7 @@ class SingleTableCosts(ModelChange):
 
     def of(self, models: CostModels) -> CostModels:
         """Keep the models, but for a device's compute cost: the sum of its tables', each alone."""
-        return models.with_compute(OneByOne(models.compute))
+        return models.with_compute(KernelModels.one_by_one(models.compute))
 
 
 @dataclass(frozen=True)

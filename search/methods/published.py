@@ -20,9 +20,9 @@ from neuroshard.tasks.task import Task
 class BeamSearch(Searcher):
     """The published search with its published settings as defaults (Zha et al. 2023, sections 3.3 and 4.1).
 
-    With 64 or more devices, a shard is placed by the cost that it adds on any device, if the models know that cost (all
-    models but the papers' networks do). The best layout is then placed once more by the costs of whole devices. Plans
-    are always costed by whole models.
+    With 64 or more devices, devices are compared by the part of the cost that a shard adds on any device, if the models
+    have such a part (all models but the papers' networks do). The best column splits are then placed once more by the
+    costs of whole devices. The cost of a plan always comes from the whole compute and exchange models.
 
     Attributes:
         num_candidates: number N: each step of the beam search over column-wise splits tries to split the N largest and

@@ -14,8 +14,8 @@ import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets, calls_of
 from neuroshard.layouts import LAYOUTS, Layout, given_bytes, placed_loads
-from neuroshard.models import SumModel
 from neuroshard.models.interface import ReluHead
+from neuroshard.models.kernels import KernelModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.schema import DIM_MULTIPLE
@@ -33,7 +33,7 @@ from neuroshard.words.placement import TIERS, Tier
 
 _TOGETHER = 256  # estimates made at once in a thread, at most
 
-# Work of every device for B choices of sharding types, as `PartModel.shared_ms` and `waited_ms` take it: (B, K) kernels
+# Work of every device for B choices of sharding types, as `Simulator.shared_ms` and `waited_ms` take it: (B, K) kernels
 # of each call, (B, C) counts of operations, and (B,) bytes of indices and lengths that the device receives.
 StepCounts = tuple[FloatArray, FloatArray, FloatArray]
 
@@ -109,7 +109,9 @@ class ReplicatedTables:
     loads: Loads
 
     @classmethod
-    def of(cls, task: Task, compute: SumModel, call: Call, called: BoolArray, allowed: BoolArray) -> "ReplicatedTables":
+    def of(
+        cls, task: Task, compute: KernelModels, call: Call, called: BoolArray, allowed: BoolArray
+    ) -> "ReplicatedTables":
         """Gather the costs of the `called` tables (T,), by sharding types `allowed` (T, F); zeros for other tables."""
         form, model = FORMS.index(call.form), compute.of_call(call)
         tables = np.flatnonzero(called & allowed[:, form])
@@ -267,7 +269,7 @@ class StepInputs(NamedTuple):
 
     Attributes:
         called: (T, F, G) 1 for the kernel of each table in each sharding type, of all G kernels.
-        counts: (T, F, C) operations of a device for the table (`Called.counts`).
+        counts: (T, F, C) operations of a device for the table (`KernelTimes.counts`).
         input_bytes: (T, F) bytes of indices and lengths that a device receives for the table.
         of_call: (G, K) 1 for the call of each kernel, by its place in `CALLS`.
     """

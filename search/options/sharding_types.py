@@ -15,7 +15,7 @@ from neuroshard.layouts.sharding_types import (
     rows_on_one_host,
     sharding_types_named,
 )
-from neuroshard.models.bundle import ModelSet
+from neuroshard.models import CostModels
 from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import MAX_SHARD_DIM
@@ -73,7 +73,7 @@ def _changed(task: Task, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -
     return task if rules == old else replace(task, constraints=replace(task.constraints, rules=rules))
 
 
-def known_calls(models: ModelSet, forms: Collection[str] = FORMS) -> frozenset[Call]:
+def known_calls(models: CostModels, forms: Collection[str] = FORMS) -> frozenset[Call]:
     """Return the kernel calls of sharding types `forms`, by name, that models know costs of, exchanges included."""
     known = models.forms.intersection(forms)
     return frozenset(call for call in models.compute.calls if call.form in known)

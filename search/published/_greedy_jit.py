@@ -1,7 +1,7 @@
 """Greedy placement of many column splits under many caps, compiled: the inner loop of the search.
 
-It places shards as `greedy.place_greedily` does. It is fast because it looks at few devices: in ascending score, and
-only as long as the least that the shard adds (`least_score`) may make a device the best.
+It places shards as `greedy.place_greedily` does. It is fast because it visits devices in ascending score, and stops as
+soon as the score plus the least that the shard adds (`least_score`) exceeds the best score found.
 """
 
 from typing import NamedTuple
@@ -212,7 +212,7 @@ def place_all_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer
                 if devices[s] >= 0 and remembered[placed[p, s, 0]]:
                     widths[placed[p, s, 0], devices[s]] = 0
                     spread[placed[p, s, 0]] = 0
-            if not capped:  # nor would any higher cap be felt
+            if not capped:  # the cap excluded nothing, so higher caps give the same placement
                 for higher in range(m + 1, len(caps)):
                     outcome.devices[p, higher] = devices
                     outcome.compute_ms[p, higher] = score

@@ -30,7 +30,7 @@ def beam_search(grid: GridSearch, num_candidates: int, beam_width: int, max_spli
 
 
 def one_more_split(shards: ShardTable, beam: list[IntArray], num_candidates: int) -> IntArray:
-    """Return the column splits (P, S + 1) that split one candidate of one of the beam's (S,), without repeats."""
+    """Return all column splits (P, S + 1) that halve one candidate of one of the beam's splits (S,), each once."""
     successors = np.concatenate(
         [split_each(shards, splits, split_candidates(shards, splits, num_candidates)) for splits in beam]
     )

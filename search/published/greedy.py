@@ -81,7 +81,8 @@ def place_greedily(
     vectors = np.zeros((len(memory_bytes), shards.vectors.shape[1]), dtype=np.float32)
     devices = np.empty(len(rows), dtype=np.int64)
     for position, (row, item) in enumerate(zip(rows, shards.item_of(rows), strict=True)):
-        before = shards.first[item] + widths[item]  # (D,) shards of the item that are there: shards that meet, join
+        # Shards of an item on one device become one shard: (D,) rows before and after the new shard joins.
+        before = shards.first[item] + widths[item]
         after = before + row - shards.first[item]
         more_bytes = shards.size_bytes[after] - shards.size_bytes[before]
         more_vectors = shards.vectors[after] - shards.vectors[before]

@@ -86,8 +86,8 @@ class ShardTable(NamedTuple):
         first: (I,) first row of each item.
         size_bytes: (N,) memory on a device.
         state_bytes: (N,) weights and optimizer state, which move with the shard; no buffers.
-        sent_units: (N,) units that a device sends for each sample because of the shard: its width, for each of the
-            table's outputs. Multiples of 1/1024, so that sums are exact in any order.
+        sent_units: (N,) units that a device sends for each sample because of the shard: width times outputs of
+            the table. Multiples of 1/1024, so that sums are exact in any order.
         vectors: (N, H) embedding by the compute model; a device's vector is the sum over its shards. H is 0 if no model
             was asked.
         cost_ms: (N,) predicted compute time of a device that holds only this shard; 0 for empty shards.
@@ -149,7 +149,7 @@ class ShardTable(NamedTuple):
 def always_added(vectors: Float32Array, head: ComputeHead) -> tuple[BoolArray, FloatArray]:
     """Return the entries of vectors (N, H) that count in full on any device, (H,), and the score they add, (N,).
 
-    These entries start at 0 or above, and no shard lowers them.
+    The bias of these entries is at least 0, and so is their value in every vector.
     """
     adding: BoolArray = (head.bias >= 0) & (head.weight > 0) & (vectors >= 0).all(axis=0)
     pull = (vectors * head.weight)[:, adding]

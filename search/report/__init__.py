@@ -1,1 +1,1 @@
-"""Reports over any number of runs: one page, with its tables as CSV and its figures as PNG."""
+"""Reports on any number of runs: one page, with its tables as CSV and its figures as PNG."""

@@ -1,4 +1,4 @@
-"""An explanation in sections: for the terminal and for the page."""
+"""The sections of an explanation, for the terminal and for the page."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,7 +20,9 @@ from neuroshard.words.placement import Tier
 
 
 def sections(explanation: Explanation, pictures: tuple[Picture, ...] = ()) -> list[Section]:
-    """Explain a plan in sections, the most important first; the pictures stand beside its devices."""
+    """Return the sections that explain a plan, the most important first;
+    the pictures belong to the section on devices.
+    """
     warnings = texts({"warning": [*map(str, explanation.warnings)]})
     return [
         _summary(explanation),
@@ -33,13 +35,13 @@ def sections(explanation: Explanation, pictures: tuple[Picture, ...] = ()) -> li
 
 
 def titled(section: Section, name: str) -> Section:
-    """Put a plan's name before a section's title, if it has one."""
+    """Return the section with a plan's name before the title; an empty name changes nothing."""
     title = f"{name}: {section.title[0].lower()}{section.title[1:]}" if name else section.title
     return replace(section, title=title)
 
 
 def picture(explanation: Explanation) -> Picture:
-    """Draw cost and memory of every device of a plan."""
+    """Draw the cost and the memory of every device of a plan."""
     title = f"{explanation.cost.total_ms:.2f} ms predicted"
     caveat = "" if explanation.cost.caveat is None else f"; costs are {explanation.cost.caveat}"
     return Picture(
@@ -48,16 +50,17 @@ def picture(explanation: Explanation) -> Picture:
 
 
 def all_shards(explanation: Explanation) -> Section:
-    """List every shard of the plan."""
+    """Return the section with every shard of the plan."""
     shards = _shards(explanation.shards)
     first = {"table": shards["table"], "device": [str(share.placed.device) for share in explanation.shards]}
     return Section("All shards", table=texts(first | shards))
 
 
 def difference(first: Explanation, second: Explanation, steps: Sequence[TableChange], changes: str = "") -> Section:
-    """Compare two plans: the moves from the first to the second, the most bytes first.
+    """Return the section that compares two plans by the moves from the first plan to the second, the largest moves
+    first.
 
-    `steps` are the tables that are placed elsewhere; `changes` describes the differences between the tasks.
+    `steps` are the tables whose placement changes; `changes` describes the differences between the tasks.
     """
     change = second.cost.total_ms - first.cost.total_ms
     facts = {
@@ -116,10 +119,10 @@ def _fullest(explanation: Explanation) -> str:
 
 
 def _devices(explanation: Explanation) -> Section:
-    """Describe every device: the straggler first, then the others, those that compute longest first.
+    """Return the section on devices: the straggler first, and then the others by decreasing compute.
 
-    Parts that are named alike up to a dot, such as framework.input and framework.kernels, share a column: a terminal
-    has no room for all.
+    Parts with the same name up to a dot, such as framework.input and framework.kernels, share a column, because a
+    terminal does not have room for all.
     """
     cost, plan, order = explanation.cost, explanation.plan, _order(explanation)
     columns = {name: np.sum([part.ms for part in parts], axis=0) for name, parts in _by_first_word(cost).items()}
@@ -147,7 +150,7 @@ def _devices(explanation: Explanation) -> Section:
 
 
 def _order(explanation: Explanation) -> list[int]:
-    """List the devices: the straggler first if there is one, then by compute time, longest first."""
+    """Return the devices: the straggler first, if there is one, and then by decreasing compute time."""
     order: list[int] = np.argsort(-explanation.cost.compute, kind="stable").tolist()
     return order if explanation.is_balanced else list(dict.fromkeys([explanation.bottleneck, *order]))
 
@@ -158,7 +161,7 @@ def _by_first_word(cost: Cost) -> dict[str, list[Part]]:
 
 
 def _details(explanation: Explanation) -> Iterator[Section]:
-    """Yield a table of the parts that share a column of the devices' table, for each such column."""
+    """Yield a section for each column of the devices' table that several parts share, with a table of these parts."""
     order = _order(explanation)
     for name, parts in _by_first_word(explanation.cost).items():
         if len(parts) > 1:
@@ -182,16 +185,16 @@ def _shards(shares: Sequence[ShardShare]) -> dict[str, list[str]]:
 
 
 def _besides(share: ShardShare) -> str:
-    """List in words what differs from a column shard of a pooled table of one feature in device memory."""
+    """Return, in words, how a shard differs from a column shard of a pooled table of one feature in device memory."""
     table, home = share.table, share.placed.tier_assignment
-    said = {
+    properties = {
         f"{share.placed.shard.rows:,} rows": share.layout.blocks,
         "data-parallel": share.layout.own_samples,
         f"{table.features} features": table.features > 1,
         "sequence": not table.pooled,
         str(home): home.tier is not Tier.DEVICE,
     }
-    return "".join(f", {words}" for words, so in said.items() if so)
+    return "".join(f", {words}" for words, so in properties.items() if so)
 
 
 def _bottleneck(explanation: Explanation) -> Section:
@@ -227,7 +230,10 @@ def _described(places: Places, layout: Layout) -> str:
 
 
 def _heuristics(explanation: Explanation) -> Section:
-    """Compare the plan with those of heuristics, and without the host time if that hides differences."""
+    """Return the section that compares the plan with the plans of heuristics.
+
+    If waits for the host hide differences, the table also has the costs without these waits.
+    """
     costs: dict[str, Cost | str] = {"this plan": explanation.cost, **explanation.heuristics}
     ours, known = explanation.cost, {name: cost for name, cost in costs.items() if isinstance(cost, Cost)}
     hidden = any(cost.waited_ms > 0 for cost in known.values())

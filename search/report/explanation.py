@@ -1,4 +1,4 @@
-"""Why a plan costs what it does: its devices, its shards, and what heuristics would cost."""
+"""The reasons for a plan's cost: its devices, its shards, and the costs of heuristics' plans."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from neuroshard.stages.search.options.tier_changes import fix_tiers
 from neuroshard.tables import Table
 from neuroshard.words.placement import Placement
 
-_NOTICED = 0.005  # of a plan's cost
+_NOTICED = 0.005  # smaller shares of a plan's cost are not noticeable
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ShardShare:
 
     Attributes:
         placed, table, layout: the placement of the shard, its table and the layout of the table.
-        size_bytes: on the device.
+        size_bytes: bytes of the shard on the device.
         alone_ms: compute cost of the shard alone.
     """
 
@@ -39,14 +39,15 @@ class ShardShare:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What there is to say of one plan, under one set of cost models.
+    """The facts about one plan, under one set of cost models.
 
     Attributes:
-        cost: predicted.
-        shards: of all devices, the most expensive ones first.
-        heuristics: costs of the plans of other methods, or why there is no plan, by name.
+        plan: the plan.
+        cost: predicted cost of the plan.
+        shards: shards of all devices, the most expensive ones first.
+        heuristics: costs of the plans of other methods, by name; or the reason why a method found no plan.
         balanced_ms: predicted cost if the plan's compute and columns were spread evenly: a rough estimate of the best
-            possible cost. Shards can't be spread that evenly, but other splits may be cheaper.
+            possible cost. Shards cannot be spread that evenly, but other splits may be cheaper.
         exchange_excess_ms: predicted saving if only the plan's columns were spread evenly.
         warnings: tables and exchanges outside the training range, and limits of the task that the plan breaks.
     """
@@ -61,27 +62,30 @@ class Explanation:
 
     @property
     def slowest(self) -> int:
-        """The straggler of compute: others wait for it, so that sums of parts don't tell it apart."""
+        """The device with the longest compute.
+
+        The other devices wait for it, so that the sums of parts do not show which device it is.
+        """
         return int(np.argmax(self.cost.compute))
 
     @property
     def widest(self) -> int:
-        """The straggler of the exchanges: the device with the most columns."""
+        """The device with the most columns, which decides the time of exchanges."""
         return int(np.argmax(self.plan.device_dims))
 
     @property
     def compute_excess_ms(self) -> float:
-        """Ms of compute of the straggler above the mean of all devices."""
+        """The ms by which the longest compute exceeds the mean of all devices."""
         return float(self.cost.compute.max() - self.cost.compute.mean())
 
     @property
     def is_balanced(self) -> bool:
-        """True if no device makes the plan cost noticeably more than the other devices do."""
+        """True if no device makes the plan noticeably more expensive than the other devices."""
         return max(self.compute_excess_ms, self.exchange_excess_ms) < _NOTICED * self.cost.total_ms
 
     @property
     def bottleneck(self) -> int:
-        """The straggler that costs the plan most: in compute or in the exchanges."""
+        """The device that makes the plan most expensive, by compute or by exchanges."""
         return self.slowest if self.compute_excess_ms >= self.exchange_excess_ms else self.widest
 
 
@@ -89,7 +93,7 @@ def explain(plan: Plan, simulator: Simulator) -> Explanation:
     """Explain a plan; the heuristics that it is compared with keep the tiers of its tables.
 
     Raises:
-        UserError: the models can't serve its task.
+        UserError: the cost models do not support the plan's task.
     """
     cost, same = simulator.cost(plan.task, plan), fix_tiers(plan)
     return Explanation(
@@ -104,7 +108,7 @@ def explain(plan: Plan, simulator: Simulator) -> Explanation:
 
 
 def _broken(limit: str) -> Message:
-    """Make the warning that a plan breaks a limit of its task."""
+    """Return the warning that a plan breaks a limit of its task."""
     return Message(
         "explained-plan-violation", f"the plan doesn't fit its task: {limit}", remedy="Search again, or change the task"
     )
@@ -128,7 +132,7 @@ def _heuristic(score: str, plan: Plan, simulator: Simulator) -> Cost | str:
 
 
 def _even_ms(plan: Plan, compute: FloatArray, simulator: Simulator) -> float:
-    """Predict the plan's cost, ms, with evenly spread columns, and compute costs (D,)."""
+    """Predict the plan's cost, in ms, with evenly spread columns and with the given compute, (D,)."""
     dims = np.full((1, len(compute)), plan.traffic.columns.mean())
-    called = simulator.called(plan.device_loads, len(compute))
-    return float(simulator.step(called, plan.traffic.with_columns(dims), compute[None]).device_ms.max())
+    times = simulator.kernel_times(plan.device_loads, len(compute))
+    return float(simulator.step(times, plan.traffic.with_columns(dims), compute[None]).device_ms.max())

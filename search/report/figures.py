@@ -1,4 +1,4 @@
-"""The figures of a report, drawn to PNG."""
+"""The figures of a report, drawn as PNG."""
 
 import numpy as np
 import pandas as pd
@@ -9,16 +9,16 @@ from neuroshard.plans.picture import canvas, label
 from neuroshard.plumbing.arrays import FloatArray
 
 _BLUE, _GREY = "#4c72b0", "0.6"
-_OURS = "neuroshard"  # methods whose names begin so stand out
-MOST_BARS = 40  # of more, a page has no room
+_OURS = "neuroshard"  # methods with this prefix are highlighted
+MOST_BARS = 40  # a page does not have room for more
 _MOST_COLORS = 10
 _MOST_TICKS = 12
 _WIDTH = 7.2  # inches
-_WIDE = 20  # a range of values that is better seen on a logarithmic scale
+_WIDE = 20  # ratio of values from which on the scale is logarithmic
 
 
 def comparison_bars(compared: pd.DataFrame, axis: str) -> bytes:
-    """Draw mean costs of one group's methods with 95% intervals, cheapest first; of very many, the cheapest."""
+    """Draw the mean costs of one group's methods with 95% intervals, cheapest first, at most `MOST_BARS` of them."""
     shown = compared.dropna(subset=["mean_ms"])[:MOST_BARS]
     with canvas(_WIDTH, 0.9 + 0.27 * max(len(shown), 3)) as (figure, picture):
         axes = figure.subplots()
@@ -34,12 +34,14 @@ def comparison_bars(compared: pd.DataFrame, axis: str) -> bytes:
         axes.set_yticks(place, [label(str(name)) for name in shown["method"]], fontsize=8)
         axes.set_xlabel(f"{axis}, ms")
         axes.margins(x=0.12, y=0.02)
-        axes.set_xlim(left=0)  # an interval of few tasks may reach below any cost
+        axes.set_xlim(left=0)  # with few tasks, an interval may reach below 0
     return picture.getvalue()
 
 
 def sensitivity_curve(curve: pd.DataFrame, setting: str) -> bytes:
-    """Draw cost by value, beside the mean over values of the same task, with 95% intervals."""
+    """Draw the cost by value of a setting, relative to the mean over the values for
+    the same task, with 95% intervals.
+    """
     shown = curve.dropna(subset=["relative"])
     percent = 100 * shown[["relative", "relative_ci"]].fillna(0)
     values = shown["value"].to_numpy(dtype=float)
@@ -56,7 +58,9 @@ def sensitivity_curve(curve: pd.DataFrame, setting: str) -> bytes:
 
 
 def scatter(measured: pd.DataFrame) -> bytes:
-    """Draw predicted against measured costs, by method; of more methods than colours, all in one."""
+    """Draw predicted against measured costs, in one colour per method;
+    in a single colour if there are too many methods.
+    """
     known = measured.dropna(subset=["predicted_ms", "measured_ms"])
     named = known["method"].nunique() <= _MOST_COLORS
     with canvas(_WIDTH, 4.4) as (figure, picture):
@@ -73,7 +77,7 @@ def scatter(measured: pd.DataFrame) -> bytes:
 
 
 def phase_bars(names: list[str], phase_ms: FloatArray, title: str) -> bytes:
-    """Draw stacked bars of a training step's phases (K, P), in ms, a bar for each of K plans."""
+    """Draw the phases of a training step (K, P), in ms, as a stacked bar for each of K plans."""
     with canvas(_WIDTH, 1.9 + 0.4 * max(len(names), 2)) as (figure, picture):
         axes = figure.subplots()
         place, left = np.arange(len(names))[::-1], np.zeros(len(names))

@@ -1,4 +1,4 @@
-"""What runs left, as tables, and what each run is called beside others."""
+"""The results of runs as tables, with a name for each run that distinguishes it from the others."""
 
 import math
 import re
@@ -21,18 +21,20 @@ from neuroshard.tasks.draw import from_file
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?"
 _SETTING = re.compile(rf"([\w.]+)=({_NUMBER})")
 _LARGEST = 1e18
-_SEED = "seed"  # a number that is no quantity
-_MOST_DIFFERENCES = 3  # named; of more, the directory says more
+_SEED = "seed"  # a number that is not a quantity
+_MOST_DIFFERENCES = 3  # with more differing settings, runs are named by their directories
 _COSTS = ["predicted_ms", "margin_ms", "seconds"]
 _SEARCHED = ["tasks", "method", "setting", "value", "task", *_COSTS, "solved", "path", "caveat"]
 _MEASURED = ["run", "method", "task", *_COSTS, "measured_ms", "solved"]
 _LEARNED = ["run", "method", "round", "valid_ms"]
-_Search = tuple[str, SearchRun]  # with what its tasks are
+_Search = tuple[str, SearchRun]  # a description of the tasks, and the run
 
 
 @dataclass(frozen=True)
 class RunName:
-    """A run's name beside others on the same tasks, and its place in a sweep over a number, if it is part of one."""
+    """The name of a run among others on the same tasks;
+    with the setting and its value if the run is part of a sweep.
+    """
 
     method: str
     setting: str | None
@@ -40,17 +42,17 @@ class RunName:
 
 
 def named(runs: Sequence[tuple[str, SearchRun]]) -> dict[Path, RunName]:
-    """Name runs so that they can be told apart, by path; each comes with what its tasks are.
+    """Return a distinct name for each run, by path; each run comes with a description of its tasks.
 
-    Runs of one method on the same tasks are told apart by their settings, or else their paths. A method named
-    "setting=number" is part of a sweep, and so are runs that differ in one number only, other than a seed.
+    Runs of one method on the same tasks are distinguished by their settings, or otherwise by their paths. A method
+    named "setting=number" is part of a sweep, and so are runs that differ in only one number other than a seed.
     """
-    groups = grouped(runs, lambda one: (one[0], one[1].searcher)).values()
+    groups = grouped(runs, lambda tasks_and_run: (tasks_and_run[0], tasks_and_run[1].searcher)).values()
     return {path: name for group in groups for path, name in _of_group([run for _, run in group]).items()}
 
 
 def _of_group(group: Sequence[SearchRun]) -> dict[Path, RunName]:
-    """Name the runs of one method on the same tasks so that they can be told apart."""
+    """Return distinct names for the runs of one method on the same tasks."""
     settings = {run.path: flat(run.settings) for run in group}
     keys = dict.fromkeys(key for own in settings.values() for key in own)
     differing = [key for key in keys if len({repr(own.get(key)) for own in settings.values()}) > 1]
@@ -71,7 +73,7 @@ def _name(method: str, marks: Sequence[str], differing: Sequence[str], value: fl
 
 
 def _swept(key: str, settings: Mapping[Path, Mapping[str, Any]]) -> dict[Path, float]:
-    """Read the values of a setting by path; none unless all are numbers, each another one, and no seeds."""
+    """Return the values of a setting by path; empty unless all are different numbers and the setting is not a seed."""
     values = {path: own.get(key) for path, own in settings.items()}
     numbers = {path: float(value) for path, value in values.items() if value is not None and _is_number(value)}
     if key.rpartition(".")[2] == _SEED or len(set(numbers.values())) < len(values):
@@ -86,7 +88,7 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True)
 class _EvaluationRow:
-    """What an evaluation made of one plan; None where nobody knows."""
+    """The result of an evaluation for one plan; None for unknown values."""
 
     method: Name
     task: Count
@@ -98,7 +100,9 @@ class _EvaluationRow:
 
 @dataclass(frozen=True)
 class _TrainingRow:
-    """A round of a training: mean cost of the policy's plans for the validation tasks; infinite if it found none."""
+    """A round of a training: the mean cost of the policy's plans for the validation tasks;
+    infinite if it found none.
+    """
 
     round: Count
     valid_ms: float | None
@@ -106,11 +110,12 @@ class _TrainingRow:
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """One row for each task of every search, for each plan of every evaluation, for each round of every training.
+    """Tables with one row for each task of every search, each plan of every evaluation,
+    and each round of every training.
 
     Attributes:
-        searched: tasks (what the tasks are), method, setting and value (of a sweep over a number; None and NaN for
-            others), task, predicted_ms, margin_ms, seconds, solved, path, caveat (what is said of the predicted cost).
+        searched: tasks (a description), method, setting and value (in a sweep over a number; otherwise None and NaN),
+            task, predicted_ms, margin_ms, seconds, solved, path, caveat (of the predicted cost).
         measured: run, method, task, predicted_ms, margin_ms, seconds, measured_ms, solved.
         learned: run, method, round, valid_ms.
         references: ms of other methods on a training's validation tasks, by run.
@@ -123,10 +128,10 @@ class Gathered:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Find the directories of all runs in the directories and below them, each once, as it was first written.
+    """Return the directories of all runs in and below these directories, each only once.
 
     Raises:
-        UserError: a directory isn't there.
+        UserError: a directory does not exist.
     """
     for path in paths:
         if not path.is_dir():
@@ -140,15 +145,15 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Make a key for sorting paths by which 8 comes before 16."""
+    """Return a key for sorting paths by which 8 comes before 16."""
     return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", str(path))]
 
 
 def gather(paths: Sequence[Path]) -> Gathered:
-    """Gather all runs in the directories and below them.
+    """Return the tables of all runs in and below these directories.
 
     Raises:
-        UserError: a directory isn't there, none holds a finished run, or a run is damaged.
+        UserError: a directory does not exist, there is no finished run, or a run is damaged.
     """
     searches: list[_Search] = []
     evaluated: list[dict[str, Any]] = []
@@ -182,11 +187,10 @@ def gather(paths: Sequence[Path]) -> Gathered:
 
 
 def _read_rows(path: Path, row_type: type[_EvaluationRow | _TrainingRow]) -> list[dict[str, Any]]:
-    """Read the rows of a Parquet file, of the columns that `row_type` names; NaN becomes None.
+    """Return the rows of a Parquet file, with the columns that `row_type` names; NaN becomes None.
 
     Raises:
-        UserError: there is no such file, it can't be read, lacks a column, or holds a wrong value; the line names the
-            row.
+        UserError: the file is missing or unreadable, lacks a column, or has a wrong value; the error names the row.
     """
     wanted = {field.name for field in fields(row_type)}
     rows = [
@@ -201,18 +205,19 @@ def _unless_nan(value: object) -> object:
 
 
 def _search(folder: Path, sets: dict[str, str]) -> _Search:
-    """Read a search; name its tasks by a digest that tells sets of them apart, and describe them in `sets`."""
+    """Read a search; return the digest of its tasks and the run, and add a description of the tasks to `sets`."""
     _need_files(folder, "results.parquet", "tasks.json")
     run, digest = SearchRun.load(folder), digest_of(folder / "tasks.json")
-    if digest not in sets:  # the runs of a sweep have the same tasks
+    if digest not in sets:  # the runs of a sweep share their tasks
         sets[digest] = _described(folder / "tasks.json")
     return digest, run
 
 
 def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> list[_Search]:
-    """Name tasks by what they are, and by what predicts costs if that isn't one for all: others don't compare.
+    """Return the searches with a description of their tasks in place of the digest.
 
-    Sets that look alike are numbered.
+    Different sets of tasks with the same description are numbered. If several cost models predicted the costs, the
+    description names the models, because costs can be compared only within one set of models.
     """
     alike = grouped(sets, lambda digest: sets[digest])
     names = {
@@ -225,12 +230,12 @@ def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> l
 
 
 def _predicted_by(run: SearchRun) -> str:
-    """Name the models that predict a search's costs, as the end of a line."""
+    """Return the end of a line that names the models of a search's predicted costs."""
     return f", predicted by {run.model}{', with the input dist' if run.count_input else ''}"
 
 
 def _need_files(folder: Path, *names: str) -> None:
-    """Raise UserError unless the names are those of files in a folder: reading from a pipe would never end."""
+    """Raise UserError if a folder lacks one of these regular files; reading from a pipe would never end."""
     for name in names:
         if not (folder / name).is_file():
             raise UserError(
@@ -271,7 +276,7 @@ def _frame(rows: Sequence[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
 
 
 def _described(path: Path) -> str:
-    """Describe the tasks of a run for people.
+    """Return a description of the tasks of a run, for people.
 
     Raises:
         UserError: the file is malformed.

@@ -1,4 +1,4 @@
-"""Sections of text, pandas tables and pictures: on one HTML page that needs no other file, or printed in short; CSV."""
+"""Sections of text, tables and pictures: on a self-contained HTML page, printed in short form, or as CSV."""
 
 import csv
 import re
@@ -17,12 +17,12 @@ from rich.text import Text
 
 from neuroshard.plumbing.files import write_atomically
 
-_FORMULA = re.compile(r"\s*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # also as wide as Chinese and Japanese letters
-_SHOWN = 16  # rows that are printed
+_FORMULA = re.compile(r"\s*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")  # also the full-width forms of these characters
+_SHOWN = 16  # maximum number of printed rows
 
 
 def save_csv(path: Path, frame: pd.DataFrame) -> None:
-    """Write a frame, atomically; a text that a spreadsheet would take for a formula gets a quote before it."""
+    """Write a frame as CSV, atomically; a text that spreadsheets would read as a formula gets a quote in front."""
     safe = frame.apply(lambda column: column.map(_as_text)).rename(columns=_as_text)
     text = safe.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC)
     write_atomically(path, text.encode("utf-8", errors="replace"))
@@ -41,16 +41,16 @@ def _is_number(text: str) -> bool:
 
 
 def texts(columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Make a table of texts for people, by the heads of its columns; as objects, for Arrow refuses some characters."""
+    """Return a table of texts by column title; the cells are objects, because Arrow refuses some characters."""
     return pd.DataFrame(dict(columns), dtype=object)
 
 
 def in_words(frame: pd.DataFrame, columns: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
-    """Make a table of texts for people; a column without any known value is left out.
+    """Return a table of texts for people; columns without any known value are left out.
 
     Args:
-        frame: of numbers and texts.
-        columns: by their heads in the table, each with its name in the frame and the format of its cells.
+        frame: table of numbers and texts.
+        columns: for each column title, the column's name in the frame and the format of its cells.
     """
     cells = {head: [_in_words(cell, how) for cell in frame[name]] for head, (name, how) in columns.items()}
     return texts({head: some for head, some in cells.items() if any(some)})
@@ -63,7 +63,7 @@ def _in_words(cell: object, how: str) -> str:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG with a caption."""
+    """A PNG picture with a name and a caption."""
 
     name: str
     caption: str
@@ -71,7 +71,7 @@ class Picture:
 
     @property
     def data(self) -> str:
-        """The PNG as a data URL, for an img element."""
+        """The picture as a data URL, for an img element."""
         return f"data:image/png;base64,{b64encode(self.png).decode()}"
 
 
@@ -86,7 +86,7 @@ class Section:
 
     @property
     def table_html(self) -> str:
-        """The whole table as an HTML element whose cells pandas escapes; empty without a table."""
+        """The whole table as an HTML element with escaped cells; empty if there is no table."""
         if self.table is None:
             return ""
         with pd.option_context("display.max_colwidth", None):
@@ -95,19 +95,19 @@ class Section:
 
 
 def render(title: str, intro: str, sections: Sequence[Section]) -> str:
-    """Render sections as an HTML page; every text is shown as it is, whatever it holds."""
+    """Render sections as an HTML page; all texts are escaped."""
     loader = PackageLoader("neuroshard.stages.search.report", "templates")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.get_template("page.html.j2").render(title=title, intro=intro, sections=sections)
 
 
 def save_page(path: Path, html: str) -> None:
-    """Write a page, atomically; halves of characters, which UTF-8 can't hold, become question marks."""
+    """Write a page atomically; characters that UTF-8 cannot encode become question marks."""
     write_atomically(path, html.encode("utf-8", errors="replace"))
 
 
 def show_sections(console: Console, sections: Sequence[Section]) -> None:
-    """Print sections; of a long table the first rows, and how many rows it has."""
+    """Print sections; of a long table, print the first rows and the number of rows."""
     for section in sections:
         console.print()
         console.print(plain(section.title, "bold"), soft_wrap=True)
@@ -118,7 +118,7 @@ def show_sections(console: Console, sections: Sequence[Section]) -> None:
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Make text in which brackets are brackets; what can't be printed, such as a terminal's commands, is spelt out."""
+    """Return text in which brackets have no special meaning and unprintable characters are escaped."""
     shown = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
     return Text(shown, style=style, overflow="fold")
 

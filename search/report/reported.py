@@ -1,4 +1,4 @@
-"""The questions that a report answers: for each a table, its pictures, and a sentence on how to read it."""
+"""The sections of a report: each has a table, pictures, and a sentence on how to read them."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from neuroshard.plans.picture import curves_png
 from neuroshard.stages.search.report.figures import MOST_BARS, comparison_bars, scatter, sensitivity_curve
 from neuroshard.stages.search.report.page import Picture, Section, in_words
 
-_LEAST_POINTS = 3  # for a scatter or a rank correlation
+_LEAST_POINTS = 3  # minimum number of points for a scatter plot or a rank correlation
 _HOW = (
     "Means are of the tasks that they are compared on: those solved by every method that solved any. ± is half of "
     "Student's 95% interval. “Cheapest saves”: how much less the cheapest method costs, task by task; p: Wilcoxon's "
@@ -52,13 +52,14 @@ _TRAINING = {"run": ("run", ""), "best validation ms": ("best", ".3f"), "rounds"
 
 
 def compared_shown(compared: pd.DataFrame, title: str, group: str, axis: str) -> Section | None:
-    """Compare methods in one table, with a picture of every group of several methods; None without any.
+    """Return the section that compares methods, with a picture of each group with several methods;
+    None without methods.
 
     Args:
-        compared: as `comparisons` makes it.
-        title: of the section.
-        group: names what tells groups apart.
-        axis: names the costs.
+        compared: the result of `comparisons`.
+        title: title of the section.
+        group: title of the column that distinguishes groups.
+        axis: name of the costs.
     """
     if compared.empty:
         return None
@@ -72,7 +73,10 @@ def compared_shown(compared: pd.DataFrame, title: str, group: str, axis: str) ->
 
 
 def sensitivities_shown(curves: pd.DataFrame) -> Section | None:
-    """Show every sweep over a number, with a curve where a task was solved with every value; None without sweeps."""
+    """Return the section on sweeps over numbers; None without sweeps.
+
+    A sweep has a curve if a task was solved with every value.
+    """
     if curves.empty:
         return None
     pictures = list[Picture]()
@@ -85,7 +89,7 @@ def sensitivities_shown(curves: pd.DataFrame) -> Section | None:
 
 
 def trust_shown(measured: pd.DataFrame) -> Section | None:
-    """Compare predicted with measured costs; None without plans that have both."""
+    """Return the section that compares predicted with measured costs; None without plans that have both."""
     known = measured.dropna(subset=["predicted_ms", "measured_ms"])
     known = known[known["measured_ms"] > 0]
     if known.empty:
@@ -97,7 +101,7 @@ def trust_shown(measured: pd.DataFrame) -> Section | None:
 
 
 def _trust(known: pd.DataFrame) -> pd.DataFrame:
-    """Summarise the errors of predicted costs, in one row; NaN for unknown."""
+    """Return the errors of predicted costs in one row; NaN for unknown values."""
     error = (known["predicted_ms"] / known["measured_ms"] - 1).abs()
     tau = known["predicted_ms"].corr(known["measured_ms"], method="kendall") if len(known) >= _LEAST_POINTS else np.nan
     judged = known.dropna(subset=["margin_ms"])
@@ -108,11 +112,11 @@ def _trust(known: pd.DataFrame) -> pd.DataFrame:
 
 
 def learning_shown(learned: pd.DataFrame, references: Mapping[str, dict[str, float]]) -> Section | None:
-    """Show what policies learned, round by round; None without trainings.
+    """Return the section on learned policies, by round; None without trainings.
 
     Args:
-        learned: a row for each round, as in `Gathered`.
-        references: ms of other methods by run, drawn if all runs have the same.
+        learned: one row for each round, as in `Gathered`.
+        references: ms of other methods by run; they are drawn if all runs have the same.
     """
     if learned.empty:
         return None

@@ -1,4 +1,4 @@
-"""Methods compared on the tasks that all of them solved."""
+"""Compare methods on the tasks that all of them solved."""
 
 from collections.abc import Iterator
 
@@ -16,19 +16,19 @@ _CURVE = ["tasks", "setting", "value", "solved", "mean_ms", "relative", "relativ
 
 
 def comparisons(frame: pd.DataFrame, group: str, cost: str) -> pd.DataFrame:
-    """Compare methods, a row for each method in each group.
+    """Compare methods; return one row for each method in each group.
 
     Args:
-        frame: with the columns `group`, method, task, `cost`, seconds, solved, and caveat if costs may have one.
-        group: what tells tasks apart.
-        cost: the column of costs, ms.
+        frame: table with the columns `group`, method, task, `cost`, seconds, solved, and caveat if costs may have one.
+        group: the column that distinguishes sets of tasks.
+        cost: the column of costs, in ms.
 
     Returns:
-        group, method, tasks, solved, common (tasks that all solved who solved any; NaN below of those who solved none),
-        mean_ms with half the width of its 95% interval (ci_ms), saved (mean over common tasks of what the group's
-        cheapest method costs less, relative) with its interval (saved_ci) and p, the probability of so large a
-        difference if there were none (Wilcoxon's signed-rank test; NaN for the cheapest itself), median seconds of
-        search, and the caveats of its costs.
+        group, method, tasks, solved, common (number of tasks that all methods solved that solved any), mean_ms with
+            half the width of its 95% interval (ci_ms), saved (relative saving of the group's cheapest method, mean over
+            common tasks) with its interval (saved_ci) and p, the probability of such a large difference by chance
+            (Wilcoxon's signed-rank test; NaN for the cheapest method itself), median seconds of search, and the caveats
+            of the costs. Values of methods that solved no task are NaN.
     """
     rows = [row for name, subset in frame.groupby(group, sort=False) for row in _compared(str(name), subset, cost)]
     return pd.DataFrame(rows, columns=_COMPARED)
@@ -62,7 +62,7 @@ def _compared(group: str, subset: pd.DataFrame, cost: str) -> Iterator[dict[str,
 
 
 def _caveats(subset: pd.DataFrame) -> str | None:
-    """Join the different caveats of some costs; None without any."""
+    """Return the different caveats of costs, joined; None if there are none."""
     return "; ".join(subset["caveat"].dropna().unique()) or None if "caveat" in subset else None
 
 
@@ -71,32 +71,36 @@ def _mean(values: FloatArray) -> float:
 
 
 def interval(values: FloatArray) -> float:
-    """Compute half the width of the mean's 95% interval (Student's t); NaN for fewer than two values."""
+    """Return half the width of the mean's 95% interval (Student's t); NaN for fewer than two values."""
     if len(values) < 2:
         return float("nan")
     return float(stats.sem(values) * stats.t.ppf((1 + _LEVEL) / 2, len(values) - 1))
 
 
-def _p_value(one: FloatArray, other: FloatArray) -> float:
-    different = one != other
+def _p_value(first_ms: FloatArray, second_ms: FloatArray) -> float:
+    """Return the p-value of Wilcoxon's signed-rank test; NaN for fewer than two different pairs."""
+    different = first_ms != second_ms
     if different.sum() < 2:
         return float("nan")
-    return float(stats.wilcoxon(one[different], other[different]).pvalue)
+    return float(stats.wilcoxon(first_ms[different], second_ms[different]).pvalue)
 
 
 def in_sweep(searched: pd.DataFrame) -> "pd.Series[bool]":
-    """Tell which rows are part of a sweep over a number, (n,): of two values at least, on the same tasks."""
+    """Return True for rows that are part of a sweep, (n,):
+    the same setting has two or more values on the same tasks.
+    """
     values = searched.groupby(["tasks", "setting"])["value"].transform("nunique")
     return searched["setting"].notna() & (values > 1)
 
 
 def sensitivities(searched: pd.DataFrame) -> pd.DataFrame:
-    """Compare the values of each setting swept over numbers, on the tasks that all of them solved.
+    """Compare the values of each setting in a sweep, on the tasks that were solved with all values.
 
     Returns:
-        tasks, setting, value, solved (how many tasks), mean_ms; relative: mean over tasks of the cost over the task's
-        mean over all values, less 1, with half the width of its 95% interval (relative_ci): tasks differ more than
-        settings do. NaN where no task was solved with every value. caveat: the caveats of the costs.
+        tasks, setting, value, solved (number of tasks), mean_ms; relative: mean over tasks of the cost relative to the
+            task's mean over all values, minus 1, with half the width of its 95% interval (relative_ci). Relative costs
+            are used because tasks differ more than settings do. NaN if no task was solved with every value. caveat: the
+            caveats of the costs.
     """
     rows = [
         row

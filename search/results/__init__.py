@@ -1,1 +1,1 @@
-"""What runs leave behind, and how methods compare."""
+"""The results of runs, and comparisons of methods."""

@@ -1,4 +1,4 @@
-"""The answer of a search to a task: a plan, or the best of candidate plans by measurement, which are kept on disk.
+"""The answer of a search to a task: a plan, or the best of several measured candidate plans, which are saved on disk.
 
 A run that was killed measures nothing twice.
 """
@@ -38,9 +38,12 @@ class _Origin:
 @dataclass(frozen=True)
 @checked
 class MeasuredOnce:
-    """What one plan cost in one pass: (D,) ms of each part, by its name, or ms of a training step; or what stopped it.
+    """The measurement of one plan in one pass.
 
     Attributes:
+        parts: (D,) ms of each part of the cost, by name; empty if a training step was measured.
+        error: the error that stopped the measurement; None if there was none.
+        step_ms: ms of a training step; None if parts were measured.
         when: the place of each part in the step.
     """
 
@@ -51,7 +54,7 @@ class MeasuredOnce:
 
     @classmethod
     def of(cls, outcome: Cost | str) -> "MeasuredOnce":
-        """Take the parts of a measured cost, or the error in their place."""
+        """Return the measurement of a cost, or of the error in its place."""
         if isinstance(outcome, str):
             return cls(error=outcome)
         when = {part.name: part.when for part in outcome.parts}
@@ -59,20 +62,20 @@ class MeasuredOnce:
 
     @property
     def outcome(self) -> Cost | str:
-        """The measured cost that `of` took the parts of, or the error."""
+        """The measured cost, built from its parts, or the error."""
         if self.error is not None:
             return self.error
         return Cost(tuple(Part(name, self.when[name], np.array(ms)) for name, ms in self.parts.items()))
 
     @property
     def total_ms(self) -> float:
-        """The plan's measured cost, ms; NaN where it couldn't be measured."""
+        """The plan's measured cost in ms; NaN if it could not be measured."""
         if self.error is not None:
             return float("nan")
         return max(map(sum, zip(*self.parts.values(), strict=True))) if self.step_ms is None else self.step_ms
 
     def fits(self, devices: int) -> bool:
-        """Return True if the measurement may be of a plan for so many devices."""
+        """Return True if the measurement can belong to a plan for this number of devices."""
         known, in_parts = self.parts.keys() == self.when.keys(), self.error is None and self.step_ms is None
         sizes = {len(self.parts.get(name, ())) for name in (*PARTS, *self.parts)} if in_parts else {devices}
         return known and sizes == {devices}
@@ -85,7 +88,7 @@ class Pass:
     plans: tuple[MeasuredOnce, ...]
 
     def wrong(self, plans: Sequence[Plan]) -> str | None:
-        """Return why the pass can't be of these plans, as a predicate; None if it may be."""
+        """Return the reason why the pass cannot belong to these plans, as a predicate; None if it can."""
         devices = [plan.task.topology.num_devices for plan in plans]
         if len(self.plans) == len(plans) and all(map(MeasuredOnce.fits, self.plans, devices)):
             return None
@@ -95,14 +98,14 @@ class Pass:
 
 @dataclass(frozen=True)
 class Searched:
-    """What is known of the answer to a task.
+    """The state of the answer to a task.
 
     Attributes:
-        found: a plan; or why there is none.
-        seconds: of search.
-        candidate_plans: (K,) plans that may be measured, with their predictions, the predicted best first; none if
-            none were asked for, or nothing was found.
-        passes: (P, K) what was measured of them so far.
+        found: a plan, or the error that explains why there is none.
+        seconds: search time.
+        candidate_plans: (K,) plans that can be measured, with their predictions, the predicted best first; empty if no
+            candidate plans were requested, or no plan was found.
+        passes: (P, K) measurements so far.
     """
 
     found: Found | InfeasibleError
@@ -112,10 +115,10 @@ class Searched:
 
     @property
     def answer(self) -> Found:
-        """What was found.
+        """The found plan.
 
         Raises:
-            InfeasibleError: nothing.
+            InfeasibleError: no plan was found.
         """
         if isinstance(self.found, InfeasibleError):
             raise self.found
@@ -123,37 +126,42 @@ class Searched:
 
     @property
     def errors(self) -> tuple[str | None, ...]:
-        """The first error that stopped measuring each plan, (K,); None where nothing did."""
-        return tuple(next((one.error for one in its if one.error is not None), None) for its in self._measured)
+        """The first error of each plan's measurements, (K,); None for plans without errors."""
+        return tuple(
+            next((measurement.error for measurement in measurements if measurement.error is not None), None)
+            for measurements in self._measured
+        )
 
     @property
     def costs_ms(self) -> FloatArray:
-        """The cost of each plan in each pass, (K, P) ms; NaN where it couldn't be measured."""
-        return np.array([[one.total_ms for one in its] for its in self._measured])
+        """The cost of each plan in each pass, (K, P) ms; NaN for failed measurements."""
+        return np.array([[measurement.total_ms for measurement in measurements] for measurements in self._measured])
 
     @property
     def _measured(self) -> list[list[MeasuredOnce]]:
-        """What each plan cost in each pass, (K, P)."""
-        return [[one.plans[number] for one in self.passes] for number in range(len(self.candidate_plans))]
+        """The measurements of each plan in each pass, (K, P)."""
+        return [[one_pass.plans[number] for one_pass in self.passes] for number in range(len(self.candidate_plans))]
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on the candidate plans by all passes that were measured."""
+        """The verdict on the candidate plans, based on all measured passes."""
         return Verdict.of(self.costs_ms)
 
     @property
     def measured_ms(self) -> float | None:
-        """The measured cost of the candidate plan to deploy, ms; None if it could not be measured."""
+        """The measured cost of the candidate plan to deploy, in ms; None if it could not be measured."""
         if not self.passes:
             return None
         measured_ms = float(self.verdict.measured_ms[self.verdict.taken])
         return None if np.isnan(measured_ms) else measured_ms
 
     def judged(self) -> "Searched":
-        """Return the same with the candidate plan to deploy as its answer, and a remark that says why."""
+        """Return the same state with the candidate plan to deploy as the answer,
+        and with a remark that explains the choice.
+        """
         verdict, why = self.verdict, self.errors[0]
-        said = self.answer.remark, f"{verdict}" if why is None else f"{verdict} ({why})"
-        remark = "; ".join(filter(None, said))
+        remarks = self.answer.remark, f"{verdict}" if why is None else f"{verdict} ({why})"
+        remark = "; ".join(filter(None, remarks))
         return replace(self, found=Found(self.candidate_plans[verdict.taken], self.answer.warning, remark=remark))
 
 
@@ -161,8 +169,8 @@ class Searched:
 class CandidatePlanFiles:
     """The files of a task's candidate plans in a run's directory.
 
-    `candidate_plans/task-0000.json` says how the plans were found. The directory `candidate_plans/task-0000` holds the
-    plans and a file for each pass.
+    `candidate_plans/task-0000.json` describes how the plans were found. The directory `candidate_plans/task-0000` has
+    the plans and a file for each pass.
     """
 
     run: Path
@@ -176,18 +184,20 @@ class CandidatePlanFiles:
         """Write the candidate plans and how they were found, before they are measured."""
         for number, plan in enumerate(searched.candidate_plans):
             plan.save(self.run / self.plan(number))
-        its = searched.answer
-        self._origins.keep(self.task, _Origin(len(searched.candidate_plans), searched.seconds, its.warning, its.remark))
+        answer = searched.answer
+        self._origins.keep(
+            self.task, _Origin(len(searched.candidate_plans), searched.seconds, answer.warning, answer.remark)
+        )
 
     def passes(self, plans: Sequence[Plan]) -> Journal[Pass]:
-        """Open the journal of the passes over these candidate plans."""
-        return Journal((self.run / self.plan(0)).parent, "pass", Pass, lambda _, one: one.wrong(plans))
+        """Return the journal of the passes over these candidate plans."""
+        return Journal((self.run / self.plan(0)).parent, "pass", Pass, lambda _, measured: measured.wrong(plans))
 
     def read(self, task: Task) -> Searched | None:
-        """Read what is known of the task; None if its search hasn't ended.
+        """Return the saved state of the task's answer; None if its search has not ended.
 
         Raises:
-            UserError: a file is damaged, or of another task.
+            UserError: a file is damaged, or belongs to another task.
         """
         if (origin := self._origins.get(self.task)) is None:
             return None
@@ -217,7 +227,7 @@ class CandidatePlanFiles:
     def _read_plan(self, number: int, task: Task) -> Plan:
         path = self.run / self.plan(number)
         plan = Plan.load(path)
-        if replace(plan.task, constraints=task.constraints) != task:  # searches for a target may add rules
+        if replace(plan.task, constraints=task.constraints) != task:  # searches for a target system may add rules
             where = self._origins.path(self.task)
             raise UserError(
                 "candidate-plan-other-task",

@@ -1,4 +1,4 @@
-"""Methods side by side: success rate, predicted and measured cost, search time."""
+"""Comparison of methods: success rate, predicted and measured cost, search time."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from neuroshard.words.model_choice import ModelChoice
 
 _NAN = float("nan")
 _BUSY = "this machine is busy, or differs from the machine that the cost models were fitted to"
-_BIASED = 1.15  # beyond this factor, all predictions are off rather than some
+_BIASED = 1.15  # a larger median factor means that all predictions are wrong, not only some
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Evaluated:
     """One method's answer to one task.
 
     Attributes:
-        method: the searcher's name, or the plan file's.
-        task: its number in the run.
-        file, plan: the plan, with what it was predicted to cost if anybody did; None where the method found none.
-        seconds: of search, NaN if unknown.
-        error: why there is no measured cost.
+        method: name of the searcher, or of the plan file.
+        task: number of the task in the run.
+        file, plan: the plan with its predicted cost, if known; None if the method found no plan.
+        seconds: search time; NaN if unknown.
+        error: the reason why there is no measured cost; None if there is one.
         measured: the cost on hardware.
     """
 
@@ -47,41 +47,41 @@ class Evaluated:
 
     @property
     def prediction(self) -> Prediction | None:
-        """The prediction of the plan's cost; None where nobody made one."""
+        """The prediction of the plan's cost; None if there is none."""
         return None if self.plan is None else self.plan.prediction
 
     @property
     def predicted_ms(self) -> float:
-        """The plan's predicted cost, ms; NaN without a prediction."""
+        """The plan's predicted cost in ms; NaN without a prediction."""
         return _NAN if self.prediction is None else self.prediction.cost_ms
 
     @property
     def margin_ms(self) -> float:
-        """Half the width of the prediction's 90% interval, ms; NaN if unknown."""
+        """Half the width of the prediction's 90% interval, in ms; NaN if unknown."""
         known = None if self.prediction is None else self.prediction.margin_ms
         return _NAN if known is None else known
 
     @property
     def caveat(self) -> str | None:
-        """The caveat of the predicted cost; None where there is none."""
+        """The caveat of the predicted cost; None if there is none."""
         return None if self.prediction is None else self.prediction.caveat
 
     @property
     def runnable(self) -> bool:
-        """Whether there is a plan, and no error that keeps it from being run."""
+        """True if there is a plan, and no error prevents it from being run."""
         return self.plan is not None and self.error is None
 
     @property
     def differs_in_scope(self) -> bool:
-        """Return True if the predicted cost is known to count other things than the measured one."""
+        """True if the predicted cost is known to count other parts of the step than the measured cost."""
         scope = None if self.prediction is None else self.prediction.scope
         if scope is None or self.measured is None:
             return False
-        return set(scope.split(", ")) != set(self.measured.scope.split(", "))  # the order is each cost's own
+        return set(scope.split(", ")) != set(self.measured.scope.split(", "))  # the order of parts may differ
 
     @property
     def measured_ms(self) -> float:
-        """The plan's measured cost, ms; NaN where it wasn't measured."""
+        """The plan's measured cost in ms; NaN if it was not measured."""
         return _NAN if self.measured is None else self.measured.total_ms
 
     def row(self) -> dict[str, Any]:
@@ -116,18 +116,21 @@ class Evaluated:
 
 
 def runnable_by_task(entries: Sequence[Evaluated]) -> dict[int, list[Evaluated]]:
-    """Group the entries with plans that can be run by the number of their task, in order of that."""
+    """Return the entries with plans that can be run, grouped by the number of their task, in increasing order."""
     runnable = sorted((entry for entry in entries if entry.runnable), key=lambda entry: entry.task)
     return grouped(runnable, lambda entry: entry.task)
 
 
 def plans_of(entries: Sequence[Evaluated]) -> list[Plan]:
-    """List the plans of those entries that have one."""
+    """Return the plans of the entries that have one."""
     return [entry.plan for entry in entries if entry.plan is not None]
 
 
 def grid_of(title: str | Text, columns: Mapping[str, Sequence[str]], words: int = 1) -> Grid:
-    """Make a table for people from each column's cells, none as markup: so many columns of words, then of figures."""
+    """Return a table for people from the cells of each column: first `words` columns of words, then columns of figures.
+
+    Markup in cells has no effect.
+    """
     names = list(columns)
     grid = Grid(*names[:words], *(Column(name, justify="right") for name in names[words:]), title=title)
     for cells in zip(*columns.values(), strict=True):
@@ -136,22 +139,24 @@ def grid_of(title: str | Text, columns: Mapping[str, Sequence[str]], words: int 
 
 
 def names_and_forms(entries: Sequence[Evaluated]) -> dict[str, list[str]]:
-    """Make the first columns of a table with a row for each plan: the method, and table counts by sharding type."""
+    """Return the first columns of a table with one row per plan: the method,
+    and the number of tables by sharding type.
+    """
     counts = [[] if entry.plan is None else map(entry.plan.forms.count, FORMS) for entry in entries]
-    forms = [", ".join(map(str, its)) for its in counts]
+    forms = [", ".join(map(str, numbers)) for numbers in counts]
     return {"plan by": [entry.method for entry in entries], f"tables in {', '.join(FORMS)}": forms}
 
 
 def failures(entries: Sequence[Evaluated], errors: Iterable[str | None] | None = None) -> list[str]:
-    """Return a line for every entry that failed: with the entry's error, or with the one in `errors`."""
-    its = zip(entries, (entry.error for entry in entries) if errors is None else errors, strict=True)
-    return [f"{entry.method}, task {entry.task}: {error}" for entry, error in its if error is not None]
+    """Return a line for every entry that failed: with the entry's error, or with the entry's error in `errors`."""
+    entries_and_errors = zip(entries, (entry.error for entry in entries) if errors is None else errors, strict=True)
+    return [f"{entry.method}, task {entry.task}: {error}" for entry, error in entries_and_errors if error is not None]
 
 
 def comparison(entries: Sequence[Evaluated]) -> Grid:
-    """Compare methods, a row for each, by mean costs over the tasks that every method solved.
+    """Return a table that compares methods, one row each, by mean costs over the tasks that every method solved.
 
-    Methods that solved none are left out of that: they would leave no task.
+    Methods that solved no task are ignored for the choice of these tasks, because no task would be left.
     """
     methods = list(dict.fromkeys(entry.method for entry in entries))
     solved = {m: {e.task: e for e in entries if e.method == m and e.measured is not None} for m in methods}
@@ -159,14 +164,17 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
     failed = [method for method, tasks in solved.items() if not tasks]
     every = "every method" if not failed else f"every method but {', '.join(failed)}"
     caption = f"costs: means over the {number_of(len(common), 'task')} that {every} solved"
-    asked = {method: [entry for entry in entries if entry.method == method] for method in methods}
-    chosen = {method: [its[task] for task in common if task in its] for method, its in solved.items()}
+    given = {method: [entry for entry in entries if entry.method == method] for method in methods}
+    chosen = {
+        method: [solved_by_method[task] for task in common if task in solved_by_method]
+        for method, solved_by_method in solved.items()
+    }
     columns = {
         "method": methods,
-        "success": [f"{len(solved[method])}/{len(asked[method])}" for method in methods],
+        "success": [f"{len(solved[method])}/{len(given[method])}" for method in methods],
         "predicted ms": [_mean([entry.predicted_ms for entry in chosen[method]], 2) for method in methods],
         "measured ms": [_mean([entry.measured_ms for entry in chosen[method]], 2) for method in methods],
-        "search s": [_mean([entry.seconds for entry in asked[method]], 3) for method in methods],
+        "search s": [_mean([entry.seconds for entry in given[method]], 3) for method in methods],
     }
     grid = grid_of("Plans on hardware", columns)
     grid.caption = Text(caption)
@@ -174,25 +182,25 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
 
 
 def provenance_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str]:
-    """Yield lines on what predicted costs count, for what hardware, and by which models.
+    """Yield lines on what predicted costs count, for which hardware, and by which models.
 
     Lines that begin with "warning:" say that models predict for other hardware than `here`, or that models differ.
     """
-    for scope, its in grouped(entries, lambda entry: entry.prediction and entry.prediction.scope).items():
+    for scope, group in grouped(entries, lambda entry: entry.prediction and entry.prediction.scope).items():
         if scope is not None:
-            yield f"predicted costs of {_methods(its)} count {scope}"
-    by_models = {name: its for name, its in grouped(entries, _models_of).items() if name is not None}
-    for name, its in by_models.items():
+            yield f"predicted costs of {_methods(group)} count {scope}"
+    by_models = {name: group for name, group in grouped(entries, _models_of).items() if name is not None}
+    for name, group in by_models.items():
         target = PredictedFor.of(name)
         if target is not None and target.differs(here):
             message = Message(
                 "predicted-for-other-hardware",
-                f"costs of {_methods(its)} were {target.told(here)}",
+                f"costs of {_methods(group)} were {target.told(here)}",
                 remedy="Compare measured costs only with measured costs" if target.other_kind(here) else ADAPT,
             )
             yield f"warning: {message}"
     if len(by_models) > 1:
-        each = ", ".join(f"{str(name)!r}: {_methods(its)}" for name, its in by_models.items())
+        each = ", ".join(f"{str(name)!r}: {_methods(group)}" for name, group in by_models.items())
         message = Message(
             "predicted-by-several-models",
             f"predicted costs come from {len(by_models)} different sets of cost models ({each})",
@@ -211,15 +219,15 @@ def _methods(entries: Sequence[Evaluated]) -> str:
 
 
 def trust_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str]:
-    """Yield lines on how good predictions are: the number of measured costs inside their intervals, and the bias.
+    """Yield lines on the quality of predictions: the number of measured costs inside their intervals, and the bias.
 
-    Before that come the caveats of predicted costs, and warnings about the models' hardware. Predictions for a GPU are
-    not compared with costs that were measured on a CPU (`here`), or the other way round. Predicted costs that count
-    other things than the measured costs, such as framework overhead, are left out with a remark.
+    The first lines are the caveats of predicted costs, and warnings about the models' hardware. Predictions for a GPU
+    are not compared with costs that were measured on a CPU (`here`), and vice versa. Predicted costs that count other
+    parts of the step than the measured costs, such as framework overhead, are left out with a remark.
     """
-    for caveat, its in grouped(entries, lambda entry: entry.caveat).items():
+    for caveat, group in grouped(entries, lambda entry: entry.caveat).items():
         if caveat is not None:
-            yield f"predicted costs of {_methods(its)} are {caveat}"
+            yield f"predicted costs of {_methods(group)} are {caveat}"
     yield from provenance_lines(entries, here)
     targets = {name: PredictedFor.of(name) for name in {*map(_models_of, entries)}}
     unlike = {name for name, target in targets.items() if target is not None and target.other_kind(here)}

@@ -1,4 +1,4 @@
-"""What a search run leaves: `run.json`, `results.parquet`, `tasks.json` and one JSON per plan."""
+"""The results of a search run: `run.json`, `results.parquet`, `tasks.json` and one JSON file per plan."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -23,18 +23,21 @@ _SEARCH_AGAIN = "Delete the directory of the run and search again"
 @dataclass(frozen=True)
 @checked
 class SearchRecord:
-    """What became of one task: a plan file with its predicted cost, or the error; `seconds` of search either way.
+    """The result of one task: a plan file with its predicted cost, or an error.
 
     Attributes:
-        plan: its file, inside the run's directory.
-        predicted_ms: the plan's cost; None where there is no plan.
-        margin_ms: half the width of the predicted cost's 90% interval; None where the models know none.
-        remark: what the searcher says of its plan.
+        task: number of the task.
+        plan: path of the plan file, relative to the run's directory; None after an error.
+        error: the reason why there is no plan; None if there is one.
+        predicted_ms: predicted cost of the plan; None if there is no plan.
+        seconds: search time, with or without a plan.
+        margin_ms: half the width of the predicted cost's 90% interval; None if the models have no margins.
+        remark: remark of the searcher on its plan.
         warnings: reasons why the predicted cost may be wrong, such as tables outside the training range of the models;
             one line for each.
-        expected_ms: the cost to be expected (`Cost.expected_ms`); None where the models know no margin.
-        measured_ms: on hardware, the mean over the passes of verification; None where it wasn't measured.
-        caveat: what is said wherever the predicted cost is shown (`Cost.caveat`).
+        expected_ms: expected cost (`Cost.expected_ms`); None if the models have no margins.
+        measured_ms: cost on hardware, mean over the passes of verification; None if it was not measured.
+        caveat: caveat that is shown with the predicted cost (`Cost.caveat`).
     """
 
     task: Count
@@ -66,7 +69,7 @@ class SearchRecord:
 
 
 def predicted_columns(plan: Plan) -> dict[str, float | None]:
-    """Collect what its models say of a plan, by the names of `SearchRecord`; None where nobody knows."""
+    """Return the prediction of a plan's cost, with the field names of `SearchRecord`; None for unknown values."""
     known = plan.prediction
     if known is None:
         return dict.fromkeys(("predicted_ms", "margin_ms", "expected_ms"))
@@ -78,14 +81,14 @@ def _of_another(task: int, record: SearchRecord) -> str | None:
 
 
 def _is_inside(name: str) -> bool:
-    """Return True if a relative path stays inside the directory that it starts from, by the names in it."""
+    """Return True if a relative path stays inside its starting directory, judged by its names alone."""
     path = PurePosixPath(name)
     return name.isprintable() and not path.is_absolute() and bool(path.parts) and ".." not in path.parts
 
 
 @dataclass(frozen=True)
 class _Facts:
-    """What is read again of a search's `run.json`."""
+    """The fields of a search's `run.json` that are read again."""
 
     searcher: Name
     model: ModelChoice
@@ -95,13 +98,15 @@ class _Facts:
 
 @dataclass(frozen=True)
 class SearchRun:
-    """A directory of plans that one searcher found.
+    """A directory with the plans that one searcher found.
 
     Attributes:
-        searcher: its name.
-        model: the cost models, as `CostModels.of` takes them.
-        settings: of the searcher.
-        count_input: whether predicted costs count the exchange of indices.
+        path: the directory.
+        searcher: name of the searcher.
+        records: the result of each task.
+        model: the cost models, in the form that `CostModels.of` takes.
+        settings: settings of the searcher.
+        count_input: True if predicted costs count the input dist.
     """
 
     path: Path
@@ -112,7 +117,9 @@ class SearchRun:
     count_input: bool = False
 
     def save(self, more: Mapping[str, Any]) -> None:
-        """Write the records, then mark the run as whole, with `more` that is to be known of it; the plans are there."""
+        """Write the records, and then mark the run as finished; `more` is added to `run.json`.
+        The plans must exist already.
+        """
         frame = pd.DataFrame([asdict(record) for record in self.records], dtype="object")
         numbers = {"task": "int64"} | {name: "float64" for name in map(str, frame) if name.endswith(("_ms", "seconds"))}
         frame = frame.astype(numbers)
@@ -122,10 +129,10 @@ class SearchRun:
 
     @classmethod
     def load(cls, path: Path) -> "SearchRun":
-        """Load the run in a directory.
+        """Return the search run in a directory.
 
         Raises:
-            UserError: the directory doesn't have a search run, or the run is malformed.
+            UserError: the directory does not have a search run, or the run is malformed.
         """
         results = path / "results.parquet"
         facts = RunDirectory(path).facts("search")
@@ -145,14 +152,14 @@ class SearchRun:
 
     @staticmethod
     def journal(path: Path) -> Journal[SearchRecord]:
-        """Open the journal of a run's records by task: each is there once found, and stays when the run is whole."""
+        """Return the journal of a run's records by task; each record is written when its task is done."""
         return Journal(path / "records", "task", SearchRecord, _of_another, "the task is searched again")
 
     def plans(self) -> dict[int, Plan]:
-        """Load the plans that were found, by number of the task."""
+        """Return the found plans, by number of the task."""
         found = ((record.task, self.plan_of(record)) for record in self.records)
         return {task: plan for task, plan in found if plan is not None}
 
     def plan_of(self, record: SearchRecord) -> Plan | None:
-        """Load the plan that was found for one task, if any."""
+        """Return the found plan of one task; None if there is none."""
         return None if record.plan is None else Plan.load(self.path / record.plan)

@@ -1,4 +1,4 @@
-"""Which of some plans is the best, from what each cost in several passes over all of them."""
+"""Choose the best of several plans from their costs in several passes."""
 
 from dataclasses import dataclass
 
@@ -15,12 +15,13 @@ class Verdict:
     """The result of measuring K candidate plans; the first of them is the predicted best.
 
     Attributes:
-        measured_ms: (K,) mean over the passes; NaN of those that couldn't be measured.
-        below: (K,) share by which each costs less than the predicted best; NaN where either couldn't be measured.
-        error: half the width of the intervals of all these shares together: they hold at once at the level of
-            intervals, so that the best of many plans is not luck. NaN if nothing was compared.
-        taken: the index of the candidate plan to deploy: the cheapest by measurement if it is below the predicted
-            best by more than the error; else the predicted best.
+        measured_ms: (K,) mean over the passes; NaN for plans that could not be measured.
+        below: (K,) relative saving of each plan compared with the predicted best; NaN if one of both could not be
+            measured.
+        error: half the width of the intervals of all these savings together; all of them hold simultaneously at the
+            level of intervals, so that the best of many plans is not luck. NaN if nothing was compared.
+        taken: index of the candidate plan to deploy: the cheapest by measurement if it is below the predicted best by
+            more than the error; otherwise the predicted best.
     """
 
     measured_ms: FloatArray
@@ -30,10 +31,11 @@ class Verdict:
 
     @classmethod
     def of(cls, costs_ms: FloatArray) -> "Verdict":
-        """Judge K plans by what each cost in P >= 2 passes (K, P), ms; NaN where one couldn't be measured.
+        """Choose one of K plans from their costs in P >= 2 passes, (K, P) ms; NaN for failed measurements.
 
-        Passes are taken as blocks: what slows one of them down slows all plans alike, and counts for nothing. What is
-        left differs by chance, alike for all plans. With two plans it is the paired test of Student.
+        Passes are blocks: a disturbance that slows down a whole pass affects all plans equally and has no effect on the
+        verdict. The remaining differences are random, with the same variance for all plans. With two plans, this is
+        Student's paired test.
         """
         known: BoolArray = np.isfinite(costs_ms.sum(axis=1))
         measured_ms = np.where(known, costs_ms.mean(axis=1), np.nan)
@@ -51,7 +53,7 @@ class Verdict:
         return cls(measured_ms, below, error, best if best and below[best] > error else 0)
 
     def __str__(self) -> str:
-        """Describe the verdict in one line for people."""
+        """Return the verdict in one line for people."""
         measured, others = f"measured {self.measured_ms[self.taken]:.2f} ms", int(np.isfinite(self.below).sum()) - 1
         if np.isnan(self.measured_ms).all():
             return "none of the candidate plans could be measured; the predicted best is kept"
@@ -71,8 +73,12 @@ class Verdict:
 
 
 def _error(logs: FloatArray) -> float:
-    """Compute half the width of intervals of all k - 1 differences to one plan, from logs of costs (k, P) by pass."""
-    from scipy.special import stdtrit  # slow to import: only where it is used
+    """Return half the width of simultaneous intervals for k - 1 differences to one plan, given logs of costs (k, P).
+
+    With residuals r of the two-way model (plan + pass), the width is t * sqrt(sum r^2 / ((k - 1)(P - 1)) * 2 / P),
+    where t is Student's quantile with Bonferroni's correction for k - 1 differences.
+    """
+    from scipy.special import stdtrit  # slow to import, so only if needed
 
     plans, passes = logs.shape
     rest = logs - logs.mean(axis=1, keepdims=True) - logs.mean(axis=0) + logs.mean()

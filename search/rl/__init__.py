@@ -1,1 +1,1 @@
-"""Reinforcement-learning searchers: AutoShard (Zha et al., KDD 2022) and DreamShard (Zha et al., NeurIPS 2022)."""
+"""Learned policies for placement: AutoShard (Zha et al., KDD 2022) and DreamShard (Zha et al., NeurIPS 2022)."""

@@ -1,4 +1,4 @@
-"""A trained agent: a policy, and the costs that it was trained to look at; as files."""
+"""Trained agents as files: a policy, with the costs that the policy observes."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -20,7 +20,7 @@ from neuroshard.stages.search.rl.policy import AutoShardPolicy, DreamShardPolicy
 
 _FORMAT = "neuroshard-policy-2"
 _INSTALLED = Path(__file__).resolve().parent / "policies"
-_POSITIVE = (".scale", ".scale_ms")  # what is divided by, and the unit of costs
+_POSITIVE = (".scale", ".scale_ms")  # divisors of features, and the unit of costs
 _POLICIES: dict[str, Any] = {kind.kind: kind for kind in (DreamShardPolicy, AutoShardPolicy)}
 
 _TRAIN_AGAIN = "Train the policy again with `neuroshard train-policy`"
@@ -30,22 +30,22 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Agent:
-    """A policy with the cost network that it looks at; without one it looks at the simulator's models."""
+    """A policy with the cost network that it observes; without a cost network it observes the simulator's costs."""
 
     policy: Policy
     network: CostNetwork | None
 
     def costs(self, simulator: Simulator) -> PlacementCosts:
-        """Choose the costs that the policy looks at while it places."""
+        """Return the costs that the policy observes during placement."""
         return SimulatorCosts(simulator) if self.network is None else self.network
 
     def tensors(self) -> Tensors:
-        """Collect all weights and buffers by name, for `restore`."""
+        """Return all weights and buffers by name, for `restore`."""
         networks = {"policy": self.policy} | ({} if self.network is None else {"costs": self.network})
         return {f"{name}.{key}": value for name, net in networks.items() for key, value in net.state_dict().items()}
 
     def restore(self, tensors: Tensors) -> None:
-        """Take weights that `tensors` gave.
+        """Load weights that `tensors` returned.
 
         Raises:
             UserError: the weights belong to another agent, or are not finite.
@@ -72,7 +72,7 @@ class Agent:
             self.network.load_state_dict(within(tensors, "costs"))
 
     def description(self) -> dict[str, Any]:
-        """Describe kinds, settings and table features, JSON-ready: what `described` makes an untrained agent of."""
+        """Return kinds, settings and table features, JSON-ready; `described` creates an untrained agent from them."""
         return {
             "policy": {"kind": self.policy.kind, "settings": self.policy.settings},
             "features": list(FEATURES.columns),
@@ -81,7 +81,7 @@ class Agent:
 
     @classmethod
     def described(cls, description: Mapping[str, Any]) -> "Agent":
-        """Make an untrained agent of a description."""
+        """Return the untrained agent of a description; raise UserError if the description does not fit this version."""
         read = parse(dict(description), _Description, "policy")
         kind = read.policy.kind
         check_name("kind of policy", kind, _POLICIES)
@@ -118,7 +118,9 @@ class _Description:
 
 
 def _check_like(name: str, tensor: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Raise UserError unless a tensor from a file has the shape and type of `wanted`, and finite numbers."""
+    """Raise UserError if a tensor from a file has another shape or type than `wanted`,
+    or numbers that are not finite.
+    """
     if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
         raise UserError(
             "policy-tensor-shape",
@@ -133,27 +135,28 @@ def _check_like(name: str, tensor: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def save_agent(path: Path, agent: Agent, card: Mapping[str, Any]) -> None:
-    """Write `policy.safetensors`, then `policy.json` with the card: where the agent comes from."""
+    """Write `policy.safetensors`, and then `policy.json` with the card, which documents the origin of the agent."""
     weights = {name: tensor.contiguous() for name, tensor in agent.tensors().items()}
     write_atomically(path / "policy.safetensors", save(weights))
     write_json(path / "policy.json", {"format": _FORMAT, **agent.description(), "card": dict(card)})
 
 
 def agent_digest(name: str) -> str:
-    """Compute a digest of an agent's files, by the name that `load_agent` takes."""
+    """Return a digest of an agent's files, by the name that `load_agent` takes."""
     path = _path_of(name)
     return digest_of(path / "policy.json", path / "policy.safetensors")
 
 
 def _path_of(name: str) -> Path:
+    """Return the directory of an installed policy, or the path of another policy."""
     return _INSTALLED / name if name in installed_policies() else Path(name)
 
 
 def load_agent(name: str) -> Agent:
-    """Load the agent of an installed policy, or from a directory that `neuroshard train-policy` wrote.
+    """Return the agent of an installed policy, or of a directory that `neuroshard train-policy` wrote.
 
     Raises:
-        UserError: there is none, or its files are damaged or of another version.
+        UserError: there is no such policy, or its files are damaged or of another version.
     """
     path = _path_of(name)
     content = read_json(path / "policy.json", f"policy (installed: {', '.join(installed_policies())})")
@@ -170,5 +173,5 @@ def load_agent(name: str) -> Agent:
 
 
 def installed_policies() -> list[str]:
-    """Name the policies that come with the package, which `load_agent` takes."""
+    """Return the names of the policies that are installed with the package."""
     return sorted(entry.parent.name for entry in _INSTALLED.glob("*/policy.json"))

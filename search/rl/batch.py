@@ -1,4 +1,4 @@
-"""Many tasks of one shape as tensors, what an environment plays; and tables as vectors, what networks see."""
+"""Batches of equally shaped tasks as tensors for the environment, and the network that encodes tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -23,17 +23,17 @@ FEATURES = FeatureSet("physical")
 
 @dataclass(frozen=True, eq=False)
 class TaskBatch:
-    """B tasks of I items on D devices; an item is a table as a rule, P tables at most (kept together).
+    """B tasks with I items on D devices each; an item is one table, or up to P tables that are kept together.
 
     Attributes:
-        spaces: (B,) the items and the shards of each task.
-        features: (B, I, P, F) of their tables; zeros where an item has fewer.
-        present: (B, I, P) 1 where there is a table, else 0.
-        dims: (B, I) columns that a sample gets.
+        spaces: (B,) the items and shards of each task.
+        features: (B, I, P, F) features of the items' tables; zeros for missing tables.
+        present: (B, I, P) 1 for a table, 0 for a missing one.
+        dims: (B, I) output columns per sample.
         size_bytes: (B, I) int64: bytes are exact.
-        allowed: (B, I, D) whether a device may hold an item.
-        rivals: (B, I, R) items that may share no device with an item; itself, where it has fewer.
-        memory_bytes: (B, D) int64.
+        allowed: (B, I, D) True if a device may have an item.
+        rivals: (B, I, R) items that must not share a device with an item; missing ones are the item itself.
+        memory_bytes: (B, D) int64, free bytes of each device.
     """
 
     spaces: tuple[SearchSpace, ...]
@@ -47,11 +47,11 @@ class TaskBatch:
 
     @classmethod
     def of(cls, tasks: Sequence[Task], method: str) -> "TaskBatch":
-        """Batch the tasks, in order.
+        """Return the tasks as a batch, in order.
 
         Raises:
-            UserError: the tasks differ in their number of items or devices.
-            InfeasibleError: a task can't fit, or wants an item split.
+            UserError: the tasks have different numbers of items or devices.
+            InfeasibleError: a task does not fit into memory, or requires that an item is split.
         """
         spaces = tuple(SearchSpace.of_task(task) for task in tasks)
         shapes = {(len(some.items), some.task.topology.num_devices) for some in spaces}
@@ -78,35 +78,43 @@ class TaskBatch:
 
     @property
     def num_items(self) -> int:
-        """I, the number of items in every task."""
+        """The number of items in every task, I."""
         return self.features.shape[1]
 
     @property
     def num_devices(self) -> int:
-        """D, the number of devices of every task."""
+        """The number of devices of every task, D."""
         return self.memory_bytes.shape[1]
 
     def __len__(self) -> int:
         return len(self.spaces)
 
     def repeat(self, times: int) -> "TaskBatch":
-        """Repeat every task so many times in a row."""
+        """Return the batch with every task repeated `times` times in a row."""
         return self.take(torch.arange(len(self)).repeat_interleave(times))
 
     def take(self, tasks: torch.Tensor) -> "TaskBatch":
-        """Take some of the tasks (n,), repeats allowed."""
+        """Return the batch of the tasks with these indices (n,), which may repeat."""
         spaces = tuple(self.spaces[index] for index in tasks.tolist())
         return TaskBatch(
             spaces, *(getattr(self, field.name)[tasks] for field in fields(self) if field.name != "spaces")
         )
 
     def encode(self, network: nn.Module) -> torch.Tensor:
-        """Encode the items by a network, (B, I, H): the sum over their tables."""
+        """Return the encoding of the items, (B, I, H):
+        the sum of the network's outputs over the tables of each item.
+        """
         encoded: torch.Tensor = (network(self.features) * self.present[..., None]).sum(dim=2)
         return encoded
 
 
 def _tensors(space: SearchSpace, most_tables: int, most_rivals: int) -> list[torch.Tensor]:
+    """Return the tensors of one task, in the order of `TaskBatch`'s fields.
+
+    Raises:
+        UserError: the task has sequence tables or tables in host memory.
+        InfeasibleError: the task does not fit into memory.
+    """
     task = space.task
     for table in task.tables:
         if not table.pooled:
@@ -140,7 +148,7 @@ def _tensors(space: SearchSpace, most_tables: int, most_rivals: int) -> list[tor
 
 
 class TableEncoder(nn.Module):
-    """The network that encodes tables: normalised features through a perceptron, not negative at the end."""
+    """The network that encodes tables: a perceptron on normalised features, with outputs >= 0."""
 
     mean: torch.Tensor
     scale: torch.Tensor
@@ -153,11 +161,11 @@ class TableEncoder(nn.Module):
         self.network = perceptron((count, *widths))
 
     def normalise(self, batch: TaskBatch) -> None:
-        """Take mean and deviation from the tables of a batch."""
+        """Set the mean and the scale of features from the tables of a batch."""
         tables = batch.features[batch.present > 0]
         self.mean.copy_(tables.mean(dim=0))
         self.scale.copy_(tables.std(dim=0).clamp(min=1e-3))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Encode tables with features (..., F) to representations (..., H)."""
+        """Return the encodings (..., H) of tables with features (..., F)."""
         return torch.relu(self.network((features - self.mean) / self.scale))

@@ -1,6 +1,6 @@
-"""Costs of partial placements: what an agent sees, and what it is rewarded for.
+"""Costs of partial placements, which an agent observes and is rewarded for.
 
-They are the simulator's, or those of a network that is trained on the way, as DreamShard has it (section 3.2).
+The costs come from the simulator, or from a network that is trained together with the policy (DreamShard, section 3.2).
 """
 
 from dataclasses import dataclass
@@ -25,18 +25,18 @@ NUM_PARTS = len(PARTS)
 
 
 def straggler_ms(parts: torch.Tensor) -> torch.Tensor:
-    """Compute plan costs, (B,) ms: the straggler's sum of parts (B, D, P)."""
+    """Return plan costs, (B,) ms: the maximum over devices of the sum of parts (B, D, P)."""
     return parts.sum(dim=-1).amax(dim=-1)
 
 
 class SimulatorCosts:
-    """What the simulator's pre-trained cost models say of placements."""
+    """Costs that the simulator's pre-trained cost models predict for placements."""
 
     def __init__(self, simulator: Simulator) -> None:
-        """Keep a simulator with models of the papers' kind.
+        """Use the models of a simulator.
 
         Raises:
-            UserError: the compute model isn't a sum over tables.
+            UserError: the compute model is not a sum over tables.
         """
         model = simulator.models.compute
         if not isinstance(model, SumModel):
@@ -50,23 +50,24 @@ class SimulatorCosts:
         self._model = model
 
     def item_vectors(self, batch: TaskBatch) -> torch.Tensor:
-        """Add up the vectors of each item's tables, (B, I, H)."""
+        """Return the sum of the vectors of each item's tables, (B, I, H)."""
         once = {id(space): self._of_task(space) for space in {id(space): space for space in batch.spaces}.values()}
         return torch.stack([once[id(space)] for space in batch.spaces])
 
     def _of_task(self, space: SearchSpace) -> torch.Tensor:
+        """Return the sum of the vectors of each item's tables of one task, (I, H)."""
         tables = space.whole_tables()
         flat = Loads.of([table for some in tables for table in some], space.task.batch_size)
         return torch.from_numpy(sums_of(self._model.embed(flat), np.array([len(some) for some in tables])))
 
     def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Predict each of P parts (`PARTS`), (B, D, P) ms, as the simulator has them.
+        """Predict each of P parts (`PARTS`) of the cost, (B, D, P) ms.
 
         Args:
             batch: the tasks.
-            vectors: (B, D, H) of the devices.
-            dims: (B, D) columns on them.
-            count: (B, D) items on them.
+            vectors: (B, D, H) sums of the vectors of the items on each device.
+            dims: (B, D) columns on each device.
+            count: (B, D) items on each device.
         """
         compute = self._model.head(vectors.numpy()) * (count.numpy() > 0)
         columns, task = dims.numpy().astype(np.float64), batch.spaces[0].task
@@ -82,7 +83,7 @@ class SimulatorCosts:
         return torch.from_numpy(np.stack([compute, forward, backward], axis=-1).astype(np.float32))
 
     def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-        """Compute plan costs, (B,) ms, of devices with vectors (B, D, H): the straggler's sum of parts (B, D, P)."""
+        """Return plan costs, (B,) ms: the maximum over devices of the sum of parts (B, D, P); `vectors` is not used."""
         return straggler_ms(parts)
 
     def alone(self, vectors: torch.Tensor) -> torch.Tensor:
@@ -119,9 +120,10 @@ class CostNetworkSettings:
 
 
 class CostNetwork(nn.Module):
-    """A network of tables to devices by a sum, devices to the plan by a max; a head for each part, one for its cost.
+    """DreamShard's cost network: devices are sums over tables, and the plan is the maximum over devices.
 
-    The heads of a device's parts see the reduced representation of all devices as well: waiting depends on them.
+    There is one head for each part of a device's cost, and one for the plan's cost. The heads of a device's parts also
+    see the representation of the whole plan, because waiting depends on the other devices.
     """
 
     scale_ms: torch.Tensor
@@ -137,19 +139,19 @@ class CostNetwork(nn.Module):
 
     @torch.no_grad()
     def item_vectors(self, batch: TaskBatch) -> torch.Tensor:
-        """Encode every item by the table network, (B, I, H)."""
+        """Return the encoding of every item by the table network, (B, I, H)."""
         return batch.encode(self.encoder)
 
     @torch.no_grad()
     def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Predict the parts, (B, D, P) ms, not negative; an empty device computes nothing."""
+        """Predict the parts of the cost, (B, D, P) ms, >= 0; the compute of an empty device is 0."""
         parts = self._parts(vectors, self._of_plan(vectors)).clamp(min=0) * self.scale_ms
         parts[..., 0] *= count > 0
         return parts
 
     @torch.no_grad()
     def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-        """Predict plan costs, (B,) ms, by a head of its own that sees the devices alone."""
+        """Predict plan costs, (B,) ms, with a separate head that sees only the devices' vectors."""
         return self._total(vectors).clamp(min=0) * self.scale_ms
 
     @torch.no_grad()
@@ -158,13 +160,15 @@ class CostNetwork(nn.Module):
         return self._parts(vectors[:, :, None], vectors)[:, :, 0, 0].clamp(min=0) * self.scale_ms
 
     def predict(self, batch: TaskBatch, held: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Predict parts (B, D, P) and totals (B,) of held (B, I, D), as multiples of `scale_ms`; with gradients."""
+        """Predict parts (B, D, P) and plan costs (B,) of placements (B, I, D),
+        as multiples of `scale_ms`, with gradients.
+        """
         encoded = batch.encode(self.encoder)
         vectors = (held.float()[..., None] * encoded[:, :, None]).sum(dim=1)
         return self._parts(vectors, self._of_plan(vectors)), self._total(vectors)
 
     def _parts(self, vectors: torch.Tensor, plan: torch.Tensor) -> torch.Tensor:
-        """Predict the parts, (..., D, P), of devices (..., D, H) in plans (..., H)."""
+        """Predict the parts, (..., D, P), of devices (..., D, H) in plans with representation (..., H)."""
         seen = torch.cat([vectors, plan[..., None, :].expand_as(vectors)], dim=-1)
         return torch.cat([head(seen) for head in self.heads], dim=-1)
 
@@ -173,10 +177,11 @@ class CostNetwork(nn.Module):
         return total
 
     def _of_plan(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Return the representation of the plan, (..., H): the maximum over its devices."""
         return vectors.amax(dim=-2)
 
 
-PlacementCosts = SimulatorCosts | CostNetwork  # from one vector per item: costs of the items on each device
+PlacementCosts = SimulatorCosts | CostNetwork  # both predict costs of devices from one vector per item
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +190,7 @@ class MeasuredPlacements:
 
     Attributes:
         task: (N,) number of the training task.
-        held: (N, I, D) whether a device holds an item.
+        held: (N, I, D) True if a device has an item.
         parts: (N, D, P) ms.
     """
 
@@ -195,14 +200,14 @@ class MeasuredPlacements:
 
     @property
     def total(self) -> torch.Tensor:
-        """Plan costs, (N,) ms: that of the straggler."""
+        """The plan costs, (N,) ms: the cost of the slowest device."""
         return straggler_ms(self.parts)
 
     def __len__(self) -> int:
         return len(self.task)
 
     def and_more(self, other: "MeasuredPlacements") -> "MeasuredPlacements":
-        """Join these placements with the other ones, in that order."""
+        """Return these placements followed by the other ones."""
         pairs = ((self.task, other.task), (self.held, other.held), (self.parts, other.parts))
         return MeasuredPlacements(*(torch.cat(pair) for pair in pairs))
 

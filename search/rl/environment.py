@@ -1,4 +1,4 @@
-"""The one environment: items placed one at a time, in descending predicted cost, for many tasks at once."""
+"""The environment of all policies: it places items one by one, in descending predicted cost, for many tasks at once."""
 
 from dataclasses import dataclass, replace
 
@@ -11,15 +11,15 @@ from neuroshard.stages.search.rl.cost_network import PlacementCosts
 
 @dataclass(frozen=True, eq=False)
 class EpisodeState:
-    """What B episodes have come to after some steps.
+    """The state of B episodes after some steps.
 
     Attributes:
-        step: number of items placed.
-        vectors: (B, D, H) what the costs make of each device.
-        dims, count: (B, D) columns and items on it.
-        free_bytes: (B, D).
-        held: (B, I, D) whether a device holds an item.
-        alive: (B,) whether every item so far got a device that might hold it.
+        step: number of placed items.
+        vectors: (B, D, H) sum of the vectors of the items on each device.
+        dims, count: (B, D) columns and items on each device.
+        free_bytes: (B, D) free memory of each device.
+        held: (B, I, D) True if a device has an item.
+        alive: (B,) True if every item so far was placed on a legal device.
     """
 
     step: int
@@ -32,25 +32,28 @@ class EpisodeState:
 
 
 class Environment:
-    """Placement of a batch of tasks as a Markov decision process whose states and rewards are predicted costs.
+    """Placement of a batch of tasks as a Markov decision process; states and rewards are predicted costs.
 
-    An action is the device of the next item. Memory and constraints make actions illegal. Where none is legal the
-    episode is dead: it goes on, so that the batch stays whole, but its state's `alive` says that it counts for nothing.
+    An action is the device of the next item. Memory and constraints make actions illegal. If no action is legal, the
+    episode is dead: it continues, so that the batch stays complete, but `alive` is False, and the episode counts for
+    nothing.
     """
 
     def __init__(self, batch: TaskBatch, costs: PlacementCosts, order: torch.Tensor | None = None) -> None:
-        """Prepare the placement of a batch in an `order` (B, I) of item numbers; None is descending predicted cost."""
+        """Prepare the placement of a batch in the order of item numbers `order`, (B, I);
+        None is descending predicted cost.
+        """
         self.batch = batch
         self.costs = costs
         self._vectors = costs.item_vectors(batch)
         alone = costs.alone(self._vectors)
         self.order = torch.argsort(alone, dim=1, descending=True, stable=True) if order is None else order
-        # Of an even share of all work: what makes costs comparable over tasks of any size.
+        # The cost of an equal share of all work makes costs comparable over tasks of any size.
         self._share_ms = (alone.sum(dim=1) / batch.num_devices).clamp(min=1e-6)
         self._rows = torch.arange(len(batch))
 
     def reset(self) -> EpisodeState:
-        """Make the state in which nothing is placed yet."""
+        """Return the state in which no item is placed."""
         shape = (len(self.batch), self.batch.num_devices)
         return EpisodeState(
             0,
@@ -63,15 +66,15 @@ class Environment:
         )
 
     def legal(self, state: EpisodeState) -> torch.Tensor:
-        """Find the devices that may hold the next item and have room for it, (B, D)."""
+        """Return True for devices that may have the next item and have room for it, (B, D)."""
         rows, item = self._rows, self.order[:, state.step]
-        rivals = self.batch.rivals[rows, item]  # at worst the item itself, which is nowhere yet
+        rivals = self.batch.rivals[rows, item]  # may contain the item itself, which is not placed yet
         beside_rival = state.held[rows[:, None], rivals].any(dim=1)
         has_room = self.batch.size_bytes[rows, item][:, None] <= state.free_bytes
         return self.batch.allowed[rows, item] & ~beside_rival & has_room
 
     def observe(self, state: EpisodeState) -> torch.Tensor:
-        """Predict the costs of the devices, (B, D, P), as multiples of an even share of all compute."""
+        """Predict the costs of the devices, (B, D, P), as multiples of an equal share of all compute."""
         return self.parts(state) / self._share_ms[:, None, None]
 
     def parts(self, state: EpisodeState) -> torch.Tensor:
@@ -79,11 +82,14 @@ class Environment:
         return self.costs.parts(self.batch, state.vectors, state.dims, state.count)
 
     def total_ms(self, state: EpisodeState) -> torch.Tensor:
-        """Predict the cost of each task's plan so far, (B,) ms: what an episode is rewarded by."""
+        """Predict the cost of each task's plan so far, (B,) ms, which is the basis of the reward."""
         return self.costs.total(state.vectors, self.parts(state))
 
     def step(self, state: EpisodeState, legal: torch.Tensor, device: torch.Tensor) -> EpisodeState:
-        """Place the next item on `device` (B,), and return the state after it; `legal` (B, D) as `legal()` says."""
+        """Place the next item on `device` (B,), and return the next state.
+
+        `legal` (B, D) is True for the devices that may have the item, as returned by the method `legal`.
+        """
         rows, item = self._rows, self.order[:, state.step]
         chosen = torch.zeros_like(state.dims)
         chosen[rows, device] = 1
@@ -104,7 +110,7 @@ class Environment:
         )
 
     def plans(self, state: EpisodeState) -> list[Plan | None]:
-        """Make the plans of a final state, (B,); None where the episode is dead."""
+        """Return the plans of a final state, (B,); None for dead episodes."""
         return [
             space.plan(held.numpy() * space.shards.full_width[:, None]) if alive else None
             for space, held, alive in zip(self.batch.spaces, state.held, state.alive.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""The training of a policy: rounds of costing placements, fitting the cost network, and updating the policy."""
+"""The training of a policy: each round costs placements, fits the cost network, and updates the policy."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ from neuroshard.tasks.task import Task
 class Reinforce:
     """Policy gradient on the plan cost (DreamShard, section 3.3).
 
-    The baseline is the mean cost of the same task's other episodes; advantages are brought to deviation 1.
+    The baseline is the mean cost of the task's episodes; advantages are scaled to a standard deviation of 1.
 
     Attributes:
         entropy: weight of the entropy bonus in the loss; a larger weight makes the policy explore more.
@@ -34,7 +34,7 @@ class Reinforce:
     entropy: NonNegative = 0.001
 
     def loss(self, policy: Policy, environment: Environment, episodes: Episodes, times: int) -> torch.Tensor:
-        """Compute the loss, less the bonus for entropy; a scalar; the batch holds every task `times` times in a row."""
+        """Return the loss minus the entropy bonus, a scalar; the batch has every task `times` times in a row."""
         alive = episodes.final.alive.float().view(-1, times)
         cost = environment.total_ms(episodes.final).view(-1, times)
         baseline = (cost * alive).sum(dim=1, keepdim=True) / alive.sum(dim=1, keepdim=True).clamp(min=1)
@@ -48,7 +48,8 @@ class Reinforce:
 @dataclass(frozen=True)
 @checked
 class ActorCritic:
-    """Advantage actor-critic on the balance of the shards' compute costs, min / max, at the end (AutoShard, section 4).
+    """Advantage actor-critic with the balance of the final compute costs as reward,
+    min / max (AutoShard, section 4).
 
     Attributes:
         entropy: weight of the entropy bonus in the loss; a larger weight makes the policy explore more.
@@ -59,7 +60,7 @@ class ActorCritic:
     value: NonNegative = 0.5
 
     def loss(self, policy: Policy, environment: Environment, episodes: Episodes, times: int) -> torch.Tensor:
-        """Compute the actor's loss and the critic's, less the bonus for entropy; a scalar."""
+        """Return the sum of the actor's and the critic's loss minus the entropy bonus, a scalar."""
         critic = cast(AutoShardPolicy, policy)
         alive = episodes.final.alive.float()[:, None]
         compute_ms = environment.parts(episodes.final)[..., 0]
@@ -74,12 +75,12 @@ class ActorCritic:
         return -gain + self.value * error - self.entropy * replayed.entropy.sum(dim=1).mean()
 
 
-Algorithm = Reinforce | ActorCritic  # what turns episodes into a loss: dead ones count for nothing, of no reward
+Algorithm = Reinforce | ActorCritic  # turns episodes into a loss; dead episodes have weight 0
 
 
 @dataclass(frozen=True)
 class RandomOrder:
-    """A random order of items while a policy is trained: shows what the order of the papers is worth."""
+    """A random order of items during training, to measure the value of the papers' order."""
 
     def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor:
         """Draw item numbers, (B, I), independently for every task."""
@@ -89,7 +90,7 @@ class RandomOrder:
 @dataclass(frozen=True)
 @checked
 class Learner:
-    """How a policy is trained.
+    """Settings of the training of a policy.
 
     Attributes:
         policy: makes an untrained policy network.
@@ -121,7 +122,7 @@ class Learner:
 
 
 class Session:
-    """A training under way, one round at a time."""
+    """A training in progress, which runs one round at a time."""
 
     def __init__(self, learner: Learner, tasks: Sequence[Task], simulator: Simulator, seed: int):
         torch.manual_seed(seed)
@@ -140,7 +141,7 @@ class Session:
     def round(self, number: int, on_update: Callable[[], None]) -> dict[str, float]:
         """Train one round, and return its losses.
 
-        They depend on the number and on what earlier rounds left, nothing else.
+        The result depends only on the round's number and on the state after earlier rounds.
         """
         generator = torch.Generator().manual_seed((self._seed * 1_000_003 + number) % SEEDS)
         metrics, losses = dict[str, float](), []
@@ -155,6 +156,7 @@ class Session:
         return metrics | {"policy_loss": float(np.mean(losses))}
 
     def _update(self, generator: torch.Generator) -> float:
+        """Train the policy for one optimizer step; return the loss."""
         learner = self._learner
         some = torch.randint(len(self._batch), (learner.tasks,), generator=generator)
         batch = self._batch.take(some).repeat(learner.episodes)
@@ -169,10 +171,12 @@ class Session:
         return float(loss.detach())
 
     def _order(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor | None:
+        """Return the order of items that training uses, (B, I); None for the default order."""
         order = self._learner.order
         return None if order is None else order.of(batch, generator)
 
     def _fit_costs(self, network: CostNetwork, generator: torch.Generator) -> float:
+        """Collect placements and train the cost network on all placements so far; return the loss."""
         more = self._collect(network, generator)
         self._measured = more if self._measured is None else self._measured.and_more(more)
         if len(self._measured) == len(more):
@@ -180,7 +184,7 @@ class Session:
         return fit(network, self._optimizers["costs"], self._batch, self._measured, generator)
 
     def _collect(self, network: CostNetwork, generator: torch.Generator) -> MeasuredPlacements:
-        """Predict the costs of placements that the policy draws; some of these are cut off after some of the items."""
+        """Cost placements that the policy draws; a fraction of them is cut off after some of the items."""
         count, items = network.settings.placements, self._batch.num_items
         chosen = torch.randint(len(self._batch), (count,), generator=generator)
         batch = self._batch.take(chosen)
@@ -197,7 +201,7 @@ class Session:
 
 
 def _placed_plan(batch: TaskBatch, index: int, held: torch.Tensor) -> Plan:
-    """Make the plan of the items placed so far, of a task that has only their tables."""
+    """Return the plan of the items placed so far, for a task that has only their tables."""
     space = batch.spaces[index]
     places = [(table, device) for item, device in held.nonzero().tolist() for table, _ in space.items[item]]
     tables = tuple(space.task.tables[table] for table, _ in places)

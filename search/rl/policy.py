@@ -1,4 +1,4 @@
-"""What a policy is, those of DreamShard and AutoShard, and how one plays."""
+"""Policies: the interface, DreamShard's and AutoShard's policies, and the episodes that they play."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -19,14 +19,14 @@ Choose = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Policy(nn.Module):
-    """A network that scores the devices for the next item, any number of them.
+    """Base class: a network that scores any number of devices for the next item.
 
     Attributes:
-        kind: its class's name in files.
-        settings: what made it, JSON-ready.
-        encoder: what looks at tables.
-        cost: what looks at costs of devices; None for a policy that sees none.
-        head: what scores a device.
+        kind: name of the class in files.
+        settings: arguments of the constructor, JSON-ready.
+        encoder: encodes tables.
+        cost: encodes costs of devices; None for a policy that does not observe costs.
+        head: scores a device.
     """
 
     kind: ClassVar[str]
@@ -37,20 +37,21 @@ class Policy(nn.Module):
 
     @abstractmethod
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Encode the items in the order (B, I) of their placement.
+        """Encode the items in the order of their placement, (B, I).
 
         Returns:
-            (B, I, H) what each leaves on its device, not negative; (B, I, C) what is known when it is placed.
+            (B, I, H) what each item adds to its device, >= 0; and (B, I, C) what the policy knows when it places the
+                item.
         """
 
     def ordered(self, batch: TaskBatch, order: torch.Tensor) -> torch.Tensor:
-        """Encode the items in the order (B, I), as multiples of a device's mean share, (B, I, H)."""
+        """Return the encodings of the items in the order (B, I), as multiples of a device's mean share, (B, I, H)."""
         encoded = batch.encode(self.encoder)
         share = encoded.sum(dim=1).mean(dim=-1) / batch.num_devices
         return (encoded / share.clamp(min=1e-6)[:, None, None]).gather(1, order[..., None].expand_as(encoded))
 
     def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """Compute scores (..., D) of devices (..., D, H) for items with context (..., C), at costs (..., D, P)."""
+        """Return the scores (..., D) of devices (..., D, H) for items with context (..., C) at costs (..., D, P)."""
         following = context[..., None, :].expand(*devices.shape[:-1], context.shape[-1])
         seen = [devices, following] + ([] if self.cost is None else [torch.relu(self.cost(costs))])
         scores: torch.Tensor = self.head(torch.cat(seen, dim=-1))[..., 0]
@@ -59,7 +60,7 @@ class Policy(nn.Module):
     def log_probabilities(
         self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor, legal: torch.Tensor
     ) -> torch.Tensor:
-        """Compute the log probabilities of a softmax over the legal devices, (..., D); over all where none is.
+        """Return log probabilities (..., D): a softmax over the legal devices, or over all devices if none is legal.
 
         Raises:
             UserError: the scores are not numbers: the weights are damaged, or the training diverged.
@@ -80,7 +81,7 @@ class Policy(nn.Module):
 class DreamShardPolicy(Policy):
     """DreamShard's policy (section 3.3): it scores a device by its tables, the next tables, and its costs so far.
 
-    Representations are multiples of an even share of all tables', so that tasks of any size look alike.
+    Representations are multiples of an equal share of all tables, so that tasks of all sizes look similar.
 
     Args:
         table: list of widths of the layers of the network that encodes one table, such as [128,32]; the last width is
@@ -101,13 +102,13 @@ class DreamShardPolicy(Policy):
         self.head = perceptron((2 * table[-1] + (cost[-1] if cost else 0), head, 1))
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Encode the items by the table network, and their context by the same."""
+        """Encode items and their context with the table network."""
         ordered = self.ordered(batch, order)
         return ordered, ordered
 
 
 class AutoShardPolicy(Policy):
-    """AutoShard's (section 4): an LSTM over the tables, scores from each device's tables and compute cost, a critic.
+    """AutoShard's policy (section 4): an LSTM over the tables, scores from tables and compute cost, and a critic.
 
     Args:
         table: list of widths of the layers of the network that encodes one table, such as [128,32]; the last width is
@@ -134,13 +135,13 @@ class AutoShardPolicy(Policy):
         self.critic = perceptron((2 * table[-1] + context, head, 1))
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Encode the items by the table network, and their context by that and the LSTM."""
+        """Encode items with the table network, and their context with the table network and the LSTM."""
         ordered = self.ordered(batch, order)
         remembered, _ = self.memory(ordered)
         return ordered, torch.cat([ordered, remembered], dim=-1)
 
     def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """Score the devices, (..., D); of the costs, compute alone counts."""
+        """Return the scores of the devices, (..., D); of the costs, only compute counts."""
         return super().scores(devices, context, costs[..., :1])
 
     def values(self, devices: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
@@ -152,12 +153,12 @@ class AutoShardPolicy(Policy):
 
 @dataclass(frozen=True, eq=False)
 class Episodes:
-    """What happened: I steps of B episodes.
+    """The actions and observations of B episodes with I steps each.
 
     Attributes:
-        actions: (B, I) devices.
-        legal: (B, I, D).
-        costs: (B, I, D, P) observed before each step.
+        actions: (B, I) chosen devices.
+        legal: (B, I, D) True for legal devices.
+        costs: (B, I, D, P) costs observed before each step.
         final: the last state.
     """
 
@@ -168,18 +169,18 @@ class Episodes:
 
 
 def greedy(log_probabilities: torch.Tensor) -> torch.Tensor:
-    """Choose the likeliest device of each task, (B,), by log probabilities (B, D)."""
+    """Return the most probable device of each task, (B,), from log probabilities (B, D)."""
     return log_probabilities.argmax(dim=-1)
 
 
 def sampling(generator: torch.Generator) -> Choose:
-    """Return a function that draws devices by their probabilities."""
+    """Return a function that draws devices from log probabilities."""
     return lambda logs: torch.multinomial(logs.exp(), 1, generator=generator)[:, 0]
 
 
 @torch.no_grad()
 def play(policy: Policy, environment: Environment, choose: Choose) -> Episodes:
-    """Play episodes: the policy places all items, one after the other, on the devices that `choose` takes."""
+    """Play episodes: the policy places all items one by one, on the devices that `choose` returns."""
     left, context = policy.encode(environment.batch, environment.order)
     state = environment.reset()
     devices = torch.zeros(len(environment.batch), environment.batch.num_devices, left.shape[-1])
@@ -198,13 +199,13 @@ def play(policy: Policy, environment: Environment, choose: Choose) -> Episodes:
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """The steps of finished episodes, as the policy sees them now, with gradients.
+    """The steps of finished episodes, evaluated with the present policy, with gradients.
 
     Attributes:
-        log_probabilities: (B, I, D).
-        chosen: (B, I) those of the actions.
-        devices: (B, I, D, H) before each step.
-        context: (B, I, C).
+        log_probabilities: (B, I, D) of all devices.
+        chosen: (B, I) log probabilities of the actions.
+        devices: (B, I, D, H) representations of the devices before each step.
+        context: (B, I, C) contexts of the items.
     """
 
     log_probabilities: torch.Tensor
@@ -220,7 +221,7 @@ class Replayed:
 
 
 def replay(policy: Policy, environment: Environment, episodes: Episodes) -> Replayed:
-    """Compute what the policy makes of the states and actions of finished episodes, all steps at once."""
+    """Evaluate the states and actions of finished episodes with the present policy, all steps at once."""
     left, context = policy.encode(environment.batch, environment.order)
     chosen = nn.functional.one_hot(episodes.actions, environment.batch.num_devices).float()
     after = (chosen[..., None] * left[:, :, None]).cumsum(dim=1)

@@ -1,1 +1,1 @@
-"""What the commands search, evaluate, explain, report, train-policy and compile do."""
+"""The runs of the commands search, evaluate, explain, report, train-policy and compile."""

@@ -1,4 +1,4 @@
-"""Compiling the search's inner loops ahead of the first search; numba keeps them on disk."""
+"""Compile the search's inner loops before the first search; numba caches them on disk."""
 
 import time
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _MODEL, _BATCH_SIZE = "cpu", 256
 
 @dataclass(frozen=True)
 class CompileResult:
-    """How long compiling the search took."""
+    """The time that compiling the search took, in seconds."""
 
     seconds: float
 
@@ -33,10 +33,10 @@ class CompileResult:
 
 @dataclass(frozen=True)
 class Compile:
-    """Everything `neuroshard compile` needs: nothing."""
+    """Everything that `neuroshard compile` needs: no settings."""
 
     def run(self) -> CompileResult:
-        """Search a small task by every compiled way."""
+        """Search a small task with every compiled function; return the time that this took."""
         start = time.perf_counter()
         task = Task(criteo(_BATCH_SIZE, dim=8), Topology(2, "8GiB"), _BATCH_SIZE)
         simulator = Simulator(CostModels.load(_MODEL))

@@ -1,4 +1,4 @@
-"""The evaluate run: plans on hardware, measured beside predicted."""
+"""The evaluate run: measures plans on hardware and compares the costs with predictions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +26,7 @@ from neuroshard.words.model_choice import ModelSettings, told
 @dataclass(frozen=True)
 @checked
 class Evaluate(ModelSettings):
-    """Everything `neuroshard evaluate` needs.
+    """Everything that `neuroshard evaluate` needs.
 
     Attributes:
         plans: plan files, or directories of search runs; required; give them as plain arguments, without 'plans=', as
@@ -53,9 +53,12 @@ class Evaluate(ModelSettings):
     measure: Means = field(default_factory=InParts)
 
     def run(self) -> "Result | None":
-        """Measure every plan that fits; tasks without a plan, and plans that don't fit, are counted as failures.
+        """Measure every plan that fits; tasks without a plan, and plans that do not fit, count as failures.
 
-        None in processes that only take part.
+        Return the result; None in processes that only take part in measurements.
+
+        Raises:
+            UserError: no plan can be run or measured, plans of one task cannot be compared, or `out` has another run.
         """
         entries = self._entries()
         _check_alike(entries)
@@ -89,14 +92,14 @@ class Evaluate(ModelSettings):
         by_path = [(path, self._of_run(path) if path.is_dir() else [self._of_file(path, simulator)]) for path in paths]
         methods = [entries[0].method for _, entries in by_path if entries]
         return [
-            # Several of one name would be taken for one.
+            # Methods with the same name would be treated as one method.
             entry if methods.count(entry.method) == 1 else replace(entry, method=f"{entry.method} ({path})")
             for path, entries in by_path
             for entry in entries
         ]
 
     def _simulator(self) -> Simulator | None:
-        """Build the simulator that predicts the costs of plan files; None if the predictions in the files count.
+        """Return the simulator that predicts the costs of plan files; None if the predictions in the files count.
 
         Raises:
             UserError: settings of models are given without a model.
@@ -131,9 +134,9 @@ class Evaluate(ModelSettings):
         return Evaluated(path.stem, 0, str(path), predicted, float("nan"), self._error(plan))
 
     def _error(self, plan: Plan) -> str | None:
-        """Return why a plan can't be run: it breaks its task's limits, or CPU kernels have no room for it on this host.
+        """Return the reason why a plan cannot be run; None if it can.
 
-        None if the plan can be run.
+        A plan cannot be run if it breaks its task's limits, or if this host has too little memory for its CPU kernels.
         """
         if plan.violations:
             return f"the plan doesn't fit its task: {plan.violations[0]}"
@@ -141,7 +144,7 @@ class Evaluate(ModelSettings):
 
 
 def _check_alike(entries: Sequence[Evaluated]) -> None:
-    """Raise UserError unless all plans of a task can be compared."""
+    """Raise UserError if plans of the same task number belong to tasks that cannot be compared."""
     first = dict[int, Evaluated]()
     for entry in entries:
         known = first.setdefault(entry.task, entry) if entry.plan is not None else entry

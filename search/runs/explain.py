@@ -1,4 +1,4 @@
-"""The explain run: one plan explained, or two compared; as text, and as a page."""
+"""The explain run: explains one plan, or compares two; as text, and as a page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ _DEFAULT = "cpu"
 @dataclass(frozen=True)
 @checked
 class Explain(ModelSettings):
-    """Everything `neuroshard explain` needs.
+    """Everything that `neuroshard explain` needs.
 
     Attributes:
         plans: one plan file to explain, or two to compare (with the same table names); required; give them as plain
@@ -47,8 +47,8 @@ class Explain(ModelSettings):
         """Explain each plan; with two plans, list the differences between them first.
 
         Raises:
-            UserError: a file is not a plan, there are more than two, their tables have different names, or `out` is not
-                the name of a page.
+            UserError: a file is not a plan, there are more than two plans, their tables have different names, or `out`
+                is not the name of a page.
         """
         paths = [self.plans] if isinstance(self.plans, str) else list(self.plans)
         if not 1 <= len(paths) <= 2:
@@ -83,11 +83,11 @@ class Explain(ModelSettings):
 
 
 def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:
-    """Restate the first of two plans for the task of the second, in which the same tables may have grown.
+    """Return both plans for the task of the second one, in which the same tables may have grown.
 
     Returns:
-        The plans, and a remark if the first was restated. It can be if both plans have as many devices, every table is
-        pooled as before, and no table's new shape forbids its place.
+        The plans, and a remark if the first plan was restated. This is possible if both plans have the same number of
+            devices, every table is pooled as before, and the new shape of every table allows its place.
     """
     first, last = plans[0], plans[-1]
     what = first.task.unlike(last.task)
@@ -101,13 +101,14 @@ def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:
 
 
 def models_of(plans: Sequence[Plan], asked: ModelChoice | None) -> tuple[ModelChoice, str]:
-    """Choose the models asked for, or else those that the plans were found with: costs of others don't compare.
+    """Return the requested models, or otherwise the models that the plans were found with;
+    costs of other models differ.
 
     Returns:
-        The choice, and a note on what a reader might not expect of the choice; "" if there is nothing to note.
+        The choice of models, and a note for readers if the choice may be unexpected; otherwise "".
 
     Raises:
-        UserError: the plans' own models are not here, or had no name.
+        UserError: the plans' own models are not available here, or have no name.
     """
     if asked is not None:
         return asked, ""
@@ -131,7 +132,7 @@ def _page_path(out: str, plans: Sequence[str]) -> Path:
     """Return the path of the page.
 
     Raises:
-        UserError: the name is not that of a page, or something other than a page is there.
+        UserError: the name is not the name of a page, or the path has something else than a page.
     """
     path = Path(out)
     if path.suffix.lower() not in _PAGES:
@@ -158,9 +159,16 @@ def _page_path(out: str, plans: Sequence[str]) -> Path:
 
 @dataclass(frozen=True)
 class ExplainResult:
-    """Explanations of plans by models, with a note on the choice of these, and where their page is.
+    """Explanations of plans, with the path of their page.
 
-    Of two plans also the differences between their tasks, as text, and the tables that are placed elsewhere.
+    Attributes:
+        names: names of the plan files.
+        model: the models that predicted the costs.
+        note: a note on the choice of the models.
+        explanations: the explanation of each plan.
+        page: path of the page; None without a page.
+        changes: differences between the tasks of two plans, as text.
+        moves: tables that two plans place differently.
     """
 
     names: tuple[str, ...]
@@ -172,21 +180,24 @@ class ExplainResult:
     moves: tuple[TableChange, ...] = ()
 
     def save(self) -> None:
-        """Write the HTML page, if one was asked for."""
+        """Write the HTML page, if it was requested."""
         if self.page is None:
             return
         chapters = self._comparison()
-        for name, one in zip(self._titles(), self.explanations, strict=True):
-            chapters += [titled(section, name) for section in [*sections(one, (picture(one),)), all_shards(one)]]
+        for name, explanation in zip(self._titles(), self.explanations, strict=True):
+            chapters += [
+                titled(section, name)
+                for section in [*sections(explanation, (picture(explanation),)), all_shards(explanation)]
+            ]
         title = "A plan explained" if len(self.explanations) == 1 else "Two plans compared"
         save_page(self.page, render(title, self._intro(), chapters))
 
     def show(self, console: Console) -> None:
-        """Print the difference between two plans first, then the explanation of every plan."""
+        """Print the difference between two plans, if there are two, and then the explanation of every plan."""
         console.print(plain(self._intro(), "dim"), soft_wrap=True)
         show_sections(console, self._comparison())
-        for name, one in zip(self._titles(), self.explanations, strict=True):
-            show_sections(console, [titled(section, name) for section in sections(one)])
+        for name, explanation in zip(self._titles(), self.explanations, strict=True):
+            show_sections(console, [titled(section, name) for section in sections(explanation)])
         if self.page is not None:
             console.print(plain(f"page: {self.page}"), soft_wrap=True)
 

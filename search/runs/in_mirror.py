@@ -1,4 +1,4 @@
-"""Measuring plans by mirrored training steps: `evaluate measure=mirrored` and `search verify=mirrored`."""
+"""Measure plans by mirrored training steps: `evaluate measure=mirrored` and `search verify=mirrored`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,18 +46,18 @@ from neuroshard.words.model_choice import TORCHREC
 
 @dataclass(frozen=True)
 class RankSteps:
-    """One rank's local work in steps of the plans that are measured on it, in one build."""
+    """One rank's local work in steps of all plans that are measured on this rank, in one build."""
 
     steps: tuple[LocalStep, ...]
 
     def wrong(self, job: RankJob) -> str | None:
-        """Return why these can't be the steps of a rank's job, as a predicate; None if they may be."""
+        """Return the reason why these cannot be the steps of a rank's job, as a predicate; None if they can."""
         fits = len(self.steps) == len(job.plans) and all(step.rank == job.rank for step in self.steps)
         return None if fits else f"does not have the steps of {number_of(len(job.plans), 'plan')} on rank {job.rank}"
 
 
 def ranks_in(run: Path, task: int, jobs: Sequence[RankJob]) -> Journal[RankSteps]:
-    """Open the journal of a task's ranks in a run's directory, build after build: `ranks/task-0000/rank-0000.json`."""
+    """Return the journal of a task's ranks in a run's directory, build by build: `ranks/task-0000/rank-0000.json`."""
     folder = run / "ranks" / f"task-{task:04d}"
     return Journal(folder, "rank", RankSteps, lambda number, done: done.wrong(jobs[number % len(jobs)]))
 
@@ -72,7 +72,7 @@ def by_plan(jobs: Sequence[RankJob], done: Sequence[RankSteps]) -> list[list[Loc
 
 
 def timeline(steps: Sequence[LocalStep], pipeline: str) -> MirroredStep | str:
-    """Compute a plan's step from its ranks, or say the error in its place."""
+    """Return a plan's step, computed from its ranks, or the error in its place."""
     try:
         return MirroredStep.of(steps, pipeline)
     except ValueError as error:
@@ -80,11 +80,11 @@ def timeline(steps: Sequence[LocalStep], pipeline: str) -> MirroredStep | str:
 
 
 class ExchangesOfStep(NamedTuple):
-    """Predicted ms of a plan's exchanges, each begun by all devices together; not numbers without models.
+    """Predicted ms of a plan's exchanges, each of which all devices begin together; NaN without models.
 
     Attributes:
-        waited_ms: exchanges of embeddings, of gradients, and of data-parallel tables' gradients.
-        input_ms: of indices; 0 where the models don't know it.
+        waited_ms: exchanges of embeddings, of their gradients, and of data-parallel tables' gradients.
+        input_ms: input dist; 0 if the models cannot predict it.
     """
 
     waited_ms: float = float("nan")
@@ -92,25 +92,27 @@ class ExchangesOfStep(NamedTuple):
 
     @classmethod
     def of(cls, models: CostModels, traffic: Traffic) -> "ExchangesOfStep":
-        """Predict the exchanges of one plan with such traffic."""
+        """Predict the exchanges of one plan with this traffic."""
         idle = np.zeros((1, traffic.num_devices))
         waited_ms = np.sum(Simulator(models).communication(traffic, idle), axis=0)
         input_ms = np.zeros(1) if models.input is None else models.input.predict(traffic.alone(Collective.INPUT), idle)
         return cls(float(waited_ms.max()), float(input_ms.max()))
 
     def in_step(self, step: MirroredStep) -> float:
-        """Compute the ms that exchanges add to a step's local work."""
+        """Return the ms that the exchanges add to a step's local work."""
         return self.waited_ms + step.exposed_ms(self.input_ms)
 
 
 @dataclass(frozen=True)
 class TaskInMirror:
-    """Mirrored steps of one task's plans; the first of its K entries is what the others are compared with.
+    """Mirrored steps of one task's plans; the first of the K entries is the baseline of the comparison.
 
     Attributes:
-        builds: (B, K + 1) the measured ranks of each plan; the last is the first one once more.
-        exchanges: (K,) of each plan.
-        pipeline: that the steps were taken in.
+        task: number of the task.
+        entries: (K,) the plans.
+        builds: (B, K + 1) the measured ranks of each plan; the last plan is the first plan once more.
+        exchanges: (K,) predicted exchanges of each plan.
+        pipeline: the training pipeline of the steps.
     """
 
     task: int
@@ -120,16 +122,16 @@ class TaskInMirror:
     pipeline: str
 
     def _local_ms(self, plan: int) -> FloatArray:
-        """Compute the plan's step without its exchanges in each build, (B,) ms; NaN where a build failed."""
+        """Return the plan's step without exchanges in each build, (B,) ms; NaN for failed builds."""
         return np.array([np.nan if isinstance(step, str) else step.step_ms for step in self._steps(plan)])
 
     def _steps(self, plan: int) -> list[MirroredStep | str]:
-        """Compute the plan's step in each build, (B,), or the error in its place."""
+        """Return the plan's step in each build, (B,), or the error in its place."""
         return [timeline(build[plan], self.pipeline) for build in self.builds]
 
     @property
     def floor(self) -> float:
-        """What equal plans differ by over all builds."""
+        """The relative difference of equal plans over all builds."""
         return floor_of(self._local_ms(len(self.entries)) / self._local_ms(0))
 
     def rows(self) -> list[dict[str, Any]]:
@@ -137,7 +139,9 @@ class TaskInMirror:
         return [entry.row() | self._figures(k) for k, entry in enumerate(self.entries)]
 
     def _figures(self, k: int) -> dict[str, Any]:
-        """Compute what one plan took beside the first one; phases and exchanges in builds that didn't fail."""
+        """Return the figures of one plan, relative to the first one;
+        phases and exchanges are from builds without errors.
+        """
         local_ms, every = self._local_ms(k), self._steps(k)
         steps = [step for step in every if not isinstance(step, str)]
         none = np.full((1, len(LOCAL_PHASES)), np.nan)
@@ -154,7 +158,7 @@ class TaskInMirror:
         }
 
     def stretch_rows(self) -> list[dict[str, Any]]:
-        """Return the rows of `stretches.parquet`: what every measured rank did in a step, in its order."""
+        """Return the rows of `stretches.parquet`: the stretches of every measured rank in a step, in order."""
         return [
             {
                 **{"method": entry.method, "task": self.task, "build": number, "rank": step.rank, "place": place},
@@ -168,7 +172,7 @@ class TaskInMirror:
         ]
 
     def table(self) -> Grid:
-        """Make the table that people read: a row for each plan."""
+        """Return a table for people: one row for each plan."""
         devices, rows = plans_of(self.entries)[0].task.topology.num_devices, self.rows()
         columns = {
             **names_and_forms(self.entries),
@@ -181,13 +185,13 @@ class TaskInMirror:
         return grid_of(f"Mirrored steps on {devices} ranks, ms, task {self.task}", columns)
 
     def phases(self) -> Grid:
-        """Make the table of every plan's local work in each phase, for people."""
+        """Return a table for people with every plan's local work in each phase."""
         rows, names = self.rows(), [entry.method for entry in self.entries]
         ms = {phase: [f"{row[phase]:.2f}" for row in rows] for phase in LOCAL_PHASES}
         return grid_of(f"Local work by phase, ms, task {self.task}", {"plan by": names, **ms})
 
     def told(self) -> list[Grid | str]:
-        """Make tables and lines for people: also what equal plans differ by, and what failed."""
+        """Return tables and lines for people, including the difference of equal plans and the failures."""
         floor = f"the first plan, measured twice, differs from itself by {self.floor:.1%}"
         return [self.table(), self.phases(), floor, *failures(self.entries, [row["error"] for row in self.rows()])]
 
@@ -197,7 +201,7 @@ def _known(ms: float) -> str:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """Write ranks for people: "0-7", or one by one."""
+    """Return ranks as text for people: "0-7", or one by one."""
     if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}"
     return ", ".join(map(str, ranks))
@@ -205,14 +209,16 @@ def _ranges(ranks: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class InMirror:
-    """Measuring in mirrored steps: TorchRec trains a stand-in of the user's model rank by rank, the others its mirrors.
+    """Measures mirrored steps: TorchRec trains a stand-in model rank by rank, and all other ranks mirror that rank.
+
+    Local work is measured, and exchanges are predicted. So one device can measure plans for any number of devices.
 
     Local work is measured, exchanges are predicted. So one device measures plans for any number of devices.
 
     Attributes:
         protocol: how steps are timed; each build of a rank is in a fresh process.
         exchanges: cost models whose exchanges are added to the local work, such as h100; None leaves exchanges out. The
-            input dist is added as far as the protocol's pipeline doesn't hide it.
+            input dist is added as far as the protocol's pipeline does not hide it.
         exchange_dtype: data type of embeddings and gradients in these exchanges, such as fp16, or fp16/bf16 for forward
             and backward; None for fp32.
     """
@@ -224,26 +230,30 @@ class InMirror:
     exchange_dtype: str | None = None
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
-        """Raise UserError unless TorchRec is installed, and each task's plans can be measured mirrored here."""
+        """Raise UserError if TorchRec is not installed,
+        or if a task's plans cannot be measured mirrored on this machine.
+        """
         import neuroshard.torchrec  # noqa: F401  # says what to install
 
-        for its in plans:
-            check_mirrored(its, hardware)
-        warn_of("neuroshard.evaluate", self.protocol.remarks((*tasks, *(its[0].task for its in plans))))
+        for plans_of_task in plans:
+            check_mirrored(plans_of_task, hardware)
+        warn_of(
+            "neuroshard.evaluate", self.protocol.remarks((*tasks, *(plans_of_task[0].task for plans_of_task in plans)))
+        )
 
     def follow(self, hardware: Hardware) -> None:
-        """Take no part: `check` refuses torchrun's processes."""
+        """Do nothing: `check` refuses processes of torchrun."""
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
-        """Yield what measures plans; processes are started again for every rank.
+        """Yield the function that measures plans; it starts a new process for every rank.
 
-        The pipeline decides how much of the input's exchange counts.
+        The pipeline decides how much of the input dist counts.
         """
         yield partial(self._measured, hardware, warn)
 
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
-        """Count the ranks that are measured."""
+        """Return the number of ranks that are measured."""
         return len(rank_jobs(plans))
 
     def evaluated(
@@ -251,18 +261,18 @@ class InMirror:
     ) -> EvaluateResult[TaskInMirror]:
         """Measure every task's plans; ranks that are on disk already are not measured again.
 
-        The first plan is measured twice: what equal plans differ by is the floor. The pipeline decides how much of the
-        input's exchange counts.
+        The first plan is measured twice; the difference of both measurements is the floor. The pipeline decides how
+        much of the input dist counts.
         """
         by_task, _, facts = begun(entries, "mirrored", asdict(self.protocol), hardware, seed, directory)
         with progress_bar() as progress:
-            measured = tuple(self._of_task(*one, hardware, seed, directory.path, progress) for one in by_task.items())
+            measured = tuple(self._of_task(*item, hardware, seed, directory.path, progress) for item in by_task.items())
         rows = [row for task in measured for row in task.rows()]
         stretches = [row for task in measured for row in task.stretch_rows()]
-        tables = (one for task in measured for one in task.told())
-        told = [*tables, *provenance_lines(entries, hardware.fingerprint), *failures(entries)]
+        tables = (item for task in measured for item in task.told())
+        shown = [*tables, *provenance_lines(entries, hardware.fingerprint), *failures(entries)]
         frames = {"results": rows, "stretches": stretches}
-        result = EvaluateResult(directory.path, tuple(entries), frames, told, measured)
+        result = EvaluateResult(directory.path, tuple(entries), frames, shown, measured)
         result.save(facts)
         return result
 
@@ -277,7 +287,7 @@ class InMirror:
         bar = progress.add_task(f"ranks, task {task}", total=total, completed=len(journal.read()))
 
         def measured(before: Sequence[RankSteps]) -> RankSteps:
-            """Measure the next rank; after the last one begins another build."""
+            """Measure the next rank; after the last rank, another build begins."""
             build, number = divmod(len(before), len(jobs))
             seeds, warn = [seed, task, build], printer(progress)
             steps = RankSteps(measure_rank(jobs[number], again, self.protocol, seeds, hardware, warn))
@@ -289,7 +299,7 @@ class InMirror:
         return TaskInMirror(task, tuple(entries), tuple(builds), self._exchanges(plans), self.protocol.pipeline)
 
     def _exchanges(self, plans: Sequence[Plan]) -> tuple[ExchangesOfStep, ...]:
-        """Predict what the exchanges of each plan take, (K,); not numbers without models."""
+        """Predict the exchanges of each plan, (K,); NaN without models."""
         if self.exchanges is None:
             return (ExchangesOfStep(),) * len(plans)
         models = CostModels.load(self.exchanges, exchange_dtype=self.exchange_dtype)
@@ -298,7 +308,9 @@ class InMirror:
     def _measured(
         self, hardware: Hardware, warn: Warn, plans: Sequence[Plan], seed: int, advance: Advance, _run: Path
     ) -> list[MeasuredOnce]:
-        """Measure every plan once: ms of its local work and predicted exchanges, or the error that stopped it."""
+        """Measure every plan once: ms of local work and predicted exchanges,
+        or the error that stopped the measurement.
+        """
         check_mirrored(plans, hardware)
         jobs, done = rank_jobs(plans), []
         for job in jobs:

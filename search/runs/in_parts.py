@@ -1,6 +1,6 @@
-"""Measuring plans by kernels and exchanges, one by one: `evaluate measure=kernels` and `search verify=kernels`.
+"""Measure plans by kernels and exchanges, one by one: `evaluate measure=kernels` and `search verify=kernels`.
 
-`Means` is the interface of all ways to measure plans; the other two have modules of their own.
+`Means` is the interface of all ways to measure plans; two other modules have the other ways.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,35 +41,37 @@ from neuroshard.stages.search.results.comparison import (
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import Fingerprint, versions
 
-# What some plans of one task cost, measured once in their order; the number fixes the lookups, and the next is told of
-# what is done; what can be learned from is kept in the run's directory.
+# Measures plans of one task once, in order. The number is the seed of the lookups, the callback receives the progress,
+# and measurements that models can be fitted to are stored in the run's directory.
 Measure = Callable[[Sequence[Plan], int, Advance, Path], list[MeasuredOnce]]
-Drawn = tuple[str, Callable[[], bytes]]  # the file's name, and what draws it
+Drawn = tuple[str, Callable[[], bytes]]  # the name of the file, and the function that draws the picture
 Kept = TypeVar("Kept")
 _SHOWN_ERRORS = 3
 
 
 class Means(Protocol):
-    """A way to measure plans: the candidate plans of a search in passes, or the plans that `evaluate` names.
+    """A way to measure plans: the candidate plans of a search in passes, or the plans of an evaluation.
 
     Attributes:
-        framework: in whose training steps plans are measured; None if in none.
+        framework: the framework whose training steps are measured; None if no steps are measured.
     """
 
     framework: ClassVar[str | None]
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
-        """Raise UserError unless plans of tasks can be measured so, and these of each task together, if any."""
+        """Raise UserError if plans of these tasks, or the given plans of each task together,
+        cannot be measured in this way.
+        """
         ...
 
     def follow(self, hardware: Hardware) -> None:
-        """Take part, as one of torchrun's processes other than rank 0."""
+        """Take part in the measurements, as one of torchrun's processes other than rank 0."""
         ...
 
     def opened(
         self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn
     ) -> AbstractContextManager[Measure]:
-        """Start the processes that these tasks need, and end them with the block.
+        """Start the processes that these tasks need; they end with the context.
 
         Raises:
             UserError: torchrun started another number of processes than a task has devices.
@@ -77,16 +79,16 @@ class Means(Protocol):
         ...
 
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
-        """Count what is told of as done in all, where plans are measured once."""
+        """Return the total progress that measuring these plans once reports."""
         ...
 
     def evaluated(
         self, entries: Sequence[Evaluated], hardware: Hardware, seed: int, count_input: bool, directory: RunDirectory
     ) -> Result:
-        """Measure what can be run, and write the results into the directory, which is held.
+        """Measure the plans that can be run, and write the results into the directory, which must be locked.
 
         Raises:
-            UserError: it can't be measured so, or the directory holds another run.
+            UserError: the plans cannot be measured in this way, or the directory has another run.
         """
         ...
 
@@ -99,16 +101,16 @@ def begun(
     seed: int,
     run: RunDirectory,
 ) -> tuple[dict[int, list[Evaluated]], tuple[Task, ...], dict[str, object]]:
-    """Begin an evaluation, or go on with it: the number of builds may grow.
+    """Start an evaluation, or resume it; a resumed evaluation may have more builds.
 
     Returns:
-        The entries with plans that can be run, by the number of their task; these tasks; what `run.json` says.
+        The entries with plans that can be run, by the number of their task; these tasks; and the content of `run.json`.
 
     Raises:
-        UserError: the directory holds another run.
+        UserError: the directory has another run.
     """
     by_task = runnable_by_task(entries)
-    tasks = tuple(plans_of(its)[0].task for its in by_task.values())
+    tasks = tuple(plans_of(entries_of_task)[0].task for entries_of_task in by_task.values())
     here = asdict(hardware.fingerprint)
     facts = {"measure": measure, **settings, "hardware": here, "seed": seed, "versions": versions()}
     fixed = {name: value for name, value in facts.items() if name != "builds"}
@@ -121,13 +123,15 @@ def begun(
 
 @dataclass(frozen=True)
 class EvaluateResult(Generic[Kept]):
-    """What was measured of plans, where it is stored, and what people read of it.
+    """The measurements of plans, their files, and their presentation for people.
 
     Attributes:
-        frames: rows of the files that are written, by the files' names.
-        told: tables and lines.
-        tasks: what is known of each task's plans together.
-        picture: of them; None where there is none.
+        path: directory of the run.
+        entries: the plans.
+        frames: rows of the written files, by the files' names.
+        told: tables and lines for people.
+        tasks: results of each task's plans together.
+        picture: a picture of the results; None if there is none.
     """
 
     path: Path
@@ -138,7 +142,7 @@ class EvaluateResult(Generic[Kept]):
     picture: Drawn | None = None
 
     def save(self, facts: Mapping[str, object]) -> None:
-        """Write the frames and `run.json` with the facts, then draw the picture."""
+        """Write the frames, `run.json` with the facts, and the picture."""
         for name, rows in self.frames.items():
             write_frame(self.path / f"{name}.parquet", pd.DataFrame(rows))
         RunDirectory(self.path).finish("evaluate", facts)
@@ -147,24 +151,24 @@ class EvaluateResult(Generic[Kept]):
             write_atomically(self.path / name, draw())
 
     def show(self, console: Console) -> None:
-        """Print the tables and lines, and where the files are."""
+        """Print the tables and lines, and the paths of the files."""
         files = [f"results: {self.path}"]
         files += [] if self.picture is None else [f"picture: {self.path / self.picture[0]}"]
-        for one in (*self.told, *files):
-            if isinstance(one, str):
-                print_lines(console, [one])
+        for table_or_line in (*self.told, *files):
+            if isinstance(table_or_line, str):
+                print_lines(console, [table_or_line])
             else:
-                console.print(one)
+                console.print(table_or_line)
 
 
 @dataclass(frozen=True)
 class InParts:
-    """Measuring in parts: kernels and exchanges one by one, as cost models predict them."""
+    """Measures kernels and exchanges one by one, which are the costs that cost models predict."""
 
     framework: ClassVar[str | None] = None
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
-        """Raise UserError unless exchanges are between hosts here as in the tasks."""
+        """Raise UserError if exchanges on this machine have other hosts than the tasks."""
         for task in tasks:
             hardware.check_hosts(task.topology)
 
@@ -174,8 +178,9 @@ class InParts:
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
-        """Yield what measures plans; the processes stay for all passes."""
-        records = cache(partial(PlanRecords.of_run, hardware=hardware))  # read when a run is asked for first
+        """Yield the function that measures plans; its processes stay alive for all passes."""
+        # The records of a run are read at its first measurement.
+        records = cache(partial(PlanRecords.of_run, hardware=hardware))
         with meters_of(hardware, warn) as meters:
             meters.join(task.topology for task in tasks)
 
@@ -187,26 +192,27 @@ class InParts:
             yield measured
 
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
-        """Count kernel calls and exchanges."""
+        """Return the number of kernel calls and exchanges."""
         return steps(plans, count_input)
 
     def evaluated(
         self, entries: Sequence[Evaluated], hardware: Hardware, seed: int, count_input: bool, directory: RunDirectory
     ) -> EvaluateResult[Any]:
-        """Measure all plans once, those of one task together; tasks that are on disk already are not measured again.
+        """Measure all plans once, plans of one task together; tasks that are on disk already are not measured again.
 
         Raises:
-            UserError: nothing could be measured, predictions count something else, or the directory holds another run.
+            UserError: nothing could be measured, predictions count other parts of the step, or the directory has
+                another run.
         """
         _check_predictions(entries, count_input)
         counted = {"count_input": True} if count_input else {}
         by_task, tasks, facts = begun(entries, "kernels", counted, hardware, seed, directory)
         with progress_bar() as progress, self.opened(tasks, hardware, count_input, printer(progress)) as measure:
-            amount = sum(self.amount(plans_of(its), count_input) for its in by_task.values())
+            amount = sum(self.amount(plans_of(entries_of_task), count_input) for entries_of_task in by_task.values())
             bar = progress.add_task("kernels and exchanges", total=amount)
 
             def measured(task: int) -> Sequence[MeasuredOnce]:
-                """Measure what the task's plans cost, or read what was measured before."""
+                """Return the measurements of the task's plans; measure them if they are not on disk."""
                 plans = plans_of(by_task[task])
                 journal = _tasks_in(directory.path, plans)
                 if (once := journal.get(task)) is None:
@@ -249,43 +255,45 @@ def _check_predictions(entries: Sequence[Evaluated], count_input: bool) -> None:
 
 
 def _with(entry: Evaluated, outcome: Cost | str) -> Evaluated:
-    """Give the entry its plan's measured cost, or the error that stopped it."""
+    """Return the entry with its plan's measured cost, or with the error that stopped the measurement."""
     return replace(entry, error=outcome) if isinstance(outcome, str) else replace(entry, measured=outcome)
 
 
 def _tasks_in(run: Path, plans: Sequence[Plan]) -> Journal[Pass]:
-    """Open the journal of what an evaluation measured of each task; `plans` are those of the one that is asked for."""
+    """Return the journal of an evaluation's measurements by task; `plans` are the plans of the requested task."""
 
-    def wrong(_number: int, one: Pass) -> str | None:
+    def wrong(_number: int, measured: Pass) -> str | None:
         """Return the fault of a pass as text; None if the pass fits these plans."""
-        in_steps = any(its.step_ms is not None for its in one.plans)
-        return "has times of training steps, not of kernels" if in_steps else one.wrong(plans)
+        in_steps = any(plan.step_ms is not None for plan in measured.plans)
+        return "has times of training steps, not of kernels" if in_steps else measured.wrong(plans)
 
     return Journal(run / "tasks", "task", Pass, wrong)
 
 
 def _result(path: Path, entries: Sequence[Evaluated], here: Fingerprint) -> EvaluateResult[Any]:
-    """Tell of the devices of a single plan, and compare several; draw the cheapest plan of the first task."""
+    """Return the result: for one plan its devices, for several plans a comparison;
+    draw the cheapest plan of the first task.
+    """
     solved = [(e, e.plan, e.measured) for e in entries if e.plan is not None and e.measured is not None]
-    devices = [_devices(*one) for one in solved] if len(entries) == 1 else []
+    devices = [_devices(*evaluated) for evaluated in solved] if len(entries) == 1 else []
     failed = failures(entries)
     more = len(failed) - _SHOWN_ERRORS
-    said = [*trust_lines(entries, here), *failed[:_SHOWN_ERRORS]]
-    said += [f"... and {more} more failures in results.parquet"] if more > 0 else []
+    lines = [*trust_lines(entries, here), *failed[:_SHOWN_ERRORS]]
+    lines += [f"... and {more} more failures in results.parquet"] if more > 0 else []
     frames = {
         "results": [entry.row() for entry in entries],
         "devices": [row for entry in entries for row in entry.device_rows()],
     }
     picture: Drawn | None = None
     if solved:
-        shown, plan, cost = min(solved, key=lambda one: (one[0].task, one[0].measured_ms))
+        shown, plan, cost = min(solved, key=lambda evaluated: (evaluated[0].task, evaluated[0].measured_ms))
         title = f"{shown.method}, task {shown.task}: {cost.total_ms:.1f} ms measured"
         picture = "plan.png", lambda: plan_png(plan, cost, title)
-    return EvaluateResult(path, tuple(entries), frames, [*devices, comparison(entries), *said], picture=picture)
+    return EvaluateResult(path, tuple(entries), frames, [*devices, comparison(entries), *lines], picture=picture)
 
 
 def _devices(entry: Evaluated, plan: Plan, cost: Cost) -> Grid:
-    """Make the table of a plan's devices."""
+    """Return a table of a plan's devices."""
     columns = {
         "device": [str(device) for device in range(len(plan.device_tables))],
         "shards": [str(len(tables)) for tables in plan.device_tables],

@@ -1,4 +1,4 @@
-"""Measuring plans by TorchRec's training steps: `evaluate measure=steps` and `search verify=steps`."""
+"""Measure plans by TorchRec's training steps: `evaluate measure=steps` and `search verify=steps`."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,45 +37,51 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.model_choice import TORCHREC
 
 LOOKUPS_ALONE = "lookups, one device after another"
-_TRUSTED = 0.03  # equal plans must agree as well as that before differences are worth anything
+_TRUSTED = 0.03  # differences between plans are reliable only if equal plans differ by less than this
 
 
 @dataclass(frozen=True)
 class Build:
-    """What one build of a task's K plans took, and of the first one once more: (K + 1,)."""
+    """The times of one build of a task's K plans, and of the first plan once more: (K + 1,)."""
 
     plans: tuple[BuildTimes, ...]
 
     def wrong(self, plans: int) -> str | None:
-        """Return why this can't be a build of so many plans, as a predicate; None if it may be."""
-        its = self.plans
-        fits = len(its) == plans and all(one.error is not None or len(one.phase_ms) == len(PHASES) for one in its)
+        """Return the reason why this cannot be a build of this number of plans, as a predicate; None if it can."""
+        times = self.plans
+        fits = len(times) == plans and all(
+            build.error is not None or len(build.phase_ms) == len(PHASES) for build in times
+        )
         return None if fits else f"does not have the times of {number_of(plans, 'plan')}"
 
 
 def builds_in(run: Path, task: int, plans: int) -> Journal[Build]:
-    """Open the journal of a task's builds in a run, of so many plans each: `builds/task-0000/build-0000.json`."""
+    """Return the journal of a task's builds in a run, each of `plans` plans: `builds/task-0000/build-0000.json`."""
     return Journal(run / "builds" / f"task-{task:04d}", "build", Build, lambda _, build: build.wrong(plans))
 
 
 def floor_of(ratios: FloatArray) -> float:
-    """Compute what equal plans differ by over all builds: the standard error of a plan's ratios to itself, (B,)."""
+    """Return the relative difference of equal plans over all builds:
+    the standard error of a plan's ratios to itself, (B,).
+    """
     return float(np.sqrt(np.square(ratios - 1).mean() / len(ratios)))
 
 
 @dataclass(frozen=True, eq=False)
 class TaskSteps:
-    """Steps of one task's K plans over B builds; the first of its entries is what the others are compared with.
+    """Steps of one task's K plans over B builds; the first entry is the baseline of the comparison.
 
-    Not a number where a build failed.
+    Values of failed builds are NaN.
 
     Attributes:
-        step_ms: (K,) the median step of each plan over all turns.
-        phase_ms: (K, P) the mean of its phases over builds.
-        alone_ms: (K,) the mean of its lookups, one rank after another.
-        ratios: (K, B) its step beside the first one's: the median of a build's turns, taken turn by turn.
-        floor: what equal plans differ by over all builds.
-        errors: (K + 1,) the first that stopped a build of each; the last plan is the first one once more.
+        task: number of the task.
+        entries: (K,) the plans.
+        step_ms: (K,) median step of each plan over all turns.
+        phase_ms: (K, P) mean of each phase over builds.
+        alone_ms: (K,) mean of the lookups if one rank after another looks up.
+        ratios: (K, B) step relative to the first plan's step, compared turn by turn: the median over a build's turns.
+        floor: relative difference of equal plans over all builds.
+        errors: (K + 1,) first error of each plan's builds; the last plan is the first plan once more.
     """
 
     task: int
@@ -89,14 +95,27 @@ class TaskSteps:
 
     @classmethod
     def of(cls, task: int, entries: Sequence[Evaluated], builds: Sequence[Build]) -> "TaskSteps":
-        """Gather the times of all builds, and compare them."""
-        its = [build.plans for build in builds]
-        turns = max((len(one.step_ms) for build in its for one in build), default=1) or 1
-        turns_ms = np.array([[one.step_ms or (np.nan,) * turns for one in build] for build in its])  # (B, K + 1, R)
-        phases_ms = np.array([[one.phase_ms or (np.nan,) * len(PHASES) for one in build] for build in its])
-        alones_ms = np.array([[one.alone_ms if one.step_ms else np.nan for one in build] for build in its])
+        """Collect the times of all builds, and compare them."""
+        plans_of_builds = [build.plans for build in builds]
+        turns = max((len(plan_times.step_ms) for build in plans_of_builds for plan_times in build), default=1) or 1
+        # (B, K + 1, R).
+        turns_ms = np.array(
+            [[plan_times.step_ms or (np.nan,) * turns for plan_times in build] for build in plans_of_builds]
+        )
+        phases_ms = np.array(
+            [[plan_times.phase_ms or (np.nan,) * len(PHASES) for plan_times in build] for build in plans_of_builds]
+        )
+        alones_ms = np.array(
+            [
+                [plan_times.alone_ms if plan_times.step_ms else np.nan for plan_times in build]
+                for build in plans_of_builds
+            ]
+        )
         ratios = np.median(turns_ms / turns_ms[:, :1], axis=2).T
-        errors = tuple(next((one.error for one in of_plan if one.error), None) for of_plan in zip(*its, strict=True))
+        errors = tuple(
+            next((plan_times.error for plan_times in of_plan if plan_times.error), None)
+            for of_plan in zip(*plans_of_builds, strict=True)
+        )
         means = phases_ms.mean(axis=0)[:-1], alones_ms.mean(axis=0)[:-1]
         step_ms = np.median(turns_ms, axis=(0, 2))[:-1]
         return cls(task, tuple(entries), step_ms, *means, ratios[:-1], floor_of(ratios[-1]), errors)
@@ -125,14 +144,14 @@ class TaskSteps:
         ]
 
     def phase_rows(self) -> list[dict[str, Any]]:
-        """Return the rows of `phases.parquet`: one for each plan, with ms of each phase, and of lookups alone."""
+        """Return the rows of `phases.parquet`: one for each plan, with ms of each phase, and of lookups one by one."""
         return [
             {"method": name, "task": self.task, **dict(zip(PHASES, ms.tolist(), strict=True)), LOOKUPS_ALONE: alone_ms}
             for name, ms, alone_ms in zip(self.names, self.phase_ms, self.alone_ms, strict=True)
         ]
 
     def table(self) -> Grid:
-        """Make the table that people read: a row for each plan."""
+        """Return a table for people: one row for each plan."""
         rows = self.rows()
         columns = {
             **names_and_forms(self.entries),
@@ -145,24 +164,24 @@ class TaskSteps:
         return grid_of(f"Training steps, task {self.task}", columns)
 
     def phases(self) -> Grid:
-        """Make the table of every plan's ms of each phase, for people."""
+        """Return a table for people with every plan's ms of each phase."""
         rows, phases = self.phase_rows(), (*PHASES, LOOKUPS_ALONE)
         ms = {name: [f"{row[name]:.2f}" for row in rows] for name in phases}
         return grid_of(f"Phases of a step, ms, task {self.task}", {"plan by": self.names, **ms})
 
     def told(self) -> list[Grid | str]:
-        """Make tables and lines for people: also what equal plans differ by, and what failed."""
+        """Return tables and lines for people, including the difference of equal plans and the failures."""
         failed = failures(self.entries, self.errors[:-1])
         return [self.table(), self.phases(), _floor_line(self.floor), *failed]
 
     def drawn(self) -> bytes:
-        """Draw a bar for each plan, of its phases, to PNG."""
+        """Draw a bar for each plan, made of its phases, as PNG."""
         return phase_bars(self.names, self.phase_ms, f"task {self.task}: ms of a step")
 
 
 @dataclass(frozen=True)
 class InSteps:
-    """Measuring in steps: TorchRec trains a stand-in of the user's model on the plans of a task, alternately.
+    """Measures training steps: TorchRec trains a stand-in of the user's model on the plans of a task, alternately.
 
     Each build of all of a task's plans is in fresh processes.
 
@@ -175,14 +194,18 @@ class InSteps:
     protocol: StepProtocol = field(default_factory=StepProtocol)
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
-        """Raise UserError unless TorchRec is installed, and steps of each task's plans can be compared here."""
+        """Raise UserError if TorchRec is not installed,
+        or if steps of a task's plans cannot be compared on this machine.
+        """
         import neuroshard.torchrec  # noqa: F401  # says what to install
 
         for task in tasks:
             hardware.check_hosts(task.topology)
-        for its in plans:
-            check_steps(its, hardware)
-        warn_of("neuroshard.evaluate", self.protocol.remarks((*tasks, *(its[0].task for its in plans))))
+        for plans_of_task in plans:
+            check_steps(plans_of_task, hardware)
+        warn_of(
+            "neuroshard.evaluate", self.protocol.remarks((*tasks, *(plans_of_task[0].task for plans_of_task in plans)))
+        )
 
     def follow(self, hardware: Hardware) -> None:
         """Take part in the steps."""
@@ -190,24 +213,26 @@ class InSteps:
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
-        """Yield what measures plans; under torchrun the processes stay.
+        """Yield the function that measures plans; under torchrun the processes stay alive.
 
-        The exchange of indices is in every step, or hidden by its pipeline.
+        The input dist is part of every step, unless the pipeline hides it.
         """
         with step_builds(hardware, self.protocol, tasks[0].topology, warn) as builds:
 
             def measured(plans: Sequence[Plan], seed: int, advance: Advance, _run: Path) -> list[MeasuredOnce]:
-                """Build every plan and time its steps: the median over the build, or the error that stopped it."""
+                """Build every plan and time its steps; return the median over the build,
+                or the error that stopped it.
+                """
                 check_steps(plans, hardware)
                 built = builds(plans, [seed])
                 advance(1)
-                step_ms = [None if one.error else float(np.median(one.step_ms)) for one in built]
-                return [MeasuredOnce(error=one.error, step_ms=ms) for one, ms in zip(built, step_ms, strict=True)]
+                step_ms = [None if build.error else float(np.median(build.step_ms)) for build in built]
+                return [MeasuredOnce(error=build.error, step_ms=ms) for build, ms in zip(built, step_ms, strict=True)]
 
             yield measured
 
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
-        """Count the build of all plans as one."""
+        """Return 1: the build of all plans counts as one."""
         return 1
 
     def evaluated(
@@ -215,21 +240,21 @@ class InSteps:
     ) -> EvaluateResult[TaskSteps]:
         """Time the steps of every task's plans; builds that are on disk already are not measured again.
 
-        The first plan is built twice: what equal plans differ by is the floor. The input's exchange counts as far as
-        no pipeline hides it.
+        The first plan is built twice; the difference of both is the floor. The input dist counts as far as no pipeline
+        hides it.
         """
         by_task, tasks, facts = begun(entries, "steps", asdict(self.protocol), hardware, seed, directory)
         with (
             progress_bar() as progress,
             step_builds(hardware, self.protocol, tasks[0].topology, printer(progress)) as builds,
         ):
-            measured = tuple(self._of_task(*one, builds, seed, directory.path, progress) for one in by_task.items())
+            measured = tuple(self._of_task(*item, builds, seed, directory.path, progress) for item in by_task.items())
         rows = [row for task in measured for row in task.rows()]
         phases = [row for task in measured for row in task.phase_rows()]
-        tables = (one for task in measured for one in task.told())
-        told = [*tables, *provenance_lines(entries, hardware.fingerprint), *failures(entries)]
+        tables = (item for task in measured for item in task.told())
+        shown = [*tables, *provenance_lines(entries, hardware.fingerprint), *failures(entries)]
         frames, picture = {"results": rows, "phases": phases}, ("steps.png", measured[0].drawn)
-        result = EvaluateResult(directory.path, tuple(entries), frames, told, measured, picture)
+        result = EvaluateResult(directory.path, tuple(entries), frames, shown, measured, picture)
         result.save(facts)
         return result
 
@@ -251,14 +276,14 @@ class InSteps:
 
 
 def _floor_line(floor: float) -> str:
-    """Return a line on the smallest difference between plans that means something; a warning if that is large."""
-    said = f"the step times of the first plan, built twice, differ by {floor:.1%}"
+    """Return a line on the smallest reliable difference between plans; it is a warning if that difference is large."""
+    text = f"the step times of the first plan, built twice, differ by {floor:.1%}"
     if np.isnan(floor) or floor > _TRUSTED:
         warning = Message(
             "steps-too-noisy",
-            said,
+            text,
             limit=f"differences between plans are reliable only if this difference is {_TRUSTED:.0%} or less",
             remedy="Stop other processes on this machine and measure again",
         )
         return f"warning: {warning}"
-    return f"{said}; smaller differences between plans are noise"
+    return f"{text}; smaller differences between plans are noise"

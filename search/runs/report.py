@@ -1,4 +1,4 @@
-"""The report run: runs in; CSV, PNG and `report.html` out."""
+"""The report run: reads runs, and writes CSV, PNG and `report.html`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from neuroshard.stages.search.report.sweep_statistics import comparisons, in_swe
 @dataclass(frozen=True)
 @checked
 class Report:
-    """Everything `neuroshard report` needs.
+    """Everything that `neuroshard report` needs.
 
     Attributes:
         runs: directories that contain runs, at any depth; required; give them as plain arguments, without 'runs=', as
@@ -38,10 +38,10 @@ class Report:
     out: PathName = "report"
 
     def run(self) -> "ReportResult":
-        """Gather runs, compare them, write the tables; then draw, and write the page.
+        """Collect runs, compare them, and write the tables, the figures and the page.
 
         Raises:
-            UserError: there is no run, one is damaged, or `out` is one of them.
+            UserError: there is no run, a run is damaged, or `out` is one of the runs.
         """
         paths = [Path(self.runs)] if isinstance(self.runs, str) else [Path(path) for path in self.runs]
         out = Path(self.out)
@@ -72,7 +72,7 @@ class Report:
 
 
 def _intro(gathered: Gathered, paths: Sequence[Path]) -> str:
-    """Name the directories that were read, and count the runs of each kind in them."""
+    """Return the number of runs of each kind and the directories that they come from, as text."""
     counts = {
         ("search run", "search runs"): gathered.searched["path"].nunique(),
         ("evaluation on hardware", "evaluations on hardware"): gathered.measured["run"].nunique(),
@@ -83,7 +83,7 @@ def _intro(gathered: Gathered, paths: Sequence[Path]) -> str:
 
 
 def _check_out(out: Path, runs: Sequence[Path]) -> None:
-    """Raise UserError if the report would be written into a run that it reads, or where something else is."""
+    """Raise UserError if the report would be written into a run that it reads, or over other content."""
     check_directory(out)
     if not out.exists():
         return
@@ -99,7 +99,7 @@ def _check_out(out: Path, runs: Sequence[Path]) -> None:
 
 @dataclass(frozen=True)
 class ReportResult:
-    """A written report: where it is, and how many sections it has."""
+    """A written report: its directory, and its number of sections."""
 
     path: Path
     num_sections: int

@@ -1,4 +1,4 @@
-"""The search run: one searcher, many tasks."""
+"""The search run: one searcher on many tasks."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -45,7 +45,7 @@ _SHOWN_TASKS = 20
 @dataclass(frozen=True)
 @checked
 class Search(ModelSettings):
-    """Everything `neuroshard search` needs.
+    """Everything that `neuroshard search` needs.
 
     Attributes:
         model: cost models: an installed name (`neuroshard models` lists them), analytic models of a GPU such as
@@ -75,12 +75,13 @@ class Search(ModelSettings):
     def run(self) -> "SearchResult | None":
         """Search every task; a task without a plan is recorded with its error.
 
-        A run in `out` that was killed goes on; one that is whole is not run again, but for one that found no plan for
-        its only task. None in processes that only take part in what is measured.
+        A killed run in `out` is resumed. A finished run is not repeated, unless its only task has no plan. Return the
+        result; None in processes that only take part in measurements.
 
         Raises:
-            InfeasibleError: there is one task only, and it has no plan; that is recorded too.
-            UserError: `out` holds another run, the models can't serve the tasks, or nothing can be measured here.
+            InfeasibleError: the only task has no plan, which is also recorded.
+            UserError: `out` has another run, the models do not support the tasks, or plans cannot be measured on this
+                machine.
         """
         if self.verify is not None:
             self.verify.check(self.tasks)
@@ -104,12 +105,12 @@ class Search(ModelSettings):
 
     @cached_property
     def models(self) -> CostModels:
-        """The models as the target's steps are costed, or those that plans are measured in."""
+        """The cost models, with the overhead of the steps that the target system runs or that plans are measured in."""
         return target_named(self.target).costed(CostModels.of(self.choice_of(self.model), self._usual_framework))
 
     @property
     def _usual_framework(self) -> str | None:
-        """The framework whose overhead counts if `framework` is not given and the models know it."""
+        """The framework whose overhead counts if `framework` is not set and the models know the overhead."""
         return target_named(self.target).usual_framework(None if self.verify is None else self.verify.means.framework)
 
     @property
@@ -119,6 +120,7 @@ class Search(ModelSettings):
         return replace(self.choice_of(self.model), framework=framework).normalized
 
     def _whole(self, path: Path) -> SearchRun:
+        """Return the finished run in a directory; raise UserError if it has another number of tasks."""
         run = SearchRun.load(path)
         if len(run.records) != len(self.tasks):
             raise UserError(
@@ -155,7 +157,7 @@ class Search(ModelSettings):
                 run = SearchRun(directory.path, self.method, tuple(records), self._chosen, depends["settings"])
                 run.save(depends | {"versions": versions()})
             if first is not None and isinstance(first.found, InfeasibleError):
-                raise first.found  # written down before: reports count it
+                raise first.found  # the run is recorded already, and reports count it
         return SearchResult(run, self.tasks, plans)
 
     def _measuring(self) -> AbstractContextManager[Measure | None]:
@@ -165,7 +167,7 @@ class Search(ModelSettings):
         return self.verify.means.opened(self.tasks, self.verify.hardware, self.count_input, warn)
 
     def _depends(self, simulator: Simulator) -> dict[str, Any]:
-        """Collect everything that the plans depend on, except the tasks."""
+        """Return everything that the plans depend on, except the tasks."""
         settings: dict[str, Any] = asdict(self.searcher) if is_dataclass(self.searcher) else {}
         return {
             "settings": settings,
@@ -191,7 +193,7 @@ class Search(ModelSettings):
     ) -> Searched:
         """Search a task, or resume with its candidate plans; measure them if `verify` is set.
 
-        `first` is what is known of the first task.
+        `first` is the state of the first task's answer, if the task was searched already.
         """
         task, files = self.tasks[number], CandidatePlanFiles(directory, number)
         if self.verify is None or measure is None:
@@ -214,20 +216,20 @@ class Search(ModelSettings):
         plan = simulator.predicted(found.plan)
         plan.save(directory / name)
         target = target_named(self.target)
-        said = found.remark, rejected_remark(plan, found.rejected, simulator), *target.remarks(plan)
-        remark = "; ".join(str(one) for one in said if one) or None
+        remarks = found.remark, rejected_remark(plan, found.rejected, simulator), *target.remarks(plan)
+        remark = "; ".join(str(text) for text in remarks if text) or None
         doubts = found.warning, *simulator.warnings(plan), *self._left_out(simulator.models)
-        warnings = "\n".join(str(one) for one in doubts if one) or None
-        told = plan.prediction
-        assert told is not None
+        warnings = "\n".join(str(text) for text in doubts if text) or None
+        prediction = plan.prediction
+        assert prediction is not None
         record = SearchRecord(
-            number, name, None, seconds=answer.seconds, remark=remark, warnings=warnings, caveat=told.caveat,
+            number, name, None, seconds=answer.seconds, remark=remark, warnings=warnings, caveat=prediction.caveat,
             measured_ms=answer.measured_ms, **predicted_columns(plan),
         )  # fmt: skip
         return record, plan
 
     def _left_out(self, models: CostModels) -> tuple[Message, ...]:
-        """Return a warning if predicted costs leave out part of the steps that plans are for, or are measured in."""
+        """Return a warning if predicted costs leave out a part of the steps that plans are made for or measured in."""
         counts_if_known = self._usual_framework is not None and models.framework is None
         return target_named(self.target).cost_warnings(models) or (
             models.left_out("TorchRec") if counts_if_known else ()
@@ -239,9 +241,9 @@ class SearchResult:
     """A search run with the tasks that it searched.
 
     Attributes:
-        saved: the run, as files have it.
+        saved: the run, as it is stored in files.
         tasks: the tasks.
-        plans: the plans of shown tasks that this process found, by number of the task; others are in files.
+        plans: the plans of shown tasks that this process found, by number of the task; other plans are in files.
     """
 
     saved: SearchRun
@@ -250,13 +252,15 @@ class SearchResult:
 
     @property
     def outcome(self) -> JobFigures:
-        """The figures that a sweep compares the run by."""
+        """The figures by which a sweep compares the run with others."""
         costs = tuple(record.predicted_ms for record in self.saved.records)
         seconds = float(np.mean([record.seconds for record in self.saved.records]))
         return JobFigures(digest_of(self.saved.path / "tasks.json"), costs, seconds)
 
     def show(self, console: Console) -> None:
-        """Print a row for every task (the first 20) and the summary; of a single task, where its tables went."""
+        """Print a row for each of the first 20 tasks and a summary;
+        for a single task, print the places of its tables.
+        """
         console.print(self._grid())
         records = self.saved.records
         plan = self._plan_of(records[0]) if len(records) == 1 else None
@@ -296,19 +300,21 @@ class SearchResult:
         return grid_of(Text(f"{self.saved.searcher}: {self.saved.path}"), known, words=0)
 
     def _caveats(self) -> list[str]:
-        """List the caveats of the predicted costs: one for all, as a rule."""
-        return [f"are {one}" for one in dict.fromkeys(r.caveat for r in self.saved.records if r.caveat is not None)]
+        """Return the different caveats of the predicted costs, usually only one."""
+        return [
+            f"are {caveat}" for caveat in dict.fromkeys(r.caveat for r in self.saved.records if r.caveat is not None)
+        ]
 
     def _scopes(self) -> list[str]:
-        """List what the predicted costs count: the same for all, as a rule."""
+        """Return what the predicted costs count, usually the same for all tasks."""
         plans = (self._plan_of(record) for record in self.saved.records[:_SHOWN_TASKS])
         known = [plan.prediction.scope for plan in plans if plan is not None and plan.prediction is not None]
-        return [f"count {one}" for one in dict.fromkeys(known) if one is not None]
+        return [f"count {scope}" for scope in dict.fromkeys(known) if scope is not None]
 
     def _warnings(self) -> Iterator[str]:
         """Yield the first task's warning for each place, except warnings that repeat the caveat of the costs.
 
-        Records store warnings as text, in which the place stands before the first colon.
+        Records store warnings as text, in which the place is the text before the first colon.
         """
         by_subject: dict[str, list[str]] = defaultdict(list)
         for record in self.saved.records:
@@ -321,7 +327,7 @@ class SearchResult:
 
 
 def _found_nothing(there: RunDirectory) -> bool:
-    """Return True if the directory has a finished search of one task without a plan: it may be searched again."""
+    """Return True if the directory has a finished search of one task without a plan; such a search may be repeated."""
     if not there.finished or (run := there.read()) is None or run.kind != "search":
         return False
     records = SearchRun.load(there.path).records

@@ -1,4 +1,4 @@
-"""The place where a run starts its searcher: one task, timed."""
+"""The call of a run's searcher: searches one task and measures the time."""
 
 import time
 
@@ -11,7 +11,9 @@ from neuroshard.tasks.task import Task
 
 
 def search_task(searcher: Searcher, task: Task, simulator: Simulator, candidate_plans: int = 0) -> Searched:
-    """Search a plan of a task, and list at most `candidate_plans` candidate plans; an error is kept as the answer."""
+    """Search for a plan of a task, with at most `candidate_plans` candidate plans;
+    an InfeasibleError becomes the answer.
+    """
     start = time.perf_counter()
     try:
         found = find_plan(searcher, task, simulator)

@@ -1,4 +1,4 @@
-"""The train-policy run: a learner, training tasks, and the policy of the best round."""
+"""The train-policy run: trains a policy on tasks, and keeps the policy of the best round."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ from neuroshard.words.model_choice import ModelSettings
 @dataclass(frozen=True)
 @checked
 class TrainPolicy(ModelSettings):
-    """Everything `neuroshard train-policy` needs.
+    """Everything that `neuroshard train-policy` needs.
 
     Attributes:
         model: cost models: an installed name (`neuroshard models` lists them), analytic models of a GPU such as
@@ -60,10 +60,10 @@ class TrainPolicy(ModelSettings):
     seed: Seed = 0
 
     def run(self) -> "TrainResult":
-        """Train the policy, round by round; that of the best round on the validation tasks is kept.
+        """Train the policy round by round; keep the policy of the round with the best plans for the validation tasks.
 
         Raises:
-            UserError: too few tasks, or `out` already holds a run or a policy.
+            UserError: there are too few tasks, or `out` has a run or a policy.
         """
         if not 0 < self.num_valid < len(self.tasks):
             most = len(self.tasks) - 1
@@ -105,7 +105,7 @@ class TrainPolicy(ModelSettings):
         return result
 
     def _settings(self) -> dict[str, Any]:
-        """Collect everything that a policy depends on, except the tasks."""
+        """Return everything that a policy depends on, except the tasks."""
         return {
             "method": self.method,
             "model": self.choice_of(self.model).normalized.fields,
@@ -117,7 +117,7 @@ class TrainPolicy(ModelSettings):
 
 
 def _validate(agent: Agent, tasks: Sequence[Task], simulator: Simulator) -> tuple[float, float]:
-    """Cost the likeliest plans by the simulator: their mean, ms, over tasks that have one, and the share of those."""
+    """Return the mean cost of the most probable plans, in ms, over tasks with a plan; and the share of such tasks."""
     with torch_threads(1):
         environment = Environment(TaskBatch.of(tasks, "train-policy"), agent.costs(simulator))
         plans = environment.plans(play(agent.policy, environment, greedy).final)
@@ -126,7 +126,7 @@ def _validate(agent: Agent, tasks: Sequence[Task], simulator: Simulator) -> tupl
 
 
 def _references(tasks: Sequence[Task], simulator: Simulator) -> dict[str, float]:
-    """Compute mean costs, ms, of random placement and of every heuristic, over the tasks that each solves."""
+    """Return the mean costs of random placement and of every heuristic, in ms, over the tasks that each solves."""
     mean_ms = {}
     for name, searcher in {"random": Random(), **{f"{score}_greedy": Greedy(score) for score in SCORES}}.items():
         costs = []
@@ -142,11 +142,13 @@ def _references(tasks: Sequence[Task], simulator: Simulator) -> dict[str, float]
 
 @dataclass(frozen=True, eq=False)
 class TrainResult:
-    """A trained policy: where it is, how it came to be.
+    """A trained policy, with its training history.
 
     Attributes:
+        path: directory of the policy.
+        method: name of the policy.
         history: one row for each round.
-        references: mean cost of other methods on the validation tasks, ms.
+        references: mean cost of other methods on the validation tasks, in ms.
     """
 
     path: Path
@@ -156,11 +158,11 @@ class TrainResult:
 
     @property
     def best_ms(self) -> float:
-        """The mean cost on the validation tasks in the best round, ms."""
+        """The mean cost on the validation tasks in the best round, in ms."""
         return float(self.history["valid_ms"].min())
 
     def save(self, facts: Mapping[str, Any]) -> None:
-        """Write `curve.parquet`, a picture of the learning curve, and last `run.json` with the facts."""
+        """Write `curve.parquet`, a picture of the learning curve, and finally `run.json` with the facts."""
         write_frame(self.path / "curve.parquet", self.history)
         curve = (self.method, self.history["valid_ms"].to_numpy())
         title = f"{self.method}: plans for validation tasks"
@@ -168,7 +170,7 @@ class TrainResult:
         RunDirectory(self.path).finish("train-policy", facts)
 
     def show(self, console: Console) -> None:
-        """Print the outcome beside the other methods."""
+        """Print the policy's cost beside the costs of the other methods."""
         console.print(
             f"{self.method}: {self.best_ms:.2f} ms on the validation tasks (best of {len(self.history)} rounds)"
         )
@@ -180,7 +182,9 @@ class TrainResult:
 
     @property
     def verdict(self) -> UseVerdict:
-        """Whether the policy is fit to search with: cheaper on the validation tasks than every other method."""
+        """The verdict on the use of the policy for searches:
+        it must find cheaper plans for the validation tasks than others.
+        """
         cheaper = [f"{name} {ms:.2f} ms" for name, ms in self.references.items() if ms <= self.best_ms]
         if not cheaper:
             return UseVerdict(

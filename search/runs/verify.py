@@ -1,4 +1,4 @@
-"""Verifying a search: its candidate plans are measured in passes, and the best of them is the answer."""
+"""The verification of a search: measures candidate plans in passes, and answers with the best of them."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -32,7 +32,7 @@ _SEED_RANGE = 2**31
 @dataclass(frozen=True)
 @checked
 class Verify:
-    """The settings of `verify=kernels`, `verify=steps` and `verify=mirrored`.
+    """Settings of `verify=kernels`, `verify=steps` and `verify=mirrored`.
 
     Attributes:
         hardware: hardware that the plans run on.
@@ -51,21 +51,21 @@ class Verify:
     means: Means = field(default_factory=InParts)
 
     def check(self, tasks: Sequence[Task]) -> None:
-        """Raise UserError unless plans of the tasks can be measured here."""
+        """Raise UserError if plans of the tasks cannot be measured on this machine."""
         self.hardware.check()
         self.means.check(tasks, (), self.hardware)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings that the answers depend on, in addition to the search's; JSON-ready."""
+        """The settings that the answers depend on, in addition to the search's settings; JSON-ready."""
         return {"verify": asdict(self) | {"on": asdict(self.hardware.fingerprint)}}
 
     def decided(self, searcher: Searcher, task: Task, simulator: Simulator) -> Found:
-        """Search a task, measure its candidate plans here and now, and return the best of them.
+        """Search a task, measure its candidate plans on this machine now, and return the best of them.
 
         Raises:
             InfeasibleError: the search finds no plan.
-            UserError: its plans can't be measured here.
+            UserError: the plans cannot be measured on this machine.
         """
         self.check([task])
         searched = search_task(searcher, task, simulator, self.candidate_plans)
@@ -90,7 +90,7 @@ class Verify:
     def _pass(
         self, measure: Measure, files: CandidatePlanFiles, searched: Searched, advance: Advance, before: Sequence[Pass]
     ) -> Pass:
-        """Measure a pass over all that could be measured so far, in a random order: none always comes first."""
+        """Measure all plans without an earlier error once, in a random order, so that no plan always comes first."""
         plans, failed = searched.candidate_plans, replace(searched, passes=tuple(before)).errors
         rng = np.random.default_rng([self.seed, files.task, len(before)])
         errors = {i: failed[i] or beyond_memory(plan, self.hardware) for i, plan in enumerate(plans)}
@@ -101,7 +101,7 @@ class Verify:
 
 
 def not_verified() -> None:
-    """Verify nothing: what `verify=none` asks for."""
+    """Return None, the value of `verify` for `verify=none`: nothing is measured."""
 
 
 def save_candidate_plans(run: Path, tasks: Sequence[Task], records: Sequence[SearchRecord]) -> None:

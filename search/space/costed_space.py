@@ -6,11 +6,11 @@ from functools import cached_property
 
 import numpy as np
 
-from neuroshard.cost.cost import Called, Cost
+from neuroshard.cost.cost import Cost, KernelTimes
 from neuroshard.cost.loads import Traffic
 from neuroshard.layouts import given_bytes
 from neuroshard.models import SumModel
-from neuroshard.models.composed import columns_model
+from neuroshard.models.kernels import KernelModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.published.grid import PlacementProblem
@@ -26,7 +26,7 @@ class CostedSpace(SearchSpace):
 
     Attributes:
         simulator: costs exchanges, and whole plans.
-        model: compute model of the devices with column-wise tables (`columns_model`).
+        model: compute model of the devices with column-wise tables (`KernelModels.of_columns`).
     """
 
     simulator: Simulator
@@ -46,10 +46,10 @@ class CostedSpace(SearchSpace):
         return cls.costed(space, simulator, simulator.compute_for(fixed.task))
 
     @classmethod
-    def costed(cls, space: SearchSpace, simulator: Simulator, model: SumModel) -> "CostedSpace":
-        """Predict the compute time of every shard alone, in one call of a compute model."""
+    def costed(cls, space: SearchSpace, simulator: Simulator, kernels: KernelModels) -> "CostedSpace":
+        """Predict the compute time of every shard alone, in one call of their models."""
         task, shards = space.task, space.shards
-        model = columns_model(model, task.loads.take(space.fixed.column_wise))
+        model = kernels.of_columns(task.loads.take(space.fixed.column_wise))
         row, loads = row_loads(task, space.items, shards.first, shards.full_width)
         embedded = model.embed(loads)
         vectors = np.zeros((len(shards.size_bytes), embedded.shape[1]), dtype=np.float32)
@@ -84,19 +84,19 @@ class CostedSpace(SearchSpace):
         """Return the simulator's costs of whole plans, given as widths (I, D) each."""
         task, devices = self.task, self.task.topology.num_devices
         loads = self.device_loads(np.concatenate(plans, axis=1))
-        called = self.simulator.called(loads, devices)
+        times = self.simulator.kernel_times(loads, devices)
         given = given_bytes(loads.loads, devices)
         traffic = Traffic.of(loads, given, devices, task.batch_size, task.topology.fast_links)
-        if self._fixed_called is None:
-            return self.simulator.costs_of(called, traffic)
+        if self._fixed_times is None:
+            return self.simulator.costs_of(times, traffic)
         size_bytes = traffic.size_bytes + self.fixed.sent_bytes
-        return self.simulator.costs_of(called.beside(self._fixed_called), replace(traffic, size_bytes=size_bytes))
+        return self.simulator.costs_of(times.plus(self._fixed_times), replace(traffic, size_bytes=size_bytes))
 
     @cached_property
-    def _fixed_called(self) -> Called | None:
+    def _fixed_times(self) -> KernelTimes | None:
         """The kernel calls of the tables that are on the devices already."""
         loads = self.fixed.loads
-        return None if loads is None else self.simulator.called(loads, len(loads))
+        return None if loads is None else self.simulator.kernel_times(loads, len(loads))
 
 
 def _taken(shards: ShardTable, kept: BoolArray) -> ShardTable:

@@ -4,11 +4,11 @@ import numpy as np
 
 from neuroshard.cost.loads import Loads
 from neuroshard.models import CommModel, CostModels
-from neuroshard.models.by_form import CommByCollective, ComputeByForm
-from neuroshard.models.comm_models import FEATURE_SIGNS, SetComm
+from neuroshard.models.comm_models import FEATURE_SIGNS, ExchangeModels, SetComm
 from neuroshard.models.compute_models import AdditiveCompute, ByWidestCompute, ComputeEnsemble, RegressionCompute
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.host_tiers import HostTiers
+from neuroshard.models.kernels import KernelModels
 from neuroshard.models.stored import Mlp, Normaliser
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.testing.toys import random_mlp, random_normaliser, toy_tables
@@ -59,23 +59,23 @@ def random_set_comm(seed: int = 0) -> SetComm:
     return SetComm(random_normaliser(len(FEATURE_SIGNS), rng), network, 0.5, share, lead)
 
 
-def random_by_form(seed: int = 0) -> ComputeByForm:
+def random_by_form(seed: int = 0) -> KernelModels:
     """Make a random model of each kernel call: ensembles for column_wise and row_wise, formulas for host memory."""
     others = map(random_regression, range(seed, seed + len(FORMS) - 2))
     pooled = random_ensemble(seed), random_ensemble(seed + 1), *others
     sequences = random_ensemble(seed + 2), *map(random_regression, range(seed + 3, seed + 2 + len(CUT_FORMS)))
-    return ComputeByForm(
+    return KernelModels(
         dict(zip(ON_DEVICE_CALLS, (*pooled, *sequences), strict=True))
         | {call: HostTiers(0.5, 20.0 + seed, 3.0, 0.1) for call in CALLS if call.tier is not Tier.DEVICE}
     )
 
 
-def random_by_collective(seed: int = 0) -> CommByCollective:
+def random_by_collective(seed: int = 0) -> ExchangeModels:
     """Make a model of each collective of a step, with random weights."""
     exchanges: dict[Collective, CommModel] = {
         one: random_set_comm(seed + one) for one in Collective if one is not Collective.INPUT
     }
-    return CommByCollective(exchanges, frozenset(FORMS))
+    return ExchangeModels(exchanges, frozenset(FORMS))
 
 
 def random_form_models(seed: int = 0) -> CostModels:

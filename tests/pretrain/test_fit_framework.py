@@ -48,7 +48,7 @@ IN_BOTH = replace(AUGMENTATION, precisions=("fp32", "fp16"))
 
 def _called(models, sample):
     loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
-    return Simulator(models).called(loads, devices)._replace(counts=counts_of_sets(loads)[None])
+    return Simulator(models).kernel_times(loads, devices)._replace(counts=counts_of_sets(loads)[None])
 
 
 def _measured(count, first=0, models=MODELS, drawn=AUGMENTATION):
@@ -56,9 +56,9 @@ def _measured(count, first=0, models=MODELS, drawn=AUGMENTATION):
     found = []
     for number in range(first, first + count):
         sample, split = drawn.draw(SPLIT, np.random.default_rng(number))
-        called = _called(models, sample)
-        kernels_ms = TRUTH.factor * called.ms[0, sample.rank].sum()
-        took = [float(terms_of(called, part.name)[0, sample.rank] @ part.slopes) for part in TRUTH.parts]
+        times = _called(models, sample)
+        kernels_ms = TRUTH.factor * times.ms[0, sample.rank].sum()
+        took = [float(terms_of(times, part.name)[0, sample.rank] @ part.slopes) for part in TRUTH.parts]
         if sample.precision is not Precision.FP32:
             took[2] += 2 * CONVERTED_MS * converted_mb(sample.plan.traffic)[0, sample.rank]
         by_phase = {

@@ -7,7 +7,7 @@ import pytest
 
 from neuroshard import CostModels
 from neuroshard.cost.loads import LoadSets
-from neuroshard.models.by_form import CommByCollective
+from neuroshard.models.comm_models import ExchangeModels
 from neuroshard.models.trust import Margin, Margins, Range, Ranges
 from neuroshard.records.sample_loads import loads_of, traffic_of
 from neuroshard.records.samples import CommSample, ComputeSample
@@ -178,7 +178,7 @@ def test_other_sharding_types_and_collectives_are_scaled_like_column_wise():
     pooled = CostModels(columns, *(m.exchanges[Collective.ALL_TO_ALL] for m in (start.forward, start.backward)), None)
     pooled = _without_leads(pooled)
     both = [
-        CommByCollective({**m.exchanges, Collective.ALL_TO_ALL: one}, m.serves)
+        ExchangeModels({**m.exchanges, Collective.ALL_TO_ALL: one}, m.serves)
         for m, one in ((start.forward, pooled.forward), (start.backward, pooled.backward))
     ]
     start = replace(start, forward=both[0], backward=both[1])

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from neuroshard.models.trust import Accuracy, ModelTest
+from neuroshard.models.bundle import Accuracy, ModelTest
 from neuroshard.stages.pretrain.result import Predicted, PretrainResult, accuracy_of
 from tests.kit.commands import shown
 

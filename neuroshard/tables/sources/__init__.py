@@ -1,4 +1,4 @@
-"""Where tables come from, and the public shortcut to every source."""
+"""The sources of tables, and `load_tables`, which loads the tables of any source."""
 
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,18 @@ _DEFAULT_BATCH_SIZE = 65536
 
 
 def load_tables(source: str, **settings: Any) -> tuple[Table, ...]:
-    """Load the tables of a source in `conf/tables/` ("criteo", "dlrm_like", "dlrm"), or of the user's own file.
+    """Return the tables of a source in `conf/tables/` ("criteo", "dlrm_like", "dlrm"), or in the user's own file.
 
-    `settings` override the source's, such as `dim`, or `batch_size`: the task's, for which reuse histograms are
-    computed (65,536 if not set). Tables carry it as `reuse_batch_size`; a task of another one warns.
+    `settings` replace settings of the source, such as `dim`. The setting `batch_size` is the global batch size for
+    which reuse histograms are computed (65,536 if not set); the tables store it as `reuse_batch_size`, and a task with
+    another batch size warns.
 
     Raises:
-        UserError: no such source, setting or file.
+        UserError: there is no such source, setting or file.
     """
     if Path(source).suffix.lower() in SUFFIXES:
         return load_tables("user_file", path=str(source), **settings)
-    if source != "dlrm":  # whose file fixes the batch size
+    if source != "dlrm":  # the file of this source determines the batch size
         settings = {"batch_size": _DEFAULT_BATCH_SIZE} | settings
     tables: tuple[Table, ...] = build("tables", source, **settings)
     return tables

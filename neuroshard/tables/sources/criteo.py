@@ -1,4 +1,4 @@
-"""The 26 tables of MLPerf's DLRM-DCNv2 (Criteo 1TB, multi-hot): rows and lookups as published."""
+"""The 26 tables of MLPerf's DLRM-DCNv2 (Criteo 1TB, multi-hot), with the published rows and lookups per sample."""
 
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import BatchSize, BytesPerElement, Dim
@@ -19,7 +19,7 @@ def criteo(
     zipf_exponent: Exponent = ZIPF_EXPONENT,
     bytes_per_element: BytesPerElement = 4,
 ) -> tuple[Table, ...]:
-    """Make DLRM-DCNv2's 26 tables, with reuse histograms of a Zipf law, because histograms are not published.
+    """Return DLRM-DCNv2's 26 tables, with reuse histograms from a Zipf law, because histograms are not published.
 
     Args:
         batch_size: global batch size (samples per step over all devices) for the reuse histogram of each table, which

@@ -1,8 +1,9 @@
-"""The papers' public data set: `fbgemm_t856_bs65536.pt` or `.pt.gz`.
+"""The tables of the papers' public data set, `fbgemm_t856_bs65536.pt` or `.pt.gz`.
 
-The file is `torch.save((indices, offsets, lengths))`: lookups of table t for a batch of B samples stand at
-`indices[offsets[t * B] : offsets[(t + 1) * B]]`, and `lengths` is (T, B). It holds neither rows nor dims: rows are
-taken as the largest index + 1, as the data set's users do; `dim` is the caller's.
+The file was written by `torch.save((indices, offsets, lengths))`. The lookups of table t in a batch of B samples are
+`indices[offsets[t * B] : offsets[(t + 1) * B]]`, and `lengths` is (T, B). The file contains neither the rows nor the
+dims of tables: the number of rows is taken as the largest index + 1, as other users of the data set do, and the caller
+chooses `dim`.
 """
 
 import gzip
@@ -32,7 +33,7 @@ _WHOLE = (torch.int32, torch.int64)
 def dlrm(
     path: str, dim: Dim = 16, bytes_per_element: BytesPerElement = 4, max_tables: PositiveCount | None = None
 ) -> tuple[Table, ...]:
-    """Read the tables of the file at `path`, one table at a time through a memory map.
+    """Return the tables of the data set at `path`; lookups are read one table at a time, through a memory map.
 
     Args:
         path: path of the data set, a .pt or .pt.gz file; tables=FILE.pt.gz is short for tables.path=FILE.pt.gz.
@@ -69,7 +70,7 @@ def dlrm(
 
 @contextmanager
 def _uncompressed(source: Path) -> Iterator[Path]:
-    """Yield a path to the uncompressed file: the file itself, or a temporary copy that goes away."""
+    """Yield the path of the uncompressed file: `source` itself, or a temporary copy that is deleted after the block."""
     if source.suffix != ".gz":
         yield source
         return
@@ -92,7 +93,7 @@ def _uncompressed(source: Path) -> Iterator[Path]:
 def _load(file: Path, source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     try:
         content = _load_mapped(file)
-    except Exception as error:  # whatever torch makes of it
+    except Exception as error:  # torch.load raises errors of many classes for damaged files
         raise UserError(
             "dlrm-file-unreadable",
             "torch.load cannot read the file",
@@ -134,17 +135,17 @@ def _load(file: Path, source: Path) -> tuple[torch.Tensor, torch.Tensor, torch.T
 
 
 def _dimensions(value: object) -> int | None:
-    """Count the dimensions of a plain tensor with values; None of anything else."""
+    """Return the number of dimensions of a strided CPU tensor; None for any other object."""
     plain = isinstance(value, torch.Tensor) and value.layout is torch.strided and value.device.type == "cpu"
     return value.dim() if isinstance(value, torch.Tensor) and plain else None
 
 
 def _load_mapped(file: Path) -> object:
-    """Load a file, memory-mapped where its (zip) format allows; the oldest torch.save format is read whole."""
+    """Return the content of a file of torch.save, memory-mapped if it is a zip file; older formats are read whole."""
     with file.open("rb") as opened:
         is_zip = opened.read(2) == b"PK"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is wrong with a file is said in one line, by an error
+        warnings.simplefilter("ignore")  # the caller reports a damaged file as one error
         loaded: object = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
     return loaded
 
@@ -162,7 +163,7 @@ def _tables(
     for t in range(min(lengths.shape[0], max_tables or lengths.shape[0])):
         first, last = int(offsets[t * batch_size]), int(offsets[(t + 1) * batch_size])
         if first == last:
-            continue  # a table nobody looks up costs nothing and has no histogram
+            continue  # a table without lookups costs no time and has no histogram
         lookups: IntArray = indices[first:last].numpy()
         rows = int(lookups.max()) + 1
         if lookups.min() < 0 or rows > MAX_ROWS:

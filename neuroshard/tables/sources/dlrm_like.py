@@ -1,19 +1,21 @@
 """Synthetic tables with the statistics published for Meta's 856-table data set of 2021.
 
-What is matched, and how well (856 tables, batch 65,536, seed 0; `docs/tables.md` prints both side by side):
+The statistics match as follows (856 tables, batch 65,536, seed 0; `docs/tables.md` prints both side by side):
 
 - mean pooling factor 15.8 and number of indices 887 M: within 2%;
 - unique rows touched, 128 M: within 5%;
 - reuse histogram over all unique rows: every bin within 0.04, total absolute difference below 0.12;
-- pooling factors keep the published quantiles' heavy tail (maximum 208) and their correlation with rows (0.14 on logs);
-- rows keep the heavy-tailed shape of a published production plan (1,935 tables) but not its scale: its small
-  tables could not hold the unique rows that the 856-table data set touches, so the quantile curve is bent.
+- pooling factors have the heavy tail of the published quantiles (maximum 208) and the published correlation with rows
+  (0.14 on logs);
+- numbers of rows have the heavy-tailed shape of a published production plan (1,935 tables), but not its scale: the
+  small tables of this plan have fewer rows than the 856-table data set touches, so the quantile curve is bent.
 
 Meta's data set of 2022 (788 tables, batch 131,072) is not matched. Its tables have a smaller mean pooling factor, 13.6,
-and its lookups return to the same rows more often: `dlrm_like` with as many tables and the same batch size has 16% more
-lookups and 40% more unique rows.
+and its lookups repeat rows more often: 788 tables of `dlrm_like` with the same batch size have 16% more lookups and 40%
+more unique rows.
 
-Rows are drawn from a shifted Zipf law per table; the histogram follows from rows, pooling, batch size and that law.
+The lookups of each table follow a shifted Zipf law; the reuse histogram follows from this law, the number of rows, the
+pooling factor and the batch size.
 """
 
 from typing import Annotated
@@ -27,19 +29,19 @@ from neuroshard.plumbing.schema import MAX_TABLES, BatchSize, BytesPerElement, D
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tables.table import Table
 
-# Published quantiles (design: one production plan). Levels, then values.
+# Quantiles of pooling factors and rows in a published production plan: levels, then values.
 _POOLING_QUANTILES = (np.array([0, 0.5, 0.9, 0.95, 0.99, 1]), np.array([1, 5, 18, 48, 149, 208]))
 _ROW_QUANTILES = (
     np.array([0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1]),
     np.array([2, 14, 538, 3e3, 5e5, 1e7, 2.5e7, 8e7]),
 )
-# Fitted to the published totals and histogram.
+# Constants that were fitted to the published totals and histogram of the 856-table data set.
 _POOLING_BEND = 0.70  # exponent on the quantile level
 _ROW_BEND = 0.167
 _ROW_POWER = 0.827  # exponent on the rows
 _ZIPF_MEAN, _ZIPF_SPREAD = 0.978, 0.150
-_ZIPF_SHIFT = 0.087  # of the rows: the hottest rows are nearly equally hot
-_CORRELATION = 0.14  # of rows and pooling factor, on logs
+_ZIPF_SHIFT = 0.087  # shift of ranks as a share of the rows, which makes the hottest rows nearly equally hot
+_CORRELATION = 0.14  # between the logarithms of rows and pooling factor
 
 
 @checked
@@ -50,10 +52,10 @@ def dlrm_like(
     bytes_per_element: BytesPerElement = 4,
     seed: Seed = 0,
 ) -> tuple[Table, ...]:
-    """Draw tables like the published data set's of 2021, their histograms computed for `batch_size`.
+    """Return synthetic tables with the statistics of Meta's published data set of 2021.
 
-    The statistics are fitted at a batch of 65,536 samples. At a batch of 131,072, 788 of these tables have 40% more
-    unique rows than the 788 tables that Meta published in 2022.
+    The statistics were fitted at a batch of 65,536 samples; the reuse histograms are computed for `batch_size`. At a
+    batch of 131,072, 788 of these tables have 40% more unique rows than the 788 tables that Meta published in 2022.
 
     Args:
         num_tables: number of synthetic tables to make.
@@ -63,7 +65,7 @@ def dlrm_like(
         bytes_per_element: 4 | 2: bytes of one weight; 4 is fp32, 2 is fp16.
         seed: seed of the random tables; another seed gives other tables with the same statistics.
     """
-    from scipy.special import ndtri  # slow to import: only where it is used
+    from scipy.special import ndtri  # slow to import: not with this module
 
     rng = np.random.default_rng(seed)
     levels = _stratified_levels(num_tables, rng)
@@ -87,7 +89,10 @@ def dlrm_like(
 
 
 def _stratified_levels(count: int, rng: np.random.Generator) -> FloatArray:
-    """Draw (count, 3) quantile levels of pooling, rows and exponent: every stratum once, the first two correlated."""
+    """Return random quantile levels, (count, 3), of pooling factor, rows and Zipf exponent for each table.
+
+    Each column has every level (i + 0.5) / count once. The first two columns are correlated by `_CORRELATION`.
+    """
     normal = rng.standard_normal((count, 3))
     normal[:, 1] = _CORRELATION * normal[:, 0] + np.sqrt(1 - _CORRELATION**2) * normal[:, 1]
     ranks: IntArray = np.argsort(np.argsort(normal, axis=0), axis=0)
@@ -96,6 +101,6 @@ def _stratified_levels(count: int, rng: np.random.Generator) -> FloatArray:
 
 
 def _quantile(curve: tuple[FloatArray, FloatArray], levels: FloatArray) -> FloatArray:
-    """Interpolate a curve's values at the quantile `levels`, on logs."""
+    """Return the values of a quantile curve (levels, values) at `levels`, interpolated on the logarithms of values."""
     values: FloatArray = np.exp(np.interp(levels, curve[0], np.log(curve[1])))
     return values

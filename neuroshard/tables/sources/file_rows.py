@@ -1,4 +1,4 @@
-"""The rows of a user's file, CSV, Parquet or JSON, as plain values: numbers and texts as they were written."""
+"""Reading of the rows of a user's CSV, Parquet or JSON file, as plain numbers and texts."""
 
 import csv
 import re
@@ -17,8 +17,8 @@ from neuroshard.plumbing.schema import shown
 
 SUFFIXES = (".csv", ".parquet", ".json")
 _WHAT = "table file"
-_INDEX = re.compile(r"__index_level_\d+__")  # pandas numbers the rows in a column of its own
-_NUMBERING = re.compile(r"|unnamed:_\d+|index")  # which is called so in files of text
+_INDEX = re.compile(r"__index_level_\d+__")  # the column with row numbers that pandas adds to Parquet files
+_NUMBERING = re.compile(r"|unnamed:_\d+|index")  # names of this column in CSV and JSON files
 _OTHER_SEPARATOR = re.compile(r"[;\t|]")
 _WHOLE = re.compile(r"\s*[+-]?\d{1,30}\s*", re.ASCII)
 _NUMBER = re.compile(r"\s*[+-]?(\d{1,30}\.?\d{0,30}|\.\d{1,30})(e[+-]?\d{1,3})?\s*", re.ASCII | re.IGNORECASE)
@@ -26,19 +26,22 @@ _NUMBER = re.compile(r"\s*[+-]?(\d{1,30}\.?\d{0,30}|\.\d{1,30})(e[+-]?\d{1,3})?\
 
 @dataclass(frozen=True)
 class Row:
-    """What stands in one row, and where it stands: what an error begins with."""
+    """The cells of one row by column, and the place of the row (`where`), with which errors begin."""
 
     where: str
     cells: dict[str, object]
 
 
 def read_rows(path: Path, texts: frozenset[str], named: Callable[[str], str]) -> list[Row]:
-    """Read the rows of the file; in a CSV file, columns that aren't among `texts` hold numbers.
+    """Return the rows of a CSV, Parquet or JSON file, without the index column of pandas.
 
-    `named` gives what a column is called here by the name that it has in the file. pandas' index is left out.
+    Args:
+        path: path of the file.
+        texts: names of the columns that contain text; other columns of a CSV file contain numbers.
+        named: function that returns our name of a column for the name in the file.
 
     Raises:
-        UserError: the file can't be read, or leaves open what belongs to which column.
+        UserError: the file cannot be read, or its cells cannot be assigned to columns.
     """
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
@@ -53,18 +56,26 @@ def read_rows(path: Path, texts: frozenset[str], named: Callable[[str], str]) ->
         return _without_index(list(_of_csv(path, texts, named)))
     written = _of_parquet(path) if suffix == ".parquet" else _of_json(read_json(path, _WHAT), path)
     names = ((row, _names(list(row.cells), named, row.where)) for row in written)
-    return _without_index([Row(row.where, dict(zip(its, row.cells.values(), strict=True))) for row, its in names])
+    return _without_index(
+        [Row(row.where, dict(zip(columns, row.cells.values(), strict=True))) for row, columns in names]
+    )
 
 
 def _names(written: list[str], named: Callable[[str], str], where: str) -> list[str]:
-    """Name columns as they are called here; refuse two that are called the same."""
+    """Return our names of the columns of a file.
+
+    Raises:
+        UserError: two columns have the same name, or mean the same field.
+    """
     names = [named(name) for name in written]
     if len(set(names)) < len(names):
         twice = min(name for name in names if names.count(name) > 1)
-        one, other = [column for column, name in zip(written, names, strict=True) if name == twice][:2]
+        first, other = [column for column, name in zip(written, names, strict=True) if name == twice][:2]
         raise UserError(
             "tables-file-column-twice",
-            f"two columns are named {one!r}" if one == other else f"columns {one!r} and {other!r} both mean {twice!r}",
+            f"two columns are named {first!r}"
+            if first == other
+            else f"columns {first!r} and {other!r} both mean {twice!r}",
             where=where,
             remedy="Remove one of the two columns",
         )
@@ -72,7 +83,11 @@ def _names(written: list[str], named: Callable[[str], str], where: str) -> list[
 
 
 def _without_index(rows: list[Row]) -> list[Row]:
-    """Drop columns that number the rows: pandas' own; unnamed ones and "index" if of whole numbers or nothing."""
+    """Return the rows without columns of row numbers.
+
+    These are the columns that pandas adds to Parquet files, and columns without a name or called "index" that contain
+    only whole numbers or empty cells.
+    """
     index = {
         name
         for name in {name for row in rows for name in row.cells}
@@ -84,6 +99,7 @@ def _without_index(rows: list[Row]) -> list[Row]:
 
 
 def _numbers(cell: object) -> bool:
+    """Return True if a cell is a whole number or empty."""
     return type(cell) is int or cell in (None, "")
 
 
@@ -125,7 +141,11 @@ def _of_csv(path: Path, texts: frozenset[str], named: Callable[[str], str]) -> I
 
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
-    """Read (line number, cells) of every line that isn't blank."""
+    """Return (line number, cells) for every line of a CSV file that is not blank.
+
+    Raises:
+        UserError: the file is not UTF-8, or is not valid CSV.
+    """
     try:
         text = read_bytes(path, _WHAT).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -150,14 +170,20 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
 
 
 def number_in(cell: str) -> object:
-    """Read the number that a cell holds; the cell itself, for the error, if it holds none."""
+    """Return the number that a cell contains, or the unchanged cell, for the error, if it is not a number."""
     if _WHOLE.fullmatch(cell):
         return int(cell)
     return float(cell) if _NUMBER.fullmatch(cell) else cell
 
 
 def _of_json(content: Any, path: Path) -> Iterator[Row]:
-    """Yield rows of a list of objects, or of an object of columns, each a list or, as pandas writes it, an object."""
+    """Yield the rows of JSON content: a list of tables, or an object of columns.
+
+    A column is a list of cells or, as pandas writes it, an object with a cell for each row label.
+
+    Raises:
+        UserError: the content has another structure.
+    """
     if isinstance(content, dict):
         content = _of_columns(content, path)
     if not isinstance(content, list):
@@ -180,6 +206,11 @@ def _of_json(content: Any, path: Path) -> Iterator[Row]:
 
 
 def _of_columns(columns: dict[str, Any], path: Path) -> list[dict[str, object]]:
+    """Return one object for each table from an object of columns.
+
+    Raises:
+        UserError: a column is not a list or an object, or the columns do not have cells for the same tables.
+    """
     labels = [list(column) if isinstance(column, dict) else None for column in columns.values()]
     for name, column in columns.items():
         if not isinstance(column, (list, dict)):

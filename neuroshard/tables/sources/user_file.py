@@ -1,14 +1,21 @@
-"""The user's own tables: CSV, Parquet or JSON.
+"""The user's own tables, read from a CSV, Parquet or JSON file.
 
-Columns: `name` (text), `rows` (vectors), `dim` (columns, a multiple of 4), `pooling_factor` (mean lookups per
-sample; 0 counts as one lookup in a batch); optional `bytes_per_element` (2 or 4, default 4) or `dtype` (fp16 or fp32),
-`features` (how many read the table, default 1; the pooling factor is that of all of them), `pooled` (false for
-sequence tables, default true), and the reuse histogram: `reuse_0` ... `reuse_16` (shares of unique rows, together 1),
-or `reuse`, a list of them, and `reuse_batch_size`, the batch size that it was made for. Without the histogram it is
-estimated from rows, pooling factor, batch size and a Zipf exponent.
-`row_lookups` says how lookups are spread over the rows, as `Table` has it: a list of shares, or text with spaces
-between them; empty where nobody knows. Names of columns may be written as other systems have them (`num_embeddings`,
-`embedding_dim`, `table_name`), in capitals, with blanks.
+Required columns: `name` (text), `rows` (number of vectors), `dim` (number of columns, a multiple of 4) and
+`pooling_factor` (mean lookups per sample, of all features together; 0 counts as one lookup in a batch).
+
+Optional columns:
+
+- `bytes_per_element` (2 or 4, default 4) or `dtype` (fp16 or fp32);
+- `features` (number of features that read the table, default 1);
+- `pooled` (false for sequence tables, default true);
+- the reuse histogram: `reuse_0` ... `reuse_16` (shares of unique rows, with the sum 1), or `reuse`, a list of these
+  shares; and `reuse_batch_size`, the batch size for which the histogram was made. If there is no histogram, it is
+  estimated from rows, pooling factor, batch size and a Zipf exponent;
+- `row_lookups` (shares of lookups in equal blocks of rows, as in `Table`): a list, or text with spaces between the
+  shares; empty if unknown.
+
+Names of columns may also be names of other systems (`num_embeddings`, `embedding_dim`, `table_name`), and may have
+capitals or blanks.
 """
 
 import re
@@ -52,7 +59,7 @@ _ALIASES = {
 _TEXTS = frozenset(["name", "row_lookups", "dtype"])
 _WHOLE = ("rows", "dim", "bytes_per_element", "reuse_batch_size", "features")
 _DTYPES = {"fp32": 4, "float32": 4, "float": 4, "fp16": 2, "float16": 2, "half": 2}
-_MOST_SHOWN = 5  # wrong tables in an error
+_MOST_SHOWN = 5  # maximum number of tables that an error lists
 _LOOKUPS = ("reuse", "reuse_batch_size", "row_lookups")  # columns about lookups, except their number
 
 
@@ -60,7 +67,7 @@ _LOOKUPS = ("reuse", "reuse_batch_size", "row_lookups")  # columns about lookups
 def user_file(
     path: str, batch_size: BatchSize = 65536, zipf_exponent: Exponent = ZIPF_EXPONENT, pad_dims: bool = False
 ) -> tuple[Table, ...]:
-    """Read the tables in the file at `path`; with `pad_dims`, each as wide as the next multiple of 4.
+    """Return the tables in the file at `path`; `pad_dims` rounds their widths up to multiples of 4.
 
     Args:
         path: path of a CSV, Parquet or JSON file with your tables; tables=FILE.csv is short for tables.path=FILE.csv.
@@ -72,8 +79,8 @@ def user_file(
             same widths; false rejects tables with other widths.
 
     Raises:
-        UserError: the file can't be read, has an unknown column, lacks a column, or has values out of range: the
-            message has the first five tables with an error, and the number of others.
+        UserError: the file cannot be read, has an unknown column, lacks a column, or has values out of range. The
+            message lists the errors of at most five tables, and the number of other tables with errors.
     """
     rows = read_rows(Path(path), _TEXTS, _named)
     if not rows:
@@ -92,28 +99,28 @@ def user_file(
 
 @cache
 def _named(column: str) -> str:
-    """Name a column as it is called here, however it is written."""
+    """Return the name of a field of `Table` for a column as written in a file: small letters, aliases replaced."""
     name = re.sub(r"[\s-]+", "_", column.strip().lower())
     return _ALIASES.get(name, name)
 
 
 def _read(row: Row, batch_size: int, zipf_exponent: float, pad_dims: bool) -> Table | UserError:
     try:
-        said = parse(_cells(row, batch_size, pad_dims), _UserTable, row.where)
-        reuse, made_for = said.reuse, said.reuse_batch_size
+        given = parse(_cells(row, batch_size, pad_dims), _UserTable, row.where)
+        reuse, made_for = given.reuse, given.reuse_batch_size
         if reuse is None:
-            reuse, made_for = zipf_reuse(said.rows, batch_size * said.pooling_factor, zipf_exponent), batch_size
+            reuse, made_for = zipf_reuse(given.rows, batch_size * given.pooling_factor, zipf_exponent), batch_size
         return Table(
-            said.name, said.rows, said.dim, said.pooling_factor, reuse, said.bytes_per_element, made_for,
-            said.row_lookups or (), said.features, said.pooled, said.unpadded_dim,
+            given.name, given.rows, given.dim, given.pooling_factor, reuse, given.bytes_per_element, made_for,
+            given.row_lookups or (), given.features, given.pooled, given.unpadded_dim,
         )  # fmt: skip
     except UserError as error:
-        where = " ".join(row.where.split())  # as messages have it, whatever blanks are in a path
+        where = " ".join(row.where.split())  # messages replace several blanks, which a path may have, by one blank
         return error if error.message.where.startswith(where) else error.at(where)
 
 
 def _together(errors: list[UserError], path: str) -> UserError:
-    """Join several errors into one with their number, the first few of them, and what to do about these."""
+    """Return one error for all errors of a file: their number, the first five of them, and the remedies of these."""
     if len(errors) == 1:
         return errors[0]
     file, first = f"{' '.join(path.split())}, ", errors[:_MOST_SHOWN]
@@ -190,7 +197,11 @@ class _UserTable:
 
 
 def _cells(row: Row, batch_size: int, pad_dims: bool) -> dict[str, object]:
-    """Read what the row says of each field of a table."""
+    """Return the values of a row by field of `_UserTable`, with texts and lists converted.
+
+    Raises:
+        UserError: a share, data type or width is not valid.
+    """
     cells = {name: _whole(cell) if name in _WHOLE else cell for name, cell in row.cells.items()}
     if "reuse_0" in cells:
         cells["reuse"] = [_checked_share(cells.pop(name), name) for name in _REUSE]
@@ -201,7 +212,7 @@ def _cells(row: Row, batch_size: int, pad_dims: bool) -> dict[str, object]:
     if type(dim := cells["dim"]) is int and 0 < dim < MAX_DIM and dim % DIM_MULTIPLE:
         cells |= {"dim": _padded(dim, pad_dims), "unpadded_dim": dim}
     if type(cells["pooling_factor"]) in (int, float) and not cells["pooling_factor"]:
-        # Nobody looks it up, but it takes room: as little as costs can be predicted for.
+        # A table without lookups needs memory, too. It is given one lookup per batch, the least that models can cost.
         cells = {name: cell for name, cell in cells.items() if name not in _LOOKUPS}
         cells["pooling_factor"] = 1 / batch_size
     if "pooled" in cells:
@@ -210,12 +221,16 @@ def _cells(row: Row, batch_size: int, pad_dims: bool) -> dict[str, object]:
 
 
 def _whole(cell: object) -> object:
-    """Turn a number that was written as 10.0 or 1e6, as pandas and spreadsheets do, into a whole one."""
+    """Return a number such as 10.0 or 1e6, as pandas and spreadsheets write whole numbers, as an int."""
     return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
 
 
 def _padded(dim: int, pad_dims: bool) -> int:
-    """Pad a width to the next one that FBGEMM has, or refuse it: the user may or may not want that."""
+    """Return a width rounded up to a multiple of 4, which FBGEMM needs.
+
+    Raises:
+        UserError: `pad_dims` is False, so the user has not agreed to other widths.
+    """
     if not pad_dims:
         raise UserError(
             "table-dim-not-padded",
@@ -228,7 +243,11 @@ def _padded(dim: int, pad_dims: bool) -> int:
 
 
 def _bytes_of(dtype: object) -> int:
-    """Look up the bytes that weights of a type take, by any of its names, also torch's and TorchRec's."""
+    """Return the bytes per weight of a data type, by any common name, also of torch and TorchRec.
+
+    Raises:
+        UserError: the data type is unknown.
+    """
     name = str(dtype).strip().lower().rpartition(".")[2]
     if name not in _DTYPES:
         raise UserError(
@@ -241,12 +260,18 @@ def _bytes_of(dtype: object) -> int:
 
 
 def _truth(cell: object) -> object:
-    """Read what is true or false, however it was written."""
+    """Return True or False for a cell such as "TRUE" or 0; other cells are returned unchanged, for the error."""
     return {"true": True, "1": True, "false": False, "0": False}.get(str(cell).lower(), cell)
 
 
 def _checked_share(cell: object, name: str) -> object:
-    """Check a share of the histogram; its column is named here, for the list that it goes into has none."""
+    """Return a cell with a share of the histogram, the column `name`.
+
+    The share is checked here, because later checks see a list of shares and cannot name the column.
+
+    Raises:
+        UserError: the cell is not a number from 0 to 1.
+    """
     if isinstance(cell, bool) or not isinstance(cell, (int, float)) or not 0 <= cell <= 1:
         raise UserError(
             "table-reuse-share",

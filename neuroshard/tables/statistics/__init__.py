@@ -1,1 +1,1 @@
-"""Tables counted from training batches."""
+"""Statistics of tables, counted from training batches."""

@@ -1,4 +1,4 @@
-"""Tables from any number of batches, in bounded memory, or from the trace of one."""
+"""Make tables with statistics counted from any number of training batches, in bounded memory, or from one trace."""
 
 import warnings
 from collections import Counter
@@ -34,9 +34,9 @@ from neuroshard.tables.statistics.row_counts import BYTES_PER_ROW, FEWEST_ROWS, 
 from neuroshard.tables.statistics.tally import BatchTally, Features, TableShape, Tally
 from neuroshard.tables.table import MAX_ROW_BLOCKS, Table, shared_name
 
-MAX_BYTES = "1GiB"  # by default
-_FIXED_BYTES = 1 << 22  # of what is made of the lookups that are looked at together
-_BYTES_PER_BLOCK = 24
+MAX_BYTES = "1GiB"  # default of max_bytes
+_FIXED_BYTES = 1 << 22  # memory for the temporary arrays of the lookups that are counted together
+_BYTES_PER_BLOCK = 24  # memory for the counts of one block of rows
 RowBlocks = Annotated[int, Meta(ge=0, le=MAX_ROW_BLOCKS)]
 _T = TypeVar("_T")
 
@@ -50,28 +50,28 @@ def tables_from_batches(
     row_blocks: RowBlocks = MAX_ROW_BLOCKS,
     max_bytes: Size = MAX_BYTES,
 ) -> MeasuredTables:
-    """Make tables with the statistics of a job's own lookups: pooling factors, reuse histograms, `row_lookups`.
+    """Return tables with statistics of a job's own lookups: pooling factors, reuse histograms and `row_lookups`.
 
-    Batches are joined and cut, in order, to global batches; if each batch is the batch of one of D devices, D batches
-    make a global batch. A histogram is the mean over all global batches that touch the table. Samples after the last
-    whole global batch are left out; if there is no whole global batch, the tables are made for as many samples as there
-    are, with a warning. A table that is never looked up counts as looked up once in all samples, with a warning.
+    Batches are joined and cut, in order, to global batches; if each batch is for one of D devices, D batches make a
+    global batch. A histogram is the mean over all global batches that touch the table. Samples after the last whole
+    global batch are left out. If there is no whole global batch, the tables are made for the number of samples that
+    there are, with a warning. A table without lookups is given one lookup in all samples, with a warning.
 
     Args:
         shapes: the tables.
-        batches: any number of batches, which are read one by one. A batch has for every table, by name, a pair: indices
-            (L,) of rows, and `splits`, which divide them into B samples; as NumPy arrays, torch tensors or lists. Other
-            names are ignored.
+        batches: any number of batches, which are read one by one. A batch maps the name of every table to a pair:
+            indices (L,) of rows, and `splits`, which divide the indices into B samples. Both are NumPy arrays, torch
+            tensors or lists. Other names in a batch are ignored.
         global_batch_size: samples per step over all devices, for which the histograms are made.
         splits: "offsets": (B + 1,), from 0 to L; "lengths": (B,), lookups of each sample.
         row_blocks: number of equal blocks of rows in `row_lookups`, 0 to 1,024, at most the rows of a table.
         max_bytes: maximum memory in addition to the batch itself: a number, or text such as "4GiB". If the rows that a
-            global batch touches don't fit, the lookups of a random share of them are counted; `Counted.reuse_error` is
-            the error that this may cause.
+            global batch touches do not fit, the lookups of a random share of these rows are counted;
+            `Counted.reuse_error` is the error that this may cause.
 
     Raises:
-        UserError: there is no sample; a batch lacks a table, or its lookups contradict each other; an index is outside
-            its table; or `max_bytes` is too small for so many tables.
+        UserError: there is no sample; a batch lacks a table, or its indices and splits contradict each other; an index
+            is outside its table; or `max_bytes` is too small for the number of tables.
     """
     with watched(batches) as seen:
         plain = (_read(shapes, batch, number, splits) for number, batch in enumerate(seen))
@@ -79,7 +79,7 @@ def tables_from_batches(
 
 
 def _read(shapes: Sequence[TableShape], batch: object, number: int, splits: Splits) -> list[Features]:
-    """Read the lookups of each table, (T,), which has one feature of its own name."""
+    """Return the checked lookups of each table, (T,), as the lookups of one feature with the table's name."""
     if not isinstance(batch, Mapping):
         raise UserError(
             "batch-not-mapping",
@@ -106,12 +106,12 @@ def _read(shapes: Sequence[TableShape], batch: object, number: int, splits: Spli
 
 @contextmanager
 def watched(batches: Iterable[_T]) -> Iterator[Iterator[_T]]:
-    """Yield the batches, and count them in a progress bar."""
+    """Yield an iterator of the batches that shows the number of batches in a progress bar."""
     with progress_bar() as progress:
         bar = progress.add_task("batches", total=len(batches) if isinstance(batches, Sized) else None)
 
         def counted() -> Iterator[_T]:
-            """Yield the batches, and move the bar behind each."""
+            """Yield the batches, and advance the bar after each batch."""
             for batch in batches:
                 yield batch
                 progress.advance(bar)
@@ -126,18 +126,29 @@ def count_batches(
     row_blocks: int,
     max_bytes: Size,
 ) -> MeasuredTables:
-    """Count, and raise, as `tables_from_batches` does; each batch gives (T,) features: several may read a table."""
+    """Return tables with counted statistics as `tables_from_batches` does, also if several features read a table.
+
+    Args:
+        shapes: the T tables.
+        batches: any number of batches, each with the lookups of every table, (T,), by feature.
+        global_batch_size: samples per step over all devices.
+        row_blocks: number of equal blocks of rows in `row_lookups`.
+        max_bytes: maximum memory in addition to the batch itself.
+
+    Raises:
+        UserError: as `tables_from_batches` does.
+    """
     _check_names(shapes)
     most_held = _most_held(shapes, row_blocks, to_bytes(max_bytes, "max_bytes"))
     tallies: list[Tally] = []
     batch_size, whole, left_out = global_batch_size, 0, 0
-    for its in _tallied(shapes, batches, global_batch_size, row_blocks, most_held):
-        if whole and its.samples < global_batch_size:
-            left_out = its.samples  # only the last global batch may have fewer
+    for batch_tally in _tallied(shapes, batches, global_batch_size, row_blocks, most_held):
+        if whole and batch_tally.samples < global_batch_size:
+            left_out = batch_tally.samples  # only the last global batch may have fewer samples
         else:
-            latest = its.tallies()
-            tallies = [one + other for one, other in zip(tallies, latest, strict=True)] if whole else latest
-            batch_size, whole = its.samples, whole + 1
+            latest = batch_tally.tallies()
+            tallies = [before + new for before, new in zip(tallies, latest, strict=True)] if whole else latest
+            batch_size, whole = batch_tally.samples, whole + 1
     if not whole:
         raise UserError(
             "batches-no-samples",
@@ -156,7 +167,7 @@ def count_batches(
 def _tallied(
     shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int, row_blocks: int, most_held: int
 ) -> Iterator[BatchTally]:
-    """Tally every global batch; the last one may have fewer samples."""
+    """Yield the tally of every global batch; the last global batch may have fewer samples."""
     for number, slices in groupby(_slices(shapes, batches, size), key=itemgetter(0)):
         tally = BatchTally(shapes, row_blocks, most_held, number)
         for _, batch, first, last in slices:
@@ -167,7 +178,10 @@ def _tallied(
 def _slices(
     shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int
 ) -> Iterator[tuple[int, Sequence[Features], int, int]]:
-    """Cut batches where global batches end: yield (its number, batch, first, last), for samples first to last - 1."""
+    """Yield the pieces of batches that make up global batches, as (number of the global batch, batch, first, last).
+
+    A piece has the samples `first` to `last` - 1 of the batch.
+    """
     before = 0
     for place, batch in enumerate(batches):
         samples, first = _samples(shapes, batch, place), 0
@@ -178,11 +192,15 @@ def _slices(
 
 
 def _samples(shapes: Sequence[TableShape], batch: Sequence[Features], place: int) -> int:
-    """Count the samples of a batch; raise UserError if it has more of some tables or features than of others."""
+    """Return the number of samples of a batch, the number `place`.
+
+    Raises:
+        UserError: the lookups of two tables or features are for different numbers of samples.
+    """
     counts = [
-        (shape.name, name, its.samples)
+        (shape.name, name, lookups.samples)
         for shape, features in zip(shapes, batch, strict=True)
-        for name, its in features.items()
+        for name, lookups in features.items()
     ]
     first = counts[0]
     for table, feature, samples in counts:
@@ -200,7 +218,7 @@ def _samples(shapes: Sequence[TableShape], batch: Sequence[Features], place: int
 
 
 def _check_names(shapes: Sequence[TableShape]) -> None:
-    """Raise UserError if there is no table, or two share a name."""
+    """Raise UserError if there is no table, or if two tables share a name."""
     if not shapes:
         raise UserError(
             "shapes-empty",
@@ -213,7 +231,11 @@ def _check_names(shapes: Sequence[TableShape]) -> None:
 
 
 def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) -> int:
-    """Compute how many rows and lookups may be held in memory."""
+    """Return the maximum number of rows and lookups in memory.
+
+    Raises:
+        UserError: `max_bytes` is too small for the number of tables.
+    """
     fixed = _FIXED_BYTES + _BYTES_PER_BLOCK * sum(min(row_blocks, shape.rows) for shape in shapes)
     least = fixed + len(shapes) * FEWEST_ROWS * BYTES_PER_ROW
     if max_bytes < least:
@@ -257,14 +279,14 @@ def table_from_trace(
     bytes_per_element: BytesPerElement = 4,
     row_blocks: RowBlocks = 0,
 ) -> Table:
-    """Make the table whose lookups in one global batch of B samples are `indices` (L,), split at `offsets` (B + 1,).
+    """Return the table whose lookups in one global batch of B samples are `indices` (L,), split at `offsets` (B + 1,).
 
-    The reuse histogram is the histogram of this batch, so the table's `reuse_batch_size` is B. With `row_blocks`, 2 to
-    1,024, the table has `row_lookups` in so many blocks of rows, but at most as many as there are rows; with 0 it has
-    none. `tables_from_batches` does the same for several tables and batches.
+    The reuse histogram is the histogram of this batch, so the table's `reuse_batch_size` is B. With `row_blocks` from 2
+    to 1,024, the table has `row_lookups` in this number of blocks, or in one block per row if it has fewer rows; with 0
+    it has no `row_lookups`. `tables_from_batches` does the same for several tables and batches.
 
     Raises:
-        UserError: offsets don't rise from 0 to L, or an index is outside 0..rows-1.
+        UserError: there is no index, offsets do not rise from 0 to L, or an index is outside 0..rows-1.
     """
     where = f"trace of {name!r}"
     lookups = Lookups.of(indices, offsets, "offsets", rows, where)

@@ -1,4 +1,4 @@
-"""Lookups in one batch, as data loaders give them: NumPy arrays, torch tensors on any device, lists."""
+"""Lookups of one batch, read from NumPy arrays, torch tensors on any device, or lists."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import shown
 
 Splits = Literal["offsets", "lengths"]
-_CHUNK = 1 << 14  # lookups that are looked at together: what is made of them takes a few MiB
+_CHUNK = 1 << 14  # number of lookups that are counted together, with temporary arrays of a few MiB
 
 
 @dataclass(frozen=True, eq=False)
 class Lookups:
-    """The lookups of one feature, in a batch of B samples.
+    """The lookups of one feature in a batch of B samples.
 
     Attributes:
-        indices: (L,) of rows, whole numbers of any type.
-        offsets: (B + 1,) sample i looks up `indices[offsets[i] : offsets[i + 1]]`.
+        indices: (L,) indices of rows, whole numbers of any type.
+        offsets: (B + 1,) splits of the indices: sample i looks up `indices[offsets[i] : offsets[i + 1]]`.
     """
 
     indices: NDArray[Any]
@@ -30,16 +30,21 @@ class Lookups:
 
     @classmethod
     def of(cls, indices: object, splits: object, which: Splits, rows: int, where: str) -> "Lookups":
-        """Check lookups in a table of `rows` rows; `splits` are (B + 1,) offsets from 0 to L, or (B,) lengths of sum L.
+        """Return the checked lookups of a feature in a table of `rows` rows.
+
+        Args:
+            indices: (L,) indices of rows.
+            splits: (B + 1,) offsets from 0 to L, or (B,) lengths with the sum L.
+            which: whether `splits` are "offsets" or "lengths".
+            rows: number of rows of the table.
+            where: place of the lookups, with which errors begin.
 
         Raises:
-            UserError: the values are not whole numbers or contradict each other, or an index is outside 0..rows-1. The
-                message begins with `where`.
+            UserError: the values are not whole numbers or contradict each other, or an index is outside 0..rows-1.
         """
         looked_up, numbers = _whole_numbers(indices, "indices", where), _whole_numbers(splits, which, where)
-        possible = not len(numbers) or (
-            numbers.min() >= 0 and numbers.max() <= len(looked_up)
-        )  # or their sum might overflow
+        # Lengths out of this range are refused first, because their sum could overflow.
+        possible = not len(numbers) or (numbers.min() >= 0 and numbers.max() <= len(looked_up))
         plain = numbers.astype(np.int64)
         offsets = plain if which == "offsets" else np.concatenate([np.zeros(1, dtype=np.int64), plain.cumsum()])
         rise = len(offsets) and offsets[0] == 0 and offsets[-1] == len(looked_up) and (np.diff(offsets) >= 0).all()
@@ -69,18 +74,22 @@ class Lookups:
         return len(self.offsets) - 1
 
     def chunks(self, first: int, last: int) -> Iterator[IntArray]:
-        """Yield the indices that samples `first` to `last` - 1 look up, some thousands at a time."""
+        """Yield the indices that samples `first` to `last` - 1 look up, at most 16,384 at a time."""
         start, end = int(self.offsets[first]), int(self.offsets[last])
         for begin in range(start, end, _CHUNK):
             yield self.indices[begin : min(begin + _CHUNK, end)].astype(np.int64)
 
 
 def _whole_numbers(values: object, what: str, where: str) -> NDArray[Any]:
-    """Convert `values` to an array of whole numbers; a tensor on another device is copied to the CPU."""
+    """Return `values` as a one-dimensional array of whole numbers; a tensor on another device is copied to the CPU.
+
+    Raises:
+        UserError: the values are not a one-dimensional array of whole numbers; `what` is the noun for the values.
+    """
     try:
         host: Any = values.detach().cpu() if hasattr(values, "detach") else values
         array = np.asarray(host)
-    except (TypeError, ValueError, RuntimeError):  # what NumPy has no type for, sparse, without data, ragged
+    except (TypeError, ValueError, RuntimeError):  # a dtype unknown to NumPy, a sparse or meta tensor, a ragged list
         raise _not_whole(what, _described(values), where) from None
     if array.ndim == 1 and not array.size:
         return np.zeros(0, dtype=np.int64)
@@ -90,7 +99,7 @@ def _whole_numbers(values: object, what: str, where: str) -> NDArray[Any]:
 
 
 def _not_whole(what: str, given: str, where: str) -> UserError:
-    """Make the error for indices, offsets or lengths that are not a one-dimensional array of whole numbers."""
+    """Return the error for indices, offsets or lengths that are not a one-dimensional array of whole numbers."""
     return UserError(
         "lookups-not-whole",
         f"{what} are {given}",
@@ -101,6 +110,6 @@ def _not_whole(what: str, given: str, where: str) -> UserError:
 
 
 def _described(values: object) -> str:
-    """Return the type of a tensor as text; of another object, its value."""
-    known = [str(getattr(values, name)) for name in ("dtype", "layout", "device") if hasattr(values, name)]
-    return f"a {type(values).__name__} ({', '.join(known)})" if known else shown(values)
+    """Return the dtype, layout and device of a tensor as text, or the value of another object."""
+    kinds = [str(getattr(values, name)) for name in ("dtype", "layout", "device") if hasattr(values, name)]
+    return f"a {type(values).__name__} ({', '.join(kinds)})" if kinds else shown(values)

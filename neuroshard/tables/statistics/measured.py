@@ -1,4 +1,4 @@
-"""Tables as batches of lookups say they are."""
+"""Tables whose statistics were counted from batches, and their files."""
 
 import csv
 from collections.abc import Callable, Sequence
@@ -39,14 +39,14 @@ class MeasuredTables:
 
     @property
     def samples(self) -> int:
-        """All samples that were counted."""
+        """Number of samples that were counted."""
         return self.batches * self.batch_size
 
     def __str__(self) -> str:
         each = [
-            f"{table.name}: {table.pooling_factor:.4g} lookups per sample; reuse of {its.rows_kept:,} unique rows, "
-            f"{its.rows_share:.0%} of those touched, shares +- {max(its.reuse_error):.2%}"
-            for table, its in zip(self.tables, self.counted, strict=True)
+            f"{table.name}: {table.pooling_factor:.4g} lookups per sample; reuse of {counts.rows_kept:,} unique rows, "
+            f"{counts.rows_share:.0%} of those touched, shares +- {max(counts.reuse_error):.2%}"
+            for table, counts in zip(self.tables, self.counted, strict=True)
         ]
         return "\n".join(
             [*each, f"{self.batches} global batches of {self.batch_size}; samples left out: {self.left_out}"]
@@ -62,7 +62,11 @@ class MeasuredTables:
 
 
 def write_tables(path: Path, tables: Sequence[Table]) -> None:
-    """Write tables to a .csv, .parquet or .json file, which the source `user_file` reads; of others raise UserError."""
+    """Write tables to a .csv, .parquet or .json file, which the source `user_file` reads.
+
+    Raises:
+        UserError: the path has another suffix.
+    """
     writers: dict[str, Callable[[Path, list[dict[str, Any]]], None]] = {
         ".csv": _write_csv,
         ".parquet": lambda to, rows: write_frame(to, pd.DataFrame(rows)),
@@ -82,7 +86,7 @@ def write_tables(path: Path, tables: Sequence[Table]) -> None:
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write tables as CSV: each share of the histogram has a column; `row_lookups` are one column, space-separated."""
+    """Write tables as CSV, with a column for each share of the histogram and `row_lookups` as one spaced text."""
     cells = [
         {name: value for name, value in row.items() if name != "reuse"}
         | {f"reuse_{i}": share for i, share in enumerate(row["reuse"])}

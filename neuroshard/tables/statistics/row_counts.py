@@ -1,4 +1,4 @@
-"""How often the rows of tables are looked up in one batch, counted in bounded memory."""
+"""Counts of the lookups of each row of some tables in one batch, in bounded memory."""
 
 from collections.abc import Sequence
 
@@ -7,23 +7,23 @@ from numpy.typing import NDArray
 
 from neuroshard.plumbing.arrays import IntArray
 
-BYTES_PER_ROW = 64  # of memory, for each row that is held, while counts are brought together
-_LEAST_WAITING = 256  # lookups that wait to be counted together
-FEWEST_ROWS = 4 * _LEAST_WAITING  # that may be held of each table, on average
+BYTES_PER_ROW = 64  # memory for each row in memory while new lookups are merged into the counts
+_LEAST_WAITING = 256  # number of lookups that are collected before they are counted together
+FEWEST_ROWS = 4 * _LEAST_WAITING  # minimum number of rows per table, on average, that must fit in memory
 _HASH_BITS = 64
 _STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 class RowCounts:
-    """Exact counts of the rows that one table's lookups touch: of all of these rows, or of a share of them.
+    """Exact lookup counts of the rows of one table that a batch touches, or of a random share of these rows.
 
-    A row belongs to the share if a hash of its number begins with so many zeros; each time the share is halved, with
-    one more. How often a row is looked up plays no role: the rows in the share are a random sample of those that are
-    touched.
+    A row belongs to the share if a hash of the row's index begins with h zero bits, where h is the number of times that
+    the share was halved. The choice does not depend on the number of lookups, so the rows in the share are a random
+    sample of the touched rows.
     """
 
     def __init__(self, salt: int) -> None:
-        """Begin without any counts; those of other salts choose other rows."""
+        """Begin without counts; `salt` is part of the hash, so another salt chooses other rows for the share."""
         self._salt = np.uint64(salt)
         self._halvings = 0
         self._rows: IntArray = np.zeros(0, dtype=np.int64)
@@ -33,7 +33,7 @@ class RowCounts:
 
     @property
     def share(self) -> float:
-        """Share of all rows whose lookups are counted, by expectation."""
+        """Expected share of all rows whose lookups are counted: 1, 1/2, 1/4, ..."""
         return float(2.0**-self._halvings)
 
     @property
@@ -43,12 +43,15 @@ class RowCounts:
 
     @property
     def counts(self) -> IntArray:
-        """(U,) lookups of each row that is touched and in the share."""
+        """(U,) number of lookups of each row that is in the share and was touched."""
         self._count()
         return self._counts
 
     def add(self, indices: IntArray) -> None:
-        """Count lookups (n,), at once or, while they are fewer than the rows that are held, later."""
+        """Add the lookups of the row `indices` (n,).
+
+        Lookups are collected until they are more than the rows in memory, and then counted together.
+        """
         inside = indices[self._in_share(indices)] if self._halvings else indices
         self._waiting.append(inside)
         self._num_waiting += len(inside)
@@ -56,7 +59,7 @@ class RowCounts:
             self._count()
 
     def halve(self) -> None:
-        """Leave out the rows in one half of the share."""
+        """Halve the share: drop the counts of the rows that leave it."""
         self._count()
         self._halvings += 1
         kept = self._in_share(self._rows)
@@ -71,12 +74,12 @@ class RowCounts:
             self._rows, self._counts = rows, counts
             return
         places = np.searchsorted(self._rows, rows)
-        known = self._rows.take(places, mode="clip") == rows
-        self._counts[places[known]] += counts[known]
-        new = places[~known]
+        present = self._rows.take(places, mode="clip") == rows
+        self._counts[places[present]] += counts[present]
+        new = places[~present]
         self._rows, self._counts = (
-            np.insert(self._rows, new, rows[~known]),
-            np.insert(self._counts, new, counts[~known]),
+            np.insert(self._rows, new, rows[~present]),
+            np.insert(self._counts, new, counts[~present]),
         )
 
     def _in_share(self, rows: IntArray) -> NDArray[np.bool_]:
@@ -85,8 +88,8 @@ class RowCounts:
 
 
 def _hashed(rows: IntArray, salt: np.uint64) -> NDArray[np.uint64]:
-    """Hash rows (n,) to numbers spread evenly over 64 bits: the finaliser of SplitMix64."""
-    with np.errstate(over="ignore"):  # numbers wrap around
+    """Return a hash of each row index (n,), spread evenly over 64 bits, by the finaliser of SplitMix64."""
+    with np.errstate(over="ignore"):  # overflow is part of the hash
         mixed = rows.astype(np.uint64) + salt * _STEP
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _FIRST
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _SECOND
@@ -94,27 +97,41 @@ def _hashed(rows: IntArray, salt: np.uint64) -> NDArray[np.uint64]:
 
 
 class SharedRoom:
-    """Row counts of several tables that share one limit; where it is passed, those that hold most are halved."""
+    """Row counts of several tables that share one memory limit.
+
+    If the limit is passed, the share of the table with the most rows and lookups in memory is halved.
+    """
 
     def __init__(self, tables: int, most_held: int, salt: int) -> None:
-        """Limit rows and lookups in memory, of all tables, to `most_held`: at least `FEWEST_ROWS` for each."""
+        """Begin without counts; `most_held` is the maximum number of rows and lookups of all tables in memory.
+
+        `most_held` must be at least `FEWEST_ROWS` for each table.
+        """
         self._most_held = most_held
         self._held = 0
         self.tables: Sequence[RowCounts] = tuple(RowCounts(salt) for _ in range(tables))
 
     def add(self, table: int, indices: IntArray) -> None:
-        """Count lookups (n,) of one of the tables."""
+        """Add the lookups of the row `indices` (n,) of the table with this index; halve shares if memory is short."""
         counts = self.tables[table]
         self._held -= counts.held
         counts.add(indices)
         self._held += counts.held
         while self._held > self._most_held:
-            largest = max(self.tables, key=lambda its: its.held)
+            largest = max(self.tables, key=lambda counts: counts.held)
             self._held -= largest.held
             largest.halve()
             self._held += largest.held
 
 
 def block_counts(indices: IntArray, rows: int, blocks: int) -> IntArray:
-    """Count lookups (n,) in each of so many equal blocks of a table's rows, (K,); a row is counted where it begins."""
+    """Return the number of lookups in each of K = `blocks` equal blocks of a table's rows, (K,).
+
+    If a block boundary divides a row, the row belongs to the block in which the row begins.
+
+    Args:
+        indices: (n,) index of the row of each lookup.
+        rows: number of rows of the table.
+        blocks: number of blocks.
+    """
     return np.bincount(indices * blocks // rows, minlength=blocks).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What is counted of tables in whole batches, and the statistics that follow."""
+"""Counts of lookups of each table in global batches, and the table statistics that follow from the counts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -14,7 +14,7 @@ from neuroshard.tables.statistics.lookups import Lookups
 from neuroshard.tables.statistics.row_counts import RowCounts, SharedRoom, block_counts
 from neuroshard.tables.table import NUM_REUSE_BINS, Table
 
-Features = Mapping[str, Lookups]  # of one table in one batch
+Features = Mapping[str, Lookups]  # lookups of one table in one batch, by the feature that reads the table
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,16 @@ class Counted:
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """Counts of one table in some global batches; tallies of other batches can be added.
+    """Counts of one table in some global batches; `+` adds the tally of other batches.
 
     Attributes:
         features: number of lookups of each feature.
-        blocks: (K,) lookups in each block of rows.
-        touching: number of batches with any lookup.
-        kept: number of rows whose lookups were counted one by one.
-        touched: number of touched rows, or an estimate of it.
+        blocks: (K,) number of lookups in each block of rows.
+        touching: number of batches with at least one lookup.
+        kept: number of rows whose lookups were counted exactly, summed over batches.
+        touched: number of touched rows, or its estimate if only a share of rows was kept, summed over batches.
         reuse: (17,) sum of the batches' histograms.
-        variance: (17,) sum of the squares of their standard errors.
+        variance: (17,) sum over batches of the squared standard errors of the histogram.
     """
 
     features: Mapping[str, int]
@@ -77,12 +77,12 @@ class Tally:
 
     @classmethod
     def of_batch(cls, features: Mapping[str, int], blocks: IntArray, rows: RowCounts) -> Self:
-        """Tally one table's lookups in a whole global batch."""
+        """Return the tally of one table's lookups in a whole global batch."""
         counts = rows.counts
         if not len(counts):
             return cls(features, blocks, 0, 0, 0.0, np.zeros(NUM_REUSE_BINS), np.zeros(NUM_REUSE_BINS))
         kept, reuse = len(counts), np.array(histogram(counts))
-        likely = (reuse * kept + 0.5) / (kept + 1)  # a bin without any kept row isn't known to be empty
+        likely = (reuse * kept + 0.5) / (kept + 1)  # a bin without kept rows may contain other touched rows
         variance = likely * (1 - likely) / kept * (1 - rows.share)
         return cls(features, blocks, 1, kept, kept / rows.share, reuse, variance)
 
@@ -93,34 +93,43 @@ class Tally:
 
     @property
     def lookups(self) -> int:
-        """Lookups of all features together."""
+        """Number of lookups of all features together."""
         return sum(self.features.values())
 
     def table(self, shape: TableShape, samples: int, batch_size: int) -> Table:
-        """Make the table, from global batches of `batch_size` that have so many samples together.
+        """Return the table with the statistics of this tally.
 
-        One that is never looked up counts as looked up once in all of them, and nothing is known of its rows.
+        A table without lookups is given one lookup in all samples, and no `row_lookups`.
+
+        Args:
+            shape: size of the table.
+            samples: number of samples in all global batches of the tally.
+            batch_size: number of samples in a global batch.
         """
-        its = shape.name, shape.rows, shape.dim
+        size = shape.name, shape.rows, shape.dim
         if not self.lookups:
-            return Table(*its, 1 / samples, TOUCHED_ONCE, shape.bytes_per_element, batch_size)
+            return Table(*size, 1 / samples, TOUCHED_ONCE, shape.bytes_per_element, batch_size)
         reuse = tuple((self.reuse / self.touching).tolist())
         spread = tuple((self.blocks / self.lookups).tolist())
-        return Table(*its, self.lookups / samples, reuse, shape.bytes_per_element, batch_size, spread)
+        return Table(*size, self.lookups / samples, reuse, shape.bytes_per_element, batch_size, spread)
 
     @property
     def counted(self) -> Counted:
-        """What the table's statistics were counted from, for people to read."""
+        """The counts behind the table's statistics, and the error of its histogram, for people to read."""
         error = np.sqrt(self.variance) / max(self.touching, 1)
         share = self.kept / self.touched if self.kept else 1.0
         return Counted(self.features, self.kept, share, tuple(error.tolist()))
 
 
 class BatchTally:
-    """A counter of one global batch, which comes in pieces."""
+    """A counter of the lookups in one global batch, which is added in pieces."""
 
     def __init__(self, shapes: Sequence[TableShape], row_blocks: int, most_held: int, number: int) -> None:
-        """Begin to count the global batch of this `number`; where room is short, each has other rows."""
+        """Begin to count the global batch with this `number`.
+
+        If memory for `most_held` rows and lookups is short, the lookups of a random share of rows are counted; the
+        number makes this share different in each global batch.
+        """
         self._shapes = shapes
         self._blocks = [np.zeros(min(row_blocks, shape.rows), dtype=np.int64) for shape in shapes]
         self._features: list[dict[str, int]] = [{} for _ in shapes]
@@ -128,7 +137,7 @@ class BatchTally:
         self.samples = 0
 
     def add(self, batch: Sequence[Features], first: int, last: int) -> None:
-        """Count the lookups of samples `first` to `last` - 1 of a batch, (T,) features."""
+        """Add the lookups of samples `first` to `last` - 1 of a batch, (T,) features by table."""
         self.samples += last - first
         for table, features in enumerate(batch):
             for name, lookups in features.items():
@@ -144,6 +153,6 @@ class BatchTally:
         self._rows.add(table, indices)
 
     def tallies(self) -> list[Tally]:
-        """Tally what has been counted of each table, (T,)."""
+        """Return the tally of each table, (T,), of the samples that were added."""
         each = zip(self._features, self._blocks, self._rows.tables, strict=True)
         return [Tally.of_batch(features, blocks, rows) for features, blocks, rows in each]

@@ -1,1 +1,1 @@
-"""Trained policies that come with the package, one directory each."""
+"""Trained policies that are installed with the package, one directory each."""

@@ -10,7 +10,7 @@ from neuroshard.cost.loads import Traffic
 from neuroshard.hardware import DeviceSpec, Hardware, Meter, Outcome
 from neuroshard.hardware.hardware import Warn
 from neuroshard.models import CommModel, ComputeModel, CostModels
-from neuroshard.models.by_form import CommByCollective
+from neuroshard.models.comm_models import ExchangeModels
 from neuroshard.models.interface import waits
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.timing import TimingProtocol
@@ -64,13 +64,13 @@ class MadeUpExchange(CommModel):
         return np.broadcast_to(cost, wait_ms.shape)
 
 
-def every_collective(exchange: MadeUpExchange) -> CommByCollective:
+def every_collective(exchange: MadeUpExchange) -> ExchangeModels:
     """Make models of a step's collectives between devices whose all-to-alls are these."""
     exchanges: dict[Collective, CommModel] = {
         collective: replace(exchange, link_bytes_per_ms=exchange.link_bytes_per_ms / rounds)
         for collective, rounds in _ROUNDS.items()
     }
-    return CommByCollective(exchanges, frozenset(FORMS))
+    return ExchangeModels(exchanges, frozenset(FORMS))
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ class _Launch(PartModel):
     name, when = "launch", When.INPUT
     launch_ms: tuple[float, ...]
 
-    def ms(self, called, traffic, ready_ms):
+    def ms(self, times, traffic, ready_ms):
         return np.broadcast_to(np.array(self.launch_ms), ready_ms.shape)
 
 
@@ -198,7 +198,7 @@ def test_a_part_of_ones_own_counts_and_is_waited_for(tmp_path):
     assert after.total_ms >= before.total_ms
     assert "launch 0.500 = " in str(after)
     simulator = ns.Simulator(own)
-    again = simulator.step(simulator.called(plan.device_loads, 4), plan.traffic, after.compute[None])
+    again = simulator.step(simulator.kernel_times(plan.device_loads, 4), plan.traffic, after.compute[None])
     assert (again.device_ms[0] == after.device_ms).all()
     with refused("bundle-models-have-more", names=["launch"]):
         save_bundle(tmp_path, own, Card())

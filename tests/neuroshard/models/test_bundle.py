@@ -16,9 +16,9 @@ from neuroshard import CostModels, Simulator, Task, Tier, TierAssignment, Topolo
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.models import Card, load_bundle, save_bundle
 from neuroshard.models import bundle as bundles
-from neuroshard.models.bundle import check_place
+from neuroshard.models.bundle import Accuracy, ModelTest, ModelTests, check_place
 from neuroshard.models.datasheets import with_host_tiers
-from neuroshard.models.trust import Accuracy, Margin, Margins, ModelTest, ModelTests
+from neuroshard.models.trust import Margin, Margins
 from neuroshard.testing import random_models, toy_tables
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import Call, Form

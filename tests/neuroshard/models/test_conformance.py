@@ -5,9 +5,8 @@ import pytest
 
 from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.models import CostModels, FreeComm
-from neuroshard.models.composed import OneByOne, WithParts
 from neuroshard.models.host_tiers import HostLink
-from neuroshard.models.precision import Narrowed
+from neuroshard.models.kernels import KernelModels
 from neuroshard.models.roofline import RooflineCompute
 from neuroshard.testing import (
     CommModelConformance,
@@ -21,6 +20,7 @@ from neuroshard.testing import (
     random_models,
     toy_tables,
 )
+from neuroshard.words.form import IN_COLUMNS
 from tests.kit.devices import MadeUpCpu, MadeUpExchange, MadeUpGpu
 from tests.kit.random_models import (
     random_by_collective,
@@ -50,8 +50,8 @@ class TestCompute(_Made, ComputeModelConformance):
 SUMS = {
     "linear": LinearCompute,
     "neural": lambda: random_models().compute,
-    "one by one, of sums": lambda: OneByOne(random_models().compute),
-    "one by one, of any sharding type": lambda: OneByOne(OpaqueCompute()),
+    "one by one, of sums": lambda: KernelModels.one_by_one(random_models().compute),
+    "one by one, of any sharding type": lambda: KernelModels.one_by_one(OpaqueCompute()),
 }
 
 
@@ -68,10 +68,10 @@ PHYSICAL_COMPUTE = {
     "ensemble": random_ensemble,
     "installed": lambda: INSTALLED.compute,
     "installed for GPUs": lambda: CostModels.load("h100").compute,
-    "with parts": lambda: WithParts(random_ensemble(), (lambda loads: 1e-6 * loads.lookups,)),
+    "with parts": lambda: KernelModels({IN_COLUMNS: random_ensemble()}, adds=(lambda loads: 1e-6 * loads.lookups,)),
     "by sharding type": random_by_form,
     "roofline": lambda: RooflineCompute(1000.0),
-    "roofline with host": lambda: RooflineCompute(1000.0, HostLink(20.0, 3.0, 0.1), "adam"),
+    "roofline with host": lambda: RooflineCompute(1000.0, HostLink(20.0, 3.0, 0.1), "adam").of_calls,
     "datasheet": lambda: CostModels.load("roofline:h100").compute,
 }
 
@@ -95,7 +95,6 @@ PHYSICAL_COMM = {
     "free": FreeComm,
     "linear": lambda: LinearComm(4),
     "set": random_set_comm,
-    "narrowed": lambda: Narrowed(random_set_comm(), 0.5),
     "installed forward": lambda: INSTALLED.forward,
     "installed backward": lambda: INSTALLED.backward,
     "by collective": random_by_collective,

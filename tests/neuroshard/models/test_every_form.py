@@ -6,7 +6,7 @@ import numpy as np
 
 from neuroshard import CostModels, Simulator, Task, Topology
 from neuroshard.cost.loads import Traffic
-from neuroshard.models.by_form import CommByCollective
+from neuroshard.models.comm_models import ExchangeModels
 from neuroshard.models.interface import waits
 from neuroshard.models.trust import DATASHEET, Margin, Margins, Range
 from neuroshard.testing import toy_tables
@@ -94,7 +94,7 @@ def test_a_collective_that_is_not_known_is_refused():
     known = {
         one: random_set_comm() for one in (Collective.ALL_TO_ALL, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
     }
-    models = replace(MODELS, backward=CommByCollective(known, frozenset(Form)))
+    models = replace(MODELS, backward=ExchangeModels(known, frozenset(Form)))
     Simulator(models).cost(_task(), _mixed())
     with refused("models-lack-collective", names=["host_reduce_scatter", "table_row_wise"]):
         Simulator(models).cost(_task(2), _mixed(_task(2)))
@@ -104,7 +104,7 @@ def test_a_datasheet_among_the_models_of_exchanges_is_told():
     plan, sheet = _mixed(), CostModels.load("roofline:h100").forward
     assert MODELS.forward.coverage(plan.traffic) is None
     assert Simulator(MODELS).caveat(plan) is None
-    some = CommByCollective(MODELS.forward.exchanges | {Collective.ALL_TO_ALL: sheet}, frozenset(Form))
+    some = ExchangeModels(MODELS.forward.exchanges | {Collective.ALL_TO_ALL: sheet}, frozenset(Form))
     assert some.coverage(plan.traffic) == sheet.coverage(plan.traffic.alone(Collective.ALL_TO_ALL))
     assert DATASHEET in Simulator(replace(MODELS, forward=some)).caveat(plan)
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from neuroshard import CostModels, Table, Tier, TierAssignment, zipf_reuse
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.models.composed import columns_model
 from neuroshard.models.datasheets import with_host_tiers
 from neuroshard.models.host_tiers import HostLink, HostTiers, link_bytes, managed_lookups, memory_bytes
 from neuroshard.models.roofline import RooflineCompute
@@ -23,7 +22,7 @@ from tests.kit.random_models import random_ensemble, random_form_models, random_
 
 IN_HOST = TierAssignment(Tier.UVM)
 TABLE = table(rows=10**6, dim=32)
-MODEL = RooflineCompute(1000.0, HostLink(20.0, 3.0, 0.1))
+MODEL = RooflineCompute(1000.0, HostLink(20.0, 3.0, 0.1)).of_calls
 
 
 def _cached(share):
@@ -46,7 +45,7 @@ def test_without_a_cache_rows_go_over_the_link_by_hand():
     assert link_bytes(loads).tolist() == [(lookups + lookups) * row]
     assert memory_bytes(loads).tolist() == [lookups * (16 + row) + 1000 * row]
     assert managed_lookups(loads).tolist() == [0]
-    model = RooflineCompute(2.0, HostLink(1.0, 3.0, 0.1))
+    model = RooflineCompute(2.0, HostLink(1.0, 3.0, 0.1)).of_calls
     over_link = lookups * row / (72 / 64) + 2 * lookups * row / (84 / 64)
     threads_ms = 1000 * 0.24e-6 + lookups * (0.071e-6 + 0.134e-6)
     right = 0.109 + threads_ms + (over_link + (lookups * 8 + 2 * 1000 * row) / 2) / 1e6
@@ -112,12 +111,12 @@ def test_calls_of_several_tiers_follow_one_another():
         MODEL.predict(LoadSets(loads.take(np.array(its)), np.array([len(its)])))[0] for its in ([0, 4], [1, 3], [2])
     )
     assert whole == pytest.approx(apart)
-    compiled = columns_model(MODEL, loads)
+    compiled = MODEL.of_columns(loads)
     assert compiled.predict(LoadSets(loads, np.array([5])))[0] == pytest.approx(whole, rel=1e-5)
 
 
 def test_without_a_link_a_roofline_knows_device_memory_only():
-    assert RooflineCompute(1.0).calls == {call for call in CALLS if call.tier is Tier.DEVICE}
+    assert RooflineCompute(1.0).of_calls.calls == {call for call in CALLS if call.tier is Tier.DEVICE}
     assert MODEL.calls == set(CALLS)
 
 

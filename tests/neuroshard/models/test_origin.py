@@ -8,8 +8,7 @@ import pytest
 from neuroshard import CostModels, Simulator
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT
 from neuroshard.models import Card, load_bundle, save_bundle
-from neuroshard.models.parts import EXCHANGES
-from neuroshard.models.trust import Margin
+from neuroshard.models.trust import EXCHANGES, Margin
 from neuroshard.testing import LinearComm, LinearCompute, toy_task
 from neuroshard.torchrec.made_for import digests
 from neuroshard.words.model_choice import ModelChoice

@@ -12,11 +12,11 @@ from neuroshard.app.listing import show_models
 from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.models import Card, save_bundle
 from neuroshard.models.parts import CONVERTED, Framework
-from neuroshard.models.precision import Conversion, converted_mb, narrowed
+from neuroshard.models.precision import Conversion, converted_mb
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.tables.sources.criteo import criteo
-from neuroshard.testing import toy_task
+from neuroshard.testing import LinearComm, toy_task
 from neuroshard.words.collective import Collective, Precision
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.messages import refused
@@ -32,11 +32,25 @@ def test_exchanges_cost_what_fewer_bytes_cost():
     full, half = CostModels.load("roofline:h100"), CostModels.load("roofline:h100", exchange_dtype="fp16/fp8")
     dims, start = np.array([[64, 128, 256, 512]]), np.zeros((1, 4))
     columns, less, least = (Traffic.of_columns(dims // share, 65536) for share in (1, 2, 4))
-    assert (half.forward.predict(columns, start) == full.forward.predict(less, start)).all()
-    assert (half.backward.predict(columns, start) == full.backward.predict(least, start)).all()
-    assert (half.forward.chain(columns, start).total_ms == half.forward.predict(columns, start)).all()
-    assert (half.forward.outline(columns).segments_ms == full.forward.outline(less).segments_ms).all()
-    assert half.forward.coverage(columns) == full.forward.coverage(less)
+    forward, backward = Simulator(half).communication(columns, start)
+    assert (forward == full.forward.predict(less, start + backward)).all()
+    assert (backward == full.backward.predict(least, start)).all()
+
+
+def test_a_model_of_ones_own_is_given_the_bytes_that_go_over_links():
+    models = CostModels.load("cpu", exchange_dtype="fp16/fp8").with_forward(LinearComm(4, per_column_ms=1.0))
+    columns, start = Traffic.of_columns(np.array([[64, 128, 256, 512]]), 65536), np.zeros((1, 4))
+    backward = Simulator(models).communication(columns, start)[1]
+    waits = backward.max() - backward
+    assert Simulator(models).communication(columns, start)[0] == pytest.approx(256.0 + waits)
+
+
+def test_devices_that_are_alike_exchange_fewer_bytes_too():
+    simulator, given = Simulator(CostModels.load("roofline:h100", exchange_dtype="fp16/fp8")), np.zeros((1, 6))
+    given[0, Collective.ALL_TO_ALL] = 1 << 28
+    traffic = Traffic(np.repeat(given[:, None], 4, axis=1), np.array([TASK.batch_size]))
+    forward, backward = simulator.communication(traffic, np.zeros((1, 4)))
+    assert simulator.even_ms(TASK, given, np.zeros(1)) == pytest.approx((forward + backward).max(axis=1))
 
 
 def test_data_parallel_tables_and_the_input_dist_stay_the_same():
@@ -44,7 +58,8 @@ def test_data_parallel_tables_and_the_input_dist_stay_the_same():
     given = np.zeros((1, 4, len(Collective)))
     given[..., Collective.ALL_REDUCE] = 1 << 28
     traffic = Traffic(given, np.array([4096]))
-    assert (half.backward.predict(traffic, np.zeros((1, 4))) == full.backward.predict(traffic, np.zeros((1, 4)))).all()
+    each = [Simulator(models).communication(traffic, np.zeros((1, 4))) for models in (half, full)]
+    np.testing.assert_array_equal(*each)
     assert half.input == full.input
 
 
@@ -89,10 +104,10 @@ def test_what_is_converted_is_what_a_device_gives_and_what_it_gets():
 def test_searches_move_shards_by_what_is_converted():
     simulator, plan = Simulator(replace(random_form_models(), more=(Conversion(0.25),))), mixed_plan(4)
     sets = plan.device_loads
-    loads, called = sets.loads, simulator.called(sets, 4)
+    loads, times = sets.loads, simulator.kernel_times(sets, 4)
     added = simulator.compute_for(plan.task).predict(LoadSets.alone(loads))
     added -= simulator.models.compute.predict(LoadSets.alone(loads))
-    shared = simulator.shared_ms(plan.task, called.kernels, called.counts.mean(axis=1), np.zeros(1))
+    shared = simulator.shared_ms(plan.task, times.kernels, times.counts.mean(axis=1), np.zeros(1))
     np.testing.assert_allclose(sets.totals(added) + shared, 0.25 * converted_mb(plan.traffic)[0], rtol=1e-4)
     assert not simulator.models.of_whole_steps
 
@@ -144,8 +159,8 @@ def test_other_words_are_refused(name, settings, code, names):
 
 def test_bytes_of_an_element():
     assert {one.value: one.element_bytes for one in Precision} == {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
-    both = narrowed(CostModels.load("cpu"), "fp16/int8")
-    assert (both.forward.share, both.backward.share) == (0.5, 0.25)
+    both = CostModels.load("cpu", exchange_dtype="fp16/int8")
+    assert (both.forward_precision, both.backward_precision) == (Precision.FP16, Precision.INT8)
 
 
 def test_cards_are_of_the_sheet(capsys):

@@ -6,7 +6,7 @@ import pytest
 from neuroshard import CostModels, Simulator, Task, Topology
 from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.models.published_points import Curves
-from neuroshard.models.roofline import RooflineComm, RooflineCompute
+from neuroshard.models.roofline import RooflineComm, RooflineCompute, datasheet_of
 from neuroshard.records import DataDirectory
 from neuroshard.records.sample_loads import loads_of
 from neuroshard.stages.search.methods.heuristics import Greedy
@@ -192,7 +192,7 @@ def test_sums_of_rows_come_back_in_an_all_gather():
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_kernels_of_a_datasheet_have_the_states_of_an_optimizer(optimizer):
-    assert CostModels.load("roofline:h100", optimizer=optimizer).compute.optimizer == optimizer
+    assert datasheet_of(CostModels.load("roofline:h100", optimizer=optimizer).compute).optimizer == optimizer
 
 
 def _greedy_cost(sheet, tables, batch_size, *topology, **hosts):

@@ -5,8 +5,9 @@ import pytest
 
 from neuroshard import CostModels, Simulator, Task, Tier, TierAssignment, Topology
 from neuroshard.models.datasheets import with_host_tiers
-from neuroshard.models.parts import EXCHANGES, imbalance
-from neuroshard.models.trust import DATASHEET, ELSEWHERE
+from neuroshard.models.parts import imbalance
+from neuroshard.models.roofline import datasheet_of
+from neuroshard.models.trust import DATASHEET, ELSEWHERE, EXCHANGES
 from neuroshard.testing import linear_models, random_models, toy_task
 from neuroshard.words.fingerprint import Fingerprint, fingerprint
 from neuroshard.words.form import Form
@@ -142,8 +143,9 @@ def test_kernels_of_different_sharding_types_are_called_one_after_the_other():
     ends = loads.counts.cumsum()
     for device, end in enumerate(ends):
         here = loads.loads.take(np.arange(end - loads.counts[device], end))
-        alone = (models.compute.forward_ms(here) + models.compute.backward_ms(here)).sum()
-        launches = len(set(here.form.tolist())) * (models.compute.forward_call_ms + models.compute.backward_call_ms)
+        kernels = datasheet_of(models.compute)
+        alone = (kernels.forward_ms(here) + kernels.backward_ms(here)).sum()
+        launches = len(set(here.form.tolist())) * (kernels.forward_call_ms + kernels.backward_call_ms)
         assert cost.compute[device] == pytest.approx(alone + launches, rel=1e-5)
     assert {len(set(loads.loads.form.tolist()))} == {3}
     rows, copied, whole = (plan.traffic.given(one).max(axis=1) for one in (1, 4, 0))

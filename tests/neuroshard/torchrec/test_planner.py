@@ -17,6 +17,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.types import DataType
 
 from neuroshard import Constraints, CostModels, InfeasibleError, MemoryUse, Simulator, TableRule, UserError
+from neuroshard.models.roofline import datasheet_of
 from neuroshard.plumbing.errors import MissingPackageError
 from neuroshard.testing import linear_models, toy_task
 from neuroshard.torchrec import NeuroShardPlanner, load_sharding_plan, save_sharding_plan
@@ -241,7 +242,7 @@ def test_the_overhead_of_torchrec_counts_if_models_know_it():
 
 
 def test_kernels_have_the_states_of_an_optimizer():
-    assert _models_of(models="roofline:h100", model_optimizer="adam").compute.optimizer == "adam"
+    assert datasheet_of(_models_of(models="roofline:h100", model_optimizer="adam").compute).optimizer == "adam"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from neuroshard import CostModels, Simulator, Task, Topology
-from neuroshard.models.parts import EXCHANGES, imbalance
-from neuroshard.models.trust import Margin, Margins
+from neuroshard.models.parts import imbalance
+from neuroshard.models.trust import EXCHANGES, Margin, Margins
 from neuroshard.plumbing.registry import build
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.local.starts import ExistingPlan

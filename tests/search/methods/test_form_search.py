@@ -10,7 +10,7 @@ import pytest
 
 from neuroshard import CostModels, InfeasibleError, MemoryUse, Plan, Simulator, Table, Task, Topology, search
 from neuroshard.layouts import in_columns, in_copies, in_rows
-from neuroshard.models.by_form import ComputeByForm
+from neuroshard.models.kernels import KernelModels
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.local.starts import EvenLayouts
 from neuroshard.stages.search.methods.acceptance import Acceptance, rejected_remark
@@ -384,7 +384,7 @@ def test_sharding_types_are_chosen_by_a_setting():
 def test_sequence_tables_stay_column_wise_if_models_do_not_know_row_wise_ones():
     compute = random_form_models().compute
     known = {call: compute.by_call[call] for call in (IN_COLUMNS, Call(Form.ROW_WISE), Call(Form.COLUMN_WISE, False))}
-    simulator = Simulator(replace(random_form_models(), compute=ComputeByForm(known)))
+    simulator = Simulator(replace(random_form_models(), compute=KernelModels(known)))
     for seed in range(4):
         plan = ALL.find(sequence_task(6, 2, seed), simulator).plan
         of_sequences = {form for form, table in zip(plan.forms, plan.task.tables, strict=True) if not table.pooled}

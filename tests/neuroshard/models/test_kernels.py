@@ -1,4 +1,4 @@
-"""Models made of others: two kernel calls as one sum, exactly; tables computed one after the other."""
+"""Models of kernel calls: several calls as one sum, exactly; tables computed one after the other."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 
 from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models import CostModels, ReluHead, SumModel
-from neuroshard.models.composed import OneByOne, as_sum, columns_model
+from neuroshard.models.kernels import KernelModels
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.testing import (
     LinearCompute,
@@ -17,7 +17,7 @@ from neuroshard.testing import (
     sequence_task,
     toy_tables,
 )
-from neuroshard.words.form import Call, Form
+from neuroshard.words.form import IN_COLUMNS, Call, Form
 from tests.kit.devices import MADE_UP
 from tests.kit.random_models import random_by_form
 
@@ -28,14 +28,16 @@ ALL = Loads.of(TABLES, 256)
 class WithOffset(LinearCompute):
     """A call costs something by itself, and its hidden layer gives something for a sum of 0."""
 
+    calls = frozenset({IN_COLUMNS, Call(Form.COLUMN_WISE, False)})
+
     @property
     def head(self):
         return ReluHead(np.full(1, 0.3, np.float32), np.ones(1, np.float32), 0.7, 2.0)
 
 
-class TestSideBySide(SumModelConformance):
+class TestConsecutive(SumModelConformance):
     def make(self):
-        return columns_model(random_by_form(), ALL)
+        return random_by_form().of_columns(ALL)
 
     def _tables(self):
         return TABLES
@@ -46,7 +48,7 @@ def test_costs_are_those_of_both_calls(model):
     rng, pooled, sequences = np.random.default_rng(0), TABLES[1::2], TABLES[::2]
     sets = [pooled[:3], sequences[:2], (), TABLES]
     sets += [tuple(TABLES[i] for i in rng.choice(14, size=n, replace=False)) for n in range(1, 12)]
-    together = columns_model(model, ALL)
+    together = KernelModels.of(model).of_columns(ALL)
     assert isinstance(together, SumModel)
     calls = [list(grouped(some, lambda its: its.pooled or its.dim).values()) for some in sets]
     expected = [model.predict(LoadSets.of(its, 256)).sum() for its in calls]
@@ -55,43 +57,46 @@ def test_costs_are_those_of_both_calls(model):
 
 def test_one_kind_alone_is_asked_of_its_own_model():
     model = random_by_form()
-    assert columns_model(model, Loads.of(TABLES[1::2], 256)) is model
+    assert model.of_columns(Loads.of(TABLES[1::2], 256)) is model.of_call(Call(Form.COLUMN_WISE))
     of_one_width = [replace(its, dim=16) for its in TABLES[::2]]
-    assert columns_model(model, Loads.of(of_one_width, 256)) is model.of_call(Call(Form.COLUMN_WISE, False))
+    assert model.of_columns(Loads.of(of_one_width, 256)) is model.of_call(Call(Form.COLUMN_WISE, False))
 
 
 @pytest.mark.parametrize("model", [random_by_form(), CostModels.load("roofline:h100").compute])
 def test_tables_of_two_data_types_are_looked_up_by_two_kernels(model):
     full = TABLES[1::2]
     half = tuple(replace(its, bytes_per_element=2) for its in full)
-    together = columns_model(model, Loads.of(full + half, 256))
+    together = model.of_columns(Loads.of(full + half, 256))
     own_ms = model.predict(LoadSets.of([full, half], 256))
     np.testing.assert_allclose(
         together.predict(LoadSets.of([full + half, full], 256)), [own_ms.sum(), own_ms[0]], rtol=1e-4
     )
 
 
-@pytest.mark.parametrize("model", [MADE_UP["gpu"].compute, OpaqueCompute()])
-def test_other_models_become_sums_that_are_right_if_tables_are_spread_evenly(model):
-    """A device's calls among them, one after the other: a sum takes any."""
-    near = as_sum(model, ALL, 2)
-    assert columns_model(near, ALL) is near
+@pytest.mark.parametrize(("model", "tables"), [(MADE_UP["gpu"].compute, TABLES), (OpaqueCompute(), TABLES[1::2])])
+def test_other_models_become_sums_that_are_right_if_tables_are_spread_evenly(model, tables):
+    """A device's calls among them, one after the other."""
+    loads = Loads.of(tables, 256)
+    near = KernelModels.nearest(model, loads, 2)
     assert near.calls == model.calls
-    dealt = LoadSets.of([TABLES[::2], TABLES[1::2]], 256)
-    assert near.predict(dealt).sum() == pytest.approx(model.device_ms(dealt).sum(), rel=1e-5)
-    alone = LoadSets.of([[table] for table in TABLES], 256)
-    np.testing.assert_allclose(near.predict(alone), near.share * model.predict(alone), rtol=1e-5)
+    dealt = LoadSets.of([tables[::2], tables[1::2]], 256)
+    assert near.device_ms(dealt).sum() == pytest.approx(model.device_ms(dealt).sum(), rel=1e-5)
+    together, share = near.of_columns(loads), near.by_call[IN_COLUMNS].share
+    np.testing.assert_allclose(together.predict(dealt), near.device_ms(dealt), rtol=1e-5)
+    alone = LoadSets.of([[table] for table in tables], 256)
+    np.testing.assert_allclose(together.predict(alone), share * model.predict(alone), rtol=1e-5)
 
 
 def test_sums_stay_as_they_are_and_nothing_is_no_sum():
     model = random_by_form()
-    assert as_sum(model, ALL, 2) is model
-    assert as_sum(OpaqueCompute(), ALL.take(np.zeros(0, dtype=np.int64)), 2).share == 1
+    assert KernelModels.nearest(model, ALL, 2) is model
+    nothing = KernelModels.nearest(OpaqueCompute(), ALL.take(np.zeros(0, dtype=np.int64)), 2)
+    assert nothing.by_call[IN_COLUMNS].share == 1
 
 
 @pytest.mark.parametrize("fused", [random_models().compute, OpaqueCompute()])
 def test_a_device_costs_what_its_tables_cost_alone(fused):
     tables = toy_tables(7)
     alone = fused.predict(LoadSets.of([[table] for table in tables], 256))
-    (together,) = OneByOne(fused).predict(LoadSets.of([tables], 256))
+    (together,) = KernelModels.one_by_one(fused).predict(LoadSets.of([tables], 256))
     assert together == pytest.approx(alone.sum(), rel=1e-5)

@@ -1,0 +1,278 @@
+"""Kernel times by call: a model for each kernel call, and the time that a step adds to the calls."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from msgspec import Meta
+
+from neuroshard.cost.loads import Loads, LoadSets, calls_of
+from neuroshard.layouts import LAYOUTS
+from neuroshard.models.compute_models import (
+    AdditiveCompute,
+    ByWidestCompute,
+    ComputeEnsemble,
+    NeuralCompute,
+    RegressionCompute,
+)
+from neuroshard.models.host_tiers import BehindLink, HostLink, HostTiers
+from neuroshard.models.interface import ComputeModel, Coverage, ReluHead, SumModel
+from neuroshard.models.stored import Described, Stored, Tensors, described, tensors_of
+from neuroshard.plumbing.arrays import Float32Array, FloatArray
+from neuroshard.plumbing.schema import parse
+from neuroshard.words.form import CALLS, IN_COLUMNS, Call, call_named
+from neuroshard.words.placement import Tier
+
+COMPUTE_KINDS: dict[str, Any] = {
+    model.kind: model
+    for model in (NeuralCompute, AdditiveCompute, ByWidestCompute, ComputeEnsemble, RegressionCompute, HostTiers)
+}
+Adds = Callable[[Loads], FloatArray]  # (n,) ms that each of n loads adds to a step of its device
+
+
+@dataclass(frozen=True)
+class KernelSettings:
+    """Settings of each call's model, by the names of the calls; and the link to the host."""
+
+    calls: Annotated[dict[str, Described], Meta(min_length=1, max_length=len(CALLS))]
+    host: HostLink | None = None
+
+
+@dataclass(frozen=True)
+class KernelModels(Stored, SumModel):
+    """Times of all kernel calls, from a model for each call, and the time that a step adds to them.
+
+    Attributes:
+        by_call: the model of each known call, with pooled column-wise tables among the calls.
+        host: additional cost of tables in host memory, for calls without a model of their own: such calls use the model
+            of the same call in device memory (`BehindLink`). None: the costs of such calls are not known.
+        factor: factor of the models' times.
+        adds: functions of n loads to the ms, (n,), that each load adds to a step of its device.
+    """
+
+    kind: ClassVar[str] = "by_form"
+
+    by_call: dict[Call, SumModel]
+    host: HostLink | None = None
+    factor: float = 1.0
+    adds: tuple[Adds, ...] = ()
+
+    @classmethod
+    def of(cls, model: SumModel) -> "KernelModels":
+        """Return the models of all calls that a model knows: the model itself for each of them."""
+        return model if isinstance(model, KernelModels) else cls(dict.fromkeys(model.calls, model))
+
+    @classmethod
+    def one_by_one(cls, model: ComputeModel) -> "KernelModels":
+        """Return models of devices that take as long as all their loads alone: of calls of column-wise tables."""
+        return cls(dict.fromkeys((call for call in model.calls if LAYOUTS[call.form].free), AloneTimes(model)))
+
+    @classmethod
+    def nearest(cls, model: ComputeModel, tables: Loads, num_devices: int) -> "KernelModels":
+        """Return the models of a sum over tables, or of the nearest sum: exact if tables (T,) are spread evenly."""
+        if isinstance(model, SumModel):
+            return cls.of(model)
+        dealt = LoadSets.grouped(tables, np.arange(len(tables)) % num_devices, num_devices)
+        alone_ms = float(model.predict(LoadSets.alone(tables)).sum())
+        share = float(model.device_ms(dealt).sum()) / alone_ms if alone_ms > 0 else 1.0
+        return cls(dict.fromkeys(model.calls, AloneTimes(model, share)))
+
+    @property
+    def calls(self) -> frozenset[Call]:
+        """The kernel calls that there are models of."""
+        return frozenset(self._models)
+
+    @property
+    def arithmetic(self) -> frozenset[Call]:
+        """The calls whose models are analytic, and those that have a datasheet's link for want of a model."""
+        of_models = {call for call, model in self.by_call.items() if model.arithmetic}
+        return frozenset(of_models | (self._models.keys() - self.by_call.keys()))
+
+    def coverage(self, loads: Loads) -> Coverage | None:
+        """Return how near published points are to these loads; None unless all models are analytic."""
+        each = [model.coverage(loads) for model, _ in self._distinct]
+        return max((known for known in each if known is not None), default=None) if None not in each else None
+
+    @cached_property
+    def _models(self) -> dict[Call, SumModel]:
+        if self.host is None:
+            return self.by_call
+        behind: dict[Call, SumModel] = {
+            call: BehindLink(self.by_call[on_device], self.host, call.tier)
+            for call in CALLS
+            if call not in self.by_call and (on_device := replace(call, tier=Tier.DEVICE)) in self.by_call
+        }
+        return behind | self.by_call
+
+    @cached_property
+    def _distinct(self) -> list[tuple[SumModel, list[int]]]:
+        """Each model once, with the calls that it serves, by their places in `CALLS`."""
+        served: dict[int, tuple[SumModel, list[int]]] = {}
+        for call, model in self._models.items():
+            served.setdefault(id(model), (model, []))[1].append(CALLS.index(call))
+        return list(served.values())
+
+    def of_call(self, call: Call) -> SumModel:
+        """Return the sum over tables that is the time of that kernel call in a step."""
+        model = self._models[call]
+        return model if self.factor == 1.0 and not self.adds else StepTimes(model, self.factor, self.adds)
+
+    def of_columns(self, tables: Loads) -> SumModel:
+        """Return the sum that is the time of devices with columns of some of these tables (T,), in all their calls."""
+        kernels = np.unique(tables.kernel)
+        models = [self.of_call(CALLS[number]) for number in calls_of(kernels).tolist()]
+        return models[0] if len(models) == 1 else Consecutive(tuple(zip(kernels.tolist(), models, strict=True)))
+
+    @property
+    def head(self) -> ReluHead:
+        """The head for sums of pooled column shards' vectors."""
+        return self.of_call(IN_COLUMNS).head
+
+    def embed(self, loads: Loads) -> Float32Array:
+        """Embed each of n pooled column shards as a vector, (n, H); other calls' vectors are those of `of_call`."""
+        return self.of_call(IN_COLUMNS).embed(loads)
+
+    def predict(self, sets: LoadSets) -> FloatArray:
+        """Predict the ms of each of the B sets of loads, (B,); those of a set are of one call."""
+        kernels_ms = self._of_calls(sets, lambda model, calls: model.predict(calls))
+        return self.factor * kernels_ms + sets.totals(_added_ms(self.adds, sets.loads))
+
+    def spread_ms(self, sets: LoadSets) -> FloatArray:
+        """Compute what the members of each call's ensemble disagree by, (B,) ms."""
+        return self.factor * self._of_calls(sets, lambda model, calls: model.spread_ms(calls))
+
+    def _of_calls(self, sets: LoadSets, ask: Callable[[SumModel, LoadSets], FloatArray]) -> FloatArray:
+        answers, call = np.zeros(len(sets)), sets.calls
+        for model, served in self._distinct:
+            which = np.flatnonzero(np.isin(call, served))
+            if len(which):
+                answers[which] = ask(model, sets if len(which) == len(sets) else sets.take(which))
+        return answers
+
+    @property
+    def _named(self) -> dict[str, Any]:
+        return {call.name: model for call, model in self.by_call.items()}
+
+    def settings(self) -> dict[str, Any]:
+        """Return the fields that aren't tensors, for JSON."""
+        return {"calls": described(self._named)} | ({} if self.host is None else {"host": asdict(self.host)})
+
+    def tensors(self) -> Tensors:
+        """Return the models' tensors, under the names of their calls."""
+        return tensors_of(self._named)
+
+    @classmethod
+    def restored(cls, settings: object, tensors: Tensors) -> "KernelModels":
+        """Restore the models from the settings and tensors that they gave."""
+        read = parse(settings, KernelSettings, "settings")
+        calls = read.calls
+        if IN_COLUMNS.name not in calls:
+            raise ValueError("the settings have no model of column_wise calls")
+        models = {call_named(name): one.restored(COMPUTE_KINDS, name, tensors) for name, one in calls.items()}
+        return cls(models, read.host)
+
+
+def _added_ms(adds: tuple[Adds, ...], loads: Loads) -> FloatArray:
+    return sum((added(loads) for added in adds), np.zeros(len(loads)))
+
+
+@dataclass(frozen=True)
+class StepTimes(SumModel):
+    """The time of one kernel call in a step: the model's time times a factor, plus time that every load adds.
+
+    Attributes:
+        model: model of the call alone.
+        factor, adds: as `KernelModels` has them.
+    """
+
+    model: SumModel
+    factor: float
+    adds: tuple[Adds, ...]
+
+    @property
+    def head(self) -> ReluHead:
+        """The model's head, with one number more that stands for ms as they are."""
+        head = self.model.head
+        return replace(head, scale_ms=head.scale_ms * self.factor).beside_ms()
+
+    def embed(self, loads: Loads) -> Float32Array:
+        """Embed each load as the model's vector, and the ms that the load adds, (n, H + 1)."""
+        return np.column_stack([self.model.embed(loads), _added_ms(self.adds, loads)]).astype(np.float32)
+
+    def predict(self, sets: LoadSets) -> FloatArray:
+        """Predict the ms of each of the B sets of loads, (B,), with the ms that these add."""
+        return self.factor * self.model.predict(sets) + sets.totals(_added_ms(self.adds, sets.loads))
+
+
+@dataclass(frozen=True)
+class AloneTimes(SumModel):
+    """A share of the sum of the times of all loads, each alone.
+
+    Attributes:
+        model: model of the time of a load alone, of any call.
+        share: share of that sum.
+    """
+
+    head = ReluHead.of_cost()
+
+    model: ComputeModel
+    share: float = 1.0
+
+    def embed(self, loads: Loads) -> Float32Array:
+        """Embed each load as its time alone times the share, (n, 1) ms."""
+        return self.model.predict(LoadSets.alone(loads))[:, None].astype(np.float32) * np.float32(self.share)
+
+
+@dataclass(frozen=True)
+class Consecutive(SumModel):
+    """The time of several kernels, one after the other, as one sum: one head takes the vectors of all kernels.
+
+    The vector of a set is (v_1, ..., v_K, -n_1, ..., -n_K, 0): for each kernel k the sum v_k of its model's vectors,
+    and the number n_k of its loads. `head` makes the time of all kernels from this vector; only if one kernel alone
+    would come out below 0, the time is not their sum.
+
+    Attributes:
+        by_kernel: the K kernels, by `Loads.kernel`, each with its model.
+    """
+
+    by_kernel: tuple[tuple[int, SumModel], ...]
+
+    def embed(self, loads: Loads) -> Float32Array:
+        """Embed n loads as (n, H_1 + ... + H_K + K + 1): the model's vector and a -1 in the columns of its kernel."""
+        width = [len(head.bias) for head in self._heads]
+        vectors = np.zeros((len(loads), sum(width) + len(width) + 1), dtype=np.float32)
+        first, numbers = 0, loads.kernel
+        for k, (kernel, model) in enumerate(self.by_kernel):
+            which = np.flatnonzero(numbers == kernel)
+            if len(which):
+                vectors[which, first : first + width[k]] = model.embed(loads.take(which))
+            vectors[which, sum(width) + k] = -1
+            first += width[k]
+        return vectors
+
+    @cached_property
+    def _heads(self) -> tuple[ReluHead, ...]:
+        return tuple(model.head for _, model in self.by_kernel)
+
+    @cached_property
+    def head(self) -> ReluHead:
+        """The head that adds up the ms of the kernels that are called.
+
+        With b_k, w_k and o_k the bias, weight and offset of the head of kernel k, both of the latter in ms, it computes
+
+            sum over k of relu(v_k + b_k) . w_k + o_k - idle_k relu(1 - n_k), where idle_k = relu(b_k) . w_k + o_k.
+
+        A kernel that is called (n_k >= 1) takes the time of its own head. A kernel that is not called has v_k = 0, for
+        which its own head gives idle_k: that is subtracted. The last number, 0, is there for the offsets: relu(0 + 1)
+        times their sum.
+        """
+        biases = [head.bias for head in self._heads]
+        weights = [head.weight.astype(np.float64) * head.scale_ms for head in self._heads]
+        offsets = [head.offset * head.scale_ms for head in self._heads]
+        own = zip(biases, weights, offsets, strict=True)
+        idle = [offset + float(np.maximum(bias, 0) @ weight) for bias, weight, offset in own]
+        bias = np.concatenate([*biases, np.ones(len(idle) + 1)])
+        weight = np.concatenate([*weights, -np.array(idle), [sum(offsets)]])
+        return ReluHead(bias.astype(np.float32), weight.astype(np.float32), 0.0, 1.0)
