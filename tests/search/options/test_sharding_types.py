@@ -113,7 +113,7 @@ def test_changes_give_what_the_choices_give(seed, num_tables):
 def test_some_choices_are_those_of_their_places(of):
     choices = of(np.array([[0, 1], [2, 1], [0, 0]]))
     assert len(choices) == 3
-    assert choices.some(slice(1, 3)).forms.tolist() == choices.types[1:].tolist()
+    assert choices.some(slice(1, 3)).types.tolist() == choices.types[1:].tolist()
 
 
 @pytest.mark.parametrize("always", [0, 5, 40])
