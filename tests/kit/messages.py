@@ -21,6 +21,7 @@ from neuroshard.app import cli
 from neuroshard.app.failures import complain
 from neuroshard.plumbing.errors import NeuroShardWarning, UserError
 from neuroshard.plumbing.messages import Message
+from neuroshard.words.fingerprint import fingerprint
 from tests.golden.gather_messages import FILE
 from tests.kit.commands import run_command
 
@@ -32,6 +33,7 @@ _DIFFERENT_ELSEWHERE = (  # parts of messages that differ between machines, and 
     (re.compile(r"worker [0-9]+ died"), "worker N died"),
     (re.compile(re.escape(str(Path(__file__).parents[2]))), "CHECKOUT"),
     (re.compile(r"TorchRec 1\.[0-9]+"), "TorchRec 1.x"),
+    (re.compile(re.escape(f"is cpu ({fingerprint('cpu').device})")), "is cpu (CPU)"),
 )
 
 
