@@ -31,7 +31,7 @@ from neuroshard.words.form import CALLS, FORMS, Form
 from tests.kit.further_form import pipeline
 from tests.kit.random_models import random_form_models
 
-BATCH, SIMULATOR = 32768, ns.Simulator(ns.CostModels.load("roofline:a100"))
+BATCH, SIMULATOR = 32768, ns.Simulator(ns.CostModels.load("roofline:a100", network_gb_per_s=2.0))
 
 
 def _table(number, rng):

@@ -135,9 +135,12 @@ def _check_target(task, target, model="roofline:h100", more=FEWER_SHARDS):
 
 
 def test_equal_parts_are_tried_where_narrow_parts_compute_as_long_as_wide_ones():
-    """On 16 GPUs shares of a device would cut every table of DLRM-DCNv2 into 16 parts; in 4 they cost a tenth less."""
+    """On 16 GPUs shares of a device would cut every table of DLRM-DCNv2 into 16 parts; in 4 they cost a tenth less.
+
+    The restricted search plans for hierarchical all-to-alls, and finds a plan that is 0.8% cheaper without them, too.
+    """
     task = ns.Task(ns.load_tables("criteo", batch_size=65536), ns.Topology(16, 80 * 10**9, devices_per_host=8), 65536)
-    _check_target(task, "hugectr")
+    _check_target(task, "hugectr", more=0.01)
 
 
 @pytest.mark.parametrize(("number", "more"), [(182, FEWER_SHARDS), (185, 0.01)])

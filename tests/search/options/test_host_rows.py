@@ -83,7 +83,7 @@ def test_no_plan_gets_more_expensive():
         _task([128] * 4, host=1),
         _task([128] * 4, constraints=Constraints((*IN_ROWS.rules, TableRule("rows*", min_shards=9)))),
         target_named("sok").constrained(_task([128] * 4)),
-        _task([4] * 2),  # what two exchanges more take by themselves is more than what they save
+        _task([4], num_devices=4, host=2),  # the fixed times of two exchanges more exceed the savings
     ],
     ids=["one host", "hosts of one device", "more shards wanted", "all devices wanted", "narrow tables"],
 )

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from neuroshard import CostModels, Simulator
+from neuroshard.models.kernels import KernelModels
 from neuroshard.stages.search.published.shard_table import always_added
 from neuroshard.stages.search.space.costed_space import CostedSpace
 from neuroshard.stages.search.space.search_space import SearchSpace
@@ -26,7 +27,7 @@ ROOFLINE = CostModels.load("roofline:h100").compute
 def test_no_shard_adds_less_than_its_least_score(model, falls):
     """Of sums of other items' shards, whatever the model; nor another amount by numbers that count whole."""
     rng = np.random.default_rng(0)
-    space = CostedSpace.costed(SearchSpace.of_task(toy_task(12)), Simulator(random_models()), model)
+    space = CostedSpace.costed(SearchSpace.of_task(toy_task(12)), Simulator(random_models()), KernelModels.of(model))
     head, least = model.head, space.shards.least_score
     adding, added_score = always_added(space.shards.vectors, head)
     for _ in range(300):
