@@ -8,7 +8,6 @@ network; how L grows, and k, are the same on all networks.
 The points are in `points/between_hosts.csv` and `points/pcie.csv`; docs/datasheets.md has the errors.
 """
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,13 +16,13 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.models.published_points import POINTS, Curves, curves_of
+from neuroshard.models.published_points import Curves, curves_of, point_rows
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.words.model_choice import EFA, INFINIBAND, NETWORKS, ROCE, SLINGSHOT, TCP
 
 _US = 1e-3  # ms
-_Speed = Annotated[float, Meta(ge=1e-6, le=1e9)]
+Speed = Annotated[float, Meta(ge=1e-6, le=1e9)]
 _BYTES_PER_MS = 1e6  # of 1 GB/s
 _MANY_RANKS, _FEW_HOSTS = 16, 2  # at which `Fit.latency_us` is the fixed time
 OLDER_GPU = 1.4  # fixed times with A100s, relative to those with newer GPUs; fitted by hand
@@ -96,10 +95,10 @@ class Links:
     """
 
     network: Annotated[str, Meta(pattern=f"^({'|'.join(NETWORKS)})$")] = INFINIBAND
-    latency_factor: _Speed = 1.0
-    network_busbw_gb_per_s: _Speed | None = None
-    host_busbw_gb_per_s: _Speed | None = None
-    bridge_gb_per_s: _Speed | None = None
+    latency_factor: Speed = 1.0
+    network_busbw_gb_per_s: Speed | None = None
+    host_busbw_gb_per_s: Speed | None = None
+    bridge_gb_per_s: Speed | None = None
     typical: bool = False
     hierarchical: bool = False
 
@@ -133,11 +132,9 @@ class Network:
         """Return the network whose all-reduce of 1 GiB has a bus bandwidth, as `all_reduce_perf` prints it, in GB/s."""
         growth, latency_ms, share = self._figures(_ALL_REDUCE, ranks, hosts, FITS)
         taken_ms = LARGEST_BYTES * 2 * (ranks - 1) / ranks / (busbw_gb_per_s * _BYTES_PER_MS)
-        # L + T + k sqrt(L T) = taken, solved for sqrt(T); a bandwidth that leaves no time for bytes is as good as none
-        half = growth.between * np.sqrt(latency_ms) / 2
-        root = max(np.sqrt(half**2 + max(taken_ms - latency_ms, 0.0)) - half, 1e-3)
+        bytes_ms = _bytes_ms(latency_ms, taken_ms, growth.between)
         carried = LARGEST_BYTES * carried_share(_ALL_REDUCE, ranks, hosts)
-        return replace(self, card_gb_per_s=float(carried / root**2 / (share * _BYTES_PER_MS)))
+        return replace(self, card_gb_per_s=carried / (share * bytes_ms * _BYTES_PER_MS))
 
     def _figures(self, collective: str, ranks: int, hosts: int, fits: Fits) -> tuple[Growth, float, float]:
         """Return how a collective grows, the fixed time in ms, and the share of the bandwidth."""
@@ -170,6 +167,13 @@ def _size(which: str, ranks: int, hosts: int) -> float:
 def _with_losses(latency_ms: float, bytes_ms: FloatArray, between: float) -> FloatArray:
     total: FloatArray = latency_ms + bytes_ms + between * np.sqrt(latency_ms * bytes_ms)
     return total
+
+
+def _bytes_ms(latency_ms: float, taken_ms: float, between: float) -> float:
+    """Return the time T of the bytes with which `_with_losses` is `taken_ms`; at least a ns, if that leaves no time."""
+    half = between * np.sqrt(latency_ms) / 2
+    root = max(np.sqrt(half**2 + max(taken_ms - latency_ms, 0.0)) - half, 1e-3)
+    return float(root**2)
 
 
 class Point(NamedTuple):
@@ -208,21 +212,20 @@ class Point(NamedTuple):
 @cache
 def points() -> tuple[Point, ...]:
     """Read all published times of collectives between hosts."""
-    with (POINTS / "between_hosts.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(
-            Point(
-                row["machine"],
-                row["network"],
-                row["gpu"],
-                row["collective"],
-                int(row["gpus_per_host"]) * int(row["hosts"]),
-                int(row["hosts"]),
-                float(row["card_gb_per_s"]),
-                float(row["bytes"]),
-                float(row["us"]) * _US,
-            )
-            for row in csv.DictReader(file)
+    return tuple(
+        Point(
+            row["machine"],
+            row["network"],
+            row["gpu"],
+            row["collective"],
+            int(row["gpus_per_host"]) * int(row["hosts"]),
+            int(row["hosts"]),
+            float(row["card_gb_per_s"]),
+            float(row["bytes"]),
+            float(row["us"]) * _US,
         )
+        for row in point_rows("between_hosts.csv")
+    )
 
 
 def fitted(known: Sequence[Point]) -> Fits:
@@ -331,8 +334,7 @@ class PcieError(NamedTuple):
 
 def pcie_errors() -> Iterator[PcieError]:
     """Yield the errors on every PCIe machine without bridges, by collective and number of devices."""
-    with (POINTS / "pcie.csv").open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["bridges"] != "yes"]
+    rows = [row for row in point_rows("pcie.csv") if row["bridges"] != "yes"]
     groups = dict.fromkeys((row["machine"], row["collective"], row["gpus"], row["link_gb_per_s"]) for row in rows)
     for machine, collective, gpus, link in groups:
         its = [row for row in rows if (row["machine"], row["collective"], row["gpus"]) == (machine, collective, gpus)]
@@ -346,12 +348,8 @@ def pcie_errors() -> Iterator[PcieError]:
 
 def pcie_link(collective: str, size_bytes: float, ms: float, devices: int) -> float:
     """Return the bandwidth of a link, GB/s, by which a collective over PCIe takes so many ms."""
-    low, high = 1e-3, 1e4
-    for _ in range(60):
-        middle = float(np.sqrt(low * high))
-        slower = float(pcie_ms(collective, np.array([size_bytes]), devices, middle)[0]) > ms
-        low, high = (middle, high) if slower else (low, middle)
-    return high
+    latency_ms, bytes_ms = _pcie_times(collective, size_bytes, devices, 1.0)
+    return float(bytes_ms) / _bytes_ms(latency_ms, ms, _PCIE_BETWEEN)
 
 
 def pcie_curves(link_gb_per_s: float) -> Curves:
@@ -365,7 +363,14 @@ def pcie_curves(link_gb_per_s: float) -> Curves:
 
 def pcie_ms(collective: str, size_bytes: FloatArray, devices: int, link_gb_per_s: float) -> FloatArray:
     """Predict the ms of a collective over PCIe by the bandwidth of a device's link, GB/s by the datasheet."""
+    return _with_losses(*_pcie_times(collective, size_bytes, devices, link_gb_per_s), _PCIE_BETWEEN)
+
+
+def _pcie_times(
+    collective: str, size_bytes: FloatArray | float, devices: int, link_gb_per_s: float
+) -> tuple[float, FloatArray]:
+    """Return the fixed time of a collective over PCIe, and the time of the bytes, ms."""
     times = 2 if collective == _ALL_REDUCE else 1
     latency_ms = times * _PCIE_LATENCY_US * _US * devices**0.7
     rate = _PCIE_SHARES[collective] * (devices / 8) ** -0.3 * link_gb_per_s * _BYTES_PER_MS
-    return _with_losses(latency_ms, times * size_bytes * (devices - 1) / devices / rate, _PCIE_BETWEEN)
+    return latency_ms, np.asarray(times * size_bytes * (devices - 1) / devices / rate)

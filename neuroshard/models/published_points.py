@@ -22,7 +22,7 @@ from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.words.collective import ELEMENT_BYTES
 from neuroshard.words.placement import Tier, TierAssignment
 
-POINTS = Path(__file__).resolve().parent / "points"
+_POINTS = Path(__file__).resolve().parent / "points"
 _MS, _NS = 1e-3, 1e-6  # of a microsecond; ms of a nanosecond
 _LEAST_MS, _MOST_MS = 1e-9, 1e9  # of a curve: interpolated times stay finite
 _COUNT = re.compile("[2-9]|[1-9][0-9]{1,3}")  # of devices: one alone exchanges nothing
@@ -95,7 +95,7 @@ def kernel_points() -> tuple[KernelPoint, ...]:
             float(row["ms"]),
             row["source"],
         )
-        for row in _rows("kernels.csv")
+        for row in point_rows("kernels.csv")
     )
 
 
@@ -232,7 +232,7 @@ def _on_the_way(devices: int) -> float:
 @cache
 def curves_of(gpu: str) -> Curves:
     """Read the curves of that GPU, by its name in the file of points."""
-    rows = [row for row in _rows("nccl.csv") if row["gpu"] == gpu]
+    rows = [row for row in point_rows("nccl.csv") if row["gpu"] == gpu]
     sizes = [name for name in rows[0] if name.isdigit()]
     ms: dict[str, dict[int, FloatArray]] = {}
     for row in rows:
@@ -248,6 +248,7 @@ def rising(times: FloatArray) -> FloatArray:
     return halfway
 
 
-def _rows(name: str) -> Iterator[dict[str, str]]:
-    with (POINTS / name).open(encoding="utf-8", newline="") as file:
+def point_rows(name: str) -> Iterator[dict[str, str]]:
+    """Yield the rows of a file of published points."""
+    with (_POINTS / name).open(encoding="utf-8", newline="") as file:
         yield from csv.DictReader(file)

@@ -24,7 +24,7 @@ from neuroshard.models.host_tiers import (
 )
 from neuroshard.models.interface import CommModel, ComputeModel, Coverage, NarrowCalls, ReluHead, SumModel
 from neuroshard.models.kernels import KernelModels
-from neuroshard.models.network import LARGEST_BYTES, MOST_HOSTS, Links, Network
+from neuroshard.models.network import LARGEST_BYTES, MOST_HOSTS, Links, Network, Speed
 from neuroshard.models.published_points import EVEN, Curves, KernelPoint, Widths
 from neuroshard.models.stored import Held, Stored
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
@@ -49,7 +49,6 @@ _LOOKED_UP, _UPDATED, _FETCHED = 72 / 64, 84 / 64, 54 / 64
 _HOT = BOTTOMS >= 32  # bins of rows that are looked up more often
 _UNIT_MS = 1 / 64  # of costs in sums: about what a small table costs
 _CACHE_BACKWARD_MS = 0.06  # a call's fixed time backward behind a cache: recsys-examples, 0.234 ms for 65,536 lookups
-_Speed = Annotated[float, Meta(ge=1e-6, le=1e9)]
 _MOST_ROUNDS = 100
 _PAIR = 2  # devices that an NVLink bridge joins
 
@@ -259,11 +258,11 @@ class RooflineComm(Stored, CommModel):
     arithmetic: ClassVar[bool] = True
 
     curves: Annotated[Curves, Held("curves")]
-    network_gb_per_s: _Speed
+    network_gb_per_s: Speed
     devices_per_host: Devices
     gathers: bool = False
     rounds: Annotated[int, Meta(ge=1, le=_MOST_ROUNDS)] = 1
-    speed: _Speed = 1.0
+    speed: Speed = 1.0
     links: Links = field(default_factory=Links)
 
     num_devices = None  # it serves any number
