@@ -28,12 +28,14 @@ class Coverage(IntEnum):
         COVERED: the cost is between published measurements of the same type of device and of call.
         EXTRAPOLATED: the cost is outside the range of the published measurements, or they are of a similar case:
             another GPU, or another data type of weights.
-        GUESSED: the cost is of a typical server, from which servers with this GPU differ widely.
+        SCALED: published measurements are scaled to links of another speed.
+        TYPICAL: the cost is of a typical server, from which servers with this GPU differ widely.
     """
 
     COVERED = 0
     EXTRAPOLATED = 1
-    GUESSED = 2
+    SCALED = 2
+    TYPICAL = 3
 
     def __str__(self) -> str:
         return _COVERAGES[self]
@@ -42,7 +44,8 @@ class Coverage(IntEnum):
 _COVERAGES = {
     Coverage.COVERED: "interpolated between published measurements",
     Coverage.EXTRAPOLATED: "extrapolated from published measurements",
-    Coverage.GUESSED: "those of a typical PCIe server (published servers reach 2 to 46 GB/s; set host_busbw_gb_per_s)",
+    Coverage.SCALED: "scaled from published measurements of links of another speed",
+    Coverage.TYPICAL: "those of a typical PCIe server (published servers reach 2 to 46 GB/s; set host_busbw_gb_per_s)",
 }
 
 

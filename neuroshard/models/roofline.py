@@ -288,8 +288,10 @@ class RooflineComm(Stored, CommModel):
     def coverage(self, traffic: Traffic) -> Coverage:
         """Return how near published points are to this traffic."""
         joined = min(self.devices_per_host, traffic.host_size or self.devices_per_host)
-        if self.speed != 1 or (self.links.typical and self.links.host_busbw_gb_per_s is None):
-            return Coverage.GUESSED
+        if self.links.host_busbw_gb_per_s is None and self.links.typical:
+            return Coverage.TYPICAL
+        if self.links.host_busbw_gb_per_s is None and self.speed != 1:
+            return Coverage.SCALED
         if traffic.num_devices <= joined:
             return Coverage.COVERED if traffic.size_bytes.max() <= self.curves.sizes[-1] else Coverage.EXTRAPOLATED
         near = (

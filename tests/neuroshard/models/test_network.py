@@ -178,6 +178,13 @@ def test_a_typical_server_is_a_guess_until_its_bandwidth_is_given():
     assert "interpolated" in known
 
 
+def test_links_of_another_speed_are_not_called_a_typical_server():
+    traffic = Traffic(np.full((1, 8, 1), 1e6), np.array([4096]), 8)
+    said = str(replace(H100.forward, speed=2.0).coverage(traffic))
+    assert "scaled" in said
+    assert "PCIe" not in said
+
+
 @pytest.mark.slow
 def test_predicted_costs_are_below_published_steps_of_hugectr_and_in_their_order():
     """DLRM-DCNv2 at batch 55,296 on 8 GPUs, HugeCTR (MLPerf Training v3.1 and v4.0)."""
