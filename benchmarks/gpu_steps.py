@@ -18,9 +18,9 @@ from shared import ALL_TYPES, COLUMN_WISE, markdown, simulator_of, total_ms
 
 import neuroshard as ns
 from neuroshard.cost.cost import BACKWARD, FORWARD
-from neuroshard.hardware.step_meters import MirroredStep
-from neuroshard.hardware.step_samples import LocalStep, Stretch
-from neuroshard.records.samples import LOCAL_PHASES
+from neuroshard.measure.steps.step_meters import MirroredStep
+from neuroshard.measure.steps.step_samples import LocalStep, Stretch
+from neuroshard.measure.store.samples import LOCAL_PHASES
 from neuroshard.words.form import FORMS
 from neuroshard.words.model_choice import ModelChoice
 

@@ -29,11 +29,11 @@ from shared import CPU, simulator_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from neuroshard.hardware import Hardware
-from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.measure import Hardware
+from neuroshard.measure.steps.step_samples import StepProtocol
+from neuroshard.measure.store import DataDirectory
+from neuroshard.measure.store.run_directory import RunDirectory, runs_below
 from neuroshard.models import load_bundle
-from neuroshard.records import DataDirectory
-from neuroshard.records.run_directory import RunDirectory, runs_below
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation

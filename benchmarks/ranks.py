@@ -13,11 +13,11 @@ from shared import Made, evaluated, simulator_of
 
 import neuroshard as ns
 from neuroshard.cost.cost import COMPUTE
-from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.layouts import in_copies, in_rows
+from neuroshard.measure.steps.step_samples import StepProtocol
+from neuroshard.measure.store.samples import LOCAL_PHASES
 from neuroshard.models.parts import FRAMEWORK
 from neuroshard.plans.plan import Plan
-from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.stages.search.runs.in_mirror import InMirror
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.words.model_choice import ModelChoice

@@ -11,7 +11,7 @@ import pandas as pd
 from rich.console import Console
 
 import neuroshard as ns
-from neuroshard.hardware import DeviceSpec, Hardware
+from neuroshard.measure import DeviceSpec, Hardware
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.runs.evaluate import Evaluate

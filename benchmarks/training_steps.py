@@ -22,8 +22,8 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterCons
 from torchrec.distributed.planner import Topology as TorchRecTopology
 
 import neuroshard as ns
-from neuroshard.hardware.stand_in import StandIn, renamed
-from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.measure.steps.stand_in import StandIn, renamed
+from neuroshard.measure.steps.step_samples import StepProtocol
 from neuroshard.plans.plan import Plan
 from neuroshard.searching.searcher import searcher_of
 from neuroshard.stages.augment.local import PlanAugmentation

@@ -19,11 +19,11 @@ from rich.console import Console
 
 from neuroshard import CostModels, Found, Plan, Simulator, UserError, load_tables
 from neuroshard.app.arguments import for_hydra
+from neuroshard.measure.store import DataDirectory, Manifest
+from neuroshard.measure.store.run_directory import RunDirectory
+from neuroshard.measure.store.samples import CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.models import Card, load_bundle, save_bundle
 from neuroshard.plumbing.registry import instantiate_config
-from neuroshard.records import DataDirectory, Manifest
-from neuroshard.records.run_directory import RunDirectory
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.replan import Replan

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from neuroshard.hardware import Hardware
-from neuroshard.hardware.hardware import is_follower
-from neuroshard.lab.plan_costs import beyond_memory
+from neuroshard.measure import Hardware
+from neuroshard.measure.hardware import is_follower
+from neuroshard.measure.plan_costs import beyond_memory
+from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
@@ -16,7 +17,6 @@ from neuroshard.plumbing.files import by_place, check_directory
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.progress import Result
 from neuroshard.plumbing.schema import PathName, PositiveCount, Seed
-from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.results.comparison import Evaluated, plans_of, runnable_by_task
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.in_parts import InParts, Means

@@ -12,11 +12,13 @@ from rich.progress import Progress
 from rich.table import Table as Grid
 
 from neuroshard.cost.loads import Traffic
-from neuroshard.hardware import Hardware
-from neuroshard.hardware.hardware import Warn
-from neuroshard.hardware.step_meters import MirroredStep, RankJob, check_mirrored, measure_rank, rank_jobs
-from neuroshard.hardware.step_samples import LocalStep, StepProtocol
-from neuroshard.lab.plan_costs import Advance
+from neuroshard.measure import Hardware
+from neuroshard.measure.hardware import Warn
+from neuroshard.measure.plan_costs import Advance
+from neuroshard.measure.steps.step_meters import MirroredStep, RankJob, check_mirrored, measure_rank, rank_jobs
+from neuroshard.measure.steps.step_samples import LocalStep, StepProtocol
+from neuroshard.measure.store.run_directory import RunDirectory
+from neuroshard.measure.store.samples import LOCAL_PHASES
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
@@ -26,8 +28,6 @@ from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import PathName
-from neuroshard.records.run_directory import RunDirectory
-from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.stages.search.results.candidate_plan_files import MeasuredOnce
 from neuroshard.stages.search.results.comparison import (
     Evaluated,

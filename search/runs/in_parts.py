@@ -16,10 +16,11 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from neuroshard.cost.cost import Cost
-from neuroshard.hardware import Hardware
-from neuroshard.hardware.hardware import Warn
-from neuroshard.lab.plan_costs import Advance, PlanRecords, measure_plans, steps
-from neuroshard.lab.recorder import meters_of
+from neuroshard.measure import Hardware
+from neuroshard.measure.hardware import Warn
+from neuroshard.measure.plan_costs import Advance, PlanRecords, measure_plans, steps
+from neuroshard.measure.recorder import meters_of
+from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.plans.picture import plan_png
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
@@ -27,7 +28,6 @@ from neuroshard.plumbing.files import digest_of, write_atomically
 from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import Result, print_lines, printer, progress_bar
-from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.results.candidate_plan_files import MeasuredOnce, Pass
 from neuroshard.stages.search.results.comparison import (
     Evaluated,

@@ -10,18 +10,18 @@ import numpy as np
 from rich.progress import Progress
 from rich.table import Table as Grid
 
-from neuroshard.hardware import Hardware
-from neuroshard.hardware.hardware import Warn
-from neuroshard.hardware.step_meters import Builds, check_steps, step_builds
-from neuroshard.hardware.step_samples import PHASES, BuildTimes, StepProtocol
-from neuroshard.lab.plan_costs import Advance
+from neuroshard.measure import Hardware
+from neuroshard.measure.hardware import Warn
+from neuroshard.measure.plan_costs import Advance
+from neuroshard.measure.steps.step_meters import Builds, check_steps, step_builds
+from neuroshard.measure.steps.step_samples import PHASES, BuildTimes, StepProtocol
+from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import warn_of
 from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.progress import printer, progress_bar
-from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.report.figures import phase_bars
 from neuroshard.stages.search.results.candidate_plan_files import MeasuredOnce
 from neuroshard.stages.search.results.comparison import (

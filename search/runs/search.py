@@ -14,7 +14,8 @@ from rich.progress import Progress
 from rich.table import Table as Grid
 from rich.text import Text
 
-from neuroshard.hardware.hardware import is_follower
+from neuroshard.measure.hardware import is_follower
+from neuroshard.measure.store.run_directory import JobFigures, RunDirectory
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
@@ -25,7 +26,6 @@ from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.progress import plain_console, print_lines, progress_bar
 from neuroshard.plumbing.schema import FileName, PathName
 from neuroshard.plumbing.threads import blas_threads
-from neuroshard.records.run_directory import JobFigures, RunDirectory
 from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.methods.acceptance import rejected_remark
 from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanFiles, Searched

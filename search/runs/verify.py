@@ -12,8 +12,8 @@ import pandas as pd
 from msgspec import Meta
 from rich.progress import Progress
 
-from neuroshard.hardware import Hardware
-from neuroshard.lab.plan_costs import Advance, beyond_memory
+from neuroshard.measure import Hardware
+from neuroshard.measure.plan_costs import Advance, beyond_memory
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.parquet import write_frame

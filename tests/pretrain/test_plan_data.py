@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from neuroshard import CostModels
-from neuroshard.lab.plan_costs import PlanRecords, measure_plans
-from neuroshard.lab.recorder import meters_of
-from neuroshard.records import DataDirectory
+from neuroshard.measure.plan_costs import PlanRecords, measure_plans
+from neuroshard.measure.recorder import meters_of
+from neuroshard.measure.store import DataDirectory
 from neuroshard.stages.pretrain.fit_additive import Ensemble
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.pretrain import Pretrain

@@ -12,9 +12,9 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstima
 from torchrec.distributed.types import CacheParams, PipelineType
 
 from neuroshard import CostModels, MemoryUse, NeuroShardWarning, Simulator, Tier, TierAssignment
-from neuroshard.hardware import step_bench
-from neuroshard.hardware.stand_in import in_pipeline
-from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.measure.steps import _step_bench as step_bench
+from neuroshard.measure.steps.stand_in import in_pipeline
+from neuroshard.measure.steps.step_samples import StepProtocol
 from neuroshard.stages.search.options.tier_changes import reassign_tiers
 from neuroshard.stages.search.runs.in_mirror import InMirror
 from neuroshard.stages.search.runs.in_steps import InSteps

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from neuroshard import CostModels, Plan, Prediction, Simulator, Task, Topology
-from neuroshard.hardware.step_samples import PHASES, BuildTimes, StepProtocol
+from neuroshard.measure.steps.step_samples import PHASES, BuildTimes, StepProtocol
 from neuroshard.models import Card, save_bundle
 from neuroshard.models.predicted_for import PredictedFor
 from neuroshard.models.trust import DATASHEET

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from neuroshard import Task, Topology
-from neuroshard.hardware import DeviceSpec, Hardware
-from neuroshard.hardware.step_samples import PIPELINES, StepProtocol
-from neuroshard.records.samples import LOCAL_PHASES
+from neuroshard.measure import DeviceSpec, Hardware
+from neuroshard.measure.steps.step_samples import PIPELINES, StepProtocol
+from neuroshard.measure.store.samples import LOCAL_PHASES
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_mirror import InMirror
 from neuroshard.testing import toy_task

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from neuroshard import Task, Topology
-from neuroshard.hardware import DeviceSpec, Hardware
-from neuroshard.hardware.step_samples import PHASES, BuildTimes, StepProtocol
+from neuroshard.measure import DeviceSpec, Hardware
+from neuroshard.measure.steps.step_samples import PHASES, BuildTimes, StepProtocol
 from neuroshard.stages.search.results.comparison import Evaluated
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_steps import LOOKUPS_ALONE, Build, InSteps, TaskSteps, builds_in

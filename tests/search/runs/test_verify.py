@@ -15,8 +15,8 @@ import pytest
 
 from neuroshard import CostModels, Plan, Simulator, Topology
 from neuroshard.app import cli
-from neuroshard.hardware import Meter, Outcome
-from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.measure import Meter, Outcome
+from neuroshard.measure.steps.step_samples import StepProtocol
 from neuroshard.models import Card, save_bundle
 from neuroshard.plans.moves import layout_key
 from neuroshard.stages.search.local.improvement import Improvement
