@@ -34,4 +34,4 @@ def test_the_wall_clock_is_read_for_time_stamps_only():
     root = Path(neuroshard.__file__).parent
     reading = re.compile(r"\btime\.time\(|\bdatetime\.(now|today|utcnow)|\bst_[mac]time")
     found = {str(path.relative_to(root)) for path in root.rglob("*.py") if reading.search(path.read_text())}
-    assert found == {"hardware/runs.py"}
+    assert found == {"measure/_workers/runs.py"}
