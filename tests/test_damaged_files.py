@@ -24,11 +24,11 @@ from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.measure.store.samples import CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.models import Card, load_bundle, save_bundle
 from neuroshard.plumbing.registry import instantiate_config
+from neuroshard.stages.search.evaluate.candidate_plan_files import CandidatePlanFiles, MeasuredOnce, Pass, Searched
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.report.gather import gather
-from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanFiles, MeasuredOnce, Pass, Searched
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.rl.agent import load_agent
 from neuroshard.stages.search.runs.search import Search

@@ -18,7 +18,19 @@ CORE_ROOMS = (
     *("plumbing", "words", "tables", "cost", "layouts", "tasks", "plans", "bundles", "models", "searching"),
     *("torchrec", "targets", "measure", "testing", "app"),
 )
-SEARCH_ROOMS = ("published", "space", "kernels", "local", "options", "rl", "methods", "results", "report", "runs")
+SEARCH_ROOMS = (
+    "published",
+    "space",
+    "kernels",
+    "local",
+    "options",
+    "rl",
+    "methods",
+    "results",
+    "report",
+    "evaluate",
+    "runs",
+)
 
 
 @cache

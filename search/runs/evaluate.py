@@ -17,9 +17,9 @@ from neuroshard.plumbing.files import by_place, check_directory
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.progress import Result
 from neuroshard.plumbing.schema import PathName, PositiveCount, Seed
-from neuroshard.stages.search.results.comparison import Evaluated, plans_of, runnable_by_task
+from neuroshard.stages.search.evaluate.comparison import Evaluated, plans_of, runnable_by_task
+from neuroshard.stages.search.evaluate.kernel_measurer import KernelMeasurer, Measurer
 from neuroshard.stages.search.results.search_results import SearchRun
-from neuroshard.stages.search.runs.in_parts import InParts, Means
 from neuroshard.words.model_choice import ModelSettings, told
 
 
@@ -50,7 +50,7 @@ class Evaluate(ModelSettings):
     seed: Seed = 0
     out: PathName | None = None
     count_input: bool = False
-    measure: Means = field(default_factory=InParts)
+    measure: Measurer = field(default_factory=KernelMeasurer)
 
     def run(self) -> "Result | None":
         """Measure every plan that fits; tasks without a plan, and plans that do not fit, count as failures.

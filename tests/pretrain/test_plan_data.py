@@ -11,10 +11,10 @@ from neuroshard.measure.store import DataDirectory
 from neuroshard.stages.pretrain.fit_additive import Ensemble
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.pretrain import Pretrain
+from neuroshard.stages.search.evaluate.verification import Verify
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.search import Search
-from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.testing import toy_task
 from neuroshard.words.form import Form
 from tests.kit.devices.made_up import MadeUpHardware

@@ -16,14 +16,14 @@ from neuroshard.models.predicted_for import PredictedFor
 from neuroshard.models.trust import DATASHEET
 from neuroshard.plumbing.files import exclusive
 from neuroshard.plumbing.messages import Message
+from neuroshard.stages.search.evaluate import mirrored_measurer, step_measurer
+from neuroshard.stages.search.evaluate.comparison import _BUSY as BUSY
+from neuroshard.stages.search.evaluate.comparison import Evaluated, comparison, provenance_lines, trust_lines
+from neuroshard.stages.search.evaluate.kernel_measurer import KernelMeasurer
+from neuroshard.stages.search.evaluate.mirrored_measurer import TaskInMirror
 from neuroshard.stages.search.methods.heuristics import Greedy
-from neuroshard.stages.search.results.comparison import _BUSY as BUSY
-from neuroshard.stages.search.results.comparison import Evaluated, comparison, provenance_lines, trust_lines
 from neuroshard.stages.search.results.search_results import SearchRun
-from neuroshard.stages.search.runs import in_mirror, in_steps
 from neuroshard.stages.search.runs.evaluate import Evaluate
-from neuroshard.stages.search.runs.in_mirror import TaskInMirror
-from neuroshard.stages.search.runs.in_parts import InParts
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.testing import random_models, toy_task
 from neuroshard.words.model_choice import ModelChoice
@@ -182,7 +182,7 @@ def test_plan_loading_is_checked(tmp_path):
 
 
 def _measured_by(monkeypatch, measure):
-    monkeypatch.setattr("neuroshard.stages.search.runs.in_parts.measure_plans", measure)
+    monkeypatch.setattr("neuroshard.stages.search.evaluate.kernel_measurer.measure_plans", measure)
 
 
 @pytest.fixture
@@ -256,7 +256,7 @@ def test_what_was_measured_is_saved_before_anything_is_drawn(unbalanced, tmp_pat
     def broken(*_arguments):
         raise RuntimeError("no picture")
 
-    monkeypatch.setattr("neuroshard.stages.search.runs.in_parts.plan_png", broken)
+    monkeypatch.setattr("neuroshard.stages.search.evaluate.kernel_measurer.plan_png", broken)
     with pytest.raises(RuntimeError):
         _evaluate(unbalanced, tmp_path / "out").run()
     assert pd.read_parquet(tmp_path / "out" / "results.parquet").measured_ms[0] == 6.0
@@ -308,7 +308,7 @@ class _Coded(Message):
 
 @pytest.fixture(autouse=True)
 def _codes_in_lines(monkeypatch):
-    monkeypatch.setattr("neuroshard.stages.search.results.comparison.Message", _Coded)
+    monkeypatch.setattr("neuroshard.stages.search.evaluate.comparison.Message", _Coded)
 
 
 IN_STEPS = ModelChoice("h100", framework="torchrec")
@@ -375,11 +375,15 @@ def test_every_way_of_measuring_names_other_hardware(measure, unbalanced, tmp_pa
     replace(plan, prediction=Prediction(ModelChoice("roofline:h100"), 5.5)).save(unbalanced)
     few = StepProtocol(builds=1, turns=1, steps=1)
     took = BuildTimes((3.0,), (1.0,) * len(PHASES), 1.0)
-    monkeypatch.setattr(in_steps, "step_builds", lambda *_: nullcontext(lambda plans, _: (took,) * len(plans)))
+    monkeypatch.setattr(step_measurer, "step_builds", lambda *_: nullcontext(lambda plans, _: (took,) * len(plans)))
     nothing = TaskInMirror(0, (), (), (), "none")
-    monkeypatch.setattr(in_mirror.InMirror, "_of_task", lambda *_: nothing)
+    monkeypatch.setattr(mirrored_measurer.MirroredMeasurer, "_of_task", lambda *_: nothing)
     monkeypatch.setattr(TaskInMirror, "told", lambda _: [])
-    ways = {"kernels": InParts(), "steps": in_steps.InSteps(few), "mirrored": in_mirror.InMirror(few)}
+    ways = {
+        "kernels": KernelMeasurer(),
+        "steps": step_measurer.StepMeasurer(few),
+        "mirrored": mirrored_measurer.MirroredMeasurer(few),
+    }
     result = _evaluate(unbalanced, tmp_path / "out", measure=ways[measure]).run()
     (line,) = (line for line in shown(result, 1000).splitlines() if OTHER_HARDWARE in line)
     assert all(one in line for one in ("a GPU: H100 (datasheet)", "a CPU"))

@@ -22,9 +22,8 @@ from neuroshard.plumbing.errors import warn_of
 from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.progress import printer, progress_bar
-from neuroshard.stages.search.report.figures import phase_bars
-from neuroshard.stages.search.results.candidate_plan_files import MeasuredOnce
-from neuroshard.stages.search.results.comparison import (
+from neuroshard.stages.search.evaluate.candidate_plan_files import MeasuredOnce
+from neuroshard.stages.search.evaluate.comparison import (
     Evaluated,
     failures,
     grid_of,
@@ -32,7 +31,8 @@ from neuroshard.stages.search.results.comparison import (
     plans_of,
     provenance_lines,
 )
-from neuroshard.stages.search.runs.in_parts import EvaluateResult, Measure, begun
+from neuroshard.stages.search.evaluate.kernel_measurer import EvaluateResult, Measure, begun
+from neuroshard.stages.search.report.figures import phase_bars
 from neuroshard.tasks.task import Task
 from neuroshard.words.model_choice import TORCHREC
 
@@ -180,7 +180,7 @@ class TaskSteps:
 
 
 @dataclass(frozen=True)
-class InSteps:
+class StepMeasurer:
     """Measures training steps: TorchRec trains a stand-in of the user's model on the plans of a task, alternately.
 
     Each build of all of a task's plans is in fresh processes.

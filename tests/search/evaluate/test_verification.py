@@ -19,16 +19,16 @@ from neuroshard.measure import Meter, Outcome
 from neuroshard.measure.steps.step_samples import StepProtocol
 from neuroshard.models import Card, save_bundle
 from neuroshard.plans.moves import layout_key
+from neuroshard.stages.search.evaluate.candidate_plan_files import CandidatePlanFiles
+from neuroshard.stages.search.evaluate.step_measurer import StepMeasurer
+from neuroshard.stages.search.evaluate.verification import Verify
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.published.grid import GridSettings
-from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanFiles
 from neuroshard.stages.search.results.search_results import SearchRun
-from neuroshard.stages.search.runs.in_steps import InSteps
 from neuroshard.stages.search.runs.search import Search
-from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.targets.target import constrained
 from neuroshard.tasks.draw import TaskDraw, drawn
@@ -377,8 +377,8 @@ def test_searches_and_evaluations_run_under_torchrun(command, tmp_path):
 @pytest.mark.parametrize("pipeline", ["sparse_dist", pytest.param("none", marks=pytest.mark.slow)])
 def test_candidate_plans_are_verified_by_training_steps(bundle, tmp_path, pipeline):
     """A pass is a build of all of them, on two real processes."""
-    means = InSteps(StepProtocol(turns=2, steps=2, dense=(), pipeline=pipeline))
-    result = _search(bundle, tmp_path / "run", Verify(CPU, candidate_plans=2, passes=2, means=means), (TASK,)).run()
+    measure = StepMeasurer(StepProtocol(turns=2, steps=2, dense=(), pipeline=pipeline))
+    result = _search(bundle, tmp_path / "run", Verify(CPU, candidate_plans=2, passes=2, measure=measure), (TASK,)).run()
     searched = CandidatePlanFiles(tmp_path / "run", 0).read(TASK)
     assert searched.errors == (None,) * len(searched.candidate_plans)
     assert (searched.costs_ms > 0).all()

@@ -1,6 +1,6 @@
 """Measure plans by kernels and exchanges, one by one: `evaluate measure=kernels` and `search verify=kernels`.
 
-`Means` is the interface of all ways to measure plans; two other modules have the other ways.
+`Measurer` is the interface of all ways to measure plans; two other modules have the other ways.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,8 +28,8 @@ from neuroshard.plumbing.files import digest_of, write_atomically
 from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import Result, print_lines, printer, progress_bar
-from neuroshard.stages.search.results.candidate_plan_files import MeasuredOnce, Pass
-from neuroshard.stages.search.results.comparison import (
+from neuroshard.stages.search.evaluate.candidate_plan_files import MeasuredOnce, Pass
+from neuroshard.stages.search.evaluate.comparison import (
     Evaluated,
     comparison,
     failures,
@@ -49,7 +49,7 @@ Kept = TypeVar("Kept")
 _SHOWN_ERRORS = 3
 
 
-class Means(Protocol):
+class Measurer(Protocol):
     """A way to measure plans: the candidate plans of a search in passes, or the plans of an evaluation.
 
     Attributes:
@@ -162,7 +162,7 @@ class EvaluateResult(Generic[Kept]):
 
 
 @dataclass(frozen=True)
-class InParts:
+class KernelMeasurer:
     """Measures kernels and exchanges one by one, which are the costs that cost models predict."""
 
     framework: ClassVar[str | None] = None

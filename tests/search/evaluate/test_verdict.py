@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from neuroshard.models.trust import LEVEL
-from neuroshard.stages.search.results.verdict import Verdict
+from neuroshard.stages.search.evaluate.verdict import Verdict
 
 NAN = float("nan")
 

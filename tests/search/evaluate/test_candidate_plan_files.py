@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neuroshard.cost.cost import PARTS, Cost, Part, When
-from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanFiles, MeasuredOnce, Pass
+from neuroshard.stages.search.evaluate.candidate_plan_files import CandidatePlanFiles, MeasuredOnce, Pass
 from neuroshard.testing import toy_task
 from tests.kit.messages import refused
 from tests.kit.plans import whole

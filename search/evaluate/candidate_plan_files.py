@@ -19,8 +19,8 @@ from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import NonNegative, PositiveCount
 from neuroshard.searching.searcher import Found
+from neuroshard.stages.search.evaluate.verdict import Verdict
 from neuroshard.stages.search.results.search_results import predicted_columns
-from neuroshard.stages.search.results.verdict import Verdict
 from neuroshard.tasks.task import Task
 
 

@@ -28,8 +28,8 @@ from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import PathName
-from neuroshard.stages.search.results.candidate_plan_files import MeasuredOnce
-from neuroshard.stages.search.results.comparison import (
+from neuroshard.stages.search.evaluate.candidate_plan_files import MeasuredOnce
+from neuroshard.stages.search.evaluate.comparison import (
     Evaluated,
     failures,
     grid_of,
@@ -37,8 +37,8 @@ from neuroshard.stages.search.results.comparison import (
     plans_of,
     provenance_lines,
 )
-from neuroshard.stages.search.runs.in_parts import EvaluateResult, Measure, begun
-from neuroshard.stages.search.runs.in_steps import floor_of
+from neuroshard.stages.search.evaluate.kernel_measurer import EvaluateResult, Measure, begun
+from neuroshard.stages.search.evaluate.step_measurer import floor_of
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
 from neuroshard.words.model_choice import TORCHREC
@@ -208,7 +208,7 @@ def _ranges(ranks: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class InMirror:
+class MirroredMeasurer:
     """Measures mirrored steps: TorchRec trains a stand-in model rank by rank, and all other ranks mirror that rank.
 
     Local work is measured, and exchanges are predicted. So one device can measure plans for any number of devices.

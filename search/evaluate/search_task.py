@@ -6,7 +6,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.searching.dense_time import find_plan
 from neuroshard.searching.searcher import Searcher
-from neuroshard.stages.search.results.candidate_plan_files import Searched
+from neuroshard.stages.search.evaluate.candidate_plan_files import Searched
 from neuroshard.tasks.task import Task
 
 
