@@ -37,7 +37,8 @@ from neuroshard.models import load_bundle
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
-from neuroshard.stages.search.evaluate.kernel_measurer import KernelMeasurer, Measurer
+from neuroshard.stages.search.evaluate.kernel_measurer import KernelMeasurer
+from neuroshard.stages.search.evaluate.measurer import Measurer
 from neuroshard.stages.search.evaluate.mirrored_measurer import MirroredMeasurer
 from neuroshard.stages.search.evaluate.step_measurer import StepMeasurer
 from neuroshard.stages.search.evaluate.verification import Verify
@@ -154,9 +155,10 @@ _MIRRORED = MirroredMeasurer(_STEPS, exchanges="cpu")
 _MOST_ROWS = 20_000
 _DATA = ("manifest.json", "tables.parquet", "compute/*.parquet", "comm/*.parquet", "local/*.parquet")
 _BEGUN = ("settings.json", "tasks.json", "run.json")
-_PASSES = ("plans/*.json", "candidate_plans/*/*.json", "candidate_plans.parquet")
-_CANDIDATE_PLANS, _BUILDS, _RANKS = ((f"{name}/*/*.json", *_BEGUN) for name in ("candidate_plans", "builds", "ranks"))
-_EVALUATED = ("devices.parquet", "tasks/*.json", *_BEGUN)  # results say how long searches took, too
+_MEASURED = ("measurements/*/*.parquet", *_BEGUN)
+_PASSES = ("plans/*.json", "candidate_plans/*/*.json", "measurements/*/*.parquet", "candidate_plans.parquet")
+_CANDIDATE_PLANS = ("candidate_plans/*/*.json", *_MEASURED)
+_EVALUATED = ("devices.parquet", *_MEASURED)  # results say how long searches took, too
 
 CASES = (
     Case(
@@ -179,8 +181,8 @@ CASES = (
         "evaluate-made-up", evaluate_made_up,
         ("results.parquet", *_EVALUATED, *(f"measured/{one}" for one in _DATA)), _same_files(*_EVALUATED),
     ),
-    Case("evaluate-steps", partial(evaluated, StepMeasurer(replace(_STEPS, builds=4))), _BUILDS, _same_names),
-    Case("evaluate-mirrored", partial(evaluated, _MIRRORED), _RANKS, _same_names),
+    Case("evaluate-steps", partial(evaluated, StepMeasurer(replace(_STEPS, builds=4))), _MEASURED, _same_names),
+    Case("evaluate-mirrored", partial(evaluated, _MIRRORED), _MEASURED, _same_names),
     Case(
         "sweep",
         ("-m", "neuroshard", "search", "-m", "tasks=paper", "tasks.draw.count=8",

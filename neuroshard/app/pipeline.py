@@ -24,7 +24,7 @@ from neuroshard.tasks.task import Task
 if TYPE_CHECKING:
     from neuroshard.plumbing.progress import Result
     from neuroshard.stages.augment.summary import Summary
-    from neuroshard.stages.search.evaluate.kernel_measurer import Measurer
+    from neuroshard.stages.search.evaluate.measurer import Measurer
 
 Files = str | Path | Sequence[str | Path]
 

@@ -4,19 +4,19 @@ A run that was killed measures nothing twice.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from neuroshard.cost.cost import PARTS, Cost, Part, When
+from neuroshard.measure.store.plan_measurements import Pass, PassFiles, costs_ms, errors_of, passes_in
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.journal import Journal
-from neuroshard.plumbing.messages import Message, number_of
+from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.schema import NonNegative, PositiveCount
 from neuroshard.searching.searcher import Found
 from neuroshard.stages.search.evaluate.verdict import Verdict
@@ -36,67 +36,6 @@ class _Origin:
 
 
 @dataclass(frozen=True)
-@checked
-class MeasuredOnce:
-    """The measurement of one plan in one pass.
-
-    Attributes:
-        parts: (D,) ms of each part of the cost, by name; empty if a training step was measured.
-        error: the error that stopped the measurement; None if there was none.
-        step_ms: ms of a training step; None if parts were measured.
-        when: the place of each part in the step.
-    """
-
-    parts: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    error: str | None = None
-    step_ms: NonNegative | None = None
-    when: dict[str, When] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, outcome: Cost | str) -> "MeasuredOnce":
-        """Return the measurement of a cost, or of the error in its place."""
-        if isinstance(outcome, str):
-            return cls(error=outcome)
-        when = {part.name: part.when for part in outcome.parts}
-        return cls({part.name: tuple(part.ms.tolist()) for part in outcome.parts}, when=when)
-
-    @property
-    def outcome(self) -> Cost | str:
-        """The measured cost, built from its parts, or the error."""
-        if self.error is not None:
-            return self.error
-        return Cost(tuple(Part(name, self.when[name], np.array(ms)) for name, ms in self.parts.items()))
-
-    @property
-    def total_ms(self) -> float:
-        """The plan's measured cost in ms; NaN if it could not be measured."""
-        if self.error is not None:
-            return float("nan")
-        return max(map(sum, zip(*self.parts.values(), strict=True))) if self.step_ms is None else self.step_ms
-
-    def fits(self, devices: int) -> bool:
-        """Return True if the measurement can belong to a plan for this number of devices."""
-        known, in_parts = self.parts.keys() == self.when.keys(), self.error is None and self.step_ms is None
-        sizes = {len(self.parts.get(name, ())) for name in (*PARTS, *self.parts)} if in_parts else {devices}
-        return known and sizes == {devices}
-
-
-@dataclass(frozen=True)
-class Pass:
-    """The measurements of one pass over all candidate plans, (K,)."""
-
-    plans: tuple[MeasuredOnce, ...]
-
-    def wrong(self, plans: Sequence[Plan]) -> str | None:
-        """Return the reason why the pass cannot belong to these plans, as a predicate; None if it can."""
-        devices = [plan.task.topology.num_devices for plan in plans]
-        if len(self.plans) == len(plans) and all(map(MeasuredOnce.fits, self.plans, devices)):
-            return None
-        numbers = " or ".join(map(str, sorted({*devices})))
-        return f"does not have the measurements of {number_of(len(plans), 'plan')} for {numbers} devices"
-
-
-@dataclass(frozen=True)
 class Searched:
     """The state of the answer to a task.
 
@@ -105,7 +44,7 @@ class Searched:
         seconds: search time.
         candidate_plans: (K,) plans that can be measured, with their predictions, the predicted best first; empty if no
             candidate plans were requested, or no plan was found.
-        passes: (P, K) measurements so far.
+        passes: (P,) measurements so far, each of all candidate plans.
     """
 
     found: Found | InfeasibleError
@@ -127,20 +66,12 @@ class Searched:
     @property
     def errors(self) -> tuple[str | None, ...]:
         """The first error of each plan's measurements, (K,); None for plans without errors."""
-        return tuple(
-            next((measurement.error for measurement in measurements if measurement.error is not None), None)
-            for measurements in self._measured
-        )
+        return errors_of(self.passes, len(self.candidate_plans))
 
     @property
     def costs_ms(self) -> FloatArray:
         """The cost of each plan in each pass, (K, P) ms; NaN for failed measurements."""
-        return np.array([[measurement.total_ms for measurement in measurements] for measurements in self._measured])
-
-    @property
-    def _measured(self) -> list[list[MeasuredOnce]]:
-        """The measurements of each plan in each pass, (K, P)."""
-        return [[one_pass.plans[number] for one_pass in self.passes] for number in range(len(self.candidate_plans))]
+        return costs_ms(self.passes, len(self.candidate_plans))
 
     @property
     def verdict(self) -> Verdict:
@@ -170,7 +101,7 @@ class CandidatePlanFiles:
     """The files of a task's candidate plans in a run's directory.
 
     `candidate_plans/task-0000.json` describes how the plans were found. The directory `candidate_plans/task-0000` has
-    the plans and a file for each pass.
+    the plans, and `measurements/task-0000` has a file for each pass.
     """
 
     run: Path
@@ -189,9 +120,9 @@ class CandidatePlanFiles:
             self.task, _Origin(len(searched.candidate_plans), searched.seconds, answer.warning, answer.remark)
         )
 
-    def passes(self, plans: Sequence[Plan]) -> Journal[Pass]:
-        """Return the journal of the passes over these candidate plans."""
-        return Journal((self.run / self.plan(0)).parent, "pass", Pass, lambda _, measured: measured.wrong(plans))
+    def passes(self, plans: Sequence[Plan]) -> PassFiles:
+        """Return the files of the passes over these candidate plans."""
+        return passes_in(self.run, self.task, plans)
 
     def read(self, task: Task) -> Searched | None:
         """Return the saved state of the task's answer; None if its search has not ended.

@@ -14,14 +14,16 @@ from rich.progress import Progress
 
 from neuroshard.measure import Hardware
 from neuroshard.measure.plan_costs import Advance, beyond_memory
+from neuroshard.measure.store.plan_measurements import Pass, PlanMeasurement
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import PositiveCount, Seed
 from neuroshard.searching.searcher import Found, Searcher
-from neuroshard.stages.search.evaluate.candidate_plan_files import CandidatePlanFiles, MeasuredOnce, Pass, Searched
-from neuroshard.stages.search.evaluate.kernel_measurer import KernelMeasurer, Measure, Measurer
+from neuroshard.stages.search.evaluate.candidate_plan_files import CandidatePlanFiles, Searched
+from neuroshard.stages.search.evaluate.kernel_measurer import KernelMeasurer
+from neuroshard.stages.search.evaluate.measurer import Measure, Measurer
 from neuroshard.stages.search.evaluate.search_task import search_task
 from neuroshard.stages.search.results.search_results import SearchRecord
 from neuroshard.tasks.task import Task
@@ -96,8 +98,9 @@ class Verify:
         errors = {i: failed[i] or beyond_memory(plan, self.hardware) for i, plan in enumerate(plans)}
         order = rng.permutation([i for i, error in errors.items() if error is None]).astype(int).tolist()
         seed = int(rng.integers(_SEED_RANGE))
-        outcomes = dict(zip(order, measure([plans[i] for i in order], seed, advance, files.run), strict=True))
-        return Pass(tuple(outcomes.get(i) or MeasuredOnce(error=error) for i, error in errors.items()))
+        rows = measure([plans[i] for i in order], len(before), [seed], advance, files.run) if order else ()
+        failures = [PlanMeasurement(i, len(before), error=error) for i, error in errors.items() if error is not None]
+        return (*(replace(row, plan=order[row.plan]) for row in rows), *failures)
 
 
 def not_verified() -> None:

@@ -18,7 +18,9 @@ from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.progress import Result
 from neuroshard.plumbing.schema import PathName, PositiveCount, Seed
 from neuroshard.stages.search.evaluate.comparison import Evaluated, plans_of, runnable_by_task
-from neuroshard.stages.search.evaluate.kernel_measurer import KernelMeasurer, Measurer
+from neuroshard.stages.search.evaluate.evaluation import evaluated
+from neuroshard.stages.search.evaluate.kernel_measurer import KernelMeasurer
+from neuroshard.stages.search.evaluate.measurer import Measurer
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.words.model_choice import ModelSettings, told
 
@@ -79,7 +81,7 @@ class Evaluate(ModelSettings):
             check_directory(Path(self.out))
         directory = RunDirectory.at(self.out, "evaluate", self.hardware.device.kind)
         with directory.held():
-            return self.measure.evaluated(entries, self.hardware, self.seed, self.count_input, directory)
+            return evaluated(self.measure, entries, self.hardware, self.seed, self.count_input, directory)
 
     def _entries(self) -> list[Evaluated]:
         paths = [Path(self.plans)] if isinstance(self.plans, str) else [Path(path) for path in self.plans]

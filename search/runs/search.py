@@ -29,7 +29,7 @@ from neuroshard.plumbing.threads import blas_threads
 from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.evaluate.candidate_plan_files import CandidatePlanFiles, Searched
 from neuroshard.stages.search.evaluate.comparison import grid_of
-from neuroshard.stages.search.evaluate.kernel_measurer import Measure
+from neuroshard.stages.search.evaluate.measurer import Measure
 from neuroshard.stages.search.evaluate.search_task import search_task
 from neuroshard.stages.search.evaluate.verification import Verify, save_candidate_plans
 from neuroshard.stages.search.methods.acceptance import rejected_remark

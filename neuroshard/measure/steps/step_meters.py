@@ -10,11 +10,13 @@ import numpy as np
 from neuroshard.measure._workers.runs import Outcome
 from neuroshard.measure._workers.workers import Meter, Sample
 from neuroshard.measure.hardware import Hardware, Warn, under_torchrun
-from neuroshard.measure.steps.step_samples import PIPELINES, BuildTimes, LocalStep, StepProtocol, measured_ranks
+from neuroshard.measure.steps.step_samples import LOOKUPS_ALONE, PHASES, PIPELINES, STEP, StepProtocol, measured_ranks
+from neuroshard.measure.store.plan_measurements import COST, Pass, PlanMeasurement, error_of
 from neuroshard.measure.store.samples import HOST, LOCAL_PHASES, LocalSample
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.words.topology import Topology
@@ -22,8 +24,9 @@ from neuroshard.words.topology import Topology
 _SEED_RANGE = 2**31
 
 
-# Measures one build of plans of one task, all live together; the seed fixes their order and the lookups.
-Builds = Callable[[Sequence[Plan], Sequence[int]], tuple[BuildTimes, ...]]
+# Measures one build of plans of one task, all live together, as the pass with the given number; the seed fixes the
+# order of the plans and the lookups.
+Builds = Callable[[Sequence[Plan], int, Sequence[int]], Pass]
 
 
 @contextmanager
@@ -42,21 +45,21 @@ def step_builds(hardware: Hardware, protocol: StepProtocol, topology: Topology, 
             yield partial(measure_build, meter)
         return
 
-    def build(plans: Sequence[Plan], seed: Sequence[int]) -> tuple[BuildTimes, ...]:
+    def build(plans: Sequence[Plan], number: int, seed: Sequence[int]) -> Pass:
         """Measure one build in a new group of processes."""
         with hardware.step_meter(plans[0].task.topology, protocol, warn) as meter:
-            return measure_build(meter, plans, seed)
+            return measure_build(meter, plans, number, seed)
 
     yield build
 
 
-def measure_build(meter: Meter[Plan], plans: Sequence[Plan], seed: Sequence[int]) -> tuple[BuildTimes, ...]:
-    """Measure one build of every plan, all live together; the seed fixes their order and the lookups."""
+def measure_build(meter: Meter[Plan], plans: Sequence[Plan], number: int, seed: Sequence[int]) -> Pass:
+    """Measure one build of every plan, all live together, as pass `number`.
+
+    The seed fixes the order of the plans and the lookups.
+    """
     outcomes = measured_in_any_order(meter, plans, seed)
-    return tuple(
-        BuildTimes(error=outcome.error) if outcome.repeats is None else _times(outcome.repeats.times_ms)
-        for outcome in outcomes
-    )
+    return tuple(row for k, outcome in enumerate(outcomes) for row in _rows_of_build(k, number, outcome))
 
 
 def measured_in_any_order(meter: Meter[Sample], samples: Sequence[Sample], seed: Sequence[int]) -> list[Outcome]:
@@ -68,14 +71,20 @@ def measured_in_any_order(meter: Meter[Sample], samples: Sequence[Sample], seed:
     return [outcomes[place] for place in order.argsort()]
 
 
-def _times(times_ms: FloatArray) -> BuildTimes:
-    """Return the times of a build: means of (R, 1 + P + 1, D) ms over turns and ranks.
+def _rows_of_build(plan: int, number: int, outcome: Outcome) -> list[PlanMeasurement]:
+    """Return the times of a plan in a build: of the step in each turn, of each phase, and of lookups alone.
 
-    The rows are the time of a step, of its phases, and of lookups alone.
+    The repeats are (R, 1 + P + 1, D) ms: of a step, its phases, and lookups alone. All times are means over ranks, and
+    times of phases are means over turns, too. The cost is the median over turns.
     """
-    mean_ms = times_ms.mean(axis=(0, 2))
-    steps_ms = times_ms[:, 0].mean(axis=-1)
-    return BuildTimes(tuple(steps_ms.tolist()), tuple(mean_ms[1:-1].tolist()), float(mean_ms[-1]))
+    if outcome.repeats is None:
+        return [PlanMeasurement(plan, number, error=outcome.error)]
+    mean_ms = outcome.repeats.times_ms.mean(axis=(0, 2))
+    steps_ms = outcome.repeats.times_ms[:, 0].mean(axis=-1)
+    named = [(STEP, ms) for ms in steps_ms.tolist()]
+    named += zip((*PHASES, LOOKUPS_ALONE), mean_ms[1:].tolist(), strict=True)
+    named.append((COST, float(np.median(steps_ms))))
+    return [PlanMeasurement(plan, number, phase=phase, ms=ms) for phase, ms in named]
 
 
 def check_steps(plans: Sequence[Plan], hardware: Hardware) -> None:
@@ -134,9 +143,15 @@ def rank_jobs(plans: Sequence[Plan]) -> tuple[RankJob, ...]:
 
 
 def measure_rank(
-    job: RankJob, plans: Sequence[Plan], protocol: StepProtocol, seed: Sequence[int], hardware: Hardware, warn: Warn
-) -> tuple[LocalStep, ...]:
-    """Measure one rank's local work in steps of the job's plans, all live together in a new process.
+    job: RankJob,
+    plans: Sequence[Plan],
+    protocol: StepProtocol,
+    number: int,
+    seed: Sequence[int],
+    hardware: Hardware,
+    warn: Warn,
+) -> Pass:
+    """Measure one rank's local work in steps of the job's plans, all live together in a new process, as pass `number`.
 
     The seed fixes the order of the plans and the lookups.
 
@@ -146,7 +161,19 @@ def measure_rank(
     samples = [LocalSample(plans[k], job.rank) for k in job.plans]
     with hardware.mirror_meter(protocol, warn) as meter:
         outcomes = measured_in_any_order(meter, samples, seed)
-    return tuple(LocalStep.of(job.rank, outcome) for outcome in outcomes)
+    named = zip(job.plans, outcomes, strict=True)
+    return tuple(row for plan, outcome in named for row in rows_of_rank(plan, number, job.rank, outcome))
+
+
+def rows_of_rank(plan: int, number: int, rank: int, outcome: Outcome) -> list[PlanMeasurement]:
+    """Return one rank's local work in a step of a plan: a row for each stretch, the median over turns; or the error."""
+    if outcome.repeats is None:
+        return [PlanMeasurement(plan, number, rank, error=outcome.error)]
+    medians = np.median(outcome.repeats.times_ms, axis=0).T.tolist()
+    return [
+        PlanMeasurement(plan, number, rank, stretch.phase, ms, None, stretch.until, sent, received)
+        for stretch, (ms, sent, received) in zip(outcome.seen, medians, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -191,25 +218,25 @@ class MirroredStep:
     waited_for: BoolArray
 
     @classmethod
-    def of(cls, steps: Sequence[LocalStep], pipeline: str = "none") -> "MirroredStep":
-        """Combine the local work of ranks; raise ValueError if a rank failed, or if ranks have different exchanges."""
-        errors = [step.error for step in steps if step.error is not None]
-        if errors:
-            raise ValueError(errors[0])
-        exchanges = [[stretch for stretch in step.stretches if stretch.until] for step in steps]
-        if any(
-            [stretch.until for stretch in of_rank] != [stretch.until for stretch in exchanges[0]]
-            for of_rank in exchanges
-        ):
+    def of(cls, rows: Sequence[PlanMeasurement], pipeline: str = "none") -> "MirroredStep":
+        """Combine the stretches of all ranks of a plan in one pass, in the order of the step.
+
+        Raises:
+            ValueError: a rank failed, or ranks have different exchanges.
+        """
+        if (error := error_of(rows)) is not None:
+            raise ValueError(error)
+        by_rank = grouped([row for row in rows if row.phase in LOCAL_PHASES], lambda row: row.device)
+        exchanges = [[row for row in of_rank if row.until] for of_rank in by_rank.values()]
+        if any([row.until for row in of_rank] != [row.until for row in exchanges[0]] for of_rank in exchanges):
             raise ValueError("ranks of the plan take part in different exchanges: its step has no common timeline")
-        phase_ms = np.zeros((len(steps), len(exchanges[0]) + 1, len(LOCAL_PHASES)))
-        for number, step in enumerate(steps):
-            local = [stretch for stretch in step.stretches if stretch.phase != HOST]
-            ends = np.array([bool(stretch.until) for stretch in local])
-            phases = [LOCAL_PHASES.index(stretch.phase) for stretch in local]
-            np.add.at(phase_ms[number], (ends.cumsum() - ends, phases), step.ms[: len(local)])
-        waited_for = np.array([stretch.phase not in PIPELINES[pipeline] for stretch in exchanges[0]], dtype=bool)
-        return cls(tuple(step.rank for step in steps), phase_ms, waited_for)
+        phase_ms = np.zeros((len(by_rank), len(exchanges[0]) + 1, len(LOCAL_PHASES)))
+        for number, of_rank in enumerate(by_rank.values()):
+            ends = np.array([bool(row.until) for row in of_rank])
+            phases = [LOCAL_PHASES.index(row.phase or "") for row in of_rank]
+            np.add.at(phase_ms[number], (ends.cumsum() - ends, phases), [row.ms or 0.0 for row in of_rank])
+        waited_for = np.array([row.phase not in PIPELINES[pipeline] for row in exchanges[0]], dtype=bool)
+        return cls(tuple(rank for rank in by_rank if rank is not None), phase_ms, waited_for)
 
     @property
     def slowest_ms(self) -> FloatArray:

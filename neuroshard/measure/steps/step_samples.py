@@ -1,11 +1,10 @@
-"""Training steps: their protocol, the times of one build of a plan, and one rank's local work in a mirrored step."""
+"""Training steps: their protocol and phases, and the ranks that mirrored steps are measured on."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from neuroshard.measure._workers.runs import Outcome
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import check_name
@@ -28,6 +27,7 @@ PHASES = (
     "data-parallel all-reduce",
     "data-parallel optimizer",
 )
+STEP, LOOKUPS_ALONE = "step", "lookups, one device after another"  # further phases of plan measurements
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,6 @@ class StepProtocol:
     in each of `builds` groups of new processes, each time in another order. Within a build the plans alternate: in each
     of `turns` rounds every plan, in a new random order, trains one untimed step and then `steps` steps that are timed
     together; all ranks start at once.
-
-    A step's time depends not only on the plan, but also on where the allocator put memory, and on the order in which
-    models were built (steps of equal plans differed by a fifth). So memory that was freed is kept, every plan is built
-    again in each of `builds` groups of fresh processes, each time in another order, and within a build the plans
-    alternate: in each of `turns` rounds every plan, in a fresh random order, trains one untimed step and then `steps`
-    steps that are timed together; all ranks start at once.
 
     Attributes:
         builds: number of times that the models of all plans are set up, in fresh processes and a new order; larger
@@ -97,26 +91,6 @@ class StepProtocol:
 
 @dataclass(frozen=True)
 @checked
-class BuildTimes:
-    """The times of one build of a plan.
-
-    Attributes:
-        step_ms: (R,) time of a step, in each turn.
-        phase_ms: (P,) times of the phases of a step, mean over ranks and turns, including waiting for other ranks;
-            their sum is the time of a step.
-        alone_ms: time of the lookups if one rank after another looks up, mean over ranks and turns. In a step, the
-            lookups of ranks on one machine share caches and memory bandwidth.
-        error: the error that stopped the build; then there are no times.
-    """
-
-    step_ms: tuple[float, ...] = ()
-    phase_ms: tuple[float, ...] = ()
-    alone_ms: float = 0.0
-    error: str | None = None
-
-
-@dataclass(frozen=True)
-@checked
 class Stretch:
     """Local work of one phase, until the next phase or an exchange begins.
 
@@ -127,36 +101,6 @@ class Stretch:
 
     phase: str
     until: str
-
-
-@dataclass(frozen=True)
-@checked
-class LocalStep:
-    """One rank's local work in a step of a plan, without exchanges.
-
-    Attributes:
-        rank: the rank.
-        stretches: (S,) in the order of the step; every rank of a plan has the same collectives.
-        ms: (S,) time of each stretch, the median over turns.
-        sent_bytes, received_bytes: (S,) bytes that the rank sends to and receives from the collective at the stretch's
-            end.
-        error: the error that stopped the measurement; then there are no stretches.
-    """
-
-    rank: Count
-    stretches: tuple[Stretch, ...] = ()
-    ms: tuple[float, ...] = ()
-    sent_bytes: tuple[float, ...] = ()
-    received_bytes: tuple[float, ...] = ()
-    error: str | None = None
-
-    @classmethod
-    def of(cls, rank: int, outcome: Outcome) -> "LocalStep":
-        """Return the medians over an outcome's repeats, or its error."""
-        if outcome.repeats is None:
-            return cls(rank, error=outcome.error)
-        ms, sent, received = np.median(outcome.repeats.times_ms, axis=0).tolist()
-        return cls(rank, outcome.seen, tuple(ms), tuple(sent), tuple(received))
 
 
 def measured_ranks(plan: Plan) -> tuple[int, ...]:

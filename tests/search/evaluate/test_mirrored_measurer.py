@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from neuroshard import Task, Topology
+from neuroshard import Plan, Task, Topology
 from neuroshard.measure import DeviceSpec, Hardware
 from neuroshard.measure.steps.step_samples import PIPELINES, StepProtocol
+from neuroshard.measure.store.plan_measurements import costs_ms, error_of
 from neuroshard.measure.store.samples import LOCAL_PHASES
 from neuroshard.stages.search.evaluate.mirrored_measurer import MirroredMeasurer
 from neuroshard.stages.search.runs.evaluate import Evaluate
@@ -53,13 +54,12 @@ def test_plans_for_many_devices_are_measured_on_one_and_runs_go_on(plans, tmp_pa
     assert "16 ranks" in shown(result)
     assert f"{result.tasks[0].floor:.1%}" in shown(result)
 
-    files = sorted((out / "ranks/task-0000").iterdir())
-    kept = files[0].read_bytes()
-    files[-1].unlink()
+    (kept,) = (out / "measurements/task-0000").iterdir()
+    before = kept.read_bytes()
     (out / "run.json").unlink()
-    _run(plans, out)
-    assert sorted((out / "ranks/task-0000").iterdir()) == files
-    assert files[0].read_bytes() == kept
+    _run(plans, out, replace(MEASURE, protocol=replace(MEASURE.protocol, builds=2)))
+    assert len([*kept.parent.iterdir()]) == 2
+    assert kept.read_bytes() == before
     with refused("out-begun-otherwise", names=["turns=2", 3]):
         _run(plans, out, MirroredMeasurer(replace(MEASURE.protocol, turns=3)))
 
@@ -70,17 +70,17 @@ def test_indices_count_unless_a_pipeline_hides_them(plans, tmp_path):
     found = {}
     for pipeline in PIPELINES:
         measure = replace(MEASURE, protocol=replace(wide, pipeline=pipeline))
-        (task,) = _run(plans[:1], tmp_path / pipeline, measure).tasks
-        (row,), ((waited_ms, input_ms),) = task.rows(), task.exchanges
-        found[pipeline] = row["exchange_ms"] - waited_ms
+        result = _run(plans[:1], tmp_path / pipeline, measure)
+        ((waited_ms, input_ms),) = measure.exchanges_of([Plan.load(plans[0])])
+        found[pipeline] = result.frames["results"][0]["exchange_ms"] - waited_ms
         assert json.loads((tmp_path / pipeline / "run.json").read_text())["pipeline"] == pipeline
     assert found == {"none": pytest.approx(input_ms), "sparse_dist": 0.0}
     assert input_ms > 0
 
 
 def test_exchanges_are_left_out_without_models(plans, tmp_path):
-    (task,) = _run(plans[:1], tmp_path / "out", replace(MEASURE, exchanges=None)).tasks
-    assert np.isnan(task.rows()[0]["exchange_ms"])
+    result = _run(plans[:1], tmp_path / "out", replace(MEASURE, exchanges=None))
+    assert np.isnan(result.frames["results"][0]["exchange_ms"])
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
@@ -89,7 +89,7 @@ def test_candidate_plans_are_measured_as_verifying_asks(tmp_path, pipeline):
     candidate = whole(task)
     measure = replace(MEASURE, protocol=replace(MEASURE.protocol, pipeline=pipeline))
     with measure.opened([task], Hardware(DeviceSpec("cpu")), False, print) as measured:
-        (found,) = measured([candidate], 0, (steps := []).append, tmp_path)
-    assert found.error is None
-    assert found.step_ms > 0
+        found = measured([candidate], 0, [0], (steps := []).append, tmp_path)
+    assert error_of(found) is None
+    assert costs_ms([found], 1).min() > 0
     assert sum(steps) == MEASURE.amount([candidate], False)

@@ -1,16 +1,18 @@
 """Plans in TorchRec's training steps, on two real processes, in small; what builds say of plans, and their files."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from neuroshard import Task, Topology
+from neuroshard import Plan, Task, Topology
 from neuroshard.measure import DeviceSpec, Hardware
-from neuroshard.measure.steps.step_samples import PHASES, BuildTimes, StepProtocol
+from neuroshard.measure.steps.step_samples import LOOKUPS_ALONE, PHASES, STEP, StepProtocol
+from neuroshard.measure.store.plan_measurements import COST, PlanMeasurement, by_plan, passes_in, times_ms
 from neuroshard.stages.search.evaluate.comparison import Evaluated
-from neuroshard.stages.search.evaluate.step_measurer import LOOKUPS_ALONE, Build, StepMeasurer, TaskSteps, builds_in
+from neuroshard.stages.search.evaluate.step_measurer import StepMeasurer, compared_steps, phase_rows
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.testing import toy_task
 from tests.kit.commands import shown
@@ -41,7 +43,7 @@ def test_steps_are_timed_by_phase_and_runs_go_on(plans, tmp_path):
     out = tmp_path / "out"
     result = _run(plans, out)
     (task,) = result.tasks
-    assert task.errors == (None, None, None)
+    assert task.errors == (None, None)
     found = pd.read_parquet(out / "results.parquet")
     assert found["method"].tolist() == ["columns", "mixed"]
     assert (found["step_ms"] > 0).all()
@@ -53,11 +55,12 @@ def test_steps_are_timed_by_phase_and_runs_go_on(plans, tmp_path):
     assert (out / "steps.png").read_bytes().startswith(b"\x89PNG")
     assert f"{task.floor:.1%}" in shown(result)
 
-    first = (out / "builds/task-0000/build-0000.json").read_bytes()
+    first = (out / "measurements/task-0000/pass-0000.parquet").read_bytes()
     (out / "run.json").unlink()
     assert _run(plans, out, StepMeasurer(replace(STEPS.protocol, builds=2))).tasks[0].ratios.shape == (2, 2)
-    assert [len(its.step_ms) for build in builds_in(out, 0, 3).read() for its in build.plans] == [2] * 6
-    assert (out / "builds/task-0000/build-0000.json").read_bytes() == first
+    builds = passes_in(out, 0, [Plan.load(path) for path in (*plans, plans[0])]).read()
+    assert [len(times_ms(rows, STEP)) for build in builds for rows in by_plan(build, 3)] == [2] * 6
+    assert (out / "measurements/task-0000/pass-0000.parquet").read_bytes() == first
     with refused("out-begun-otherwise", names=["turns=2", 3]):
         _run(plans, out, StepMeasurer(replace(STEPS.protocol, turns=3)))
 
@@ -65,7 +68,7 @@ def test_steps_are_timed_by_phase_and_runs_go_on(plans, tmp_path):
 def test_steps_are_timed_in_a_pipeline(plans, tmp_path):
     piped = StepMeasurer(replace(STEPS.protocol, pipeline="sparse_dist"))
     (task,) = _run(plans, tmp_path / "out", piped).tasks
-    assert task.errors == (None, None, None)
+    assert task.errors == (None, None)
     phases = pd.read_parquet(tmp_path / "out" / "phases.parquet").set_index("method")
     assert phases.loc["mixed"].drop("task").min() > 0
     with refused("out-begun-otherwise", names=["pipeline='sparse_dist'", "'none'"]):
@@ -85,39 +88,52 @@ def test_plans_of_different_tasks_are_refused_before_any_work(plans, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def _built(*step_ms):
-    return BuildTimes(step_ms, (sum(step_ms) / len(step_ms), *(0.0,) * (len(PHASES) - 1)), step_ms[0] / 2)
+def _built(plan, number, *step_ms):
+    mean_ms = sum(step_ms) / len(step_ms)
+    phases = dict.fromkeys(PHASES, 0.0) | {PHASES[0]: mean_ms, LOOKUPS_ALONE: step_ms[0] / 2, COST: mean_ms}
+    named = [*((STEP, ms) for ms in step_ms), *phases.items()]
+    return [PlanMeasurement(plan, number, phase=phase, ms=ms) for phase, ms in named]
+
+
+def _build(number, *steps_ms):
+    return tuple(row for plan, step_ms in enumerate(steps_ms) for row in _built(plan, number, *step_ms))
 
 
 BUILDS = (
-    Build((_built(10.0, 20.0, 10.0), _built(5.0, 30.0, 5.0), _built(11.0, 20.0, 10.0))),
-    Build((_built(10.0, 10.0, 10.0), _built(8.0, 8.0, 9.0), _built(9.0, 9.0, 9.0))),
+    _build(0, (10.0, 20.0, 10.0), (5.0, 30.0, 5.0), (11.0, 20.0, 10.0)),
+    _build(1, (10.0, 10.0, 10.0), (8.0, 8.0, 9.0), (9.0, 9.0, 9.0)),
 )
+ENTRIES = tuple(Evaluated(name, 3, None, None, 1.0, None) for name in ("a", "b"))
 
 
 def test_plans_are_compared_turn_by_turn_within_each_build():
-    entries = tuple(Evaluated(name, 3, None, None, 1.0, None) for name in ("a", "b"))
-    times = TaskSteps.of(3, entries, BUILDS)
+    times = compared_steps(3, ENTRIES, BUILDS)
     assert times.ratios == pytest.approx(np.array([[1.0, 1.0], [0.5, 0.8]]))
     assert times.step_ms == pytest.approx([10.0, 8.0])
     assert times.floor == pytest.approx(((0.0**2 + 0.1**2) / 2 / 2) ** 0.5)
-    row = times.phase_rows()[1]
+    row = phase_rows(times)[1]
     assert (row["method"], row["task"], row[PHASES[0]], row[PHASES[1]]) == ("b", 3, pytest.approx(65 / 6), 0.0)
     assert row[LOOKUPS_ALONE] == pytest.approx((2.5 + 4.0) / 2)
 
 
 def test_a_failed_build_leaves_the_others_comparable():
-    first, _, third = BUILDS[0].plans
-    broken = (Build((first, BuildTimes(error="out of memory"), third)), BUILDS[1])
-    times = TaskSteps.of(3, (), broken)
-    assert times.errors == (None, "out of memory", None)
+    others = [row for row in BUILDS[0] if row.plan != 1]
+    broken = ((*others, PlanMeasurement(1, 0, error="out of memory")), BUILDS[1])
+    times = compared_steps(3, ENTRIES, broken)
+    assert times.errors == (None, "out of memory")
     assert np.isnan(times.step_ms).tolist() == [False, True]
     assert np.isfinite(times.floor)
 
 
-def test_files_come_back_exactly(tmp_path):
+def test_builds_of_other_plans_or_turns_are_refused(plans, tmp_path):
+    loaded = [Plan.load(path) for path in (*plans, plans[0])]
+    measurer = StepMeasurer(StepProtocol(turns=3))
+    files = passes_in(tmp_path, 2, loaded, partial(measurer.wrong, loaded))
     for number, build in enumerate(BUILDS):
-        builds_in(tmp_path, 2, 3).keep(number, build)
-    assert builds_in(tmp_path, 2, 3).read() == BUILDS
-    with refused("journal-value-wrong", names=["build-0000.json", "2 plans"]):
-        builds_in(tmp_path, 2, 2).read()
+        files.keep(number, build)
+    assert files.read() == BUILDS
+    with refused("journal-value-wrong", names=["pass-0000.parquet", "2 plans"]):
+        passes_in(tmp_path, 2, loaded[:2]).read()
+    other = StepMeasurer(StepProtocol(turns=2))
+    with refused("journal-value-wrong", names=["pass-0000.parquet"]):
+        passes_in(tmp_path, 2, loaded, partial(other.wrong, loaded)).read()

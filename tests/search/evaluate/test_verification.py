@@ -1,6 +1,5 @@
 """Candidate plans on hardware: the best is taken if its gain is larger than the error; nothing measured is lost."""
 
-import json
 import os
 import subprocess
 import sys
@@ -276,13 +275,12 @@ def test_plans_that_have_rules_for_a_target_too_are_verified(tmp_path, monkeypat
 def test_damaged_files_are_named(bundle, tmp_path):
     _search(bundle, tmp_path / "run", Verify(STEADY, 2, 2)).run()
     files = CandidatePlanFiles(tmp_path / "run", 0)
-    path = tmp_path / "run" / "candidate_plans" / "task-0000" / "pass-0000.json"
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | {"plans": content["plans"][:1]}))
+    path = tmp_path / "run" / "measurements" / "task-0000" / "pass-0000.parquet"
+    frame = pd.read_parquet(path, dtype_backend="numpy_nullable")
+    frame[frame["plan"] == 0].to_parquet(path)
     with refused("journal-value-wrong", names=[path, "2 plans", "2 devices"]):
         files.read(TASK)
-    content["plans"][0]["parts"]["compute"] = ["much"]
-    path.write_text(json.dumps(content))
+    frame.assign(ms=-1.0).to_parquet(path)
     with refused("value-outside-limits", where=f"pass {path}"):
         files.read(TASK)
     with refused("candidate-plan-other-task", names=["plan-00.json"]):

@@ -19,8 +19,16 @@ from neuroshard.measure.steps._mirror_bench import MirrorBench
 from neuroshard.measure.steps._pipelines import PhaseClock
 from neuroshard.measure.steps._step_bench import Trained, placed_here
 from neuroshard.measure.steps.stand_in import drawn_batches, modules_of, renamed, share_of
-from neuroshard.measure.steps.step_meters import MirroredStep, by_phase, check_mirrored, measure_rank, rank_jobs
-from neuroshard.measure.steps.step_samples import PIPELINES, LocalStep, StepProtocol, Stretch, measured_ranks
+from neuroshard.measure.steps.step_meters import (
+    MirroredStep,
+    by_phase,
+    check_mirrored,
+    measure_rank,
+    rank_jobs,
+    rows_of_rank,
+)
+from neuroshard.measure.steps.step_samples import PIPELINES, StepProtocol, Stretch, measured_ranks
+from neuroshard.measure.store.plan_measurements import PlanMeasurement, error_of
 from neuroshard.measure.store.samples import LOCAL_PHASES, LocalSample, Repeats
 from neuroshard.torchrec.kernels import shards_of
 from neuroshard.torchrec.sharding_plan import to_sharding_plan
@@ -61,6 +69,22 @@ def _steps_beside_mirrors(rank, plan, protocol, folder):
     (folder / f"mirrored{rank}").write_bytes(pickle.dumps(_mirrored(LocalSample(plan, rank), protocol)))
 
 
+def _rows(rank, outcome):
+    """The rows of a rank's step, which must not have failed."""
+    rows = rows_of_rank(0, 0, rank, outcome)
+    assert error_of(rows) is None
+    return rows
+
+
+def _untimed(rows):
+    return [(row.phase, row.until, row.sent_bytes, row.received_bytes) for row in rows]
+
+
+def _stretches(rank, stretches, took_ms):
+    named = zip(stretches, took_ms, strict=True)
+    return [PlanMeasurement(0, 0, rank, stretch.phase, ms, None, stretch.until) for stretch, ms in named]
+
+
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_exchanges_are_those_of_real_ranks(tmp_path, pipeline):
     plan, protocol = mixed_plan(2), replace(PROTOCOL, pipeline=pipeline)
@@ -78,12 +102,9 @@ def test_exchanges_are_those_of_real_ranks(tmp_path, pipeline):
 
 def test_ballast_is_dense_work_and_nothing_else_of_a_step():
     protocols, sample = (PROTOCOL, replace(PROTOCOL, ballast=2048)), LocalSample(mixed_plan(2), 0)
-    plain, laden = (LocalStep.of(0, _mirrored(sample, its)) for its in protocols)
-    assert laden.stretches == plain.stretches
-    assert (laden.sent_bytes, laden.received_bytes) == (plain.sent_bytes, plain.received_bytes)
-    dense_ms = [
-        max(ms for ms, its in zip(one.ms, one.stretches, strict=True) if its.phase == "dense") for one in (plain, laden)
-    ]
+    plain, laden = (_rows(0, _mirrored(sample, its)) for its in protocols)
+    assert _untimed(laden) == _untimed(plain)
+    dense_ms = [max(row.ms for row in rows if row.phase == "dense") for rows in (plain, laden)]
     assert dense_ms[1] > 10 * dense_ms[0]  # 17 billion operations beside thousands
 
 
@@ -92,23 +113,21 @@ def test_rows_over_hosts_that_fast_links_join_are_measured_as_on_one_host(monkey
     joined = mixed_plan(8, devices_per_host=4)
     task = replace(joined.task, topology=Topology(8, 1 << 30, devices_per_host=2, devices_per_domain=4))
     for rank in (0, 3):  # of which the latter is on another host than the first rows
-        steps = [
-            LocalStep.of(rank, _mirrored(LocalSample(plan, rank))) for plan in (joined, replace(joined, task=task))
-        ]
-        assert [step.error for step in steps] == [None, None]
-        assert len({(step.stretches, step.sent_bytes, step.received_bytes) for step in steps}) == 1
+        steps = [_rows(rank, _mirrored(LocalSample(plan, rank))) for plan in (joined, replace(joined, task=task))]
+        assert [error_of(rows) for rows in steps] == [None, None]
+        assert _untimed(steps[0]) == _untimed(steps[1])
 
 
 def test_fewer_bits_are_exchanged_where_a_sample_says_so():
     precisions = Precision.FP32, Precision.FP16
-    full, half = (LocalStep.of(0, _mirrored(LocalSample(mixed_plan(4), 0, its))) for its in precisions)
-    assert (full.error, half.error) == (None, None) and full.stretches == half.stretches
-    pooled = {("outputs", "all_to_all"), ("outputs", "reduce_scatter"), ("gradients", "all_gather")}
-    assert pooled <= {(its.phase, its.until) for its in full.stretches}
-    for number, its in enumerate(full.stretches):
-        share = 0.5 if its.phase in ("outputs", "gradients") else 1.0
-        sizes = [(one.sent_bytes[number], one.received_bytes[number]) for one in (full, half)]
-        assert tuple(share * size for size in sizes[0]) == sizes[1], its
+    full, half = (_rows(0, _mirrored(LocalSample(mixed_plan(4), 0, its))) for its in precisions)
+    stretches = [(row.phase, row.until) for row in full]
+    assert stretches == [(row.phase, row.until) for row in half]
+    assert {("outputs", "all_to_all"), ("outputs", "reduce_scatter"), ("gradients", "all_gather")} <= {*stretches}
+    for whole, narrow in zip(full, half, strict=True):
+        share = 0.5 if whole.phase in ("outputs", "gradients") else 1.0
+        sizes = [(one.sent_bytes, one.received_bytes) for one in (whole, narrow)]
+        assert tuple(share * size for size in sizes[0]) == sizes[1], whole
 
 
 @pytest.mark.parametrize("ranks", [32, pytest.param(128, marks=pytest.mark.slow)])
@@ -117,14 +136,13 @@ def test_ranks_of_many_take_their_steps(ranks):
     hardware = Hardware(DeviceSpec("cpu"), EmbeddingSettings(optimizer="rowwise_adagrad"))
     jobs = rank_jobs([plan])
     assert [job.rank for job in jobs] == list(measured_ranks(plan))
-    first, last = (measure_rank(job, [plan], PROTOCOL, [SEED], hardware, print)[0] for job in (jobs[0], jobs[-1]))
-    assert (first.error, last.error) == (None, None)
-    step = MirroredStep.of([first, last])
+    first, last = (measure_rank(job, [plan], PROTOCOL, 0, [SEED], hardware, print) for job in (jobs[0], jobs[-1]))
+    step = MirroredStep.of([*first, *last])
     assert step.step_ms >= step.phase_ms.sum(axis=(1, 2)).max()
     assert step.slowest_ms.min() > 0
-    pooled = next(i for i, one in enumerate(last.stretches) if (one.phase, one.until) == ("outputs", "all_to_all"))
+    pooled = next(row for row in last if (row.phase, row.until) == ("outputs", "all_to_all"))
     its = [plan.task.tables[2], plan.task.tables[5]]
-    assert last.received_bytes[pooled] == 8 * sum(table.dim for table in its) * 4  # its own 8 samples
+    assert pooled.received_bytes == 8 * sum(table.dim for table in its) * 4  # its own 8 samples
 
 
 def test_a_rank_takes_the_one_device_that_is_there():
@@ -178,8 +196,8 @@ def test_a_device_that_works_beside_its_host_tells_what_that_took_to_launch_a_st
     times_ms = by_phase(outcome).repeats.times_ms
     assert times_ms.shape == (2, len(LOCAL_PHASES) + 1)
     assert (times_ms[:, -1] >= times_ms[:, :-1].sum(axis=1)).all()  # here the host does all the work, exchanges too
-    step = LocalStep.of(1, outcome)
-    assert MirroredStep.of([step]).step_ms == pytest.approx(sum(step.ms[:-1]))
+    rows = _rows(1, outcome)
+    assert MirroredStep.of(rows).step_ms == pytest.approx(sum(row.ms for row in rows[:-1]))
 
 
 def test_all_ranks_of_few_and_those_that_stand_out_of_many_are_measured():
@@ -191,18 +209,18 @@ def test_all_ranks_of_few_and_those_that_stand_out_of_many_are_measured():
 def test_a_step_waits_for_the_last_rank_at_every_exchange():
     stretches = (Stretch("input", "all_to_all"), Stretch("lookups", ""), Stretch("outputs", "all_to_all"))
     steps = [
-        LocalStep(0, (*stretches, Stretch("dense", "")), (1.0, 2.0, 3.0, 4.0), (0.0,) * 4, (0.0,) * 4),
-        LocalStep(5, (*stretches, Stretch("dense", "")), (2.0, 1.0, 3.0, 5.0), (0.0,) * 4, (0.0,) * 4),
+        _stretches(0, (*stretches, Stretch("dense", "")), (1.0, 2.0, 3.0, 4.0)),
+        _stretches(5, (*stretches, Stretch("dense", "")), (2.0, 1.0, 3.0, 5.0)),
     ]
-    step = MirroredStep.of(steps)
+    step = MirroredStep.of([*steps[0], *steps[1]])
     assert step.ranks == (0, 5)
     assert step.phase_ms.sum(axis=(1, 2)).tolist() == [10.0, 11.0]
     assert step.slowest_ms.tolist()[:4] == [2.0, 2.0, 3.0, 5.0]
     assert step.step_ms == 12.0
     with pytest.raises(ValueError):
-        MirroredStep.of([steps[0], replace(steps[1], stretches=(*stretches, Stretch("dense", "all_reduce")))])
+        MirroredStep.of([*steps[0], *steps[1][:-1], replace(steps[1][-1], until="all_reduce")])
     with pytest.raises(ValueError, match="out of memory"):
-        MirroredStep.of([steps[0], LocalStep(5, error="out of memory")])
+        MirroredStep.of([*steps[0], PlanMeasurement(0, 0, 5, error="out of memory")])
 
 
 def test_a_pipelines_ranks_do_not_wait_where_they_send_indices():
@@ -211,19 +229,16 @@ def test_a_pipelines_ranks_do_not_wait_where_they_send_indices():
         *(Stretch("input", "all_to_all"), Stretch("outputs", "all_to_all"), Stretch("dense", "")),
         *(Stretch("input", "all_to_all"), Stretch("dense", "all_to_all"), Stretch("backward", "")),
     )
-    nothing = (0.0,) * len(stretches)
-    ranks = [
-        LocalStep(0, stretches, (1.0, 4.0, 1.0, 3.0, 6.0, 1.0), nothing, nothing),
-        LocalStep(1, stretches, (3.0, 1.0, 2.0, 1.0, 2.0, 2.0), nothing, nothing),
-    ]
-    looped, piped = MirroredStep.of(ranks), MirroredStep.of(ranks, "sparse_dist")
+    first = _stretches(0, stretches, (1.0, 4.0, 1.0, 3.0, 6.0, 1.0))
+    rows = [*first, *_stretches(1, stretches, (3.0, 1.0, 2.0, 1.0, 2.0, 2.0))]
+    looped, piped = MirroredStep.of(rows), MirroredStep.of(rows, "sparse_dist")
     assert (looped.step_ms, looped.exposed_ms(7.0)) == (3.0 + 4.0 + 4.0 + 6.0 + 2.0, 7.0)
     assert piped.step_ms == (1.0 + 4.0) + (1.0 + 3.0 + 6.0) + 2.0
     assert piped.phase_ms.sum(axis=(1, 2)).tolist() == looped.phase_ms.sum(axis=(1, 2)).tolist()
     # Rank 0 sends its indices last, 4 ms after outputs, and is the last to come to the gradients, after 10 ms.
     assert [piped.exposed_ms(ms) for ms in (0.0, 6.0, 7.0)] == [0.0, 0.0, 1.0]
-    late = replace(ranks[1], ms=(3.0, 1.0, 2.0, 6.0, 1.0, 2.0))  # now rank 1 does, after 8 ms
-    assert MirroredStep.of([ranks[0], late], "sparse_dist").exposed_ms(7.0) == 5.0
+    late = _stretches(1, stretches, (3.0, 1.0, 2.0, 6.0, 1.0, 2.0))  # now rank 1 does, after 8 ms
+    assert MirroredStep.of([*first, *late], "sparse_dist").exposed_ms(7.0) == 5.0
 
 
 def test_a_world_leaves_nothing_behind(monkeypatch):

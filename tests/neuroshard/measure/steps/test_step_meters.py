@@ -5,7 +5,8 @@ import numpy as np
 from neuroshard.measure import DeviceSpec, Hardware
 from neuroshard.measure._workers.runs import Outcome
 from neuroshard.measure.steps.step_meters import check_steps, measure_build
-from neuroshard.measure.steps.step_samples import PHASES
+from neuroshard.measure.steps.step_samples import LOOKUPS_ALONE, PHASES, STEP
+from neuroshard.measure.store.plan_measurements import COST, by_plan, times_ms
 from neuroshard.measure.store.samples import Repeats
 from neuroshard.testing import toy_task
 from tests.kit.messages import refused
@@ -41,21 +42,25 @@ def test_plans_are_built_in_another_order_each_time_and_answered_in_their_own():
     plans = _plans(toy_task(9, num_devices=2), 2) * 3
     meter = _Meter()
     for number in range(4):
-        built = measure_build(meter, plans, [0, 0, number])
-        assert [one.step_ms for one in built] == [(len(plan.device_tables[0]),) * 3 for plan in plans]
-        assert built[0].phase_ms == (len(plans[0].device_tables[0]), *(0.0,) * 7)  # the mean over ranks
-        assert built[0].alone_ms == 2.0
+        built = by_plan(measure_build(meter, plans, number, [0, 0, number]), len(plans))
+        assert {row.pass_number for rows in built for row in rows} == {number}
+        shards = [float(len(plan.device_tables[0])) for plan in plans]
+        assert [times_ms(rows, STEP) for rows in built] == [[count] * 3 for count in shards]
+        assert [times_ms(rows, COST) for rows in built] == [[count] for count in shards]
+        phases = [ms for phase in PHASES for ms in times_ms(built[0], phase)]
+        assert phases == [shards[0], *[0.0] * 7]  # the mean over ranks
+        assert times_ms(built[0], LOOKUPS_ALONE) == [2.0]
     orders = [[plans.index(plan) for plan in asked] for asked in meter.asked]
     assert len({tuple(order) for order in orders}) > 1
     again = _Meter()
-    measure_build(again, plans, [0, 0, 0])
+    measure_build(again, plans, 0, [0, 0, 0])
     assert again.asked[0] == meter.asked[0]
 
 
 def test_a_build_that_failed_says_why():
     task = toy_task(2, num_devices=2)
-    (failed,) = measure_build(_Meter(), [whole(task, 1)], [0])
-    assert (failed.step_ms, failed.error) == ((), "broken")
+    (failed,) = measure_build(_Meter(), [whole(task, 1)], 0, [0])
+    assert (failed.phase, failed.error) == (None, "broken")
 
 
 def test_plans_of_other_tables_or_that_do_not_fit_together_are_refused():
