@@ -122,6 +122,19 @@ def begun(
 
 
 @dataclass(frozen=True)
+class EvaluateFacts:
+    """The measurements of plans.
+
+    Attributes:
+        directory: directory of the run.
+        tables: rows of the written Parquet files, by the files' names without suffix.
+    """
+
+    directory: str
+    tables: Mapping[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
 class EvaluateResult(Generic[Kept]):
     """The measurements of plans, their files, and their presentation for people.
 
@@ -149,6 +162,11 @@ class EvaluateResult(Generic[Kept]):
         if self.picture is not None:
             name, draw = self.picture
             write_atomically(self.path / name, draw())
+
+    @property
+    def facts(self) -> EvaluateFacts:
+        """The rows of the written files, which `format=json` prints."""
+        return EvaluateFacts(str(self.path), self.frames)
 
     def show(self, console: Console) -> None:
         """Print the tables and lines, and the paths of the files."""
