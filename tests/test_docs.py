@@ -21,7 +21,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
-    *(page for one in FOLDERS for page in sorted(one.glob("*.md"))),
+    *(page for one in FOLDERS for page in sorted(one.rglob("*.md"))),
 ]
 OWN = ("models", "COMMAND", "-sc")
 OWN_PARTS = ("hydra.searchpath", "--config-dir")  # need the package of a page, whose test runs them
@@ -115,7 +115,7 @@ def test_links_lead_somewhere(page):
 @pytest.mark.xdist_group("measures")
 def test_the_five_minutes_work(tmp_path, monkeypatch, capsys):
     """Every command of the guide's tutorial, one after the other."""
-    text = (ROOT / "docs" / "guide.md").read_text()
+    text = (ROOT / "docs" / "tutorials" / "first_plan.md").read_text()
     section = text[text.index("## Five minutes") : text.index("## Your own tables")]
     commands = "\n".join(_blocks(section))
     fewer = commands.replace("tasks.draw.count=4", "tasks.draw.count=2")
