@@ -116,7 +116,7 @@ def test_links_lead_somewhere(page):
 def test_the_five_minutes_work(tmp_path, monkeypatch, capsys):
     """Every command of the guide's tutorial, one after the other."""
     text = (ROOT / "docs" / "tutorials" / "first_plan.md").read_text()
-    section = text[text.index("## Five minutes") : text.index("## Your own tables")]
+    section = text[text.index("## Five minutes") : text.index("## From Python")]
     commands = "\n".join(_blocks(section))
     fewer = commands.replace("tasks.draw.count=4", "tasks.draw.count=2")
     monkeypatch.chdir(tmp_path)
