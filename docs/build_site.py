@@ -60,8 +60,9 @@ def navigation(index: str) -> list[Mapping[str, Any]]:
     Every list item of the index that begins with a link is an entry, below the heading (`## ...`) that it stands under.
     """
     sections = index.split("\n## ")[1:]
-    entries = [{section.partition("\n")[0]: [*_entries(section)]} for section in sections]
-    return [{"NeuroShard": ["README.md", {"All pages": "docs/index.md"}]}, *entries]
+    entries = [(section.partition("\n")[0], [*_entries(section)]) for section in sections]
+    listed = [{title: pages} for title, pages in entries if pages]
+    return [{"NeuroShard": ["README.md", {"All pages": "docs/index.md"}]}, *listed]
 
 
 def _entries(section: str) -> Iterator[Mapping[str, str]]:
