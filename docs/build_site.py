@@ -77,8 +77,8 @@ def _is_text(line: str) -> bool:
 
 
 def _files() -> set[Path]:
-    """Return README.md, the pages in docs/, and every file of the checkout that can be reached from them by links."""
-    found: set[Path] = set()
+    """Return the style, README.md, the pages in docs/, and every file of the checkout that links lead to from there."""
+    found = {DOCS / "site.css"}
     waiting = {ROOT / "README.md", *DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb")}
     while waiting:
         file = waiting.pop()
