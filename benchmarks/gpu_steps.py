@@ -1,4 +1,4 @@
-"""TorchRec's steps on plans of several methods, mirrored rank by rank on one H100: two tables of docs/h100.md.
+"""TorchRec's steps on plans of several methods, mirrored rank by rank on one H100: tables of docs/results/gpu_steps.md.
 
 Batch 65,536, in TorchRec's pipeline, beside a dense network that takes hardly any time or several ms; exchanges are
 predicted. The models were fitted to none of these steps: plans and predictions are older than they.

@@ -1,4 +1,4 @@
-"""What was measured on an H100, and plans for H100s by the installed models: the tables of docs/h100.md.
+"""What was measured on an H100, and plans for H100s by the installed models: the tables of docs/results/gpu_*.md.
 
 usage: h100.py [TABLE ...]    (all: about fifteen minutes on two cores; the same on every machine)
 
@@ -55,7 +55,7 @@ SEARCHERS = (
 COLUMNS = {"sharding_types": ("column_wise",)}
 OF_EACH_TYPE = "column-wise, row-wise, data-parallel tables"
 DATA = Path(__file__).resolve().parent / "data"
-PAGE = DATA.parents[1] / "docs" / "h100.md"
+PAGES = tuple(DATA.parents[1] / "docs" / "results" / f"gpu_{name}.md" for name in ("kernels", "steps", "predicted"))
 COPY_GB_PER_S = 3012  # of a GiB on the device, the best of 20
 
 
@@ -64,8 +64,9 @@ def main() -> None:
     warnings.simplefilter("ignore", ns.NeuroShardWarning)
     made = {
         name: partial(str, TABLES[name]()) for name in sys.argv[1:] or TABLES
-    }  # before the page is read: it may change
-    write_atomically(PAGE, with_tables(PAGE.read_text(), made).encode())
+    }  # before the pages are read: they may change
+    for page in PAGES:
+        write_atomically(page, with_tables(page.read_text(), made).encode())
 
 
 def points() -> str:

@@ -1,10 +1,10 @@
-"""Make every table and picture that README and docs/results.md quote: `make results`.
+"""Make every table and picture that README and the pages in docs/results/ quote: `make results`.
 
 usage: results.py [--small] [NAME ...]    (--small: minutes, into build/results/small, to see that all runs)
 
 Let nothing else run: about an hour on two cores. A table is a file in docs/results/ that says when, where and
-with which models it was made; docs/results.md holds them between markers. A finished table isn't made again as long as
-its models stay: delete its file for that. After a stop the same command goes on with the unfinished table.
+with which models it was made; pages in docs/results/ hold them between markers. A finished table isn't made again as
+long as its models stay: delete its file for that. After a stop the same command goes on with the unfinished table.
 """
 
 import argparse
@@ -36,12 +36,16 @@ from neuroshard.stages.search.runs.search import Search
 from neuroshard.words.fingerprint import fingerprint
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLES, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
+TABLES = ROOT / "docs" / "results"
+PAGES = tuple(
+    TABLES / f"{name}.md"
+    for name in ("summary", "cpu_steps", "plans_and_search", "errors", "accepting", "what_does_not_hold")
+)
 WORK = ROOT / "build" / "results"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="make the tables and pictures of docs/results.md")
+    parser = argparse.ArgumentParser(description="make the tables and pictures of docs/results/")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("names", nargs="*", choices=[[], *MAKERS])
     options = parser.parse_args()
@@ -49,8 +53,9 @@ def main() -> None:
     for name in options.names or MAKERS:
         make(name, folder, work, options.small)
     if not options.small and all((TABLES / f"{name}.csv").exists() for name in MAKERS):
-        pictures.draw(TABLES, PAGE.parent)
-        PAGE.write_text(page())
+        pictures.draw(TABLES, TABLES.parent)
+        for page, text in pages().items():
+            page.write_text(text)
 
 
 def make(name: str, folder: Path, work: Path, small: bool) -> None:
@@ -93,9 +98,10 @@ def models_of(name: str) -> str:
     return f"cpu {weights.stem.removeprefix('weights-')[:8]}"
 
 
-def page() -> str:
-    """Put every table between its markers in the page."""
-    return with_tables(PAGE.read_text(), {name: partial(as_markdown, TABLES / f"{name}.csv") for name in MAKERS})
+def pages() -> dict[Path, str]:
+    """Return the text of every page, with each table between its markers."""
+    tables = {name: partial(as_markdown, TABLES / f"{name}.csv") for name in MAKERS}
+    return {page: with_tables(page.read_text(), tables) for page in PAGES}
 
 
 def as_markdown(path: Path) -> str:

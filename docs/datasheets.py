@@ -1,4 +1,4 @@
-"""Writes the tables of docs/datasheets.md: what was published and measured beside what datasheets predict."""
+"""Writes the tables of docs/results/roofline_errors.md: published and measured times beside predicted times."""
 
 import sys
 from pathlib import Path
@@ -10,8 +10,9 @@ from neuroshard.models.datasheets import Check, checks
 from neuroshard.models.network import errors, pcie_errors
 from neuroshard.plumbing.configs import choices
 
-PAGE = Path(__file__).resolve().parent / "datasheets.md"
-sys.path.append(str(PAGE.parents[1] / "benchmarks"))
+DOCS = Path(__file__).resolve().parent
+PAGE = DOCS / "results" / "roofline_errors.md"
+sys.path.append(str(DOCS.parent / "benchmarks"))
 _OWN = ("a100", "h100", "h200", "b200")  # whose collectives are published
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/cli.md, docs/api.md, and the settings and help texts in conf/ from the code: `make docs`."""
+"""Writes the generated pages of docs/reference/, and the settings and help texts in conf/: `make docs`."""
 
 import inspect
 import re
@@ -61,8 +61,8 @@ def pages() -> dict[Path, str]:
     return {
         **settings_files(CONF / "settings"),
         **{CONF / "hydra" / "help" / f"{name}.yaml": _as_template(name, text) for name, text in helps.items()},
-        DOCS / "cli.md": _cli(helps),
-        DOCS / "api.md": _api(),
+        DOCS / "reference" / "cli.md": _cli(helps),
+        DOCS / "reference" / "python.md": _api(),
     }
 
 
@@ -101,7 +101,7 @@ def _help(command: str) -> str:
     if FIRST[command]:
         lines += ["", "settings that people change first"]
         lines += [line for key in FIRST[command] for line in _setting(command, key)]
-        lines += ["", f"`neuroshard {command} --cfg job` prints every setting; docs/cli.md explains them."]
+        lines += ["", f"`neuroshard {command} --cfg job` prints every setting; docs/reference/cli.md explains them."]
         lines += ["`-m` sweeps: it runs a job for each combination of values, such as seed=0,1."]
     return "\n".join(lines) + "\n"
 

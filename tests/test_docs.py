@@ -21,7 +21,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
-    *(page for one in FOLDERS for page in sorted(one.glob("*.md"))),
+    *(page for one in FOLDERS for page in sorted(one.rglob("*.md"))),
 ]
 OWN = ("models", "COMMAND", "-sc")
 OWN_PARTS = ("hydra.searchpath", "--config-dir")  # need the package of a page, whose test runs them
@@ -99,7 +99,7 @@ def test_generated_pages_are_current(generate):
 def test_constants_are_printed_by_value_and_not_by_their_types_docstring(generate, monkeypatch):
     monkeypatch.setattr(ns, "TENTH", 0.1, raising=False)
     monkeypatch.setattr(ns, "__all__", [*ns.__all__, "TENTH"])
-    text = generate.pages()[ROOT / "docs" / "api.md"]
+    text = generate.pages()[ROOT / "docs" / "reference" / "python.md"]
     assert "ns.TENTH = 0.1\n" in text
     for kind in (bool, int, float, str, tuple, dict):
         assert kind.__doc__.splitlines()[0] not in text

@@ -1,4 +1,4 @@
-"""Datasheets beside published measurements: docs/datasheets.md."""
+"""Datasheets beside published measurements: docs/results/roofline_errors.md."""
 
 import importlib.util
 from pathlib import Path
@@ -14,7 +14,7 @@ from neuroshard.tables.misses import touched_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 SHEETS = choices("roofline")
-# Where an H100 was used instead (docs/datasheets.md): lookups of dynamicemb's own kernels, and a small call.
+# Where an H100 was used instead (roofline_errors.md): lookups of dynamicemb's own kernels, and a small call.
 MEASURED_OTHERWISE = {
     ("h100", "forward, device"): 1.1,
     ("h100", "backward, device"): 0.12,
