@@ -25,6 +25,7 @@ from search_costs import methods, scaling, two_plans
 from shared import COLUMN_WISE, Made, evaluated, markdown, papers_tasks, with_tables
 from training_steps import beside_torchrec, predicted_steps, step_plans, steps_by_method
 from unmeasured import judged_without_margins
+from views import VIEWS, view
 
 from neuroshard.bundles import shipped_path
 from neuroshard.models import CostModels, load_bundle
@@ -39,7 +40,10 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLES = ROOT / "docs" / "results"
 PAGES = tuple(
     TABLES / f"{name}.md"
-    for name in ("summary", "cpu_steps", "plans_and_search", "errors", "accepting", "what_does_not_hold")
+    for name in (
+        *("summary", "cpu_steps", "mirrored_steps", "plans_and_search"),
+        *("errors", "accepting", "what_does_not_hold"),
+    )
 )
 WORK = ROOT / "build" / "results"
 
@@ -100,16 +104,22 @@ def models_of(name: str) -> str:
 
 def pages() -> dict[Path, str]:
     """Return the text of every page, with each table between its markers."""
-    tables = {name: partial(as_markdown, TABLES / f"{name}.csv") for name in MAKERS}
+    tables = {name: partial(shown, name) for name in (*MAKERS, *VIEWS)}
     return {page: with_tables(page.read_text(), tables) for page in PAGES}
 
 
-def as_markdown(path: Path) -> str:
-    """Write the table for readers, with what is known of it below."""
-    frame = pd.read_csv(path, comment="#", dtype=str, keep_default_na=False)
+def shown(name: str) -> str:
+    """Write a view of a table for pages."""
+    table, part = view(name)
+    return as_markdown(TABLES / f"{table}.csv", part)
+
+
+def as_markdown(path: Path, part: Callable[[pd.DataFrame], pd.DataFrame]) -> str:
+    """Write a part of a table for readers, and below it the file, the date, the machine, the models and the noise."""
+    frame = part(pd.read_csv(path, comment="#", dtype=str, keep_default_na=False))
     known = facts(path)
     made = f"Made on {known['made']}, {known['machine']}. Models: `{known['models']}`. {known['noise']}"
-    return f"{markdown(frame.columns, frame.to_numpy())}\n<sub>{made}</sub>\n"
+    return f"{markdown(frame.columns, frame.to_numpy())}\n<sub>[{path.name}]({path.name}). {made}</sub>\n"
 
 
 _ON_HARDWARE = {

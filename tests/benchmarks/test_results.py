@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import h100
 import pictures
 import results
+import views
 from shared import DEFAULT_PLANNER, Made, with_tables
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +79,9 @@ def test_the_page_holds_the_tables_as_they_were_made():
         assert text == page.read_text(), "python benchmarks/results.py"
     text = "".join(page.read_text() for page in results.PAGES)
     drawn = {"plan", "step_plans", "tiers", "headline"}
-    assert {*re.findall(r"<!-- table (\w+) -->", text), *drawn} == set(results.MAKERS)
+    shown = re.findall(r"<!-- table (\w+) -->", text)
+    assert set(shown) >= set(views.VIEWS)
+    assert {*(views.view(name).table for name in shown), *drawn} == set(results.MAKERS)
     assert {path.stem for path in TABLES} == set(results.MAKERS)
 
 
@@ -121,7 +124,7 @@ def test_a_finished_table_is_made_again_with_other_models_only(tmp_path, monkeyp
         monkeypatch.setattr(results, "models_of", lambda _, models=models: models)
         results.make("one", tmp_path, tmp_path, small=True)
     assert len(made) == 2
-    assert results.as_markdown(tmp_path / "one.csv").startswith("| a |\n| --- |\n| 1 |\n")
+    assert results.as_markdown(tmp_path / "one.csv", lambda frame: frame).startswith("| a |\n| --- |\n| 1 |\n")
 
 
 def test_pictures_are_drawn_from_the_tables(tmp_path):
