@@ -18,7 +18,7 @@ from shared import DEFAULT_PLANNER, Made, with_tables
 
 ROOT = Path(__file__).parents[2]
 GENERATED = {"cli", "python", "gpu_kernels", "gpu_steps", "gpu_predicted"}
-ANALYTIC = {"roofline", "roofline_errors"}  # beside published points, by a test of their own
+ANALYTIC = {"roofline", "roofline_errors", "roofline_exchanges"}  # beside published points, by a test of their own
 PAGES = (
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.stem not in GENERATED | ANALYTIC),
