@@ -8,6 +8,7 @@ long as its models stay: delete its file for that. After a stop the same command
 """
 
 import argparse
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pictures
+import yaml
 from choices import gains_by_size, judged_rules
 from h100 import memory_shares
 from headline import headline, summary
@@ -93,13 +95,19 @@ def models_of(name: str) -> str:
     if name in ("headline", "summary"):
         return f"{models_of('steps')}, h100 {(CostModels.load('h100').digest or '')[:8]}"
     if name in ("scaling", "tiers"):
-        points = sorted((ROOT / "neuroshard/models/points").glob("*.csv"))
-        arithmetic = [ROOT / "conf" / "roofline" / "h100.yaml", *points]
-        return f"roofline:h100 {sha256(b''.join(file.read_bytes() for file in arithmetic)).hexdigest()[:8]}"
+        return f"roofline:h100 {_analytic_digest()[:8]}"
     if name in ("steps", "predicted_steps", "steps_by_method", "step_plans", "mirrored", "errors"):
         return f"cpu {(CostModels.load('cpu').digest or '')[:8]}, framework=torchrec"
     weights = next((ROOT / "neuroshard/bundles/cpu").glob("weights-*"))  # of kernels and exchanges
     return f"cpu {weights.stem.removeprefix('weights-')[:8]}"
+
+
+def _analytic_digest() -> str:
+    """Return the digest of all figures that `roofline:h100` computes with: comments and sources do not count."""
+    config = yaml.safe_load((ROOT / "conf" / "roofline" / "h100.yaml").read_text())
+    figures = json.dumps({key: value for key, value in config.items() if key != "source"}, sort_keys=True)
+    points = sorted((ROOT / "neuroshard/models/points").glob("*.csv"))
+    return sha256(figures.encode() + b"".join(file.read_bytes() for file in points)).hexdigest()
 
 
 def pages() -> dict[Path, str]:
