@@ -17,11 +17,16 @@ import views
 from shared import DEFAULT_PLANNER, Made, with_tables
 
 ROOT = Path(__file__).parents[2]
-GENERATED = {"cli", "python", "gpu_kernels", "gpu_steps", "gpu_predicted"}
+GENERATED = {"gpu_kernels", "gpu_steps", "gpu_predicted"}
+REFERENCE = ROOT / "docs" / "reference"  # says settings and defaults
 ANALYTIC = {"roofline", "roofline_errors", "roofline_exchanges"}  # beside published points, by a test of their own
 PAGES = (
     ROOT / "README.md",
-    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.stem not in GENERATED | ANALYTIC),
+    *(
+        page
+        for page in sorted((ROOT / "docs").rglob("*.md"))
+        if page.stem not in GENERATED | ANALYTIC and REFERENCE not in page.parents
+    ),
 )
 TABLES = sorted((ROOT / "docs" / "results").glob("*.csv"))
 FIGURE = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)?%(?! interval)|\d+\.\d+(?![\w.]*\w))")
