@@ -29,9 +29,11 @@ from neuroshard.plumbing.threads import blas_threads
 from neuroshard.records.run_directory import JobFigures, RunDirectory
 from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.methods.acceptance import rejected_remark
+from neuroshard.stages.search.methods.torchrec_default import Compare, check_compare
 from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanFiles, Searched
 from neuroshard.stages.search.results.comparison import grid_of
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun, predicted_columns
+from neuroshard.stages.search.runs.compare import ComparedPlan, compared_plans, comparison_columns, comparison_lines
 from neuroshard.stages.search.runs.in_parts import Measure
 from neuroshard.stages.search.runs.search_task import search_task
 from neuroshard.stages.search.runs.verify import Verify, save_candidate_plans
@@ -62,6 +64,8 @@ class Search(OutputSettings, ModelSettings):
         target: None | sok | hugectr | torchrec | json: system that trains with the plans (NVIDIA's SOK or HugeCTR,
             TorchRec, or a reader of JSON); the search returns only plans that `neuroshard export` can write for this
             system; None excludes no plan.
+        compare: None | torchrec: torchrec also finds the plan of TorchRec's default planner for each task, which can
+            take minutes, and compares the predicted costs; the search itself stays the same.
     """
 
     model: PathName
@@ -72,6 +76,7 @@ class Search(OutputSettings, ModelSettings):
     count_input: bool = False
     verify: Verify | None = None
     target: str | None = None
+    compare: Compare | None = None
 
     def run(self) -> "SearchResult | None":
         """Search every task; a task without a plan is recorded with its error.
@@ -81,16 +86,22 @@ class Search(OutputSettings, ModelSettings):
 
         Raises:
             InfeasibleError: the only task has no plan, which is also recorded.
+            MissingPackageError: `compare` is set, and TorchRec is not installed.
             UserError: `out` has another run, the models do not support the tasks, or plans cannot be measured on this
                 machine.
         """
+        check_compare(self.compare)
         if self.verify is not None:
             self.verify.check(self.tasks)
             if is_follower():
                 self.verify.means.follow(self.verify.hardware)
                 return None
         with blas_threads(1):
-            return self._run()
+            result = self._run()
+            if self.compare is None:
+                return result
+            simulator, saved = Simulator(self.models, self.count_input), result.saved
+            return replace(result, compared=compared_plans(self.tasks, saved.records, simulator, saved.path))
 
     def _run(self) -> "SearchResult":
         if self.out is not None:
@@ -246,12 +257,14 @@ class SearchFacts:
         method: name of the search method.
         model: the cost models: their name and settings.
         tasks: the result of each task.
+        compared: the plans of TorchRec's default planner; empty without `compare`.
     """
 
     directory: str
     method: str
     model: Mapping[str, Any]
     tasks: tuple[SearchRecord, ...]
+    compared: tuple[ComparedPlan, ...]
 
 
 @dataclass(frozen=True)
@@ -262,11 +275,13 @@ class SearchResult:
         saved: the run, as it is stored in files.
         tasks: the tasks.
         plans: the plans of shown tasks that this process found, by number of the task; other plans are in files.
+        compared: the plans of TorchRec's default planner; empty without `compare`.
     """
 
     saved: SearchRun
     tasks: tuple[Task, ...]
     plans: Mapping[int, Plan] = field(default_factory=dict)
+    compared: tuple[ComparedPlan, ...] = ()
 
     @property
     def outcome(self) -> JobFigures:
@@ -279,7 +294,7 @@ class SearchResult:
     def facts(self) -> SearchFacts:
         """The results of all tasks, which `format=json` prints."""
         saved = self.saved
-        return SearchFacts(str(saved.path), saved.searcher, saved.model.fields, saved.records)
+        return SearchFacts(str(saved.path), saved.searcher, saved.model.fields, saved.records, self.compared)
 
     def show(self, console: Console) -> None:
         """Print a row for each of the first 20 tasks and a summary;
@@ -298,6 +313,7 @@ class SearchResult:
         seconds = np.mean([record.seconds for record in records])
         lines.append(f"solved {len(solved)} of {len(self.tasks)} tasks{mean}, mean search {seconds:.3f} s")
         lines.append(f"plans: {self.saved.path / 'plans'}")
+        lines += comparison_lines(records, self.compared, self.saved.path)
         if any(record.measured_ms is not None for record in records):
             lines.append(f"candidate plans: {self.saved.path / 'candidate_plans.parquet'}")
         print_lines(console, lines)
@@ -320,6 +336,7 @@ class SearchResult:
             "measured ms": [_known(record.measured_ms) for record in shown],
             "search s": [f"{record.seconds:.3f}" for record in shown],
         }
+        columns |= comparison_columns(shown, self.compared)
         known = {name: cells for name, cells in columns.items() if any(cells)}
         return grid_of(Text(f"{self.saved.searcher}: {self.saved.path}"), known, words=0)
 
