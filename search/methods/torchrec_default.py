@@ -42,7 +42,7 @@ def torchrec_default(task: Task, simulator: Simulator) -> Plan:
     from torchrec.distributed.planner import EmbeddingShardingPlanner
     from torchrec.distributed.planner.types import ParameterConstraints, PlannerError
 
-    from neuroshard.hardware.stand_in import StandIn
+    from neuroshard.measure.steps.stand_in import StandIn
     from neuroshard.stages.search.methods.torchrec_planner import cut_to_width  # slow to import
     from neuroshard.torchrec import from_sharding_plan
 
