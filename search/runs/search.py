@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +289,18 @@ class SearchResult:
         """The figures by which a sweep compares the run with others."""
         costs = tuple(record.predicted_ms for record in self.saved.records)
         seconds = float(np.mean([record.seconds for record in self.saved.records]))
-        return JobFigures(digest_of(self.saved.path / "tasks.json"), costs, seconds)
+        devices = {task.topology.num_devices for task in self.tasks}
+        plans = [plan for record in self.saved.records if (plan := self._plan_of(record)) is not None]
+        free = [min(map(sub, plan.task.shard_memory, plan.device_bytes)) for plan in plans]
+        scopes = dict.fromkeys(plan.prediction.scope for plan in plans if plan.prediction is not None)
+        return JobFigures(
+            digest_of(self.saved.path / "tasks.json"),
+            costs,
+            seconds,
+            devices.pop() if len(devices) == 1 else None,
+            min(free, default=None),
+            tuple(scope for scope in scopes if scope is not None),
+        )
 
     @property
     def facts(self) -> SearchFacts:
