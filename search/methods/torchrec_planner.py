@@ -158,10 +158,10 @@ def _plans(
             if not raised_by(error, "torchrec"):
                 raise
             continue
-        yield _cut_to_width(Plan(task, from_sharding_plan(renamed, sharding_plan).placements))
+        yield cut_to_width(Plan(task, from_sharding_plan(renamed, sharding_plan).placements))
 
 
-def _cut_to_width(plan: Plan) -> Plan:
+def cut_to_width(plan: Plan) -> Plan:
     """Cut columns of tables that are wider than a shard may be: TorchRec's planner merges those that share a device."""
     wide = {table for table, its in enumerate(plan.by_table) if any(one.shard.dim > MAX_SHARD_DIM for one in its)}
     if not wide:
