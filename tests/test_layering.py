@@ -1,4 +1,4 @@
-"""The core imports no stage, stages import only the core, packages import only packages above them; the layout is fixed."""
+"""The core imports no stage, stages import only the core, and packages import only packages above them."""
 
 import ast
 import re
