@@ -142,6 +142,13 @@ class NeuroShardPlanner(ShardingPlanner):
             as "adam"; None for "sgd". The setting changes costs alone: `memory` sets the optimizer whose states take
             memory.
 
+    The constructor checks the arguments and loads the cost models; it neither reads a model nor searches. It sorts the
+    arguments into three roles. A `Finder` finds plans: `models`, `framework`, `dense_ms`, `exchange_dtype` and
+    `model_optimizer` make its simulator, `searcher` and `settings` its search method, `verify`, `candidate_plans` and
+    `passes` its measurements. One `Asked` for each possible number of groups describes the job: all arguments about
+    ranks, memory, constraints and tables. `keep`, `plan_loader`, `stats`, `callbacks` and `debug` decide where plans
+    come from and go to.
+
     Attributes:
         last_plan: the latest plan of the tables that NeuroShard plans; None before the first plan, or if NeuroShard
             plans no table.
@@ -183,6 +190,7 @@ class NeuroShardPlanner(ShardingPlanner):
         model_optimizer: str | None = None,
         **settings: Any,
     ) -> None:
+        # 1. Check the arguments; warn of arguments without effect.
         _check_one_source(keep, plan_loader)
         _check_timeout(timeout_seconds)
         _check_type("topology", topology, TorchRecTopology)
@@ -210,6 +218,7 @@ class NeuroShardPlanner(ShardingPlanner):
             num_groups, sync_steps, use_inter_host_allreduce, keep_types and keep is None, verify, **of_verify
         ):
             _log.warning(remark)
+        # 2. The finder: cost models, search method, measurements.
         models = models or _default_models(topology.compute_device, dense_ms)
         costs, choice = _loaded_models(models, framework, dense_ms, exchange_dtype, model_optimizer)
         pipeline, constraints = pipeline_of(pipeline, memory), _checked_constraints(constraints or {})
@@ -226,6 +235,7 @@ class NeuroShardPlanner(ShardingPlanner):
                 )
             verify = verifier_of(verify, choice, topology.compute_device, candidate_plans, passes, hides_input)
         self._finder = Finder(searcher_of(searcher, **settings), simulator, verify, keep_types)
+        # 3. The job, once for each possible number of groups.
         ways = groups_of(topology, num_groups, sync_steps, use_inter_host_allreduce)
         _warn_of_groups(ways, simulator.models, topology.compute_device)
         if ignored := ignored_pods_remark(topology):
@@ -249,6 +259,7 @@ class NeuroShardPlanner(ShardingPlanner):
             )
             for groups in ways
         )
+        # 4. Sources and destinations of plans, and the state that `plan` leaves.
         self._loader = plan_loader
         self._keep = None if keep is None else Path(keep)
         self._reports = Reports([stats] if isinstance(stats, Stats) else [*(stats or ())], list(callbacks or ()), debug)

@@ -47,7 +47,7 @@ class CostedSpace(SearchSpace):
 
     @classmethod
     def costed(cls, space: SearchSpace, simulator: Simulator, kernels: KernelModels) -> "CostedSpace":
-        """Predict the compute time of every shard alone, in one call of their models."""
+        """Return a space with costs: the models predict the compute time of every shard alone, in one call."""
         task, shards = space.task, space.shards
         model = kernels.of_columns(task.loads.take(space.fixed.column_wise))
         row, loads = row_loads(task, space.items, shards.first, shards.full_width)
