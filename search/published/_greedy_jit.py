@@ -1,7 +1,7 @@
 """Greedy placement of many column splits under many caps, compiled: the inner loop of the search.
 
-It places shards as `greedy.place_greedily` does. It is fast because it visits devices in ascending score, and stops as
-soon as the score plus the least that the shard adds (`least_score`) exceeds the best score found.
+It places shards as `greedy.place_greedily` does, but visits devices in ascending score, and stops as soon as the score
+plus the least that the shard adds (`least_score`) exceeds the best score found.
 """
 
 from typing import NamedTuple
@@ -103,17 +103,12 @@ def place_all_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer
     A shard goes to the device whose score ends lowest, among the devices with memory and units for it where the rules
     allow it; the first among equals. Shards of one item that meet on a device become one shard.
 
-    For each shard, the loop looks for this device without computing the score of every device:
-
-    - Devices in use are in a heap by score, `heap[:in_use]`. The loop visits nodes from the top. A shard adds at least
-      `adds` to a score, and nodes below a node have no lower scores. So if score + adds exceeds the best score found,
-      the whole branch is skipped; unless the item has shards already (`spread`), because a shard that joins another
-      shard of the item may add less than `adds`.
-    - Idle devices are all alike, so only the first idle device with room is tried. If devices have fixed scores, none
-      is alike, and all count as in use from the start (`started`).
-    - A device that has fewer units left than any later shard sends (`least`) is removed from the heap.
-    - `capped` records if the cap ever excluded a device. If not, the placement is the same under all higher caps, and
-      is copied to them.
+    Devices in use are in a heap by score, `heap[:in_use]`, without those that have fewer units left than any later
+    shard sends (`least`). A shard adds at least `adds` to a score, and nodes below a node have no lower scores. So if
+    score + adds exceeds the best score found, the whole branch is skipped; unless the item has shards already
+    (`spread`), because a shard that joins another shard may add less. Idle devices are alike, so only the first with
+    room is tried; with different fixed scores, all devices count as in use from the start (`started`). If the cap has
+    excluded no device (`capped`), the placement is the same under all higher caps, and is copied to them.
 
     Args:
         outcome: the shards; all other arrays are filled.

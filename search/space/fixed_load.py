@@ -118,7 +118,7 @@ class FixedLoad:
         return Plan(self.task, (*in_columns(self.task, columns), *self.others))
 
     def step(self, simulator: Simulator, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return two times, (n, D) ms each, of devices in n whole plans: until the output dist starts, and until it ends.
+        """Return two times of the devices in n plans, (n, D) ms each: until the output dist starts, and until it ends.
 
         Args:
             simulator: costs exchanges.
