@@ -249,7 +249,7 @@ def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placem
     staying = {device for device in dims if device < task.topology.num_devices}
     counts = limits.may_count(layout, len(dims)) if len(staying) == len(dims) else len(staying) < limits.max_shards
     has_type = limits.sharding_types & layout.allowed_by(placements, task.topology)
-    has_tier = limits.may_lie_in(assignment) and (assignment == ON_DEVICE or task.topology.host_bytes > 0)
+    has_tier = limits.allows_tier(assignment) and (assignment == ON_DEVICE or task.topology.host_bytes > 0)
     wide_enough = min(dims.values()) >= limits.min_dim
     return bool(has_type) and has_tier and counts and wide_enough and staying.issubset(limits.devices)
 

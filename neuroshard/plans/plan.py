@@ -488,7 +488,7 @@ def _broken_tier(name: str, assignment: TierAssignment, limits: TableLimits) -> 
     if assignment.tier not in limits.tiers:
         allowed = " or ".join(sorted(limits.tiers))
         yield f"table {name!r} is in tier {assignment.tier.value}, but constraints allow only {allowed}"
-    elif not limits.may_lie_in(assignment):
+    elif not limits.allows_tier(assignment):
         yield (
             f"table {name!r} has cache_load_factor {assignment.cache_load_factor}, but constraints need "
             f"{limits.cache_load_factor}"

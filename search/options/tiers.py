@@ -49,7 +49,7 @@ class TierOptions:
         )
         columns = [_costed(task, assignment, model) for assignment in assignments]
         cost_ms, device_bytes, host_bytes = (np.stack(values, axis=1) for values in zip(*columns, strict=True))
-        may = np.array([[its.may_lie_in(assignment) for assignment in assignments] for its in task.limits])
+        may = np.array([[its.allows_tier(assignment) for assignment in assignments] for its in task.limits])
         for table, its in enumerate(task.limits):
             if not its.forms.intersection(CUT_FORMS):
                 device_bytes[table, 0] = min(_everywhere_bytes(task, LAYOUTS[form], table) for form in its.forms)
