@@ -84,7 +84,7 @@ class Carried:
         devices = np.array([device for _, _, device in self.columns], dtype=np.int64)
         loads = Loads.of(tables, self.task.batch_size).at(assignments)
         together, size_bytes = LoadSets.grouped(loads, devices, self.task.topology.num_devices), np.zeros_like(devices)
-        size_bytes[np.argsort(devices, kind="stable")] = self.task.memory.bytes_beside(together)
+        size_bytes[np.argsort(devices, kind="stable")] = self.task.memory.bytes_with_caches(together)
         sizes = size_bytes.tolist()
         left, kept = self._left_by_others, set[int]()
         for number in sorted(range(len(sizes)), key=lambda n: (self.columns[n][0] in self.changed, -sizes[n])):

@@ -151,7 +151,7 @@ class Plan:
         """(D, F) bytes of the shards on each device by family, with the state and buffers that the task counts."""
         sets = self.device_loads
         total = np.zeros((len(sets), len(FORMS)), dtype=np.int64)
-        np.add.at(total, (sets.owners, sets.loads.form), self.task.memory.bytes_beside(sets))
+        np.add.at(total, (sets.owners, sets.loads.form), self.task.memory.bytes_with_caches(sets))
         return total
 
     @cached_property
@@ -258,7 +258,7 @@ class Plan:
         The text is empty if there are no such bytes.
         """
         here, memory = self.device_loads.take(np.array([device])), self.task.memory
-        more = int((memory.bytes_beside(here) - memory.device_bytes(here.loads)).sum())
+        more = int((memory.bytes_with_caches(here) - memory.device_bytes(here.loads)).sum())
         if not more:
             return ""
         widest = int(memory.cache_widths(here)[here.loads.tier == TIERS.index(Tier.UVM_CACHING)].max())

@@ -114,5 +114,5 @@ class WidestCacheStorageEstimator(TaskStorageEstimator):
 
     def _device_bytes(self, loads: Loads) -> list[int]:
         """List the bytes of device memory of n loads, as if all of them were on one device."""
-        sizes: list[int] = self._task.memory.bytes_beside(LoadSets(loads, np.array([len(loads)]))).tolist()
+        sizes: list[int] = self._task.memory.bytes_with_caches(LoadSets(loads, np.array([len(loads)]))).tolist()
         return sizes

@@ -131,7 +131,7 @@ class ReplicatedTables:
             return 0
         its = self.loads.take(np.flatnonzero(types[self.tables] == self.form))
         together = LoadSets(its, np.array([len(its)]))
-        return int((task.memory.bytes_beside(together) - task.memory.device_bytes(its)).sum())
+        return int((task.memory.bytes_with_caches(together) - task.memory.device_bytes(its)).sum())
 
 
 def slowest_loads(task: Task, tables: IntArray, layout: Layout) -> Loads:

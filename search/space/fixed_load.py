@@ -155,7 +155,7 @@ def placed_bytes(task: Task, placements: Sequence[Placement]) -> IntArray:
 def _set_bytes(task: Task, sets: LoadSets) -> IntArray:
     """Count the bytes of device memory that each set of loads takes, (B,)."""
     total = np.zeros(len(sets), dtype=np.int64)
-    np.add.at(total, sets.owners, task.memory.bytes_beside(sets))
+    np.add.at(total, sets.owners, task.memory.bytes_with_caches(sets))
     return total
 
 

@@ -163,4 +163,4 @@ def test_more_bytes_than_any_device_has_are_refused():
         Task(tables, Topology(1, GIB, host_memory_bytes=1 << 59), 64), (TierAssignment(Tier.UVM_CACHING, 1.0),) * 65
     ).loads
     with refused("memory-caches-too-large", where="memory", names=["2^60"]):
-        MemoryUse().bytes_beside(LoadSets(loads, np.array([65])))
+        MemoryUse().bytes_with_caches(LoadSets(loads, np.array([65])))
