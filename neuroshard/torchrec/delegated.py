@@ -320,7 +320,7 @@ def without(
     estimate(storage_estimator(topology, dict(asked.constraints), asked.pipeline), options, sharders)
     left, memory = deepcopy(topology), memory_of_tables(topology)
     memory_use = asked.memory_use(parameters)
-    beside = bytes_beside_tables(parameters) // topology.world_size + sum(
+    beside = untrained_bytes(parameters) // topology.world_size + sum(
         memory_use.dense_bytes(parameter.weights.shape[0], prod(parameter.weights.shape[1:]))
         for parameter in parameters
         if parameter.sharding_in(sharding_plan).sharding_type in COPIED
@@ -332,7 +332,7 @@ def without(
     return left
 
 
-def bytes_beside_tables(parameters: Sequence[Parameter]) -> int:
+def untrained_bytes(parameters: Sequence[Parameter]) -> int:
     """Return the bytes of untrained tensors of the parameters' modules outside tables,
     such as ids, which are row-wise.
     """

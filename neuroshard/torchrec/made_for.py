@@ -12,7 +12,7 @@ import numpy as np
 
 from neuroshard.torchrec.asked import optimizer_of
 from neuroshard.torchrec.bandwidths import named_bandwidths
-from neuroshard.torchrec.delegated import bytes_beside_tables
+from neuroshard.torchrec.delegated import untrained_bytes
 from neuroshard.torchrec.finder import Finder
 from neuroshard.torchrec.kept import DEVICES
 from neuroshard.torchrec.kernels import PREFETCH
@@ -26,7 +26,7 @@ def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dic
     asked, left, division = model.asked, model.left, model.division
     task = asked.task(model.tables, model.left) if model.tables else None
     models, groups = finder.simulator.models, asked.groups
-    beside = bytes_beside_tables((*division.delegated, *division.fixed))
+    beside = untrained_bytes((*division.delegated, *division.fixed))
     others = *zip(division.delegated, division.reasons, strict=True), *((fixed, "given") for fixed in division.fixed)
     return digests(
         {
