@@ -44,10 +44,10 @@ def _call(plan: Plan, layout: Layout, placements: Sequence[Placement]) -> Comput
     if shares > 1:
         tables, samples = tuple(_of_share(table, shares) for table in tables), max(1, samples // shares)
     blocks = tuple(RowBlock(p.shard.row, p.shard.rows) for p in placements) if layout.blocks else ()
-    return ComputeSample(tables, samples, layout.form, blocks, tier_assignment=_common_home(placements))
+    return ComputeSample(tables, samples, layout.form, blocks, tier_assignment=_common_tier_assignment(placements))
 
 
-def _common_home(placements: Sequence[Placement]) -> TierAssignment:
+def _common_tier_assignment(placements: Sequence[Placement]) -> TierAssignment:
     """Return the tier assignment of a call's tables; one cache has room for the rows of all their caches."""
     first = placements[0].tier_assignment
     if first.tier is not Tier.UVM_CACHING:

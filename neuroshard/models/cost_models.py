@@ -216,8 +216,8 @@ class CostModels:
                 "the data",
             )
         first_tables: dict[tuple[bool, Tier], str] = {}  # of each call: tasks are checked with every plan
-        for table, home in zip(task.tables, task.tier_assignments, strict=True):
-            first_tables.setdefault((table.pooled, home.tier), table.name)
+        for table, assignment in zip(task.tables, task.tier_assignments, strict=True):
+            first_tables.setdefault((table.pooled, assignment.tier), table.name)
         for (pooled, tier), name in first_tables.items():
             self._check_call(replace(IN_COLUMNS, pooled=pooled, tier=tier), f"sequence tables such as {name!r}")
         if self.batch_size not in (None, task.batch_size):
