@@ -221,7 +221,7 @@ class Parameter:
             )
         return _over_all(lookups, poolings, batches, batch_size)
 
-    def told_lookups(self, table: Table, batch_size: int) -> list[float]:
+    def reported_lookups(self, table: Table, batch_size: int) -> list[float]:
         """Return the lookups of each feature for TorchRec's reports: the constraints, scaled to the lookups of `table`.
 
         Reports multiply these lookups by `num_poolings` and `batch_sizes` of the constraints, feature by feature.

@@ -311,7 +311,7 @@ def options_of(
     ours, others = options[: len(model.tables)], options[len(model.tables) :]
     tables = () if plan is None else plan.task.tables
     for option, parameter, table in zip(ours, model.tables.values(), tables, strict=True):
-        option.input_lengths = parameter.told_lookups(table, batch_size)
+        option.input_lengths = parameter.reported_lookups(table, batch_size)
     estimate(storage_estimator(topology, constraints, model.asked.pipeline), options, model.sharders)
     perf = EmbeddingPerfEstimatorFactory.create(DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=constraints)
     estimate(perf, others, model.sharders)
