@@ -23,7 +23,7 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Precision, name_of
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Forms
-from neuroshard.words.model_choice import LINKS, TORCHREC, ModelChoice, check_plain, told
+from neuroshard.words.model_choice import LINKS, TORCHREC, ModelChoice, check_plain, settings_text
 from neuroshard.words.placement import Tier
 
 _MEASURED = "h100"  # installed models of GPUs, and the datasheet of each GPU
@@ -281,7 +281,7 @@ class CostModels:
         if not 0 <= dense_ms < float("inf"):
             raise ValueError(f"dense_ms is {dense_ms}; the time of a dense network is finite, and 0 ms or more")
         if not self.dense_is_unknown:
-            given = told({"dense_ms": float(dense_ms)})
+            given = settings_text({"dense_ms": float(dense_ms)})
             if any(isinstance(part, HostWait) for part in self.more):
                 limit = "these cost models already have a dense_ms"
                 remedy = "Leave out dense_ms, or load the cost models again with the new dense_ms"
@@ -390,7 +390,7 @@ class CostModels:
         if linked is self:
             raise UserError(
                 "models-ignore-links",
-                f"the cost models {choice.name!r} cannot take {told(choice.links)}",
+                f"the cost models {choice.name!r} cannot take {settings_text(choice.links)}",
                 limit="these cost models have exchange times that were measured on other links",
                 remedy=f"Leave out {', '.join(choice.links)}, or choose analytic cost models ({ROOFLINE}NAME)",
             )

@@ -151,10 +151,10 @@ class Check:
 
     def __str__(self) -> str:
         seen, left_out = (np.abs(ms / self.published - 1) for ms in (self.predicted, self.left_out))
-        told = f"{len(self.what)} published, {seen.mean():.1%} error on average, {seen.max():.1%} at most"
+        text = f"{len(self.what)} published, {seen.mean():.1%} error on average, {seen.max():.1%} at most"
         if np.isnan(left_out).all():
-            return f"{told}; no test: the datasheet's figures were set by such points"
-        return f"{told}; from the other points {np.nanmean(left_out):.1%}, {np.nanmax(left_out):.1%}"
+            return f"{text}; no test: the datasheet's figures were set by such points"
+        return f"{text}; from the other points {np.nanmean(left_out):.1%}, {np.nanmax(left_out):.1%}"
 
 
 def checks(models: CostModels) -> tuple[Check, ...]:

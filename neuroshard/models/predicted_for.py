@@ -54,7 +54,7 @@ class PredictedFor:
             return not self.measured.same_hardware(vars(here))
         return re.search(rf"\b{self.sheet}\b", here.device.upper()) is None
 
-    def told(self, here: Fingerprint) -> str:
+    def mismatch_text(self, here: Fingerprint) -> str:
         """Return text that names the hardware of the models, and the hardware `here` that was measured."""
         its = _named(self.measured) if self.measured is not None else f"{_KINDS[self.kind]}: {self.sheet} (datasheet)"
         return f"predicted for {its} (cost models '{self.models}'), but measured on {_named(here)}"

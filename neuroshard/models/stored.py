@@ -271,8 +271,8 @@ def _settings(model: Any) -> Any:
     }
     for name, (hint, held) in _fields(model).items():
         if held is None:
-            told = [(name, str), ("columns", tuple[str, ...])] if hint is FeatureSet else [(name, hint)]
-            types += [(its, of, empty.get(name, field())) for its, of in told]
+            stored_fields = [(name, str), ("columns", tuple[str, ...])] if hint is FeatureSet else [(name, hint)]
+            types += [(stored_name, of, empty.get(name, field())) for stored_name, of in stored_fields]
     return make_dataclass("Settings", types, frozen=True)
 
 

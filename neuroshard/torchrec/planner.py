@@ -64,7 +64,7 @@ from neuroshard.torchrec.pods import ignored_pods_remark, pod_size_remark
 from neuroshard.torchrec.prefetching import check_prefetching, flagged, pipeline_of
 from neuroshard.torchrec.unread import no_data_parallel_remark, unread_remarks, unused_arguments
 from neuroshard.torchrec.variable_batches import variable_batch_remarks
-from neuroshard.words.model_choice import TORCHREC, ModelChoice, told
+from neuroshard.words.model_choice import TORCHREC, ModelChoice, settings_text
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
@@ -535,7 +535,7 @@ class NeuroShardPlanner(ShardingPlanner):
             reports = replace(reports, callbacks=())  # callbacks have changed the plan before it was kept
         elif remark := late_remark(took_s, model.asked.timeout_s):
             _log.warning(remark)
-        whole, plan = reports.told(found.finder.simulator, model, found.whole, found.plan, took_s)
+        whole, plan = reports.pass_on(found.finder.simulator, model, found.whole, found.plan, took_s)
         self._remember(found, whole, plan)
         self._warn_of_whole(model, whole)
         parameters, ranks = model.division.parameters, int(model.left.world_size)
@@ -811,7 +811,7 @@ def _loaded_models(
     if given:
         raise UserError(
             "planner-models-loaded-already",
-            f"{told(given)} cannot be set for the cost models {models.label!r}",
+            f"{settings_text(given)} cannot be set for the cost models {models.label!r}",
             limit="models is an object, so the cost models are loaded already",
             remedy="Pass the setting to CostModels.load, or pass cost models by name",
         )

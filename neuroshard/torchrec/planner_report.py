@@ -259,7 +259,7 @@ class Reports:
     callbacks: Sequence[Callback]
     debug: bool
 
-    def told(
+    def pass_on(
         self, simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None, run_time_s: float
     ) -> tuple[ShardingPlan, Plan | None]:
         """Pass the whole model's plan and NeuroShard's plan in it to the callbacks, then to the reports.

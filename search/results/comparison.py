@@ -195,7 +195,7 @@ def provenance_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterato
         if target is not None and target.differs(here):
             message = Message(
                 "predicted-for-other-hardware",
-                f"costs of {_methods(group)} were {target.told(here)}",
+                f"costs of {_methods(group)} were {target.mismatch_text(here)}",
                 remedy="Compare measured costs only with measured costs" if target.other_kind(here) else ADAPT,
             )
             yield f"warning: {message}"

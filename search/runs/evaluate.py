@@ -20,7 +20,7 @@ from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.results.comparison import Evaluated, plans_of, runnable_by_task
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.in_parts import InParts, Means
-from neuroshard.words.model_choice import ModelSettings, told
+from neuroshard.words.model_choice import ModelSettings, settings_text
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,9 @@ class Evaluate(ModelSettings):
             if given := self.model_settings:
                 raise UserError(
                     "model-settings-without-model",
-                    f"{told(given)} is set, but model is not set",
+                    f"{settings_text(given)} is set, but model is not set",
                     limit="without model, predicted costs are read from the plan files",
-                    remedy=f"Set model, such as model=cpu, or remove {told(given)}",
+                    remedy=f"Set model, such as model=cpu, or remove {settings_text(given)}",
                 )
             return None
         framework = self.measure.framework

@@ -190,7 +190,7 @@ class TaskInMirror:
         ms = {phase: [f"{row[phase]:.2f}" for row in rows] for phase in LOCAL_PHASES}
         return grid_of(f"Local work by phase, ms, task {self.task}", {"plan by": names, **ms})
 
-    def told(self) -> list[Grid | str]:
+    def shown(self) -> list[Grid | str]:
         """Return tables and lines for people, including the difference of equal plans and the failures."""
         floor = f"the first plan, measured twice, differs from itself by {self.floor:.1%}"
         return [self.table(), self.phases(), floor, *failures(self.entries, [row["error"] for row in self.rows()])]
@@ -269,7 +269,7 @@ class InMirror:
             measured = tuple(self._of_task(*item, hardware, seed, directory.path, progress) for item in by_task.items())
         rows = [row for task in measured for row in task.rows()]
         stretches = [row for task in measured for row in task.stretch_rows()]
-        tables = (item for task in measured for item in task.told())
+        tables = (item for task in measured for item in task.shown())
         shown = [*tables, *provenance_lines(entries, hardware.fingerprint), *failures(entries)]
         frames = {"results": rows, "stretches": stretches}
         result = EvaluateResult(directory.path, tuple(entries), frames, shown, measured)

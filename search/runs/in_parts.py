@@ -129,7 +129,7 @@ class EvaluateResult(Generic[Kept]):
         path: directory of the run.
         entries: the plans.
         frames: rows of the written files, by the files' names.
-        told: tables and lines for people.
+        shown: tables and lines for people.
         tasks: results of each task's plans together.
         picture: a picture of the results; None if there is none.
     """
@@ -137,7 +137,7 @@ class EvaluateResult(Generic[Kept]):
     path: Path
     entries: tuple[Evaluated, ...] = field(repr=False)
     frames: Mapping[str, list[dict[str, Any]]] = field(repr=False)
-    told: Sequence[Grid | str] = field(repr=False)
+    shown: Sequence[Grid | str] = field(repr=False)
     tasks: tuple[Kept, ...] = field(default=(), repr=False)
     picture: Drawn | None = None
 
@@ -154,7 +154,7 @@ class EvaluateResult(Generic[Kept]):
         """Print the tables and lines, and the paths of the files."""
         files = [f"results: {self.path}"]
         files += [] if self.picture is None else [f"picture: {self.path / self.picture[0]}"]
-        for table_or_line in (*self.told, *files):
+        for table_or_line in (*self.shown, *files):
             if isinstance(table_or_line, str):
                 print_lines(console, [table_or_line])
             else:

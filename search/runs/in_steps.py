@@ -169,7 +169,7 @@ class TaskSteps:
         ms = {name: [f"{row[name]:.2f}" for row in rows] for name in phases}
         return grid_of(f"Phases of a step, ms, task {self.task}", {"plan by": self.names, **ms})
 
-    def told(self) -> list[Grid | str]:
+    def shown(self) -> list[Grid | str]:
         """Return tables and lines for people, including the difference of equal plans and the failures."""
         failed = failures(self.entries, self.errors[:-1])
         return [self.table(), self.phases(), _floor_line(self.floor), *failed]
@@ -251,7 +251,7 @@ class InSteps:
             measured = tuple(self._of_task(*item, builds, seed, directory.path, progress) for item in by_task.items())
         rows = [row for task in measured for row in task.rows()]
         phases = [row for task in measured for row in task.phase_rows()]
-        tables = (item for task in measured for item in task.told())
+        tables = (item for task in measured for item in task.shown())
         shown = [*tables, *provenance_lines(entries, hardware.fingerprint), *failures(entries)]
         frames, picture = {"results": rows, "phases": phases}, ("steps.png", measured[0].drawn)
         result = EvaluateResult(directory.path, tuple(entries), frames, shown, measured, picture)

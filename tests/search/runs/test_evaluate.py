@@ -378,7 +378,7 @@ def test_every_way_of_measuring_names_other_hardware(measure, unbalanced, tmp_pa
     monkeypatch.setattr(in_steps, "step_builds", lambda *_: nullcontext(lambda plans, _: (took,) * len(plans)))
     nothing = TaskInMirror(0, (), (), (), "none")
     monkeypatch.setattr(in_mirror.InMirror, "_of_task", lambda *_: nothing)
-    monkeypatch.setattr(TaskInMirror, "told", lambda _: [])
+    monkeypatch.setattr(TaskInMirror, "shown", lambda _: [])
     ways = {"kernels": InParts(), "steps": in_steps.InSteps(few), "mirrored": in_mirror.InMirror(few)}
     result = _evaluate(unbalanced, tmp_path / "out", measure=ways[measure]).run()
     (line,) = (line for line in shown(result, 1000).splitlines() if OTHER_HARDWARE in line)
