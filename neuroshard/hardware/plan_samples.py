@@ -80,7 +80,7 @@ def input_exchange(plan: Plan) -> tuple[CommSample, ...]:
 
 def _exchanges(plan: Plan, traffic: Traffic, collectives: Sequence[Collective]) -> tuple[CommSample, ...]:
     task, starts = plan.task, (0.0,) * plan.task.topology.num_devices
-    given = {which: traffic.given(which)[0] for which in collectives}
+    given = {which: traffic.sent_bytes(which)[0] for which in collectives}
     return tuple(
         CommSample(tuple(map(round, sizes.tolist())), starts, task.batch_size, which, task.topology.fast_links)
         for which, sizes in given.items()

@@ -286,7 +286,7 @@ class ExchangeModels(Stored, CommModel):
         each_ms: dict[Collective, FloatArray] = {}
         taken = np.zeros_like(start_ms)
         for collective, model in self.exchanges.items():
-            if traffic.given(collective).any():
+            if traffic.sent_bytes(collective).any():
                 each_ms[collective] = _one_ms(model, traffic, collective, start_ms + taken)
                 taken = taken + each_ms[collective]
         return Chain(np.maximum(taken, waits(start_ms)), each_ms)
@@ -328,7 +328,7 @@ class ExchangeModels(Stored, CommModel):
 
 def _of_columns(traffic: Traffic) -> bool:
     """Return True if the traffic has only all-to-alls, as the traffic of column-wise tables has."""
-    return traffic.held == (Collective.ALL_TO_ALL,)
+    return traffic.collectives == (Collective.ALL_TO_ALL,)
 
 
 def _one_ms(model: CommModel, traffic: Traffic, collective: Collective, start_ms: FloatArray) -> FloatArray:

@@ -177,7 +177,7 @@ class CostModels:
         """Raise UserError if a plan has table_row_wise tables and the models do not know their exchanges."""
         for which in dict.fromkeys(which for layout in plan.layouts for which in layout.host_exchanges):
             known = self.forward.collectives & self.backward.collectives
-            if which not in known and plan.traffic.given(which).any():
+            if which not in known and plan.traffic.sent_bytes(which).any():
                 raise UserError(
                     "models-lack-collective",
                     f"these cost models do not know the costs of the collective {name_of(which)!r}",

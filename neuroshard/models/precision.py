@@ -51,8 +51,8 @@ def _ms_per_mb(compute: ComputeModel, framework: Framework | None, to: Precision
 def converted_mb(traffic: Traffic) -> FloatArray:
     """Return the MB of fp32 that each device converts in one direction, (B, D), when it sends and when it receives."""
     got = np.zeros((len(traffic), 1))
-    for which in (one for one in traffic.held if one not in (*IN_FULL_PRECISION, *ADDED_UP)):
-        got += traffic.given(which).mean(axis=1, keepdims=True) / _MB
+    for which in (one for one in traffic.collectives if one not in (*IN_FULL_PRECISION, *ADDED_UP)):
+        got += traffic.sent_bytes(which).mean(axis=1, keepdims=True) / _MB
     return got + _own_mb(traffic.size_bytes, traffic.num_devices, traffic.host_size)
 
 

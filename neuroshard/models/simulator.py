@@ -193,8 +193,8 @@ class Simulator:
         known = self.models.ranges
         if known is None:
             return np.ones(len(traffic))
-        others = [one for one in traffic.held if one not in (Collective.ALL_TO_ALL, Collective.INPUT)]
-        mixed = np.any([np.zeros(len(traffic)), *(traffic.given(one).any(axis=1) for one in others)], axis=0)
+        others = [one for one in traffic.collectives if one not in (Collective.ALL_TO_ALL, Collective.INPUT)]
+        mixed = np.any([np.zeros(len(traffic)), *(traffic.sent_bytes(one).any(axis=1) for one in others)], axis=0)
         return np.where(mixed, 1.0, known.outside(EXCHANGES, *imbalance(traffic.columns)))
 
     def step(self, times: KernelTimes, traffic: Traffic, compute_ms: FloatArray) -> Step:
@@ -393,8 +393,8 @@ class Simulator:
             if call != IN_COLUMNS and len(which):
                 yield compute_part(call), of_calls(calls.take(which))
         for direction, its in ((FORWARD, plan.traffic.forward), (BACKWARD, plan.traffic)):
-            for one in its.held:
-                if one not in (Collective.ALL_TO_ALL, Collective.INPUT) and its.given(one).any():
+            for one in its.collectives:
+                if one not in (Collective.ALL_TO_ALL, Collective.INPUT) and its.sent_bytes(one).any():
                     yield exchange_part(direction, one), of_exchanges(its.alone(one))
 
 

@@ -179,7 +179,7 @@ POOLED = BATCH * 4  # bytes of a column
 
 
 def _given(collective, traffic=PLAN.traffic):
-    return traffic.given(collective)[0].tolist()
+    return traffic.sent_bytes(collective)[0].tolist()
 
 
 def test_every_sharding_type_has_its_own_collective():
@@ -246,4 +246,4 @@ def test_joined_exchanges_keep_their_order():
     assert len(joined) == 2
     assert joined.batch_size.tolist() == [BATCH] * 2
     assert joined.host_size == 2
-    assert (joined.given(Collective.ALL_REDUCE) == [[640] * 4, [0] * 4]).all()
+    assert (joined.sent_bytes(Collective.ALL_REDUCE) == [[640] * 4, [0] * 4]).all()

@@ -95,7 +95,7 @@ def test_exchanges_are_those_of_the_traffic():
     ]
     assert forward == backward[:-1]  # data-parallel gradients go one way
     for exchange in backward:
-        assert exchange.size_bytes == tuple(MIXED.traffic.given(exchange.collective)[0])
+        assert exchange.size_bytes == tuple(MIXED.traffic.sent_bytes(exchange.collective)[0])
         assert exchange.devices_per_host == 2
         assert exchange.batch_size == 256
 

@@ -91,7 +91,7 @@ def test_the_input_is_measured_and_counted_where_it_is_asked_for(plan):
     assert [call.collective for call in hardware.calls[2:]] == [
         Collective.ALL_TO_ALL, Collective.INPUT, Collective.ALL_TO_ALL
     ]  # fmt: skip
-    assert hardware.calls[3].size_bytes == tuple(plan.traffic.given(Collective.INPUT)[0].tolist())
+    assert hardware.calls[3].size_bytes == tuple(plan.traffic.sent_bytes(Collective.INPUT)[0].tolist())
     assert cost.ms("input").tolist() == [5.0, 5.0]
     assert cost.forward.tolist() == [8.0, 5.0]  # the input takes both equally long: nobody waits for it
     assert cost.total_ms == 17.0

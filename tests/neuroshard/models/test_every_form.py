@@ -74,7 +74,9 @@ def test_hosts_exchange_within_groups():
     assert traffic.groups(Collective.HOST_REDUCE_SCATTER).tolist() == [[0, 1], [2, 3]]
     assert traffic.groups(Collective.HOST_ALL_TO_ALL).tolist() == [[0, 2], [1, 3]]
     alone = traffic.alone(Collective.HOST_REDUCE_SCATTER)
-    assert alone.size_bytes[:, :, 0].tolist() == traffic.given(Collective.HOST_REDUCE_SCATTER).reshape(2, 2).tolist()
+    assert (
+        alone.size_bytes[:, :, 0].tolist() == traffic.sent_bytes(Collective.HOST_REDUCE_SCATTER).reshape(2, 2).tolist()
+    )
     chain = MODELS.forward.chain(traffic.forward, np.zeros((1, 4)))
     assert (chain.each_ms[Collective.HOST_REDUCE_SCATTER][0, :2] > 0).all()
     assert (chain.each_ms[Collective.HOST_REDUCE_SCATTER][0, 2:] == 0).all()  # nothing of the second host's

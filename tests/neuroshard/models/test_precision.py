@@ -68,7 +68,7 @@ def test_conversion_is_a_part_of_datasheets_steps():
     plan = Greedy("size").find(TASK, simulator).plan
     cost, before = simulator.cost(TASK, plan), H100.cost(TASK, plan)
     (part,) = (part for part in cost.parts if part.name == "conversion")
-    elements = plan.traffic.given(Collective.ALL_TO_ALL)[0] / 4
+    elements = plan.traffic.sent_bytes(Collective.ALL_TO_ALL)[0] / 4
     assert part.ms == pytest.approx((elements + elements.mean()) * 2 * (4 + 2) / 3350e6)
     assert (cost.forward < before.forward).all()
     assert cost.compute == pytest.approx(before.compute)

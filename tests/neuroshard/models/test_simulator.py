@@ -148,7 +148,7 @@ def test_kernels_of_different_sharding_types_are_called_one_after_the_other():
         launches = len(set(here.form.tolist())) * (kernels.forward_call_ms + kernels.backward_call_ms)
         assert cost.compute[device] == pytest.approx(alone + launches, rel=1e-5)
     assert {len(set(loads.loads.form.tolist()))} == {3}
-    rows, copied, whole = (plan.traffic.given(one).max(axis=1) for one in (1, 4, 0))
+    rows, copied, whole = (plan.traffic.sent_bytes(one).max(axis=1) for one in (1, 4, 0))
     of = models.backward.curves
     back = of("alltoall", 4, whole) + of("all_gather", 4, rows) + of("all_reduce", 4, copied)
     np.testing.assert_allclose(cost.backward, back[0], rtol=1e-6)

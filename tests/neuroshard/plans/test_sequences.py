@@ -55,14 +55,14 @@ def test_what_is_given_out_is_a_row_for_every_lookup(pooling, features, batch_si
     lookups = batch_size * pooling
     for plan in (laid_out(task, HALVES), laid_out(task, range(4))):
         parts = len(plan.placements)
-        np.testing.assert_allclose(plan.traffic.given(Collective.ALL_TO_ALL).sum(), lookups * 16 * 4)
-        assert not plan.traffic.given(Collective.REDUCE_SCATTER).any()
+        np.testing.assert_allclose(plan.traffic.sent_bytes(Collective.ALL_TO_ALL).sum(), lookups * 16 * 4)
+        assert not plan.traffic.sent_bytes(Collective.REDUCE_SCATTER).any()
         blocks = parts if plan.forms[0] is Form.ROW_WISE else 1
         loads = plan.device_loads.loads
         np.testing.assert_allclose(loads.outputs.sum() * blocks, lookups * parts)
         lengths = 8 * batch_size * features * parts
         indices = 8 * np.ceil(loads.lookups).sum()
-        np.testing.assert_allclose(plan.traffic.given(Collective.INPUT).sum(), indices + lengths)
+        np.testing.assert_allclose(plan.traffic.sent_bytes(Collective.INPUT).sum(), indices + lengths)
 
 
 def test_buffers_hold_a_row_for_every_lookup():
