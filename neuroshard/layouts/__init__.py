@@ -73,7 +73,7 @@ def placed_loads(
     return loads
 
 
-def given_bytes(loads: Loads, num_devices: int) -> FloatArray:
+def sent_bytes_of(loads: Loads, num_devices: int) -> FloatArray:
     """Return the bytes, (n, C), that each of n loads makes its device send into each collective.
 
     For the input dist, these are the indices and lengths that the device receives.
@@ -81,7 +81,7 @@ def given_bytes(loads: Loads, num_devices: int) -> FloatArray:
     output_bytes, given = loads.output_bytes, np.zeros((len(loads), len(Collective)))
     for number, layout in enumerate(LAYOUTS.values()):
         if (of_layout := loads.form == number).any():
-            for collective, size_bytes in layout.given_bytes(loads, output_bytes, num_devices).items():
+            for collective, size_bytes in layout.sent_bytes_of(loads, output_bytes, num_devices).items():
                 given[of_layout, collective] = size_bytes[of_layout]
     looked_up = INDEX_BYTES * (np.ceil(loads.lookups) + loads.bags)
     given[:, Collective.INPUT] = np.where(are(loads, lambda layout: layout.own_samples), 0.0, looked_up)

@@ -45,7 +45,9 @@ class Columns(Layout):
         """Return the loads unchanged, because one device has the whole table."""
         return loads
 
-    def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
+    def sent_bytes_of(
+        self, loads: Loads, output_bytes: FloatArray, num_devices: int
+    ) -> Mapping[Collective, FloatArray]:
         """Return the bytes, (n,), that each load sends into the all-to-all: all of its outputs."""
         return {Collective.ALL_TO_ALL: output_bytes}
 

@@ -76,7 +76,9 @@ class Copies(Layout):
         formed = replace(loads, form=np.full(len(loads), FORMS.index(self.form)))
         return _of_own_samples(formed, count, np.arange(len(loads)))
 
-    def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
+    def sent_bytes_of(
+        self, loads: Loads, output_bytes: FloatArray, num_devices: int
+    ) -> Mapping[Collective, FloatArray]:
         """Return the bytes, (n,), that each load sends into the all-reduce: an fp32 gradient of every weight."""
         return {Collective.ALL_REDUCE: loads.rows * loads.dim * ELEMENT_BYTES}
 

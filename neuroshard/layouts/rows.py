@@ -84,7 +84,9 @@ class Rows(Layout):
         sharers = np.full(len(loads), count, dtype=np.int64)
         return replace(loads, rows=rows, lookups=loads.lookups * (rows / loads.rows), form=form, sharers=sharers)
 
-    def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
+    def sent_bytes_of(
+        self, loads: Loads, output_bytes: FloatArray, num_devices: int
+    ) -> Mapping[Collective, FloatArray]:
         """Return the bytes, (n,), that each load sends into each collective.
 
         Tables over all devices use REDUCE_SCATTER. Tables on one host use HOST_REDUCE_SCATTER, then HOST_ALL_TO_ALL, to

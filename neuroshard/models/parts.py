@@ -8,7 +8,7 @@ import numpy as np
 
 from neuroshard.cost.cost import COMPUTE, FRAMEWORK, INPUT, KernelTimes, When
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
-from neuroshard.layouts import LAYOUTS, are, given_bytes
+from neuroshard.layouts import LAYOUTS, are, sent_bytes_of
 from neuroshard.models.interface import CommModel, EqualWork, PartModel
 from neuroshard.models.stored import Stored
 from neuroshard.models.trust import Margin
@@ -160,7 +160,7 @@ class InputExchange(PartModel):
 
 def _input_bytes(loads: Loads, devices: int) -> FloatArray:
     """Count the bytes of indices and lengths that come to a device for each load, (n,)."""
-    return given_bytes(loads, devices)[:, Collective.INPUT]
+    return sent_bytes_of(loads, devices)[:, Collective.INPUT]
 
 
 def counts_of(loads: Loads) -> FloatArray:

@@ -7,7 +7,7 @@ import numpy as np
 
 from neuroshard.cost.cost import KernelTimes, When
 from neuroshard.cost.loads import Loads, Traffic
-from neuroshard.layouts import given_bytes
+from neuroshard.layouts import sent_bytes_of
 from neuroshard.models.interface import ComputeModel, EqualWork, PartModel
 from neuroshard.models.parts import CONVERTED, COUNTS, Framework
 from neuroshard.models.roofline import datasheet_of
@@ -87,7 +87,7 @@ class Conversion(PartModel):
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
         """Return a function of n loads to the ms, (n,), that converting their outputs takes on their device."""
         devices, host_size = task.topology.num_devices, task.topology.fast_links
-        return lambda loads: _own_mb(given_bytes(loads, devices), devices, host_size) * self.ms_per_mb
+        return lambda loads: _own_mb(sent_bytes_of(loads, devices), devices, host_size) * self.ms_per_mb
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
         """Predict the ms to convert the outputs that each of equal devices receives, (B,), except those of sums."""

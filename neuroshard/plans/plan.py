@@ -11,7 +11,7 @@ import numpy as np
 
 from neuroshard.cost.cost import Prediction
 from neuroshard.cost.loads import LoadSets, Traffic
-from neuroshard.layouts import Layout, given_bytes, in_columns, layouts_of, placed_loads
+from neuroshard.layouts import Layout, in_columns, layouts_of, placed_loads, sent_bytes_of
 from neuroshard.layouts.layout import table_of
 from neuroshard.layouts.sharding_types import COLUMN_WISE, SHARDING_TYPES
 from neuroshard.plans.kept_files import is_kept, kept_content
@@ -143,7 +143,7 @@ class Plan:
     def traffic(self) -> Traffic:
         """The traffic between devices in a step, as `Traffic` of one plan (B = 1)."""
         topology = self.task.topology
-        given = given_bytes(self.device_loads.loads, topology.num_devices)
+        given = sent_bytes_of(self.device_loads.loads, topology.num_devices)
         return Traffic.of(self.device_loads, given, topology.num_devices, self.task.batch_size, topology.fast_links)
 
     @cached_property

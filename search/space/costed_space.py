@@ -8,7 +8,7 @@ import numpy as np
 
 from neuroshard.cost.cost import Cost, KernelTimes
 from neuroshard.cost.loads import Traffic
-from neuroshard.layouts import given_bytes
+from neuroshard.layouts import sent_bytes_of
 from neuroshard.models import SumModel
 from neuroshard.models.kernels import KernelModels
 from neuroshard.models.simulator import Simulator
@@ -85,7 +85,7 @@ class CostedSpace(SearchSpace):
         task, devices = self.task, self.task.topology.num_devices
         loads = self.device_loads(np.concatenate(plans, axis=1))
         times = self.simulator.kernel_times(loads, devices)
-        given = given_bytes(loads.loads, devices)
+        given = sent_bytes_of(loads.loads, devices)
         traffic = Traffic.of(loads, given, devices, task.batch_size, task.topology.fast_links)
         if self._fixed_times is None:
             return self.simulator.costs_of(times, traffic)

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from neuroshard.cost.loads import LoadSets, Traffic
-from neuroshard.layouts import COLUMNS, given_bytes, in_columns, placed_loads
+from neuroshard.layouts import COLUMNS, in_columns, placed_loads, sent_bytes_of
 from neuroshard.models import ComputeModel
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
@@ -80,7 +80,7 @@ class FixedLoad:
         places = np.array([placed.device for placed in others], dtype=np.int64)
         loads = placed_loads(task.tables, others, task.batch_size, devices)
         sent_bytes = np.zeros((devices, len(Collective)))
-        np.add.at(sent_bytes, places, given_bytes(loads, devices))
+        np.add.at(sent_bytes, places, sent_bytes_of(loads, devices))
         grouped = LoadSets.grouped(loads, places, devices)
         size_bytes = _set_bytes(task, grouped)
         _check_devices(task, size_bytes)

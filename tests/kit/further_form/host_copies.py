@@ -69,7 +69,9 @@ class HostCopies(Layout):
     def batch_shares(self, devices: int) -> int:
         return _HOSTS
 
-    def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
+    def sent_bytes_of(
+        self, loads: Loads, output_bytes: FloatArray, num_devices: int
+    ) -> Mapping[Collective, FloatArray]:
         gradients = loads.rows * loads.dim * ELEMENT_BYTES
         return {Collective.HOST_REDUCE_SCATTER: output_bytes, Collective.ALL_REDUCE: gradients}
 
