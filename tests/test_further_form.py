@@ -39,7 +39,7 @@ def _house(folder):
     _edited(package / "words" / "form.py", word, f'{word}    HOST_COPIES = "{FORM}"\n')
     every, first = package / "layouts" / "__init__.py", "from neuroshard.layouts.layout import"
     _edited(every, first, f"from neuroshard.layouts.host_copies import HostCopies\n{first}")
-    _edited(every, "(COLUMNS, ROWS, COPIES)}", "(COLUMNS, ROWS, COPIES, HostCopies())}")
+    _edited(every, "ROW_WISE_LAYOUT, DATA_PARALLEL_LAYOUT)", "ROW_WISE_LAYOUT, DATA_PARALLEL_LAYOUT, HostCopies())")
     _run(folder, "-m", "neuroshard.plumbing.settings_files", str(package / "conf" / "settings"))  # as `make docs` does
     return folder
 

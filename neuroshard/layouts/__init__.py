@@ -16,11 +16,13 @@ from neuroshard.words.collective import INDEX_BYTES, Collective
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.placement import ON_DEVICE, Placement, Shard, by_table
 
-COLUMNS, ROWS, COPIES = Columns(), Rows(), Copies()
-LAYOUTS: dict[Form, Layout] = {layout.form: layout for layout in (COLUMNS, ROWS, COPIES)}  # in the order of `FORMS`
+COLUMN_WISE_LAYOUT, ROW_WISE_LAYOUT, DATA_PARALLEL_LAYOUT = Columns(), Rows(), Copies()
+LAYOUTS: dict[Form, Layout] = {
+    layout.form: layout for layout in (COLUMN_WISE_LAYOUT, ROW_WISE_LAYOUT, DATA_PARALLEL_LAYOUT)
+}  # in the order of `FORMS`
 __all__ = [
-    "COLUMNS", "COPIES", "LAYOUTS", "ROWS", "Layout", "are", "given_bytes", "in_columns", "in_copies", "in_rows",
-    "layout_of", "layouts_of", "placed_loads", "row_blocks",
+    "COLUMN_WISE_LAYOUT", "DATA_PARALLEL_LAYOUT", "LAYOUTS", "ROW_WISE_LAYOUT", "Layout", "are", "in_columns",
+    "in_copies", "in_rows", "layout_of", "layouts_of", "placed_loads", "row_blocks", "sent_bytes_of",
 ]  # fmt: skip
 
 

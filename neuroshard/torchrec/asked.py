@@ -11,7 +11,7 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection, FusedEmbeddingCollection
 
-from neuroshard.layouts import COPIES, LAYOUTS
+from neuroshard.layouts import DATA_PARALLEL_LAYOUT, LAYOUTS
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.tables import Table
@@ -177,7 +177,10 @@ class Asked:
         """Return True if a constraint of the table names data_parallel,
         or if TorchRec can train the table only with that type.
         """
-        ours = any(rule.sharding_types and COPIES.form in rule.sharding_types for rule in self.rules.rules_of(name))
+        ours = any(
+            rule.sharding_types and DATA_PARALLEL_LAYOUT.form in rule.sharding_types
+            for rule in self.rules.rules_of(name)
+        )
         return ours or parameter.unlike_kernels or parameter.names_data_parallel
 
 

@@ -24,7 +24,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.types import DataType
 
-from neuroshard.layouts import COLUMNS, LAYOUTS, ROWS
+from neuroshard.layouts import COLUMN_WISE_LAYOUT, LAYOUTS, ROW_WISE_LAYOUT
 from neuroshard.layouts.sharding_types import types_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import number_of
@@ -241,7 +241,7 @@ class Parameter:
         They follow from the sharding types in the constraints, or otherwise from the sharder's sharding types.
         """
         kernels, types = self.said.compute_kernels, self._types
-        columns = (COLUMNS.form,) if self.tiers and {WHOLE, SPLIT}.intersection(types) else ()
+        columns = (COLUMN_WISE_LAYOUT.form,) if self.tiers and {WHOLE, SPLIT}.intersection(types) else ()
         named = (_OTHERS[sharding_type] for sharding_type in types if sharding_type in _OTHERS)
         others = (layout for layout in named if not kernels or kernel_of(layout, ON_DEVICE) in kernels)
         return (*columns, *(layout.form for layout in others if layout.form in self._known_forms))
@@ -279,7 +279,7 @@ class Parameter:
         if device != "cpu" or self.config is None:
             return frozenset()
         copies = frozenset[str]() if self.pooled and not self.fused else COPIED
-        return copies if ROWS.fits(self.config.num_embeddings, num_devices) else copies | IN_ROWS
+        return copies if ROW_WISE_LAYOUT.fits(self.config.num_embeddings, num_devices) else copies | IN_ROWS
 
     def without_failing(self, device: str, num_devices: int) -> "Parameter":
         """Return the parameter without the types that fail on these devices;

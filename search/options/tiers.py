@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.layouts import COPIES, LAYOUTS, Layout
+from neuroshard.layouts import DATA_PARALLEL_LAYOUT, LAYOUTS, Layout
 from neuroshard.models import ComputeModel
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
@@ -62,8 +62,8 @@ class TierOptions:
         has smaller buffers.
         """
         size = self.device_bytes.copy()
-        for table in np.flatnonzero(allowed[:, FORMS.index(COPIES.form)]).tolist():
-            size[table, 0] = min(size[table, 0], _everywhere_bytes(task, COPIES, table))
+        for table in np.flatnonzero(allowed[:, FORMS.index(DATA_PARALLEL_LAYOUT.form)]).tolist():
+            size[table, 0] = min(size[table, 0], _everywhere_bytes(task, DATA_PARALLEL_LAYOUT, table))
         return replace(self, device_bytes=size)
 
     def charged(self, task: Task, widths: FloatArray, parts: IntArray, model: ComputeModel) -> "TierOptions":

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from neuroshard.cost.loads import LoadSets, Traffic
-from neuroshard.layouts import COLUMNS, in_columns, placed_loads, sent_bytes_of
+from neuroshard.layouts import COLUMN_WISE_LAYOUT, in_columns, placed_loads, sent_bytes_of
 from neuroshard.models import ComputeModel
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
@@ -96,7 +96,7 @@ class FixedLoad:
             InfeasibleError: the row-wise and data-parallel tables take more memory than there is.
         """
         layouts = plan.layouts
-        others = [placed for placed in plan.placements if layouts[placed.shard.table] is not COLUMNS]
+        others = [placed for placed in plan.placements if layouts[placed.shard.table] is not COLUMN_WISE_LAYOUT]
         return cls.of(plan.task, others, model)
 
     @cached_property

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from neuroshard import Constraints, PinnedShard, TableRule, Task, Tier, TierAssignment, Topology
-from neuroshard.layouts import ROWS
+from neuroshard.layouts import ROW_WISE_LAYOUT
 from neuroshard.plans.carry_over import carried_over, restated
 from neuroshard.stages.search.options.tier_changes import assign_tiers
 from neuroshard.words.placement import ON_DEVICE
@@ -49,8 +49,8 @@ def test_row_wise_and_data_parallel_tables_stay_on_as_many_devices():
     assert sorted(carried_over(before, task).plan.placements) == sorted(before.placements)
     pinned = carried_over(before, _task("xabcd")).pinned
     assert pinned.constraints.rules == (
-        TableRule("a", devices=(0, 1, 2, 3), sharding_types=ROWS.type_names),
-        TableRule("b", devices=(2, 3), sharding_types=ROWS.type_names),
+        TableRule("a", devices=(0, 1, 2, 3), sharding_types=ROW_WISE_LAYOUT.type_names),
+        TableRule("b", devices=(2, 3), sharding_types=ROW_WISE_LAYOUT.type_names),
         TableRule("c", devices=(0, 1, 2, 3), sharding_types=("data_parallel",)),
     )
     for other in (_task("abcd", 8), _task("abcd", per_host=4)):
