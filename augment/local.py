@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.layouts import COLUMN_WISE_LAYOUT, DATA_PARALLEL_LAYOUT, LAYOUTS, Layout, in_columns
+from neuroshard.layouts import COLUMN_WISE_LAYOUT, DATA_PARALLEL_LAYOUT, LAYOUTS, Layout, place_column_wise
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
@@ -153,7 +153,7 @@ class PlanAugmentation:
                 here, there = (min(device, devices - 1) for device in where)
                 cut = table.pooled and table.dim >= 2 * DIM_MULTIPLE and here != there and rng.random() < halved
                 halves = [(number, table.dim // 2, here), (number, table.dim // 2, there)]
-                placed += in_columns(task, halves if cut else [(number, table.dim, here)])
+                placed += place_column_wise(task, halves if cut else [(number, table.dim, here)])
         return Plan(task, tuple(placed))
 
     def _group(self, layout: Layout, task: Task, table: Table, rng: np.random.Generator) -> list[int]:

@@ -6,23 +6,35 @@ from dataclasses import replace
 import numpy as np
 
 from neuroshard.cost.loads import Loads
-from neuroshard.layouts.columns import Columns, in_columns
-from neuroshard.layouts.copies import Copies, in_copies
+from neuroshard.layouts.column_wise import ColumnWise, place_column_wise
+from neuroshard.layouts.data_parallel import DataParallel, place_data_parallel
 from neuroshard.layouts.layout import Layout
-from neuroshard.layouts.rows import Rows, in_rows, row_blocks
+from neuroshard.layouts.row_wise import RowWise, place_row_wise, row_blocks
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.tables import Table
 from neuroshard.words.collective import INDEX_BYTES, Collective
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.placement import ON_DEVICE, Placement, Shard, by_table
 
-COLUMN_WISE_LAYOUT, ROW_WISE_LAYOUT, DATA_PARALLEL_LAYOUT = Columns(), Rows(), Copies()
+COLUMN_WISE_LAYOUT, ROW_WISE_LAYOUT, DATA_PARALLEL_LAYOUT = ColumnWise(), RowWise(), DataParallel()
 LAYOUTS: dict[Form, Layout] = {
     layout.form: layout for layout in (COLUMN_WISE_LAYOUT, ROW_WISE_LAYOUT, DATA_PARALLEL_LAYOUT)
 }  # in the order of `FORMS`
 __all__ = [
-    "COLUMN_WISE_LAYOUT", "DATA_PARALLEL_LAYOUT", "LAYOUTS", "ROW_WISE_LAYOUT", "Layout", "are", "in_columns",
-    "in_copies", "in_rows", "layout_of", "layouts_of", "placed_loads", "row_blocks", "sent_bytes_of",
+    "COLUMN_WISE_LAYOUT",
+    "DATA_PARALLEL_LAYOUT",
+    "LAYOUTS",
+    "ROW_WISE_LAYOUT",
+    "Layout",
+    "are",
+    "layout_of",
+    "layouts_of",
+    "place_column_wise",
+    "place_data_parallel",
+    "place_row_wise",
+    "placed_loads",
+    "row_blocks",
+    "sent_bytes_of",
 ]  # fmt: skip
 
 

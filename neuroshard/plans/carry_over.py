@@ -8,7 +8,7 @@ from glob import escape
 import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.layouts import Layout, in_columns, layout_of, placed_loads
+from neuroshard.layouts import Layout, layout_of, place_column_wise, placed_loads
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
@@ -46,7 +46,7 @@ class Carried:
         elsewhere = {placed.shard.table for placed in self.others}
         if any(dims[i] != table.dim for i, table in enumerate(self.task.tables) if i not in elsewhere):
             return None
-        placed = in_columns(self.task, self.columns)
+        placed = place_column_wise(self.task, self.columns)
         assigned = self.tier_assignments
         columns = (replace(column, tier_assignment=assigned.get(column.shard.table, ON_DEVICE)) for column in placed)
         plan = Plan(self.task, (*columns, *self.others))
@@ -208,7 +208,7 @@ def _other_columns(old: Table, task: Task, new: int, placements: Sequence[Placem
         if len(dims) > 1:
             return None
         dims = Counter(dict.fromkeys(dims, dim))
-    return in_columns(task, [(new, dim, device) for device, dim in dims.items()])
+    return place_column_wise(task, [(new, dim, device) for device, dim in dims.items()])
 
 
 def _other_blocks(

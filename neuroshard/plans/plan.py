@@ -11,7 +11,7 @@ import numpy as np
 
 from neuroshard.cost.cost import Prediction
 from neuroshard.cost.loads import LoadSets, Traffic
-from neuroshard.layouts import Layout, in_columns, layouts_of, placed_loads, sent_bytes_of
+from neuroshard.layouts import Layout, layouts_of, place_column_wise, placed_loads, sent_bytes_of
 from neuroshard.layouts.layout import table_of
 from neuroshard.layouts.sharding_types import COLUMN_WISE, SHARDING_TYPES
 from neuroshard.plans.kept_files import is_kept, kept_content
@@ -83,7 +83,7 @@ class Plan:
         return tuple(layout.sharding_type(placed, self.task.topology) for layout, placed in each)
 
     @property
-    def in_columns(self) -> bool:
+    def all_column_wise(self) -> bool:
         """True if every table is table-wise or column-wise."""
         return all(layout.free for layout in self.layouts)
 
@@ -438,7 +438,7 @@ def assemble(task: Task, placed: Iterable[tuple[int, int, int]]) -> Plan:
     Raises:
         UserError: the columns do not cover each table of the task exactly once, or a table or device does not exist.
     """
-    return Plan(task, tuple(in_columns(task, placed)))
+    return Plan(task, tuple(place_column_wise(task, placed)))
 
 
 def _as_fields(placement: Placement) -> dict[str, Any]:

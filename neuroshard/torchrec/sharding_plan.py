@@ -15,7 +15,7 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
-from neuroshard.layouts import Layout, in_columns, in_copies, layout_of
+from neuroshard.layouts import Layout, layout_of, place_column_wise, place_data_parallel
 from neuroshard.layouts.layout import check_cover
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError, check_name, unknown_name
@@ -236,7 +236,9 @@ def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Pl
     check_cover(table, rectangles)
     layout = layout_of(table, rectangles)
     if layout.free and all(shard.dim <= MAX_SHARD_DIM for shard in rectangles):
-        placed = in_columns(task, ((index, shard.dim, rank) for shard, rank in zip(rectangles, ranks, strict=True)))
+        placed = place_column_wise(
+            task, ((index, shard.dim, rank) for shard, rank in zip(rectangles, ranks, strict=True))
+        )
     else:
         placed = sorted(_placed(table, shard, rank) for shard, rank in zip(rectangles, ranks, strict=True))
         layout.check(table, placed, task.topology)
@@ -276,7 +278,7 @@ def _copies(task: Task, index: int, parameter: ParameterSharding) -> list[Placem
             limit=f"a data_parallel table must be on all {len(devices)} ranks",
             remedy="Make a plan for this number of devices, or correct the table's ranks",
         )
-    return in_copies(task, index)
+    return place_data_parallel(task, index)
 
 
 def _rectangle(index: int, table: Table, shard: ShardMetadata) -> Shard:

@@ -30,7 +30,7 @@ def merge_shards(
     start = fix_tiers(plan)
     before = simulator.cost(start.task, start)
     most_ms = before.total_ms * (1 + tolerance)
-    changes = TypeChanges.of(start, simulator, calls) if not start.in_columns else None
+    changes = TypeChanges.of(start, simulator, calls) if not start.all_column_wise else None
     found = start if changes is None else changes.in_columns(most_ms)
     if fewer is not None and simulator.cost(fewer.task, fewer).total_ms <= most_ms:
         found = min(found, fix_tiers(fewer), key=lambda one: len(one.placements))

@@ -139,7 +139,7 @@ def _devices(explanation: Explanation) -> Section:
     text = "The devices are balanced: there is no straggler."
     if not explanation.is_balanced:
         text = f"Device {explanation.bottleneck}, listed first, is the straggler."
-    if not plan.in_columns:
+    if not plan.all_column_wise:
         text += " Columns are those of table-wise and column-wise tables."
     for part in cost.parts:
         text += "" if part.counts else f" {part.name.capitalize()}, {part.about}, isn't counted."

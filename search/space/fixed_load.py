@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from neuroshard.cost.loads import LoadSets, Traffic
-from neuroshard.layouts import COLUMN_WISE_LAYOUT, in_columns, placed_loads, sent_bytes_of
+from neuroshard.layouts import COLUMN_WISE_LAYOUT, place_column_wise, placed_loads, sent_bytes_of
 from neuroshard.models import ComputeModel
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
@@ -115,7 +115,7 @@ class FixedLoad:
 
     def plan(self, columns: Sequence[tuple[int, int, int]] = ()) -> Plan:
         """Return the plan with this load, and `dim` columns of a table for each (table index, dim, device)."""
-        return Plan(self.task, (*in_columns(self.task, columns), *self.others))
+        return Plan(self.task, (*place_column_wise(self.task, columns), *self.others))
 
     def step(self, simulator: Simulator, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return two times of the devices in n plans, (n, D) ms each: until the output dist starts, and until it ends.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import neuroshard
 from neuroshard import MemoryUse, Placement, Plan, Prediction, Shard, Task, Topology
-from neuroshard.layouts import in_rows, layout_of, row_blocks
+from neuroshard.layouts import layout_of, place_row_wise, row_blocks
 from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.testing import toy_task
@@ -127,7 +127,8 @@ def test_blocks_are_equal_but_the_last_and_none_is_empty(rows, count):
         (_task(2), [_part(0), _part(1, 0, 8)], "plan-shards-overlap", ["'t'", "row 0", "column 0"]),
         (_task(3), [_part(0), _part(1), _part(2, 4, 8)], "plan-copies-and-shard", ["'t'", "column 4", "device 2"]),
         # Both column ranges on the only host: a device would have two shards, but even one range alone is refused.
-        (_task(4, 2), in_rows(_task(4, 2), 0, range(4), (0, 8)), "plan-shards-gap", ["'t'", "row 0", "column 8"]),
+        (_task(4, 2), place_row_wise(_task(4, 2), 0, range(4), (0, 8)),
+         "plan-shards-gap", ["'t'", "row 0", "column 8"]),
     ],
 )  # fmt: skip
 def test_placements_that_are_not_a_plan_are_refused(task, placements, code, names):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from neuroshard import CostModels, InfeasibleError, MemoryUse, Plan, Simulator, Table, Task, Topology, search
-from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard.layouts import place_column_wise, place_data_parallel, place_row_wise
 from neuroshard.models.kernels import KernelModels
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.local.starts import EvenLayouts
@@ -77,8 +77,14 @@ def _layouts(task):
         splits = product(range(table.dim // 4 + 1), repeat=devices)
         cuts = [[(index, 4 * units, d) for d, units in enumerate(split) if units] for split in splits]
         whole = [cut for cut in cuts if sum(dim for _, dim, _ in cut) == table.dim]
-        columns = [in_columns(task, cut) for cut in whole if table.pooled or len({dim for _, dim, _ in cut}) == 1]
-        yield [*columns, in_rows(task, index, range(devices)), *([in_copies(task, index)] if table.pooled else [])]
+        columns = [
+            place_column_wise(task, cut) for cut in whole if table.pooled or len({dim for _, dim, _ in cut}) == 1
+        ]
+        yield [
+            *columns,
+            place_row_wise(task, index, range(devices)),
+            *([place_data_parallel(task, index)] if table.pooled else []),
+        ]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +117,7 @@ def test_devices_hold_one_data_type_where_a_kernel_costs_much_by_itself():
     plan = found(ALONE, task)
     for device in range(2):
         assert len({tables[p.shard.table].bytes_per_element for p in plan.placements if p.device == device}) == 1
-    mixed = Plan(task, tuple(in_columns(task, [(i, 16, i // 2 % 2) for i in range(12)])))
+    mixed = Plan(task, tuple(place_column_wise(task, [(i, 16, i // 2 % 2) for i in range(12)])))
     assert ms_of(plan) < 0.8 * ms_of(mixed)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import neuroshard as ns
 from neuroshard import Constraints, InfeasibleError, PinnedShard, Placement, Plan, Simulator, TableRule, Task, Topology
-from neuroshard.layouts import in_columns
+from neuroshard.layouts import place_column_wise
 from neuroshard.layouts.widths import equal_parts, shard_widths
 from neuroshard.plans.moves import moved_bytes
 from neuroshard.plumbing.configs import choices
@@ -282,5 +282,5 @@ def test_nobody_draws_wide_shards_to_be_measured(stage):
 def test_models_that_are_no_datasheets_plan_wide_tables_too():
     task = wide_task(2)
     check_width(found(NeuroShard(), task, Simulator(linear_models(2))))
-    placed = in_columns(task, [(2, 4096, 1)])
+    placed = place_column_wise(task, [(2, 4096, 1)])
     assert [one.shard.dim for one in placed] == [2048, 2048]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neuroshard import Constraints, CostModels, Plan, Simulator, Task, Topology
-from neuroshard.layouts import LAYOUTS, in_columns, in_copies, in_rows, placed_loads
+from neuroshard.layouts import LAYOUTS, place_column_wise, place_data_parallel, place_row_wise, placed_loads
 from neuroshard.models.parts import Framework
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.options import estimates
@@ -93,7 +93,7 @@ def test_placed_column_wise_tables_cost_what_their_plan_does_beside_any_sharding
         forms = np.where(sequences & (choice == COPIES), COLUMNS, choice)
         in_one = np.flatnonzero(forms == COLUMNS).tolist()
         places = [(table, tables[table].dim, int(rng.integers(4))) for table in in_one]
-        plan = Plan(task, (*in_columns(task, places), *SpreadPlacements(task).others(forms)))
+        plan = Plan(task, (*place_column_wise(task, places), *SpreadPlacements(task).others(forms)))
         units, given = np.zeros((4, 12), dtype=np.int64), np.zeros(4)
         for index, dim, device in places:
             units[device, index] = dim // 4
@@ -185,8 +185,8 @@ def test_parts_are_the_loads_that_plans_have():
     hot = replace(base.tables[2], row_lookups=(0.1, 0.1, 0.7, 0.1))
     task = replace(base, tables=(*base.tables[:2], hot, *base.tables[3:]))
     tables = np.array([0, 2, 5])
-    blocks = [placed for table in tables.tolist() for placed in in_rows(task, table, range(4))]
-    copies = [placed for table in tables.tolist() for placed in in_copies(task, table)]
+    blocks = [placed for table in tables.tolist() for placed in place_row_wise(task, table, range(4))]
+    copies = [placed for table in tables.tolist() for placed in place_data_parallel(task, table)]
     for form, placed, which in ((Form.ROW_WISE, blocks, [0, 4 + 2, 8]), (Form.DATA_PARALLEL, copies, [0, 4, 8])):
         loads = placed_loads(task.tables, placed, task.batch_size, 4).take(np.array(which))
         _same_loads(slowest_loads(task, tables, LAYOUTS[form]), loads)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neuroshard import Constraints, Simulator, TableRule, Task, Topology
-from neuroshard.layouts import in_columns, in_rows
+from neuroshard.layouts import place_column_wise, place_row_wise
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.acceptance import Acceptance
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -49,8 +49,8 @@ def test_tables_alike_are_spread_over_the_hosts_as_the_best_of_all_plans_has_the
     start = _everywhere(task)
     plan = move_rows_to_hosts(start, H100)
     groups = (*(range(first, first + 8) for first in range(0, 32, 8)), range(32))
-    rows = [[in_rows(task, table, group) for group in groups] for table in range(4)]
-    best = best_ms(task, [*rows, [in_columns(task, [(4, 16, 0)])]])
+    rows = [[place_row_wise(task, table, group) for group in groups] for table in range(4)]
+    best = best_ms(task, [*rows, [place_column_wise(task, [(4, 16, 0)])]])
     assert ms_of(plan) == pytest.approx(best, rel=1e-3)
     assert ms_of(plan) < 0.95 * ms_of(start)
     assert sorted(map(min, _hosts(plan)[:4])) == [0, 1, 2, 3]

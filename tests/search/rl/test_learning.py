@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from neuroshard import InfeasibleError, Simulator
-from neuroshard.layouts import in_columns
+from neuroshard.layouts import place_column_wise
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.learned import PolicySearch
@@ -33,7 +33,7 @@ KNOWN = [task(lookups) for lookups in ([9, 5, 4, 2, 1], [5, 9, 1, 4, 2], [2, 1, 
 
 def _best_ms(one, simulator):
     """Over all placements."""
-    alone = [[in_columns(one, [(index, 8, device)]) for device in range(2)] for index in range(len(one.tables))]
+    alone = [[place_column_wise(one, [(index, 8, device)]) for device in range(2)] for index in range(len(one.tables))]
     return best_ms(one, alone, simulator)
 
 
