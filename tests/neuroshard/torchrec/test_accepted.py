@@ -60,12 +60,12 @@ class BySku(StorageReservation):
 def stored_plan(model, reservation=None, hashed=True, **settings):
     """What TorchRec's planner finds for the devices and batch size of `planner()`, stored."""
     ours = planner(**settings)
-    [asked] = ours._asked
+    [request] = ours._requests
     theirs = EmbeddingShardingPlanner(
-        topology=asked.topology,
-        batch_size=asked.batch_size,
+        topology=request.topology,
+        batch_size=request.batch_size,
         storage_reservation=reservation or FixedPercentageStorageReservation(0.0),
-        constraints=dict(asked.constraints),
+        constraints=dict(request.constraints),
         stats=[],
     )
     plan = theirs.plan(model, get_default_sharders())

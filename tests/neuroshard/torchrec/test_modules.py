@@ -648,7 +648,7 @@ def test_devices_without_a_row_which_fail_on_cpus_are_refused(rows, devices):
 def test_types_that_fail_on_cpus_are_withheld_where_others_are_named(module, fails):
     said, on_cpus = _said("t", sharding_types=[fails, "table_wise"]), replace(EVERYTHING, num_devices=2, device="cpu")
     (parameter,) = divide(module, get_default_sharders(), said, served=on_cpus).planned
-    assert parameter.said.sharding_types == ["table_wise"]
+    assert parameter.user_constraints.sharding_types == ["table_wise"]
 
 
 def test_what_is_withheld_is_withheld_from_delegated_tables_too():

@@ -42,7 +42,7 @@ _UPDATED_BY_KERNELS = tuple(name for layout in LAYOUTS.values() if not layout.de
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanningRequest:
     """The requirements that every plan must meet, independent of the model.
 
     Attributes:
@@ -76,7 +76,7 @@ class Asked:
     timeout_s: int | None = None
     data_parallel: bool = False
 
-    def named_in(self, tables: Mapping[str, Parameter], parameters: Sequence[Parameter]) -> "Asked":
+    def named_in(self, tables: Mapping[str, Parameter], parameters: Sequence[Parameter]) -> "PlanningRequest":
         """Return the requirements with the names that tasks use,
         and TorchRec's constraints with the names that TorchRec uses.
 
