@@ -165,7 +165,7 @@ def test_every_package_imports_only_packages_above_it(parent):
     assert _cycle(packages) != []
 
 
-def test_no_module_of_the_core_is_beside_the_packages():
+def test_core_has_no_modules_outside_its_packages():
     assert {path.name for path in (ROOT / "neuroshard").glob("*.py")} == {"__init__.py", "__main__.py"}
 
 

@@ -69,7 +69,7 @@ def test_a_baseline_has_one_name():
         assert not re.search(r"\| [^|]*TorchRec's planner[^|]*, ms \|", text), page.name
 
 
-def test_the_page_holds_the_tables_as_they_were_made():
+def test_results_page_contains_the_generated_tables():
     text = results.PAGE.read_text()
     assert results.page() == text, "python benchmarks/results.py"
     drawn = {"plan", "step_plans", "tiers", "headline"}
@@ -78,13 +78,13 @@ def test_the_page_holds_the_tables_as_they_were_made():
 
 
 @pytest.mark.parametrize("name", ["headline", "summary"])
-def test_ratios_are_those_of_the_tables_and_data_that_they_sum_up(name, tmp_path):
+def test_ratios_match_the_tables_and_data_they_summarise(name, tmp_path):
     made = results.MAKERS[name](tmp_path, False)
     text = "".join(line for line in (results.TABLES / f"{name}.csv").open() if not line.startswith("# "))
     assert made.frame.to_csv(index=False) == text, f"remove docs/results/{name}.csv, and run make results"
 
 
-def test_the_page_on_an_h100_holds_what_was_measured():
+def test_h100_page_contains_the_measured_figures():
     text = h100.PAGE.read_text()
     assert re.findall(r"<!-- table (\w+) -->", text) == list(h100.TABLES)
     cheap = {name: h100.TABLES[name] for name in ("points", "models", "moved", "plans")}

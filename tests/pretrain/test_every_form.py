@@ -124,7 +124,7 @@ def test_loads_outside_the_training_range_are_named_by_part(models):
     assert any(one.startswith("backward.all_reduce: bytes from a device") for one in told)
 
 
-def test_hosts_that_were_not_measured_are_told(models):
+def test_unmeasured_exchanges_between_hosts_are_warned_of(models):
     simulator = Simulator(models)
     assert "exchanges: hosts" in _outside(simulator.warnings(_mixed(None)))
     assert not any("hosts" in one for one in _outside(simulator.warnings(_mixed(2))))
@@ -136,7 +136,7 @@ def test_exchanges_are_known_as_unbalanced_as_they_were_measured(models):
     assert 1.5 < known.most <= 4.0
 
 
-def test_backward_waits_do_not_shorten_what_was_measured_without_any(models):
+def test_backward_waits_do_not_shorten_collectives_measured_without_waits(models):
     """Behind another exchange devices start an all-gather at different times, of which no sample tells."""
     plan = _mixed(None)
     gather = models.backward.exchanges[Collective.REDUCE_SCATTER]
@@ -174,7 +174,7 @@ def test_fitting_further_goes_on_from_every_part(data):
     assert after.ranges == before.ranges
 
 
-def test_rows_begin_where_columns_ended(data):
+def test_row_wise_models_start_from_fitted_column_wise_models(data):
     """Both have the same kernel; data-parallel tables have another, whose model begins from nothing."""
     networks = {"compute_model": Additive((8,), training=STILL), "comm_model": SetCommunication((8,), STILL)}
     _pretrain(data, "still", **networks)
@@ -247,7 +247,7 @@ def test_calls_that_are_named_are_fitted_and_must_have_been_measured(tmp_path):
             _pretrain(tmp_path / "data", "wrong", calls=(call,), **BRIEF_SETS)
 
 
-def test_parts_have_names():
+def test_every_fitted_part_has_a_name():
     sequences = ["compute.sequence_column_wise", "compute.sequence_row_wise"]
     on_device = ["compute", "compute.row_wise", "compute.data_parallel", *sequences]
     kinds = ["column_wise", "row_wise", "sequence_column_wise", "sequence_row_wise"]

@@ -66,7 +66,7 @@ def test_without_a_cache_there_is_no_care_to_be_fitted():
     assert found.call_ms == pytest.approx(0.15, rel=0.01)
 
 
-def test_a_run_fits_them_to_what_was_measured(tmp_path):
+def test_pretrain_fits_host_tiers_to_measurements(tmp_path):
     """Beside networks of columns; with metrics, and refused where a tier that is named wasn't measured."""
     directory = _write(tmp_path / "data")
     drawn = _drawn(("uvm_caching", "uvm_caching", "uvm"), 240, tables=TABLES)
@@ -86,7 +86,7 @@ def test_a_run_fits_them_to_what_was_measured(tmp_path):
         Pretrain(str(tmp_path / "data"), str(tmp_path / "no"), **BRIEF_SETS, calls=("uvm_sequence_column_wise",)).run()
 
 
-def test_a_datasheet_s_link_is_taken_where_nothing_was_measured(tmp_path):
+def test_datasheet_link_is_used_for_unmeasured_host_tiers(tmp_path):
     _write(tmp_path / "data")
     Pretrain(str(tmp_path / "data"), str(tmp_path / "bundle"), **BRIEF_SETS, host_tiers="roofline:h100").run()
     found = CostModels.load(tmp_path / "bundle").compute

@@ -52,7 +52,7 @@ def _costs(plans, hardware, advance=lambda _: None, count_input=False):
         return measure_plans(meters, plans, 0, advance, count_input)
 
 
-def test_plans_with_tables_in_host_memory_need_hardware_that_has_it(plan):
+def test_plans_with_host_tables_need_hardware_with_host_tiers(plan):
     homes = tuple(replace(placed, tier_assignment=TierAssignment(Tier.UVM)) for placed in plan.placements)
     other, calls = replace(plan, placements=homes), []
     with refused("hardware-cpu-lacks-tier", names=["'uvm'"]):
@@ -85,7 +85,7 @@ def test_a_plan_of_columns_is_one_call_a_device_and_one_exchange(plan):
     assert advanced == steps([plan]) == 4
 
 
-def test_the_input_is_measured_and_counted_where_it_is_asked_for(plan):
+def test_input_dist_is_measured_and_counted_if_requested(plan):
     hardware, advanced = _Counting(DeviceSpec("cpu"), calls=[]), []
     (cost,) = _costs([plan], hardware, advanced.append, count_input=True)
     assert [call.collective for call in hardware.calls[2:]] == [

@@ -139,7 +139,7 @@ def test_a_wider_table_never_takes_less_time_alone_or_beside_others():
 @pytest.mark.parametrize(
     ("data", "call", "most"), [("h100_wide", "column_wise", 0.07), ("h100_features", "row_wise", 0.12)]
 )
-def test_an_h100_takes_about_as_long_as_its_datasheet_says(data, call, most):
+def test_h100_calls_take_about_as_long_as_its_datasheet_model_predicts(data, call, most):
     """Measured calls that no figure was fitted to; before any was measured these were off by 17% and 21%."""
     every = DataDirectory(DATA / data).compute().read()
     test = [one for one in every if one.split == "test" and one.error is None and one.sample.call.name == call]

@@ -185,7 +185,7 @@ def test_bytes_of_all_sharding_types_make_up_a_device():
 
 
 @pytest.mark.parametrize("memory_bytes", [1000, 100_000])
-def test_a_device_that_is_too_small_is_told_with_all_that_it_needs(memory_bytes):
+def test_violation_of_a_full_device_names_all_bytes_it_needs(memory_bytes):
     """Buffers of its own samples too, which may leave shards less than nothing."""
     task = plain_task([16], memory_bytes=memory_bytes, memory=MemoryUse("adam", 1))
     plan = laid_out(task, 0)
@@ -245,7 +245,7 @@ def _in_halves(content):
         ({"device": 2}, "plan-shards-on-one-device", "mine", ["'users'", "device 2"]),
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_a_file_is_named(change, code, where, names):
+def test_plan_file_errors_name_the_wrong_field(change, code, where, names):
     """Of the whole, or in its first placement."""
     content = _content()
     content["placements"][0].update(change) if isinstance(change, dict) else change(content)

@@ -45,7 +45,7 @@ def test_torchrec_in_its_module(here, capsys):
     assert list(content["modules"]) == ["sparse.ebc"]
 
 
-def test_torchrec_without_a_module_is_said(here, capsys):
+def test_torchrec_export_without_a_module_warns(here, capsys):
     code, out, err = run_command(capsys, "export", "plan=plan.json", "to=torchrec", "out=trec.json")
     assert (code, err) == (0, "")
     assert len(out.splitlines()) == 2

@@ -337,7 +337,7 @@ def test_no_more_choices_are_placed_than_asked_for(monkeypatch):
     ],
     ids=["pooled", "sequences, sum", "sequences, by call"],
 )
-def test_choices_are_ranked_by_what_their_plans_cost(task, models, rel):
+def test_choices_are_ranked_by_the_cost_of_their_plans(task, models, rel):
     """Placed quickly, without a plan, a choice costs what a plan of the same placements does."""
     start, simulator, count = EvenLayouts(), Simulator(models), len(task.tables)
     choices = OptionTable.of(task, simulator, allowed_types(task, CALLS), start)

@@ -72,7 +72,7 @@ def _cost(task, forms):
     ],
 )
 @pytest.mark.parametrize("forms", [[ROWS] * 12, [COPIES] * 12, [ROWS, COPIES] * 6])
-def test_row_wise_and_data_parallel_tables_cost_what_is_estimated(forms, simulator):
+def test_estimates_of_row_wise_and_data_parallel_tables_are_exact(forms, simulator):
     task, forms = _task(), np.array(forms)
     plan = Plan(task, tuple(SpreadPlacements(task).others(forms)))
     held_up, evenly = _estimates(task, simulator).costs(TypeChoices(forms[None]))
@@ -104,7 +104,7 @@ def test_placed_column_wise_tables_cost_what_their_plan_does_beside_any_sharding
         assert np.isfinite(estimates.costs(TypeChoices(forms[None]))[0][0])
 
 
-def test_columns_cost_about_what_is_estimated():
+def test_estimates_of_column_wise_tables_are_near_their_cost():
     """Many tables on few devices can be spread nearly evenly."""
     task, rng = _task(), np.random.default_rng(1)
     choices = np.stack([np.full(12, COLUMNS), *rng.choice(len(FORMS), (8, 12), p=[0.6, 0.2, 0.2])])
@@ -123,7 +123,7 @@ def test_a_table_that_cannot_be_cut_holds_a_device_up():
     assert held_up[0] == pytest.approx(_cost(task, np.full(12, COLUMNS)), rel=0.05)
 
 
-def test_what_memory_cannot_hold_costs_infinitely_much():
+def test_choices_that_exceed_memory_cost_infinity():
     task = _task()
     tight = Task(task.tables, Topology(4, int(task.size_bytes * 0.4)), BATCH)
     held_up, evenly = _estimates(tight).costs(TypeChoices(np.array([[COLUMNS] * 12, [ROWS] * 12, [COPIES] * 12])))

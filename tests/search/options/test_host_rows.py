@@ -57,7 +57,7 @@ def test_tables_alike_are_spread_over_the_hosts_as_the_best_of_all_plans_has_the
     assert {len(hosts) for hosts in _hosts(plan)[:4]} == {1}
 
 
-def test_the_search_finds_them_if_asked_to():
+def test_search_finds_table_row_wise_plans_if_requested():
     task = _task([128] * 4)
     plan, alone = (found(searcher, task) for searcher in (SEARCH, replace(SEARCH, sharding_types=FORMS)))
     assert {len(hosts) for hosts in _hosts(alone)[:4]} == {4}
@@ -87,7 +87,7 @@ def test_no_plan_gets_more_expensive():
     ],
     ids=["one host", "hosts of one device", "more shards wanted", "all devices wanted", "narrow tables"],
 )
-def test_rows_stay_on_all_devices_where_hosts_will_not_do(task):
+def test_rows_stay_on_all_devices_if_one_host_is_too_small(task):
     start = _everywhere(task)
     assert start.violations == ()
     assert move_rows_to_hosts(start, H100) is start
@@ -101,7 +101,7 @@ def test_a_host_has_no_more_than_its_memory_holds():
         assert sum(len(hosts) == 1 for hosts in _hosts(plan)[:7]) in moved
 
 
-def test_models_that_do_not_know_hosts_exchanges_are_not_asked():
+def test_models_without_host_collectives_are_not_called():
     known = random_form_models()
     some = {one: model for one, model in random_by_collective().exchanges.items() if "HOST" not in one.name}
     unknown = replace(known, forward=replace(known.forward, exchanges=some))

@@ -81,7 +81,7 @@ def test_calls_are_known_where_their_exchanges_are():
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12))
-def test_changes_give_what_the_choices_give(seed, num_tables):
+def test_changed_sharding_types_match_the_choice(seed, num_tables):
     rng = np.random.default_rng(seed)
     before = rng.integers(len(FORMS), size=num_tables)
     changes = np.column_stack([rng.integers(num_tables, size=20), rng.integers(len(FORMS), size=20)])
@@ -172,7 +172,7 @@ def test_sharding_types_that_are_not_allowed_are_never_taken():
     assert len(search_choices(FIRST, none, _weights)) == 1
 
 
-def test_what_fits_nowhere_stays_and_what_fits_somewhere_is_found():
+def test_types_that_fit_nowhere_are_not_chosen_and_fitting_ones_are():
     def never(choices):
         return np.full(len(choices), np.inf), np.full(len(choices), np.inf)
 
