@@ -42,9 +42,9 @@ from neuroshard.tasks.task import Task
 from neuroshard.torchrec.bandwidths import with_bandwidths
 from neuroshard.torchrec.finder import Finder, Replanned, kept_plan_outdated
 from neuroshard.torchrec.groups import Groups, groups_of
+from neuroshard.torchrec.input_digests import input_digests
 from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in
 from neuroshard.torchrec.known_tables import Known, known_tables
-from neuroshard.torchrec.made_for import made_for
 from neuroshard.torchrec.model import Model, loaded_plan
 from neuroshard.torchrec.planner_report import (
     Callback,
@@ -567,7 +567,7 @@ class NeuroShardPlanner(ShardingPlanner):
 
     def _input_digests(self, model: Model) -> dict[str, str]:
         """Return the digests of all inputs that a kept plan depends on; empty without `keep`."""
-        return made_for(model, self._finder, self._reports.callbacks) if self._keep else {}
+        return input_digests(model, self._finder, self._reports.callbacks) if self._keep else {}
 
     def _models(self, module: nn.Module, sharders: Sharders | None) -> list[Model]:
         """Return the model for each possible division into groups; raise UserError if `sharders` is not a list."""

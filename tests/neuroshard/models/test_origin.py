@@ -10,7 +10,7 @@ from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT
 from neuroshard.models import Card, load_bundle, save_bundle
 from neuroshard.models.trust import EXCHANGES, Margin
 from neuroshard.testing import LinearComm, LinearCompute, toy_task
-from neuroshard.torchrec.made_for import digests
+from neuroshard.torchrec.input_digests import digests
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.plans import whole
 from tests.kit.random_models import random_regression

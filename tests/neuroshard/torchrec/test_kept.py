@@ -29,8 +29,8 @@ from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import linear_models
 from neuroshard.testing.toys import LinearCompute
 from neuroshard.torchrec import NeuroShardPlanner
+from neuroshard.torchrec.input_digests import digests, input_digests
 from neuroshard.torchrec.kept import KeptPlan
-from neuroshard.torchrec.made_for import digests, made_for
 from neuroshard.words.placement import Tier, TierAssignment
 from tests.kit.messages import logged_codes, logged_one, refused
 from tests.kit.plans import table
@@ -503,8 +503,8 @@ def test_digests_identify_the_changed_input():
 
 def test_digests_of_inputs_are_computed_once(path, monkeypatch):
     asked = []
-    counted = lambda *args: asked.append(args) or made_for(*args)  # noqa: E731
-    monkeypatch.setattr("neuroshard.torchrec.planner.made_for", counted)
+    counted = lambda *args: asked.append(args) or input_digests(*args)  # noqa: E731
+    monkeypatch.setattr("neuroshard.torchrec.planner.input_digests", counted)
     _planner(path).plan(_model("a"))
     assert len(asked) == 1
     _planner(None).plan(_model("a"))

@@ -21,7 +21,7 @@ from neuroshard.torchrec.planning_request import optimizer_of
 from neuroshard.torchrec.sharding_file import modules_json
 
 
-def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dict[str, str]:
+def input_digests(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dict[str, str]:
     """Return a digest of each input that a plan depends on, except memory, which only has to be similar."""
     request, left, division = model.request, model.left, model.division
     task = request.task(model.tables, model.left) if model.tables else None
@@ -53,9 +53,9 @@ def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dic
     )
 
 
-def digests(made_for: Mapping[str, object]) -> dict[str, str]:
+def digests(inputs: Mapping[str, object]) -> dict[str, str]:
     """Return the SHA-256 digest of each value."""
-    texts = {name: json.dumps(_described(value), sort_keys=True) for name, value in made_for.items()}
+    texts = {name: json.dumps(_described(value), sort_keys=True) for name, value in inputs.items()}
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
