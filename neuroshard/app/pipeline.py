@@ -24,7 +24,7 @@ from neuroshard.tasks.task import Task
 if TYPE_CHECKING:
     from neuroshard.plumbing.progress import Result
     from neuroshard.stages.augment.summary import Summary
-    from neuroshard.stages.search.runs.in_parts import Means
+    from neuroshard.stages.search.runs.in_parts import Measurer
 
 Files = str | Path | Sequence[str | Path]
 
@@ -132,7 +132,7 @@ def evaluate(
     out: str | Path | None = None,
     *,
     hardware: str = "cpu",
-    measure: "Means | str" = "kernels",
+    measure: "Measurer | str" = "kernels",
     model: str | Path | None = None,
     **settings: Any,
 ) -> "Result | None":
@@ -156,9 +156,9 @@ def evaluate(
     """
     from neuroshard.stages.search.runs.evaluate import Evaluate
 
-    means = build("measure", measure) if isinstance(measure, str) else measure
+    measurer = build("measure", measure) if isinstance(measure, str) else measure
     models, where = (None if path is None else str(path) for path in (model, out))
-    return Evaluate(_paths(plans), models, build("hardware", hardware), out=where, measure=means, **settings).run()
+    return Evaluate(_paths(plans), models, build("hardware", hardware), out=where, measure=measurer, **settings).run()
 
 
 def _paths(files: Files) -> str | tuple[str, ...]:
