@@ -10,11 +10,11 @@ from neuroshard.cost.loads import Traffic
 from neuroshard.models.interface import NUM_WAITS, Chain, CommModel, Coverage, Outline, device_waits, waits
 from neuroshard.models.stored import (
     Described,
-    Held,
     Mlp,
     Normaliser,
     Scale,
     Stored,
+    TensorField,
     Tensors,
     check_bounded,
     described,
@@ -57,8 +57,8 @@ class NeuralComm(Stored, CommModel):
 
     kind: ClassVar[str] = "sorted"
 
-    normaliser: Annotated[Normaliser, Held("")]
-    network: Annotated[Mlp, Held("network")]
+    normaliser: Annotated[Normaliser, TensorField("")]
+    network: Annotated[Mlp, TensorField("network")]
     scale_ms: Scale
 
     def check(self) -> None:
@@ -121,11 +121,11 @@ class SetComm(Stored, CommModel):
 
     kind: ClassVar[str] = "set"
 
-    normaliser: Annotated[Normaliser, Held("")]
-    network: Annotated[Mlp, Held("network")]
+    normaliser: Annotated[Normaliser, TensorField("")]
+    network: Annotated[Mlp, TensorField("network")]
     scale_ms: Scale
-    share: Annotated[Float32Array, Held("share")]
-    lead: Annotated[Float32Array, Held("lead", dimensions=2)]
+    share: Annotated[Float32Array, TensorField("share")]
+    lead: Annotated[Float32Array, TensorField("lead", dimensions=2)]
 
     num_devices = None  # it serves any number
 

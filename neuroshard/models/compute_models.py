@@ -15,12 +15,12 @@ from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import NarrowCalls, ReluHead, SumModel
 from neuroshard.models.stored import (
-    Held,
     Mlp,
     Normaliser,
     Offset,
     Scale,
     Stored,
+    TensorField,
     Tensors,
     check_bounded,
     tensors_of,
@@ -55,11 +55,11 @@ class AdditiveCompute(Stored, SumModel):
     kind: ClassVar[str] = "additive"
 
     features: FeatureSet
-    normaliser: Annotated[Normaliser, Held("")]
-    network: Annotated[Mlp, Held("network")]
-    moved: Annotated[Float32Array, Held("moved", np.float32, 2)]
-    bias: Annotated[Float32Array, Held("head.bias")]
-    weight: Annotated[Float32Array, Held("head.weight")]
+    normaliser: Annotated[Normaliser, TensorField("")]
+    network: Annotated[Mlp, TensorField("network")]
+    moved: Annotated[Float32Array, TensorField("moved", np.float32, 2)]
+    bias: Annotated[Float32Array, TensorField("head.bias")]
+    weight: Annotated[Float32Array, TensorField("head.weight")]
     offset: Offset
     scale_ms: Scale
 
@@ -106,7 +106,7 @@ class ByWidestCompute(AdditiveCompute):
     kind: ClassVar[str] = "additive_by_widest"
 
     kernel_widths: tuple[Dim, ...]
-    saved: Annotated[Float32Array, Held("saved")]
+    saved: Annotated[Float32Array, TensorField("saved")]
 
     def embed(self, loads: Loads) -> Float32Array:
         """Embed each load as an additive model does, plus the ms that the load saves by each limit, (n, 1 + K + W)."""
@@ -199,8 +199,8 @@ class RegressionCompute(Stored, SumModel):
     kind: ClassVar[str] = "linear"
 
     features: FeatureSet
-    weight: Annotated[FloatArray, Held("weight", np.float64)]
-    offset_ms: Annotated[FloatArray, Held("offset_ms", np.float64)]
+    weight: Annotated[FloatArray, TensorField("weight", np.float64)]
+    offset_ms: Annotated[FloatArray, TensorField("offset_ms", np.float64)]
 
     def embed(self, loads: Loads) -> Float32Array:
         """Embed each load as the ms that it takes, (n, 1)."""
@@ -233,9 +233,9 @@ class NeuralCompute(Stored, SumModel):
     """
 
     features: FeatureSet
-    normaliser: Annotated[Normaliser, Held("")]
-    table_network: Annotated[Mlp, Held("table")]
-    head_network: Annotated[Mlp, Held("head")]
+    normaliser: Annotated[Normaliser, TensorField("")]
+    table_network: Annotated[Mlp, TensorField("table")]
+    head_network: Annotated[Mlp, TensorField("head")]
     scale_ms: Scale
 
     kind: ClassVar[str] = "paper"

@@ -26,7 +26,7 @@ from neuroshard.models.interface import CommModel, ComputeModel, Coverage, Narro
 from neuroshard.models.kernels import KernelModels
 from neuroshard.models.network import LARGEST_BYTES, MOST_HOSTS, Links, Network, Speed
 from neuroshard.models.published_points import EVEN, Curves, KernelPoint, Widths
-from neuroshard.models.stored import Held, Stored
+from neuroshard.models.stored import Stored, TensorField
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
 from neuroshard.plumbing.schema import Devices
 from neuroshard.tables.misses import touched_rows
@@ -261,7 +261,7 @@ class RooflineComm(Stored, CommModel):
     kind: ClassVar[str] = "published"
     arithmetic: ClassVar[bool] = True
 
-    curves: Annotated[Curves, Held("curves")]
+    curves: Annotated[Curves, TensorField("curves")]
     network_gb_per_s: Speed
     devices_per_host: Devices
     gathers: bool = False

@@ -172,7 +172,7 @@ def check_bounded(normaliser: Normaliser, *networks: Mlp) -> None:
 
 
 @dataclass(frozen=True)
-class Held:
+class TensorField:
     """The tensor or tensors of a model's field: the name; for an array also the type and the number of dimensions."""
 
     name: str
@@ -181,7 +181,7 @@ class Held:
 
 
 class Stored:
-    """A model that a bundle can store: a dataclass whose arrays and networks are annotated with their tensors (`Held`).
+    """A model that a bundle can store: a dataclass whose arrays and networks have annotations (`TensorField`).
 
     Attributes:
         kind: name of the class in bundles.
@@ -235,7 +235,7 @@ def tensors_of(models: dict[str, Stored]) -> Tensors:
     return {f"{name}.{key}": tensor for name, model in models.items() for key, tensor in model.tensors().items()}
 
 
-def _restored(field_type: Any, held: Held, tensors: Tensors) -> Any:
+def _restored(field_type: Any, held: TensorField, tensors: Tensors) -> Any:
     """Return the network, normaliser, curves or array of a field from tensors."""
     if hasattr(field_type, "restored"):
         return field_type.restored(held.name, tensors)
@@ -243,18 +243,18 @@ def _restored(field_type: Any, held: Held, tensors: Tensors) -> Any:
 
 
 @cache
-def _fields(model: Any) -> dict[str, tuple[Any, Held | None]]:
+def _fields(model: Any) -> dict[str, tuple[Any, TensorField | None]]:
     """Return the type of each field of a class, and how tensors hold the field; None if the field is a setting."""
     hints = get_type_hints(model, include_extras=True)
-    types: dict[str, tuple[Any, Held | None]] = {}
+    types: dict[str, tuple[Any, TensorField | None]] = {}
     for name in (one.name for one in fields(model)):
         plain, *extras = get_args(hints[name]) or (hints[name],)
-        held = next((extra for extra in extras if isinstance(extra, Held)), None)
+        held = next((extra for extra in extras if isinstance(extra, TensorField)), None)
         types[name] = (hints[name] if held is None else plain, held)
     return types
 
 
-def _tensors(model: Any) -> dict[str, tuple[Any, Held]]:
+def _tensors(model: Any) -> dict[str, tuple[Any, TensorField]]:
     """Return the types and annotations of the fields that are tensors, by name."""
     return {name: (hint, held) for name, (hint, held) in _fields(model).items() if held is not None}
 
