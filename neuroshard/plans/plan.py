@@ -555,7 +555,7 @@ def _s(count: int) -> str:
     return "" if count == 1 else "s"
 
 
-def copies_remarks(plan: Plan) -> tuple[Message, ...]:
+def data_parallel_remarks(plan: Plan) -> tuple[Message, ...]:
     """Return the warning that the fused optimizer does not update data-parallel tables; empty if a plan has none."""
     copied = plan.names_where(lambda layout: layout.dense)
     if not copied:

@@ -38,7 +38,7 @@ _OF_COPIES = "Sharding spec not found for "  # the first words of TorchRec's war
 
 
 @contextmanager
-def without_copies_remarks() -> Iterator[None]:
+def without_data_parallel_remarks() -> Iterator[None]:
     """Suppress the warning of TorchRec's planner that a data-parallel table has no shards.
 
     The warning is useless, because no data-parallel table has shards. The root logger emits this warning, so the level
@@ -106,7 +106,7 @@ def _planned(
         timeout_seconds=request.timeout_s,
     )
     try:
-        with without_copies_remarks():
+        with without_data_parallel_remarks():
             plan = planner.plan(module, _only(parameters))
     except PlannerError as error:
         raise InfeasibleError(

@@ -132,7 +132,7 @@ def _plans(
 
     from neuroshard.hardware.stand_in import StandIn
     from neuroshard.torchrec import from_sharding_plan
-    from neuroshard.torchrec.delegated import without_copies_remarks
+    from neuroshard.torchrec.delegated import without_data_parallel_remarks
 
     # A module's parameters can't bear every name that a table can.
     tables = tuple(replace(table, name=f"table{index}") for index, table in enumerate(task.tables))
@@ -150,7 +150,7 @@ def _plans(
         planner = _planner(settings.estimates, renamed, simulator, constraints, sort_by, storage)
         module = StandIn(tables, ()).pooled
         try:
-            with without_copies_remarks():
+            with without_data_parallel_remarks():
                 sharding_plan = planner.plan(module, [EmbeddingBagCollectionSharder()])
         except PlannerError:
             continue

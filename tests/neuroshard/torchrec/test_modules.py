@@ -36,7 +36,7 @@ import neuroshard as ns
 from neuroshard import Constraints, InfeasibleError, TableRule, UserError
 from neuroshard.plumbing.messages import number_of
 from neuroshard.testing import toy_task
-from neuroshard.torchrec.delegated import without_copies_remarks
+from neuroshard.torchrec.delegated import without_data_parallel_remarks
 from neuroshard.torchrec.modules import EVERYTHING, divide, find_tables
 from neuroshard.torchrec.releases import TORCHREC
 from neuroshard.words.form import Form
@@ -314,7 +314,7 @@ def test_a_search_with_torchrecs_planner_is_quiet_about_data_parallel_tables(cap
 
 
 def test_warnings_about_other_things_than_data_parallel_tables_are_kept(caplog):
-    with without_copies_remarks():
+    with without_data_parallel_remarks():
         logging.warning("Sharding spec not found for %s", "a")
         logging.warning("something else")
     logging.warning("Sharding spec not found for b")
