@@ -29,7 +29,6 @@ from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import MAX_SHARD_DIM, parse
 from neuroshard.torchrec.delegated import delegate, joined, without
 from neuroshard.torchrec.kernels import SPLIT, WHOLE, cut_widths, shards_of, widest_shard
-from neuroshard.torchrec.known_tables import warn_of_growth, warn_of_guesses
 from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide, listed
 from neuroshard.torchrec.options import PASSED_ON
 from neuroshard.torchrec.parameters import Parameter
@@ -40,6 +39,7 @@ from neuroshard.torchrec.releases import CONTEXT_ERRORS, OTHER_CONTEXT
 from neuroshard.torchrec.sharding_file import ReadModules, modules_json, sharding_plan_of
 from neuroshard.torchrec.sharding_plan import from_sharding_plan, to_sharding_plan
 from neuroshard.torchrec.stashing import without_stashed
+from neuroshard.torchrec.table_statistics import warn_of_growth, warn_of_guesses
 
 _log = logging.getLogger(__name__)
 _ON_ALL = (ShardingType.ROW_WISE.value, ShardingType.DATA_PARALLEL.value)

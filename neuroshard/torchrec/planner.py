@@ -44,7 +44,6 @@ from neuroshard.torchrec.finder import Finder, Replanned, kept_plan_outdated
 from neuroshard.torchrec.groups import Groups, groups_of
 from neuroshard.torchrec.input_digests import input_digests
 from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in
-from neuroshard.torchrec.known_tables import Known, known_tables
 from neuroshard.torchrec.model import Model, loaded_plan
 from neuroshard.torchrec.planner_report import (
     Callback,
@@ -62,6 +61,7 @@ from neuroshard.torchrec.planner_report import (
 from neuroshard.torchrec.planning_request import PlanningRequest, device_memory, host_memory, no_table_planned
 from neuroshard.torchrec.pods import ignored_pods_remark, pod_size_remark
 from neuroshard.torchrec.prefetching import check_prefetching, flagged, pipeline_of
+from neuroshard.torchrec.table_statistics import Statistics, table_statistics
 from neuroshard.torchrec.unread import no_data_parallel_remark, unread_remarks, unused_arguments
 from neuroshard.torchrec.variable_batches import variable_batch_remarks
 from neuroshard.words.model_choice import TORCHREC, ModelChoice, settings_text
@@ -169,7 +169,7 @@ class NeuroShardPlanner(ShardingPlanner):
         memory: MemoryUse | None = None,
         searcher: Searcher | str = "neuroshard",
         given: ShardingPlan | None = None,
-        tables: Known = None,
+        tables: Statistics = None,
         keep: str | Path | None = None,
         keep_types: bool = False,
         stats: Stats | Sequence[Stats] | None = None,
@@ -252,7 +252,7 @@ class NeuroShardPlanner(ShardingPlanner):
                 rules=rules or Constraints(),
                 memory=memory,
                 pipeline=pipeline,
-                known=known_tables(tables, batch_size * groups.sharding_group_size),
+                known=table_statistics(tables, batch_size * groups.sharding_group_size),
                 groups=groups,
                 timeout_s=timeout_seconds,
                 data_parallel=data_parallel,

@@ -19,12 +19,12 @@ from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import STATE_FLOATS, MemoryUse
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.groups import Groups
-from neuroshard.torchrec.known_tables import with_statistics
 from neuroshard.torchrec.names import TableNames, by_plain_name
 from neuroshard.torchrec.options import memory_of_tables
 from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.pods import ranks_per_pod
 from neuroshard.torchrec.sequences import deduplicated
+from neuroshard.torchrec.table_statistics import with_statistics
 from neuroshard.words.topology import Topology
 
 # Optimizers by the names that `optimizer_of` returns; an unknown optimizer counts as the largest.
