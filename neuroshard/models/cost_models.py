@@ -269,7 +269,7 @@ class CostModels:
         """True if costs depend on the time of the dense network, and this time is unknown."""
         return any(isinstance(part, HostWait) and part.dense_ms is None for part in self.more)
 
-    def beside_dense(self, dense_ms: float) -> "CostModels":
+    def with_dense_ms(self, dense_ms: float) -> "CostModels":
         """Return models of steps with a dense network of `dense_ms` ms, in which devices wait less for their hosts.
 
         Costs still leave out the time of the dense network itself. The choice of the models has the new dense_ms.
@@ -374,7 +374,7 @@ class CostModels:
             models = models._chosen(framework=choice.framework)
         elif usual_framework == TORCHREC:
             models = models.in_torchrec_if_known()
-        return models if choice.dense_ms is None else models.beside_dense(choice.dense_ms)
+        return models if choice.dense_ms is None else models.with_dense_ms(choice.dense_ms)
 
     def _linked(self, choice: ModelChoice) -> "CostModels":
         """Return the models whose analytic exchange times are those of the links in a choice.

@@ -163,7 +163,7 @@ class BehindLink(SumModel):
     @property
     def head(self) -> ReluHead:
         """The head of the base model, which also adds the last number of the vector to the time."""
-        return self.base.head.beside_ms(self.host.call_ms(self.tier))
+        return self.base.head.with_added_ms(self.host.call_ms(self.tier))
 
     def embed(self, loads: Loads) -> Float32Array:
         """Embed each load as the vector of the base model, plus the ms of the link and the cache, (n, H + 1)."""

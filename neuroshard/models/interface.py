@@ -106,7 +106,7 @@ class ReluHead:
         """Make the head of vectors of one number, a time of at least 0 ms: the sum of the times, plus `offset` ms."""
         return cls(np.zeros(1, np.float32), np.ones(1, np.float32), offset, 1.0)
 
-    def beside_ms(self, offset_ms: float = 0.0) -> "ReluHead":
+    def with_added_ms(self, offset_ms: float = 0.0) -> "ReluHead":
         """Extend the head to vectors with one more number: ms that are added to the time.
 
         `offset_ms` is added to all times.

@@ -199,7 +199,7 @@ class StepTimes(SumModel):
     def head(self) -> ReluHead:
         """The model's head, for vectors with one more number: ms that are added to the time."""
         head = self.model.head
-        return replace(head, scale_ms=head.scale_ms * self.factor).beside_ms()
+        return replace(head, scale_ms=head.scale_ms * self.factor).with_added_ms()
 
     def embed(self, loads: Loads) -> Float32Array:
         """Embed each load as the vector of the model, plus the ms that the load adds, (n, H + 1)."""

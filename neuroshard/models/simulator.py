@@ -82,9 +82,9 @@ class Simulator:
         self.models = models
         self.count_input = count_input
 
-    def beside_dense(self, dense_ms: float) -> "Simulator":
-        """Return the simulator of the same steps with a dense network of `dense_ms` ms (`CostModels.beside_dense`)."""
-        return Simulator(self.models.beside_dense(dense_ms), self.count_input)
+    def with_dense_ms(self, dense_ms: float) -> "Simulator":
+        """Return the simulator of the same steps with a dense network of `dense_ms` ms (`CostModels.with_dense_ms`)."""
+        return Simulator(self.models.with_dense_ms(dense_ms), self.count_input)
 
     def cost(self, task: Task, plan: Plan) -> Cost:
         """Predict the plan's cost.

@@ -173,12 +173,12 @@ ON_HOSTS = replace(PLAIN, framework=replace(FRAMEWORK, host=HOST)).in_torchrec()
 def test_idle_devices_wait_for_their_host_unless_dense_work_hides_it():
     plan, frameworks = whole(TASK), (FRAMEWORK, replace(FRAMEWORK, host=HOST))
     alone, hosted = (replace(linear_models(2), framework=its).in_torchrec() for its in frameworks)
-    work, waiting = (Simulator(models).cost(TASK, plan) for models in (alone, hosted.beside_dense(0.0)))
+    work, waiting = (Simulator(models).cost(TASK, plan) for models in (alone, hosted.with_dense_ms(0.0)))
     host_ms = HOST["step"] + HOST["calls"] + HOST["own shards"] * plan.device_loads.counts
     assert work.device_ms.max() < host_ms.min()
     np.testing.assert_allclose(waiting.ms("framework.host"), 0.9 * (host_ms - work.device_ms))
     for dense_ms in (2.0, host_ms.max()):
-        beside = Simulator(hosted.beside_dense(dense_ms)).cost(TASK, plan)
+        beside = Simulator(hosted.with_dense_ms(dense_ms)).cost(TASK, plan)
         waited_ms = 0.9 * np.maximum(host_ms - dense_ms - work.device_ms, 0)
         np.testing.assert_allclose(beside.ms("framework.host"), waited_ms)
     assert beside.total_ms == work.total_ms
@@ -187,8 +187,8 @@ def test_idle_devices_wait_for_their_host_unless_dense_work_hides_it():
 def test_sharding_types_with_long_host_launches_are_used_if_dense_work_hides_them():
     framework = Framework(1.0, {}, {}, {}, {"calls": 5.0})
     models = replace(CostModels.load("roofline:h100"), framework=framework).in_torchrec()
-    assert _used(models.beside_dense(0.0)) == {"column_wise"}
-    assert _used(models.beside_dense(15.0)) == {"column_wise", "row_wise", "data_parallel"}
+    assert _used(models.with_dense_ms(0.0)) == {"column_wise"}
+    assert _used(models.with_dense_ms(15.0)) == {"column_wise", "row_wise", "data_parallel"}
 
 
 def test_models_without_framework_overhead_report_that():
@@ -228,16 +228,16 @@ def test_a_setting_tells_of_the_dense_network(tmp_path):
     loaded, plan = CostModels.load(tmp_path, **in_steps), _mixed()
     assert loaded.choice == ModelChoice(str(tmp_path), **in_steps)
     assert (
-        Simulator(loaded).cost(TASK, plan).total_ms == Simulator(ON_HOSTS.beside_dense(2.5)).cost(TASK, plan).total_ms
+        Simulator(loaded).cost(TASK, plan).total_ms == Simulator(ON_HOSTS.with_dense_ms(2.5)).cost(TASK, plan).total_ms
     )
     for name, framework in (("cpu", "torchrec"), ("roofline:h100", None), ("cpu", None), ("h100", "none")):
         with refused("models-ignore-dense-ms", names=[f"'{name}", "dense_ms=8"]):
             CostModels.load(name, framework=framework, dense_ms=8)
     with refused("models-ignore-dense-ms", names=["dense_ms=2.5", "dense_ms=8"]):
-        loaded.beside_dense(8.0)
+        loaded.with_dense_ms(8.0)
     for nonsense in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=rf"dense_ms.*{nonsense}"):
-            loaded.beside_dense(nonsense)
+            loaded.with_dense_ms(nonsense)
         with refused("value-outside-limits", names=["dense_ms", nonsense]):
             CostModels.load(tmp_path, framework="torchrec", dense_ms=nonsense)
     narrow = CostModels.load(tmp_path, exchange_dtype="fp16", **in_steps)
@@ -251,9 +251,9 @@ def test_the_margin_of_a_wait_is_the_hosts_and_hides_the_devices():
     models = replace(linear_models(2), framework=framework, margins=alone).in_torchrec()
     plan = whole(TASK)
     ready = Simulator(replace(models, more=())).cost(TASK, plan)
-    waiting = Simulator(models.beside_dense(0.0)).cost(TASK, plan)
+    waiting = Simulator(models.with_dense_ms(0.0)).cost(TASK, plan)
     assert waiting.margin_ms == pytest.approx(np.hypot(0.1 * ready.margin_ms, 0.9 * 0.2 * 100.0))
-    nearly = Simulator(models.beside_dense(110.0 - ready.total_ms)).cost(TASK, plan)
+    nearly = Simulator(models.with_dense_ms(110.0 - ready.total_ms)).cost(TASK, plan)
     assert nearly.total_ms == pytest.approx(ready.total_ms)
     assert nearly.margin_ms == pytest.approx(np.hypot(ready.margin_ms, 0.9 * (0.2 * 100.0 - 10.0)))
 

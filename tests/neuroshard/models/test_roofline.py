@@ -131,9 +131,9 @@ def test_a_wider_table_never_takes_less_time_alone_or_beside_others():
     tables = [table("a", 10**6, dim, 5.0) for dim in range(8, 260, 4)]
     wide = table("w", 10**6, 512, 5.0)
     alone_ms = H100.predict(LoadSets.of([[its] for its in tables], 65536))
-    beside_ms = H100.predict(LoadSets.of([[its, wide] for its in tables], 65536))
+    with_added_ms = H100.predict(LoadSets.of([[its, wide] for its in tables], 65536))
     assert (np.diff(alone_ms) > -1e-6).all()
-    assert (np.diff(beside_ms) > -1e-6).all()
+    assert (np.diff(with_added_ms) > -1e-6).all()
 
 
 @pytest.mark.parametrize(

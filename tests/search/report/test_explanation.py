@@ -63,9 +63,9 @@ def test_explanation_shows_the_wait_for_hosts():
     plan = whole(_task([64, 4]))
     ready_ms = Simulator(linear_models(2)).cost(plan.task, plan).total_ms
     models = replace(linear_models(2), framework=Framework(1.0, {}, {}, {}, {"step": ready_ms + 10})).in_torchrec()
-    waiting = _summary_of(explain(plan, Simulator(models.beside_dense(0.0))))["host"]
+    waiting = _summary_of(explain(plan, Simulator(models.with_dense_ms(0.0))))["host"]
     assert "9.00 ms" in waiting
-    assert "host" not in _summary_of(explain(plan, Simulator(models.beside_dense(10.0))))
+    assert "host" not in _summary_of(explain(plan, Simulator(models.with_dense_ms(10.0))))
 
 
 def test_devices_are_readable_in_120_columns_with_all_framework_parts():
