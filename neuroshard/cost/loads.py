@@ -9,7 +9,7 @@ from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.tables import Table
 from neuroshard.tables.table import NUM_REUSE_BINS
 from neuroshard.words.collective import ELEMENT_BYTES, IN_FULL_PRECISION, Collective, Precision
-from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, FORMS, Call
 from neuroshard.words.placement import ON_DEVICE, TIERS, Tier, TierAssignment
 
 _NUMBER = {call: number for number, call in enumerate(CALLS)}
@@ -77,7 +77,7 @@ class Loads:
         rows, dim, pooling_factor, bytes_per_element, features = plain.T
         samples = np.broadcast_to(np.asarray(batch_size, dtype=np.float64), rows.shape)
         tier, cached = np.full(len(tables), TIERS.index(Tier.DEVICE)), np.ones(len(tables))
-        form, sharers = np.full(len(tables), FORMS.index(IN_COLUMNS.form)), np.ones(len(tables), dtype=np.int64)
+        form, sharers = np.full(len(tables), FORMS.index(COLUMN_WISE_CALL.form)), np.ones(len(tables), dtype=np.int64)
         amounts = samples * pooling_factor, samples, samples * features
         pooled = np.array([t.pooled for t in tables], dtype=np.bool_)
         return cls(rows, dim, dim, *amounts, pooled, bytes_per_element, reuse, tier, cached, form, sharers)

@@ -22,7 +22,7 @@ from neuroshard.plumbing.registry import build
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Precision, name_of
 from neuroshard.words.fingerprint import Fingerprint
-from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Forms
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, Call, Forms
 from neuroshard.words.model_choice import LINKS, TORCHREC, ModelChoice, check_plain, settings_text
 from neuroshard.words.placement import Tier
 
@@ -219,7 +219,7 @@ class CostModels:
         for table, assignment in zip(task.tables, task.tier_assignments, strict=True):
             first_tables.setdefault((table.pooled, assignment.tier), table.name)
         for (pooled, tier), name in first_tables.items():
-            self._check_call(replace(IN_COLUMNS, pooled=pooled, tier=tier), f"sequence tables such as {name!r}")
+            self._check_call(replace(COLUMN_WISE_CALL, pooled=pooled, tier=tier), f"sequence tables such as {name!r}")
         if self.batch_size not in (None, task.batch_size):
             raise UserError(
                 "models-batch-size-differs",

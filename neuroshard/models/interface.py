@@ -14,7 +14,7 @@ from neuroshard.layouts import LAYOUTS
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, sums_of
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
-from neuroshard.words.form import IN_COLUMNS, Call, Forms
+from neuroshard.words.form import COLUMN_WISE_CALL, Call, Forms
 from neuroshard.words.topology import Topology
 
 NUM_WAITS = 5
@@ -58,7 +58,7 @@ class ComputeModel(ABC):
     @property
     def calls(self) -> frozenset[Call]:
         """The kernel calls whose times the model knows: by default the call of pooled column-wise tables."""
-        return frozenset({IN_COLUMNS})
+        return frozenset({COLUMN_WISE_CALL})
 
     @property
     def forms(self) -> Forms:

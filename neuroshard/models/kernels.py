@@ -22,7 +22,7 @@ from neuroshard.models.interface import ComputeModel, Coverage, ReluHead, SumMod
 from neuroshard.models.stored import Described, Stored, Tensors, described, tensors_of
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.plumbing.schema import parse
-from neuroshard.words.form import CALLS, IN_COLUMNS, Call, call_named
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, Call, call_named
 from neuroshard.words.placement import Tier
 
 COMPUTE_KINDS: dict[str, Any] = {
@@ -132,11 +132,11 @@ class KernelModels(Stored, SumModel):
     @property
     def head(self) -> ReluHead:
         """The head for sums of the vectors of pooled column-wise shards."""
-        return self.of_call(IN_COLUMNS).head
+        return self.of_call(COLUMN_WISE_CALL).head
 
     def embed(self, loads: Loads) -> Float32Array:
         """Embed each of n pooled column-wise shards as a vector, (n, H); `of_call` has models of other calls."""
-        return self.of_call(IN_COLUMNS).embed(loads)
+        return self.of_call(COLUMN_WISE_CALL).embed(loads)
 
     def predict(self, sets: LoadSets) -> FloatArray:
         """Predict the ms of each of the B sets of loads, (B,); all loads of a set belong to one call."""
@@ -172,7 +172,7 @@ class KernelModels(Stored, SumModel):
         """Return the models with these settings and tensors, as `settings` and `tensors` returned them."""
         read = parse(settings, KernelSettings, "settings")
         calls = read.calls
-        if IN_COLUMNS.name not in calls:
+        if COLUMN_WISE_CALL.name not in calls:
             raise ValueError("the settings have no model of column_wise calls")
         models = {call_named(name): one.restored(COMPUTE_KINDS, name, tensors) for name, one in calls.items()}
         return cls(models, read.host)

@@ -18,7 +18,7 @@ from neuroshard.plumbing.errors import check_name
 from neuroshard.plumbing.schema import NonNegative
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
-from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, FORMS, Call
 
 COUNTS = (  # the amounts of work of a load
     "shards",
@@ -81,7 +81,7 @@ def imbalance(columns: FloatArray) -> tuple[str, FloatArray]:
 
 def compute_part(call: Call) -> str:
     """Return the name of a kernel call's part: "compute" if column-wise, else "compute.row_wise" and so on."""
-    return COMPUTE if call == IN_COLUMNS else f"{COMPUTE}.{call.name}"
+    return COMPUTE if call == COLUMN_WISE_CALL else f"{COMPUTE}.{call.name}"
 
 
 def exchange_part(direction: str, collective: Collective) -> str:

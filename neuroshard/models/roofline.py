@@ -33,7 +33,7 @@ from neuroshard.tables.misses import touched_rows
 from neuroshard.tables.reuse import BOTTOMS
 from neuroshard.tasks.memory import STATE_FLOATS
 from neuroshard.words.collective import ELEMENT_BYTES, IN_STEP, Collective
-from neuroshard.words.form import CALLS, IN_COLUMNS, ON_DEVICE_CALLS, Call
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, ON_DEVICE_CALLS, Call
 from neuroshard.words.placement import TIERS, Tier
 from neuroshard.words.topology import Topology
 
@@ -208,7 +208,7 @@ class RooflineCompute(SumModel):
 
 def datasheet_of(model: ComputeModel) -> RooflineCompute | None:
     """Return the analytic model of column-wise calls in device memory among models; None if there is none."""
-    columns = model.by_call[IN_COLUMNS] if isinstance(model, KernelModels) else model
+    columns = model.by_call[COLUMN_WISE_CALL] if isinstance(model, KernelModels) else model
     return columns if isinstance(columns, RooflineCompute) else None
 
 

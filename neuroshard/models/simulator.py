@@ -52,7 +52,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import Message
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective, Precision
-from neuroshard.words.form import CALLS, IN_COLUMNS
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL
 from neuroshard.words.placement import Tier
 
 _EXACT = Margin(0.0, 0.0)  # the margin of calls and exchanges that take no time
@@ -375,7 +375,7 @@ class Simulator:
         if ranges is None:
             return ()
         calls, _ = plan.device_loads.by_kernel()
-        counts = calls.counts[calls.calls == CALLS.index(IN_COLUMNS)].tolist()
+        counts = calls.counts[calls.calls == CALLS.index(COLUMN_WISE_CALL)].tolist()
         outside = ranges.warnings(plan.task) + ranges.device_warnings(counts, plan.traffic.columns[0].tolist())
         for part, amounts in self._amounts(plan, calls):
             outside += ranges.part_warnings(part, amounts)
@@ -390,7 +390,7 @@ class Simulator:
             yield INPUT, of_exchanges(plan.traffic.alone(Collective.INPUT))
         for number, call in enumerate(CALLS):
             which = np.flatnonzero(calls.calls == number)
-            if call != IN_COLUMNS and len(which):
+            if call != COLUMN_WISE_CALL and len(which):
                 yield compute_part(call), of_calls(calls.take(which))
         for direction, its in ((FORWARD, plan.traffic.forward), (BACKWARD, plan.traffic)):
             for one in its.collectives:

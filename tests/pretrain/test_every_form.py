@@ -23,7 +23,7 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.published.grid import GridSettings
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.words.collective import Collective, name_of
-from neuroshard.words.form import CALLS, IN_COLUMNS, ON_DEVICE_CALLS, Call, Form
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, ON_DEVICE_CALLS, Call, Form
 from tests.kit.devices import MADE_UP, measured_comm
 from tests.kit.made_up import BRIEF, BRIEF_SETS, MACHINE, begun, collected
 from tests.kit.messages import refused
@@ -65,7 +65,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def columns(data):
-    return [m for m in DataDirectory(data).compute().read() if m.sample.call == IN_COLUMNS]
+    return [m for m in DataDirectory(data).compute().read() if m.sample.call == COLUMN_WISE_CALL]
 
 
 @pytest.fixture(scope="module")
@@ -237,8 +237,8 @@ def test_sequence_tables_are_learned_costed_and_searched(sequences):
 def test_calls_that_are_named_are_fitted_and_must_have_been_measured(tmp_path):
     _write(tmp_path / "data", 300, 200, sharding_types=("column_wise",), pooled=(True, False))
     for out, calls, known in (
-        ("pooled", (), {IN_COLUMNS}),
-        ("both", None, {IN_COLUMNS, Call(Form.COLUMN_WISE, False)}),
+        ("pooled", (), {COLUMN_WISE_CALL}),
+        ("both", None, {COLUMN_WISE_CALL, Call(Form.COLUMN_WISE, False)}),
     ):
         _pretrain(tmp_path / "data", out, calls=calls, **BRIEF_SETS)
         assert CostModels.load(tmp_path / out).compute.calls == known

@@ -15,7 +15,7 @@ from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.fit import fit_host_tiers
 from neuroshard.stages.pretrain.pretrain import Pretrain
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.words.form import IN_COLUMNS, Call, Form
+from neuroshard.words.form import COLUMN_WISE_CALL, Call, Form
 from tests.kit.devices import MADE_UP
 from tests.kit.made_up import BRIEF_SETS, collected, measured
 from tests.kit.messages import refused
@@ -78,7 +78,7 @@ def test_pretrain_fits_host_tiers_to_measurements(tmp_path):
     result = Pretrain(str(tmp_path / "data"), str(tmp_path / "bundle"), **BRIEF_SETS).run()
     models = CostModels.load(tmp_path / "bundle")
     behind, in_host = Call(Form.COLUMN_WISE, tier=Tier.UVM_CACHING), Call(Form.COLUMN_WISE, tier=Tier.UVM)
-    assert models.compute.calls == {IN_COLUMNS, behind, in_host}
+    assert models.compute.calls == {COLUMN_WISE_CALL, behind, in_host}
     assert models.compute.of_call(behind).link_ms_per_gb == pytest.approx(25.0, rel=0.2)
     for part in ("compute.uvm_caching_column_wise", "compute.uvm_column_wise"):
         assert result.metrics[part].test.mape < 0.1

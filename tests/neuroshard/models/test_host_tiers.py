@@ -14,7 +14,7 @@ from neuroshard.models.host_tiers import HostLink, HostTiers, link_bytes, manage
 from neuroshard.models.roofline import RooflineCompute
 from neuroshard.plumbing.configs import choices
 from neuroshard.testing import OpaqueCompute, random_models, toy_tables
-from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, FORMS, Call, Form
 from neuroshard.words.placement import ON_DEVICE
 from tests.kit.messages import refused
 from tests.kit.plans import table
@@ -164,7 +164,7 @@ def test_datasheet_link_is_added_to_fitted_models():
     models = replace(random_models(), compute=own)
     both = with_host_tiers(models, "roofline:h100").compute
     assert both.calls == {
-        IN_COLUMNS,
+        COLUMN_WISE_CALL,
         Call(Form.COLUMN_WISE, tier=Tier.UVM_CACHING),
         Call(Form.COLUMN_WISE, tier=Tier.UVM),
     }

@@ -17,7 +17,7 @@ from neuroshard.testing import (
     sequence_task,
     toy_tables,
 )
-from neuroshard.words.form import IN_COLUMNS, Call, Form
+from neuroshard.words.form import COLUMN_WISE_CALL, Call, Form
 from tests.kit.devices import MADE_UP
 from tests.kit.random_models import random_by_form
 
@@ -28,7 +28,7 @@ ALL = Loads.of(TABLES, 256)
 class WithOffset(LinearCompute):
     """A call costs something by itself, and its hidden layer gives something for a sum of 0."""
 
-    calls = frozenset({IN_COLUMNS, Call(Form.COLUMN_WISE, False)})
+    calls = frozenset({COLUMN_WISE_CALL, Call(Form.COLUMN_WISE, False)})
 
     @property
     def head(self):
@@ -81,7 +81,7 @@ def test_other_models_become_sums_that_are_right_if_tables_are_spread_evenly(mod
     assert near.calls == model.calls
     dealt = LoadSets.of([tables[::2], tables[1::2]], 256)
     assert near.device_ms(dealt).sum() == pytest.approx(model.device_ms(dealt).sum(), rel=1e-5)
-    together, share = near.of_columns(loads), near.by_call[IN_COLUMNS].share
+    together, share = near.of_columns(loads), near.by_call[COLUMN_WISE_CALL].share
     np.testing.assert_allclose(together.predict(dealt), near.device_ms(dealt), rtol=1e-5)
     alone = LoadSets.of([[table] for table in tables], 256)
     np.testing.assert_allclose(together.predict(alone), share * model.predict(alone), rtol=1e-5)
@@ -91,7 +91,7 @@ def test_nearest_keeps_sum_models_unchanged():
     model = random_by_form()
     assert KernelModels.nearest(model, ALL, 2) is model
     nothing = KernelModels.nearest(OpaqueCompute(), ALL.take(np.zeros(0, dtype=np.int64)), 2)
-    assert nothing.by_call[IN_COLUMNS].share == 1
+    assert nothing.by_call[COLUMN_WISE_CALL].share == 1
 
 
 @pytest.mark.parametrize("fused", [random_models().compute, OpaqueCompute()])

@@ -24,7 +24,7 @@ from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.testing import constrained_task, linear_models, sequence_task, toy_task
 from neuroshard.torchrec import to_sharding_plan
-from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, FORMS, Call, Form
 from tests.kit.messages import refused
 from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100, best_ms, found, ms_of, uncertain
@@ -389,7 +389,9 @@ def test_sharding_types_are_chosen_by_a_setting():
 
 def test_sequence_tables_stay_column_wise_if_models_do_not_know_row_wise_ones():
     compute = random_form_models().compute
-    known = {call: compute.by_call[call] for call in (IN_COLUMNS, Call(Form.ROW_WISE), Call(Form.COLUMN_WISE, False))}
+    known = {
+        call: compute.by_call[call] for call in (COLUMN_WISE_CALL, Call(Form.ROW_WISE), Call(Form.COLUMN_WISE, False))
+    }
     simulator = Simulator(replace(random_form_models(), compute=KernelModels(known)))
     for seed in range(4):
         plan = ALL.find(sequence_task(6, 2, seed), simulator).plan

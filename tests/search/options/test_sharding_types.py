@@ -16,7 +16,7 @@ from neuroshard.stages.search.options.choices import (
     total_by_type,
 )
 from neuroshard.stages.search.options.sharding_types import allowed_types, known_calls
-from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, FORMS, Call, Form
 from tests.kit.random_models import random_form_models
 from tests.kit.tasks import plain_tables
 
@@ -63,7 +63,7 @@ def test_rows_must_be_enough_for_blocks(rows, may):
 
 def test_one_device_and_settings_leave_columns_only():
     assert _allowed(Task(TABLES, Topology(1, 1 << 20), 64)) == ["m"] * 4
-    assert _allowed(TASK, {IN_COLUMNS}) == ["m"] * 4
+    assert _allowed(TASK, {COLUMN_WISE_CALL}) == ["m"] * 4
 
 
 def test_sequence_tables_are_never_data_parallel():
