@@ -15,7 +15,7 @@ _OTHER_PART = 0.3  # TorchRec's work, by `cpu` and `h100`: 0.09 to 0.57
 
 
 def has_own_margins(cost: Cost) -> bool:
-    """Return True if the margins of kernels and exchanges are the models' own."""
+    """Return True if the margins of kernels and exchanges come from the models, and are not assumed."""
     return all(part.margin is not None for part in cost.parts if part.name in PARTS)
 
 

@@ -332,7 +332,7 @@ def _of_columns(traffic: Traffic) -> bool:
 
 
 def _one_ms(model: CommModel, traffic: Traffic, collective: Collective, start_ms: FloatArray) -> FloatArray:
-    """Predict the ms of one collective, (B, D); 0, with no wait, among devices that exchange nothing."""
+    """Predict the ms of one collective, (B, D); 0, without waiting, for devices without bytes."""
     groups = traffic.groups(collective)
     taken = model.alone_ms(traffic.alone(collective), start_ms[:, groups].reshape(-1, groups.shape[1]))
     cost = np.empty_like(start_ms)

@@ -366,6 +366,6 @@ def device_waits(wait_ms: FloatArray) -> FloatArray:
 
 
 def waits(start_ms: FloatArray) -> FloatArray:
-    """Compute the ms from each device's start, (B, D), until the straggler's, (B, D)."""
+    """Return the ms that each device waits for the last device to start, (B, D), from the starts (B, D)."""
     wait_ms: FloatArray = start_ms.max(axis=1, keepdims=True) - start_ms
     return wait_ms

@@ -303,12 +303,12 @@ class Simulator:
 
     @cached_property
     def _elsewhere(self) -> Message | None:
-        """A warning if the models may have been measured on other hardware than this machine's; None if not."""
+        """A warning if the models may have been measured on other hardware than this machine; None if not."""
         return hardware_warning(self.models.name, self.models.hardware)
 
     @cached_property
     def _otherwise(self) -> str | None:
-        """A caveat if the models were measured with other versions than this machine's; None if not."""
+        """A caveat if the models were measured with other versions of packages than this machine has; None if not."""
         return versions_caveat(self.models.versions, self.models.hardware)
 
     def warnings(self, plan: Plan) -> tuple[Message, ...]:

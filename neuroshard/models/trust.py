@@ -47,7 +47,7 @@ def fields_of(by_part: dict[str, Any]) -> dict[str, Any]:
 
 
 def hardware_warning(models: str | None, measured: Fingerprint | None) -> Message | None:
-    """Return a warning if the models may have been measured on other hardware than this machine's; None if not.
+    """Return a warning if the models may have been measured on other hardware than this machine; None if not.
 
     On a machine without such a device there is no warning: plans for GPUs are searched anywhere.
     """
@@ -238,7 +238,7 @@ def _of_exchanges(samples: "Sequence[CommSample]") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Margin:
-    """Half the width of an interval around a prediction that is meant to hold 90% of the measurements.
+    """Half the width of an interval around a prediction that should contain 90% of the measurements.
 
     The width grows with the prediction and with the spread of an ensemble's members. `factor` was fitted to samples
     that were not in the training data (split conformal prediction).

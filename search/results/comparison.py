@@ -182,7 +182,7 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
 
 
 def provenance_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str]:
-    """Yield lines on what predicted costs count, for which hardware, and by which models.
+    """Yield lines on the scope of predicted costs, and on the hardware and the models that they are for.
 
     Lines that begin with "warning:" say that models predict for other hardware than `here`, or that models differ.
     """
