@@ -24,7 +24,7 @@ from neuroshard.tasks.task import Task
 if TYPE_CHECKING:
     from neuroshard.plumbing.progress import Result
     from neuroshard.stages.augment.summary import Summary
-    from neuroshard.stages.search.runs.in_parts import Measurer
+    from neuroshard.stages.search.runs.in_parts import Means
 
 Files = str | Path | Sequence[str | Path]
 
@@ -132,7 +132,7 @@ def evaluate(
     out: str | Path | None = None,
     *,
     hardware: str = "cpu",
-    measure: "Measurer | str" = "kernels",
+    measure: "Means | str" = "kernels",
     model: str | Path | None = None,
     **settings: Any,
 ) -> "Result | None":
@@ -156,9 +156,9 @@ def evaluate(
     """
     from neuroshard.stages.search.runs.evaluate import Evaluate
 
-    measurer = build("measure", measure) if isinstance(measure, str) else measure
+    means = build("measure", measure) if isinstance(measure, str) else measure
     models, where = (None if path is None else str(path) for path in (model, out))
-    return Evaluate(_paths(plans), models, build("hardware", hardware), out=where, measure=measurer, **settings).run()
+    return Evaluate(_paths(plans), models, build("hardware", hardware), out=where, measure=means, **settings).run()
 
 
 def _paths(files: Files) -> str | tuple[str, ...]:

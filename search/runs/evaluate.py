@@ -19,7 +19,7 @@ from neuroshard.plumbing.schema import PathName, PositiveCount, Seed
 from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.results.comparison import Evaluated, plans_of, runnable_by_task
 from neuroshard.stages.search.results.search_results import SearchRun
-from neuroshard.stages.search.runs.in_parts import KernelMeasurer, Measurer
+from neuroshard.stages.search.runs.in_parts import InParts, Means
 from neuroshard.words.model_choice import ModelSettings, settings_text
 
 
@@ -50,7 +50,7 @@ class Evaluate(ModelSettings):
     seed: Seed = 0
     out: PathName | None = None
     count_input: bool = False
-    measure: Measurer = field(default_factory=KernelMeasurer)
+    measure: Means = field(default_factory=InParts)
 
     def run(self) -> "Result | None":
         """Measure every plan that fits; tasks without a plan, and plans that do not fit, count as failures.

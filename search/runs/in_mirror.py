@@ -208,7 +208,7 @@ def _ranges(ranks: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class MirroredMeasurer:
+class InMirror:
     """Measures mirrored steps: TorchRec trains a stand-in model rank by rank, and all other ranks mirror that rank.
 
     Local work is measured, and exchanges are predicted. So one device can measure plans for any number of devices.

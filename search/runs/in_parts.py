@@ -1,6 +1,6 @@
 """Measure plans by kernels and exchanges, one by one: `evaluate measure=kernels` and `search verify=kernels`.
 
-`Measurer` is the interface of all ways to measure plans; two other modules have the other ways.
+`Means` is the interface of all ways to measure plans; two other modules have the other ways.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +49,7 @@ Kept = TypeVar("Kept")
 _SHOWN_ERRORS = 3
 
 
-class Measurer(Protocol):
+class Means(Protocol):
     """A way to measure plans: the candidate plans of a search in passes, or the plans of an evaluation.
 
     Attributes:
@@ -162,7 +162,7 @@ class EvaluateResult(Generic[Kept]):
 
 
 @dataclass(frozen=True)
-class KernelMeasurer:
+class InParts:
     """Measures kernels and exchanges one by one, which are the costs that cost models predict."""
 
     framework: ClassVar[str | None] = None

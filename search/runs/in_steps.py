@@ -180,7 +180,7 @@ class TaskSteps:
 
 
 @dataclass(frozen=True)
-class StepMeasurer:
+class InSteps:
     """Measures training steps: TorchRec trains a stand-in of the user's model on the plans of a task, alternately.
 
     Each build of all of a task's plans is in fresh processes.

@@ -86,7 +86,7 @@ class Search(ModelSettings):
         if self.verify is not None:
             self.verify.check(self.tasks)
             if is_follower():
-                self.verify.measurer.follow(self.verify.hardware)
+                self.verify.means.follow(self.verify.hardware)
                 return None
         with blas_threads(1):
             return self._run()
@@ -111,9 +111,7 @@ class Search(ModelSettings):
     @property
     def _usual_framework(self) -> str | None:
         """The framework whose overhead counts if `framework` is not set and the models know the overhead."""
-        return target_named(self.target).usual_framework(
-            None if self.verify is None else self.verify.measurer.framework
-        )
+        return target_named(self.target).usual_framework(None if self.verify is None else self.verify.means.framework)
 
     @property
     def _chosen(self) -> ModelChoice:
@@ -166,7 +164,7 @@ class Search(ModelSettings):
         if self.verify is None:
             return nullcontext()
         warn = plain_console(stderr=True).print
-        return self.verify.measurer.opened(self.tasks, self.verify.hardware, self.count_input, warn)
+        return self.verify.means.opened(self.tasks, self.verify.hardware, self.count_input, warn)
 
     def _depends(self, simulator: Simulator) -> dict[str, Any]:
         """Return everything that the plans depend on, except the tasks."""

@@ -22,7 +22,7 @@ from neuroshard.plumbing.schema import PositiveCount, Seed
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanFiles, MeasuredOnce, Pass, Searched
 from neuroshard.stages.search.results.search_results import SearchRecord
-from neuroshard.stages.search.runs.in_parts import KernelMeasurer, Measure, Measurer
+from neuroshard.stages.search.runs.in_parts import InParts, Means, Measure
 from neuroshard.stages.search.runs.search_task import search_task
 from neuroshard.tasks.task import Task
 
@@ -41,19 +41,19 @@ class Verify:
         passes: number of times that all candidate plans are measured, at least 2; larger values reduce the error of
             measured costs, and take longer. Differences from pass to pass give the error.
         seed: seed of the random lookups in the measurements; each time that the plans are measured, the lookups differ.
-        measurer: how plans are measured: kernels and exchanges one by one, training steps, or mirrored training steps.
+        means: how plans are measured: kernels and exchanges one by one, training steps, or mirrored training steps.
     """
 
     hardware: Hardware
     candidate_plans: PositiveCount
     passes: Annotated[int, Meta(ge=2, le=1000)]
     seed: Seed = 0
-    measurer: Measurer = field(default_factory=KernelMeasurer)
+    means: Means = field(default_factory=InParts)
 
     def check(self, tasks: Sequence[Task]) -> None:
         """Raise UserError if plans of the tasks cannot be measured on this machine."""
         self.hardware.check()
-        self.measurer.check(tasks, (), self.hardware)
+        self.means.check(tasks, (), self.hardware)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Verify:
         with TemporaryDirectory() as run, progress_bar() as progress:
             files = CandidatePlanFiles(Path(run), 0)
             files.begin(searched)
-            with self.measurer.opened([task], self.hardware, simulator.count_input, printer(progress)) as measure:
+            with self.means.opened([task], self.hardware, simulator.count_input, printer(progress)) as measure:
                 return self.judged(measure, files, searched, simulator.count_input, progress).answer
 
     def judged(
@@ -80,7 +80,7 @@ class Verify:
     ) -> Searched:
         """Measure the candidate plans in all passes that are not on disk yet, and choose the best of them."""
         left = self.passes - len(searched.passes)
-        total = left * self.measurer.amount(searched.candidate_plans, count_input)
+        total = left * self.means.amount(searched.candidate_plans, count_input)
         bar = progress.add_task("candidate plans", total=total)
         next_pass = partial(self._pass, measure, files, searched, partial(progress.advance, bar))
         passes = files.passes(searched.candidate_plans).filled(self.passes, next_pass)

@@ -23,7 +23,7 @@ from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs import in_mirror, in_steps
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.in_mirror import TaskInMirror
-from neuroshard.stages.search.runs.in_parts import KernelMeasurer
+from neuroshard.stages.search.runs.in_parts import InParts
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.testing import random_models, toy_task
 from neuroshard.words.model_choice import ModelChoice
@@ -377,13 +377,9 @@ def test_every_way_of_measuring_names_other_hardware(measure, unbalanced, tmp_pa
     took = BuildTimes((3.0,), (1.0,) * len(PHASES), 1.0)
     monkeypatch.setattr(in_steps, "step_builds", lambda *_: nullcontext(lambda plans, _: (took,) * len(plans)))
     nothing = TaskInMirror(0, (), (), (), "none")
-    monkeypatch.setattr(in_mirror.MirroredMeasurer, "_of_task", lambda *_: nothing)
+    monkeypatch.setattr(in_mirror.InMirror, "_of_task", lambda *_: nothing)
     monkeypatch.setattr(TaskInMirror, "shown", lambda _: [])
-    ways = {
-        "kernels": KernelMeasurer(),
-        "steps": in_steps.StepMeasurer(few),
-        "mirrored": in_mirror.MirroredMeasurer(few),
-    }
+    ways = {"kernels": InParts(), "steps": in_steps.InSteps(few), "mirrored": in_mirror.InMirror(few)}
     result = _evaluate(unbalanced, tmp_path / "out", measure=ways[measure]).run()
     (line,) = (line for line in shown(result, 1000).splitlines() if OTHER_HARDWARE in line)
     assert all(one in line for one in ("a GPU: H100 (datasheet)", "a CPU"))

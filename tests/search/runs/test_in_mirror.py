@@ -12,13 +12,13 @@ from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.step_samples import PIPELINES, StepProtocol
 from neuroshard.records.samples import LOCAL_PHASES
 from neuroshard.stages.search.runs.evaluate import Evaluate
-from neuroshard.stages.search.runs.in_mirror import MirroredMeasurer
+from neuroshard.stages.search.runs.in_mirror import InMirror
 from neuroshard.testing import toy_task
 from tests.kit.commands import shown
 from tests.kit.messages import refused
 from tests.kit.plans import COPIES, laid_out, whole
 
-MEASURE = MirroredMeasurer(StepProtocol(builds=1, turns=2, steps=1, dense=(8,)), exchanges="roofline:h100")
+MEASURE = InMirror(StepProtocol(builds=1, turns=2, steps=1, dense=(8,)), exchanges="roofline:h100")
 
 pytestmark = pytest.mark.xdist_group("measures")
 
@@ -61,7 +61,7 @@ def test_plans_for_many_devices_are_measured_on_one_and_runs_go_on(plans, tmp_pa
     assert sorted((out / "ranks/task-0000").iterdir()) == files
     assert files[0].read_bytes() == kept
     with refused("out-begun-otherwise", names=["turns=2", 3]):
-        _run(plans, out, MirroredMeasurer(replace(MEASURE.protocol, turns=3)))
+        _run(plans, out, InMirror(replace(MEASURE.protocol, turns=3)))
 
 
 def test_indices_count_unless_a_pipeline_hides_them(plans, tmp_path):

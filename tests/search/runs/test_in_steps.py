@@ -11,13 +11,13 @@ from neuroshard.hardware import DeviceSpec, Hardware
 from neuroshard.hardware.step_samples import PHASES, BuildTimes, StepProtocol
 from neuroshard.stages.search.results.comparison import Evaluated
 from neuroshard.stages.search.runs.evaluate import Evaluate
-from neuroshard.stages.search.runs.in_steps import LOOKUPS_ALONE, Build, StepMeasurer, TaskSteps, builds_in
+from neuroshard.stages.search.runs.in_steps import LOOKUPS_ALONE, Build, InSteps, TaskSteps, builds_in
 from neuroshard.testing import toy_task
 from tests.kit.commands import shown
 from tests.kit.messages import refused
 from tests.kit.plans import COPIES, laid_out, whole
 
-STEPS = StepMeasurer(StepProtocol(builds=1, turns=2, steps=2, dense=(8,)))
+STEPS = InSteps(StepProtocol(builds=1, turns=2, steps=2, dense=(8,)))
 
 pytestmark = pytest.mark.xdist_group("measures")
 
@@ -55,15 +55,15 @@ def test_steps_are_timed_by_phase_and_runs_go_on(plans, tmp_path):
 
     first = (out / "builds/task-0000/build-0000.json").read_bytes()
     (out / "run.json").unlink()
-    assert _run(plans, out, StepMeasurer(replace(STEPS.protocol, builds=2))).tasks[0].ratios.shape == (2, 2)
+    assert _run(plans, out, InSteps(replace(STEPS.protocol, builds=2))).tasks[0].ratios.shape == (2, 2)
     assert [len(its.step_ms) for build in builds_in(out, 0, 3).read() for its in build.plans] == [2] * 6
     assert (out / "builds/task-0000/build-0000.json").read_bytes() == first
     with refused("out-begun-otherwise", names=["turns=2", 3]):
-        _run(plans, out, StepMeasurer(replace(STEPS.protocol, turns=3)))
+        _run(plans, out, InSteps(replace(STEPS.protocol, turns=3)))
 
 
 def test_steps_are_timed_in_a_pipeline(plans, tmp_path):
-    piped = StepMeasurer(replace(STEPS.protocol, pipeline="sparse_dist"))
+    piped = InSteps(replace(STEPS.protocol, pipeline="sparse_dist"))
     (task,) = _run(plans, tmp_path / "out", piped).tasks
     assert task.errors == (None, None, None)
     phases = pd.read_parquet(tmp_path / "out" / "phases.parquet").set_index("method")

@@ -26,7 +26,7 @@ from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.published.grid import GridSettings
 from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanFiles
 from neuroshard.stages.search.results.search_results import SearchRun
-from neuroshard.stages.search.runs.in_steps import StepMeasurer
+from neuroshard.stages.search.runs.in_steps import InSteps
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.tables.sources.dlrm_like import dlrm_like
@@ -377,8 +377,8 @@ def test_searches_and_evaluations_run_under_torchrun(command, tmp_path):
 @pytest.mark.parametrize("pipeline", ["sparse_dist", pytest.param("none", marks=pytest.mark.slow)])
 def test_candidate_plans_are_verified_by_training_steps(bundle, tmp_path, pipeline):
     """A pass is a build of all of them, on two real processes."""
-    means = StepMeasurer(StepProtocol(turns=2, steps=2, dense=(), pipeline=pipeline))
-    result = _search(bundle, tmp_path / "run", Verify(CPU, candidate_plans=2, passes=2, measurer=means), (TASK,)).run()
+    means = InSteps(StepProtocol(turns=2, steps=2, dense=(), pipeline=pipeline))
+    result = _search(bundle, tmp_path / "run", Verify(CPU, candidate_plans=2, passes=2, means=means), (TASK,)).run()
     searched = CandidatePlanFiles(tmp_path / "run", 0).read(TASK)
     assert searched.errors == (None,) * len(searched.candidate_plans)
     assert (searched.costs_ms > 0).all()
