@@ -26,7 +26,7 @@ from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoc
 from neuroshard.stages.pretrain.measurements import Measured, MeasuredCalls, MeasuredExchange, MeasuredPart
 from neuroshard.stages.pretrain.pieces import Pieces, assembled, at_speed, by_part, given_exchanges, pieces_of
 from neuroshard.stages.pretrain.result import Predicted, tested
-from neuroshard.words.form import IN_COLUMNS, Call
+from neuroshard.words.form import COLUMN_WISE_CALL, Call
 from neuroshard.words.placement import Tier
 
 _FINE_TUNED = {"compute": "ensemble", "comm": "set"}  # kinds of models that can be fine-tuned
@@ -118,7 +118,7 @@ class Fit:
         for part in measured.parts:
             start = None
             if isinstance(part, MeasuredCalls) and self.compute.goes_on_from and _in_fused_blocks(part.call):
-                start = pieces.get(compute_part(replace(IN_COLUMNS, pooled=part.call.pooled)))
+                start = pieces.get(compute_part(replace(COLUMN_WISE_CALL, pooled=part.call.pooled)))
             pieces[part.name] = self._fitted(part, start, bars)
         return pieces
 

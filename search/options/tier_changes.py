@@ -138,7 +138,7 @@ class _Own(NamedTuple):
         here = self.plan.device_loads.take(np.array([self.device])).loads
         of_others = ~np.isin([placed.shard.table for placed in self._placed], self.tables)
         its = LoadSets(here.take(np.flatnonzero(of_others)), np.array([int(of_others.sum())]))
-        return int(self.plan.task.memory.bytes_beside(its).sum())
+        return int(self.plan.task.memory.bytes_with_caches(its).sum())
 
     @property
     def _placed(self) -> list[Placement]:
@@ -151,7 +151,7 @@ class _Own(NamedTuple):
             assignments[table] = self.options.tier_assignments[option]
         here = self.plan.device_loads.take(np.array([self.device]))
         there = LoadSets(here.loads.at([assignments[placed.shard.table] for placed in self._placed]), here.counts)
-        return int(self.plan.task.memory.bytes_beside(there).sum())
+        return int(self.plan.task.memory.bytes_with_caches(there).sum())
 
     def narrow(self) -> Iterator[TierOptions]:
         """Yield the options with caches of each width that only tables up to that width may have."""

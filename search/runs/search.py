@@ -359,7 +359,7 @@ class SearchResult:
         ]
 
     def _scopes(self) -> list[str]:
-        """Return what the predicted costs count, usually the same for all tasks."""
+        """Return the scope of the predicted costs (the parts that they count), usually the same for all tasks."""
         plans = (self._plan_of(record) for record in self.saved.records[:_SHOWN_TASKS])
         known = [plan.prediction.scope for plan in plans if plan is not None and plan.prediction is not None]
         return [f"count {scope}" for scope in dict.fromkeys(known) if scope is not None]

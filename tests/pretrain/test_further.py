@@ -214,7 +214,7 @@ def test_the_same_samples_give_the_same_models():
     assert one.forward.share.tolist() == other.forward.share.tolist()
 
 
-def test_what_is_measured_has_its_own_speed():
+def test_measured_parts_have_their_own_speed_from_four_samples_on():
     """From four samples on; with fewer it goes with columns, as what isn't measured does."""
     start = random_form_models()
     copies, one = start.compute.of_call(Call(Form.DATA_PARALLEL)), LoadSets.of([TABLES[:5]], 256)

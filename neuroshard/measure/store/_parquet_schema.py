@@ -68,7 +68,7 @@ _STORED: dict[Any, pa.DataType] = {
     BytesPerElement: pa.int8(), Dim: pa.int32(), Features: pa.int32(), Devices: pa.int32(), Device: pa.int32(),
 }  # fmt: skip
 _DAMAGED = "Restore the file from a copy, or measure its samples again"  # the remedy for a row that contradicts itself
-_home = cache(TierAssignment)  # cached, because most samples have one of few tier assignments
+_tier_assignment = cache(TierAssignment)  # cached, because most samples have one of few tier assignments
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,10 @@ class _ComputeRow(_Row):
             )
         blocks = tuple(map(RowBlock, self.first_rows, self.rows))
         seen = tuple(map(BlockLookups, self.lookups, map(tuple, self.reuse)))
-        home = _home(self.tier or Tier.DEVICE, self.cache_load_factor)
-        return ComputeSample(tables, self.batch_size, Form(self.sharding_type), blocks, self.hot_first, seen, home)
+        assignment = _tier_assignment(self.tier or Tier.DEVICE, self.cache_load_factor)
+        return ComputeSample(
+            tables, self.batch_size, Form(self.sharding_type), blocks, self.hot_first, seen, assignment
+        )
 
 
 @dataclass(frozen=True)
