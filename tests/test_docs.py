@@ -124,14 +124,11 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.xdist_group("measures")
-def test_the_five_minutes_work(tmp_path, monkeypatch, capsys):
-    """Every command of the guide's tutorial, one after the other."""
-    text = (ROOT / "docs" / "guide.md").read_text()
-    section = text[text.index("## Five minutes") : text.index("## Your own tables")]
-    commands = "\n".join(_blocks(section))
-    fewer = commands.replace("tasks.draw.count=4", "tasks.draw.count=2")
+def test_the_first_plan_works(tmp_path, monkeypatch, capsys):
+    """Every command of the first tutorial, one after the other, and its code."""
+    text = (ROOT / "docs" / "tutorials" / "first_plan.md").read_text()
     monkeypatch.chdir(tmp_path)
-    for line in fewer.splitlines():
+    for line in "\n".join(_blocks(text)).splitlines():
         if line.startswith("neuroshard "):
             main(shlex.split(line)[1:])
         else:
@@ -139,3 +136,6 @@ def test_the_five_minutes_work(tmp_path, monkeypatch, capsys):
     assert "page: found/explained.html" in capsys.readouterr().out
     for file in ("found/explained.html", "found/measured/plan.png", "compared/page/report.html"):
         assert (tmp_path / file).stat().st_size > 1000
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    exec(code, {})
+    assert ns.Plan.load("plan.json").task.batch_size == 1024

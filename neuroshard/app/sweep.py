@@ -13,9 +13,9 @@ from pathlib import Path
 from rich.table import Table as Grid
 from rich.text import Text
 
+from neuroshard.measure.store.run_directory import JobFigures
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import parse
-from neuroshard.records.run_directory import JobFigures
 
 _SHARED = Path("runs") / "sweeps"
 _ELSEWHERE = "hydra/launcher=submitit"  # launchers that run jobs on other machines
@@ -46,6 +46,13 @@ class Job:
     def setting(self, key: str) -> str:
         """Return the value of a setting as text; empty if the job does not set it."""
         return dict(text.partition("=")[::2] for text in self.settings).get(key, "")
+
+
+@dataclass(frozen=True)
+class SweepFacts:
+    """The jobs of a sweep, in the order of their numbers, as `format=json` prints them."""
+
+    jobs: tuple[Job, ...]
 
 
 @contextmanager
