@@ -1,5 +1,6 @@
 """What README and docs quote stands in files that scripts wrote or in the archive, and tables aren't made twice."""
 
+import importlib
 import re
 import sys
 from functools import partial
@@ -31,6 +32,7 @@ PAGES = (
 TABLES = sorted((ROOT / "docs" / "results").glob("*.csv"))
 FIGURE = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)?%(?! interval)|\d+\.\d+(?![\w.]*\w))")
 VERSION = re.compile(r"(?:Python|torch|TorchRec|FBGEMM) \d[\d.]*")
+PUBLISHED = {"23.8%", "19%"}  # in the abstracts of the papers, which docs/how-to/reproduce.md quotes
 ADDRESS = re.compile(r"https?://[^)\s]+")
 
 
@@ -50,6 +52,8 @@ def _quoted():
     for page in PAGES:
         for paragraph in _paragraphs(page):
             for figure in FIGURE.findall(ADDRESS.sub("", VERSION.sub("", paragraph))):
+                if page.stem == "reproduce" and figure in PUBLISHED:
+                    continue
                 yield pytest.param(page, paragraph, figure, id=f"{page.name}-{figure}")
 
 
@@ -136,4 +140,12 @@ def test_a_finished_table_is_made_again_with_other_models_only(tmp_path, monkeyp
 def test_pictures_are_drawn_from_the_tables(tmp_path):
     pictures.draw(results.TABLES, tmp_path)
     for name in pictures.PICTURES:
+        assert (tmp_path / f"{name}.png").stat().st_size > 5000
+
+
+def test_schematic_pictures_are_drawn(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    diagrams = importlib.import_module("diagrams")
+    diagrams.draw(tmp_path)
+    for name in diagrams.PICTURES:
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
