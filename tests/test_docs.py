@@ -1,6 +1,6 @@
 """The pages say what is: generated ones are current, commands are commands, links lead somewhere."""
 
-import importlib.util
+import importlib
 import re
 import shlex
 import subprocess
@@ -85,10 +85,10 @@ def _first_job(texts):
 
 @pytest.fixture(scope="module")
 def generate():
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """docs/generate.py, whose helpers are beside it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs")
+        yield importlib.import_module("generate")
 
 
 def test_generated_pages_are_current(generate):
@@ -97,12 +97,23 @@ def test_generated_pages_are_current(generate):
 
 
 def test_constants_are_printed_by_value_and_not_by_their_types_docstring(generate, monkeypatch):
+    python_pages = importlib.import_module("python_pages")
     monkeypatch.setattr(ns, "TENTH", 0.1, raising=False)
-    monkeypatch.setattr(ns, "__all__", [*ns.__all__, "TENTH"])
-    text = generate.pages()[ROOT / "docs" / "api.md"]
+    page = python_pages.Page("Numbers", "count", ("TENTH",))
+    text = python_pages.page_of(page, ns)
     assert "ns.TENTH = 0.1\n" in text
     for kind in (bool, int, float, str, tuple, dict):
         assert kind.__doc__.splitlines()[0] not in text
+
+
+def test_every_public_name_and_every_class_with_settings_has_a_page(generate, monkeypatch):
+    python_pages, command_pages = (importlib.import_module(name) for name in ("python_pages", "command_pages"))
+    monkeypatch.setattr(python_pages, "PAGES", {})
+    with pytest.raises(ValueError, match="no page for: Constraints"):
+        generate.python_pages(ROOT)
+    monkeypatch.setattr(command_pages, "SETTINGS", {})
+    with pytest.raises(ValueError, match="no page for the settings of: ActorCritic"):
+        generate.command_pages(ROOT, {})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -171,7 +171,7 @@ def test_plans_of_any_sharding_type_read_well():
 
 
 def test_the_example_of_the_page_runs():
-    page = (Path(__file__).parents[3] / "docs" / "sharding_types.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "explanation" / "sharding_types.md").read_text()
     names = {"ns": neuroshard, "tables": tables("abcd", 1000, 128)}
     exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
     assert names["plan"].sharding_types == ("row_wise", "table_row_wise", "data_parallel", "column_wise")
