@@ -59,7 +59,7 @@ SETTINGS = {
     "measuring": Page(
         "Measuring plans",
         ("measure", "verify"),
-        ("InParts", "InSteps", "InMirror", "Verify", "not_verified"),
+        ("KernelMeasurer", "StepMeasurer", "MirroredMeasurer", "Verify", "not_verified"),
     ),
 }  # fmt: skip
 
