@@ -33,6 +33,7 @@ _OTHER_MODELS = "choose cost models that know these costs, such as model=rooflin
 if TYPE_CHECKING:
     from neuroshard.models.links import Change
 
+Samples = TypeVar("Samples")
 Samples_contra = TypeVar("Samples_contra", contravariant=True)
 
 
@@ -129,7 +130,7 @@ class CostModels:
         known = models.margins or Margins(None, None, None)
         return replace(models, margins=margins_with(known, name, margin))
 
-    def update(self, samples: Samples_contra, learner: Learner[Samples_contra]) -> "CostModels":
+    def update(self, samples: Samples, learner: Learner[Samples]) -> "CostModels":
         """Return models that have learned from samples, and predict as these models do where there are no samples.
 
         Args:
