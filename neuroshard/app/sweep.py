@@ -48,6 +48,13 @@ class Job:
         return dict(text.partition("=")[::2] for text in self.settings).get(key, "")
 
 
+@dataclass(frozen=True)
+class SweepFacts:
+    """The jobs of a sweep, in the order of their numbers, as `format=json` prints them."""
+
+    jobs: tuple[Job, ...]
+
+
 @contextmanager
 def sweep_folder(arguments: Sequence[str]) -> Iterator[Path]:
     """Yield the folder for the files of a sweep's jobs and for Hydra's own files.

@@ -5,7 +5,7 @@ over the busiest link, and the last term the loss in between, where a message is
 too short to keep the link busy. L and the share of the link's bandwidth that T reaches were fitted for each kind of
 network; how L grows, and k, are the same on all networks.
 
-The points are in `points/between_hosts.csv` and `points/pcie.csv`; docs/datasheets.md has the errors.
+The points are in `points/between_hosts.csv` and `points/pcie.csv`; docs/results/roofline_errors.md has the errors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

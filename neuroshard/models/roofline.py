@@ -2,7 +2,8 @@
 
 A kernel takes the time of its bytes at the memory's bandwidth, times a published factor for rows of that width, plus
 the time of its threads, which was measured on one H100. An exchange takes the published time for its bytes and devices
-(`neuroshard/models/published_points.py`). docs/datasheets.md compares predictions with published and measured times.
+(`neuroshard/models/published_points.py`). docs/results/roofline_errors.md compares predicted with published and
+measured times.
 """
 
 from dataclasses import dataclass, field, replace
@@ -215,7 +216,7 @@ def _beside_wide(loads: Loads) -> FloatArray:
 
     A load takes longer the fewer of a kernel's threads it keeps busy. This factor rises smoothly with the width: with
     wide tables a table of 36 columns takes longer than a table of 32 columns. Alone the difference is larger, because
-    36 columns need the next larger kernel (docs/datasheets.md).
+    36 columns need the next larger kernel (docs/explanation/roofline.md).
     """
     sequences = np.where(loads.dim <= _NARROW.widths[0], _NARROW_SEQUENCES, _SEQUENCES)
     dim = in_sectors(loads.dim * ELEMENT_BYTES) / ELEMENT_BYTES  # a begun sector takes as long as a whole one

@@ -30,7 +30,7 @@ _OF_CALLS = ("rows", "dim", "pooling_factor", "bytes_per_element", "batch_size",
 _OF_ALL_TO_ALLS = ("devices", "columns_on_a_device")
 EXCHANGES = "exchanges"  # ranges of all exchanges, of whatever collective
 LEVEL = 0.9  # share of the measurements that an interval is meant to hold
-DATASHEET = "analytic"  # of costs in caveats; docs/datasheets.md says how large errors are
+DATASHEET = "analytic"  # of costs in caveats; docs/results/roofline_errors.md says how large errors are
 ELSEWHERE = "from measurements on other hardware, and may be wrong by 30% or more"
 ADAPT = (  # a remedy
     "Trust the order of plans more than the milliseconds. For exact milliseconds adapt the cost models to this "

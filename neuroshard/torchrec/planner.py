@@ -125,8 +125,8 @@ class NeuroShardPlanner(ShardingPlanner):
             "auto" chooses the number by cost. The plan is the plan of one group.
         sync_steps: number of steps between two synchronisations of the groups' weights.
         use_inter_host_allreduce: as in DMPCollection: True if groups are successive ranks.
-        verify: mirrored | steps | kernels: measure the best plans of a new search on this machine, as `neuroshard
-            search verify=` does, and take the fastest plan; None takes the plan with the lowest predicted cost.
+        verify: mirrored | steps | kernels: measure the best plans of a new search on this machine, as the setting
+            `verify` of a search does, and take the fastest plan; None takes the plan with the lowest predicted cost.
             Measuring takes minutes: plan in a separate process, not under torchrun, and pass the plan to the job with
             `keep`. Steps are measured in a plain loop if the job's `pipeline` is "none", otherwise with sparse_dist. A
             Verifier object uses its own settings.

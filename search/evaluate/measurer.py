@@ -36,6 +36,19 @@ Measure = Callable[[Sequence[Plan], int, Sequence[int], Advance, Path], Pass]
 
 
 @dataclass(frozen=True)
+class EvaluateFacts:
+    """The measurements of plans.
+
+    Attributes:
+        directory: directory of the run.
+        tables: rows of the written Parquet files, by the files' names without suffix.
+    """
+
+    directory: str
+    tables: Mapping[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
 class EvaluateResult:
     """The measurements of plans, their files, and their presentation for people.
 
@@ -63,6 +76,11 @@ class EvaluateResult:
         if self.picture is not None:
             name, draw = self.picture
             write_atomically(self.path / name, draw())
+
+    @property
+    def facts(self) -> EvaluateFacts:
+        """The rows of the written files, which `format=json` prints."""
+        return EvaluateFacts(str(self.path), self.frames)
 
     def show(self, console: Console) -> None:
         """Print the tables and lines, and the paths of the files."""

@@ -15,6 +15,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, warn_of
 from neuroshard.plumbing.files import by_place, check_directory
 from neuroshard.plumbing.messages import number_of
+from neuroshard.plumbing.output import OutputSettings
 from neuroshard.plumbing.progress import Result
 from neuroshard.plumbing.schema import PathName, PositiveCount, Seed
 from neuroshard.stages.search.evaluate.comparison import Evaluated, plans_of, runnable_by_task
@@ -27,7 +28,7 @@ from neuroshard.words.model_choice import ModelSettings, told
 
 @dataclass(frozen=True)
 @checked
-class Evaluate(ModelSettings):
+class Evaluate(OutputSettings, ModelSettings):
     """Everything that `neuroshard evaluate` needs.
 
     Attributes:

@@ -15,9 +15,11 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import check_file
 from neuroshard.plumbing.messages import number_of
+from neuroshard.plumbing.output import OutputSettings
 from neuroshard.plumbing.schema import PathName
 from neuroshard.stages.search.report.explained import all_shards, difference, picture, sections, titled
 from neuroshard.stages.search.report.explanation import Explanation, explain
+from neuroshard.stages.search.report.facts import ChangeFacts, ExplainFacts, PlanFacts
 from neuroshard.stages.search.report.page import Section, plain, render, save_page, show_sections
 from neuroshard.tasks.changes import TaskChanges
 from neuroshard.words.model_choice import ModelChoice, ModelSettings
@@ -28,7 +30,7 @@ _DEFAULT = "cpu"
 
 @dataclass(frozen=True)
 @checked
-class Explain(ModelSettings):
+class Explain(OutputSettings, ModelSettings):
     """Everything that `neuroshard explain` needs.
 
     Attributes:
@@ -200,6 +202,18 @@ class ExplainResult:
             show_sections(console, [titled(section, name) for section in sections(explanation)])
         if self.page is not None:
             console.print(plain(f"page: {self.page}"), soft_wrap=True)
+
+    @property
+    def facts(self) -> ExplainFacts:
+        """The explanations as rows, which `format=json` prints."""
+        plans = zip(self.names, self.explanations, strict=True)
+        return ExplainFacts(
+            self.model.fields,
+            self.note,
+            tuple(PlanFacts.of(name, explanation) for name, explanation in plans),
+            tuple(map(ChangeFacts.of, self.moves)),
+            None if self.page is None else str(self.page),
+        )
 
     def _intro(self) -> str:
         named = [f"{title or 'Plan'}: {name}" for title, name in zip(self._titles(), self.names, strict=True)]

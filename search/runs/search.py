@@ -23,6 +23,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.files import check_directory, digest_of
 from neuroshard.plumbing.messages import Message, number_of
+from neuroshard.plumbing.output import OutputSettings
 from neuroshard.plumbing.progress import plain_console, print_lines, progress_bar
 from neuroshard.plumbing.schema import FileName, PathName
 from neuroshard.plumbing.threads import blas_threads
@@ -44,7 +45,7 @@ _SHOWN_TASKS = 20
 
 @dataclass(frozen=True)
 @checked
-class Search(ModelSettings):
+class Search(OutputSettings, ModelSettings):
     """Everything that `neuroshard search` needs.
 
     Attributes:
@@ -237,6 +238,23 @@ class Search(ModelSettings):
 
 
 @dataclass(frozen=True)
+class SearchFacts:
+    """The results of a search.
+
+    Attributes:
+        directory: directory of the run; the paths of plans in `tasks` are relative to the directory.
+        method: name of the search method.
+        model: the cost models: their name and settings.
+        tasks: the result of each task.
+    """
+
+    directory: str
+    method: str
+    model: Mapping[str, Any]
+    tasks: tuple[SearchRecord, ...]
+
+
+@dataclass(frozen=True)
 class SearchResult:
     """A search run with the tasks that it searched.
 
@@ -256,6 +274,12 @@ class SearchResult:
         costs = tuple(record.predicted_ms for record in self.saved.records)
         seconds = float(np.mean([record.seconds for record in self.saved.records]))
         return JobFigures(digest_of(self.saved.path / "tasks.json"), costs, seconds)
+
+    @property
+    def facts(self) -> SearchFacts:
+        """The results of all tasks, which `format=json` prints."""
+        saved = self.saved
+        return SearchFacts(str(saved.path), saved.searcher, saved.model.fields, saved.records)
 
     def show(self, console: Console) -> None:
         """Print a row for each of the first 20 tasks and a summary;

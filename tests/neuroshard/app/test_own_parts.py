@@ -1,4 +1,4 @@
-"""docs/own_parts.md, to the letter: a package outside the checkout adds a searcher, a cost model and tables by YAML."""
+"""The tutorial own_parts.md, to the letter: a package outside the checkout adds a searcher, models and tables."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from tests.kit.messages import refused_command
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs" / "own_parts.md").read_text()
+PAGE = (ROOT / "docs" / "tutorials" / "own_parts.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 FILES = [text for language, text in BLOCKS if language]
 SWEEP, _TABLE, PARALLEL = (text.strip() for language, text in BLOCKS if not language)

@@ -1,5 +1,6 @@
 """Plans on real hardware, in small; and what is counted when they can't run."""
 
+import json
 import re
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,6 +19,7 @@ from neuroshard.models.predicted_for import PredictedFor
 from neuroshard.models.trust import DATASHEET
 from neuroshard.plumbing.files import exclusive
 from neuroshard.plumbing.messages import Message
+from neuroshard.plumbing.output import as_json
 from neuroshard.stages.search.evaluate.comparison import _BUSY as BUSY
 from neuroshard.stages.search.evaluate.comparison import Evaluated, comparison, provenance_lines, trust_lines
 from neuroshard.stages.search.evaluate.kernel_measurer import KernelMeasurer
@@ -89,6 +91,8 @@ def test_plans_are_measured_beside_their_prediction(bundle, tmp_path):
     frame = pd.read_parquet(tmp_path / "out" / "results.parquet")
     assert frame.measured_ms.notna().sum() == 4
     assert len(pd.read_parquet(tmp_path / "out" / "devices.parquet")) == 8
+    rows = json.loads(as_json(result.facts))["tables"]["results"]
+    assert [row["measured_ms"] is None for row in rows] == [False, False, True] * 2
     assert (tmp_path / "out" / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
