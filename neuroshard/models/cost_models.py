@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,19 @@ _OTHER_MODELS = "choose cost models that know these costs, such as model=rooflin
 
 if TYPE_CHECKING:
     from neuroshard.models.links import Change
+
+Samples = TypeVar("Samples")
+Samples_contra = TypeVar("Samples_contra", contravariant=True)
+
+
+class Learner(Protocol[Samples_contra]):
+    """Fits cost models to measurements; the type variable is the type of the measurements."""
+
+    def check(self, start: "CostModels") -> None:
+        """Raise UserError if these models cannot be fine-tuned."""
+
+    def learned(self, samples: Samples_contra, start: "CostModels | None" = None) -> "CostModels":
+        """Return models with margins, fitted to the samples: from scratch, or from `start`."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +128,19 @@ class CostModels:
             return models
         known = models.margins or Margins(None, None, None)
         return replace(models, margins=margins_with(known, name, margin))
+
+    def update(self, samples: Samples, learner: Learner[Samples]) -> "CostModels":
+        """Return models that have learned from samples, and predict as these models do where there are no samples.
+
+        Args:
+            samples: the measurements, of the machine that the new models are for.
+            learner: fits the models, such as `Fit` of `pretrain`.
+
+        Raises:
+            UserError: the learner cannot fine-tune these models.
+        """
+        learner.check(self)
+        return learner.learned(samples, self)
 
     def wrapped(self, **models: Any) -> "CostModels":
         """Return the models with some of them wrapped, by name: margins and provenance stay valid."""

@@ -192,7 +192,7 @@ class _LocalRow(_Row):
         return LocalSample(Plan.from_json(decode(self.plan.encode(), "plan")), self.rank, Precision(self.precision))
 
 
-def _schema(row: type) -> pa.Schema:
+def schema_of(row: type) -> pa.Schema:
     """Return the schema with a column for each field of a dataclass."""
     return pa.schema([(name, _stored(hint)) for name, hint in get_type_hints(row, include_extras=True).items()])
 
@@ -247,7 +247,7 @@ class RowCodec(Generic[Sample]):
     def table(self, measurements: Sequence[Measurement[Sample]]) -> pa.Table:
         """Return measurements as a Parquet table."""
         rows = [_common_fields(m) | self.fields(m.sample) for m in measurements]
-        return pa.Table.from_pylist(rows, schema=_schema(self.row))
+        return pa.Table.from_pylist(rows, schema=schema_of(self.row))
 
     def measurements(self, table: pa.Table) -> list[Measurement[Sample]]:
         """Return the measurements in a table; raise UserError, with the sample's number, if a row is malformed."""
@@ -341,7 +341,7 @@ LOCAL_CODEC = RowCodec(
 
 def tables_rows(tables: Sequence[Table]) -> pa.Table:
     """Return tables as a Parquet table."""
-    columns = [column for column in _schema(Table) if column.name != "unpadded_dim"]  # measured tables are not padded
+    columns = [column for column in schema_of(Table) if column.name != "unpadded_dim"]  # measured tables are not padded
     return pa.Table.from_pylist([vars(table) for table in tables], schema=pa.schema(columns))
 
 
