@@ -18,7 +18,7 @@ from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.local.starts import EvenLayouts, Start
-from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest, likeliest
+from neuroshard.stages.search.methods.acceptance import Acceptance, assess, cheapest, choose, likeliest
 from neuroshard.stages.search.methods.attempts import Attempts
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.methods.improved import ImprovedSearch, in_turns
@@ -293,7 +293,7 @@ class NeuroShard(Searcher):
         costs = [simulator.cost(one.plan.task, one.plan) for one in every]
         if self.acceptance is None or has_own_margins(costs[0]):
             return self._cheapest(every, simulator)
-        return every[self.acceptance.among(costs, found.plan.task, simulator)[0]]
+        return every[choose(assess(self.acceptance, costs, found.plan.task, simulator))[0]]
 
     def _with_rows_on_hosts(self, asked: Task, simulator: Simulator) -> Found:
         """Find a plan with row-wise tables on one host each where that pays, or where they must not be on all devices.
@@ -370,9 +370,8 @@ class NeuroShard(Searcher):
         """Return `other`, a plan of the same task, if its gain over `columns` is accepted; else return `columns`."""
         task = columns.plan.task
         costs = simulator.costs(task, [columns.plan, other.plan])
-        chosen, rejected = cheapest(costs), None
-        if self.acceptance is not None:
-            chosen, rejected = self.acceptance.of_forms(simulator.models).among(costs, task, simulator)
+        rule = self.acceptance and self.acceptance.of_forms(simulator.models)
+        chosen, rejected = choose(assess(rule, costs, task, simulator))
         if not chosen:
             unsaid = [plan for plan in (columns.rejected, other.plan if rejected else None) if plan is not None]
             least = min(unsaid, key=lambda plan: simulator.cost(task, plan).total_ms, default=None)
