@@ -37,7 +37,7 @@ from neuroshard.stages.search.options.sharding_types import (
     with_rows_on_all,
     without_rows_on_hosts,
 )
-from neuroshard.stages.search.options.tier_changes import fix_tiers, grow_caches, improve_tiers
+from neuroshard.stages.search.options.tier_changes import fix_tiers, grow_caches, improve_tiers, unify_tiers
 from neuroshard.stages.search.options.tier_variants import tier_variants
 from neuroshard.stages.search.options.tiers import TierOptions, is_ample
 from neuroshard.stages.search.options.type_changes import move_rows_to_hosts
@@ -292,7 +292,8 @@ class NeuroShard(Searcher):
         compute = simulator.compute_for(found.plan.task)
         options = TierOptions.of(found.plan.task, compute)
         for _ in range(SETTINGS.tier_rounds):
-            plan = grow_caches(improve_tiers(found.plan, options, compute), options, simulator)
+            plan = improve_tiers(found.plan, options, compute)
+            plan = unify_tiers(grow_caches(plan, options, simulator), options, simulator)
             every = [found, replace(found, plan=plan)]
             with suppress(InfeasibleError):
                 every.append(self._placed_again(plan, simulator))

@@ -27,10 +27,22 @@ def tier_variants(task: Task, model: ComputeModel, allowed: BoolArray) -> list[T
     """
     options = TierOptions.of(task, model)
     tasks = _with_tiers(task, options, model) or _with_tiers(task, options.with_data_parallel(task, allowed), model)
+    tasks += _all_on_hosts(task, options)
     variants = [task, *(one for one in tasks if one is not task)]
     for one in variants[:2]:
         variants += [spread for spread in host_variants(one) if spread not in variants]
     return variants[1:]
+
+
+def _all_on_hosts(task: Task, options: TierOptions) -> list[Task]:
+    """Return the task with every table in host memory that may be, if hosts have room: devices make fewest calls."""
+    uvm = TierAssignment(Tier.UVM)
+    option = options.tier_assignments.index(uvm)
+    may = np.isfinite(options.cost_ms[:, option])
+    if not may.any() or int(options.host_bytes[may, option].sum()) > task.topology.all_host_bytes:
+        return []
+    each = zip(may.tolist(), task.tier_assignments, strict=True)
+    return [assign_tiers(task, tuple(uvm if on_host else assignment for on_host, assignment in each))]
 
 
 def _with_tiers(task: Task, options: TierOptions, model: ComputeModel) -> list[Task]:
