@@ -13,21 +13,21 @@ import numpy as np
 from msgspec import Meta
 from rich.progress import Progress
 
-from neuroshard.hardware import Hardware
-from neuroshard.hardware.hardware import is_follower
-from neuroshard.lab.recorder import Due, Recorder, in_batches, meters_of, mixed
+from neuroshard.measure import Hardware
+from neuroshard.measure.hardware import is_follower
+from neuroshard.measure.recorder import Due, Recorder, in_batches, meters_of, mixed
+from neuroshard.measure.store import Chunks, DataDirectory, Manifest
+from neuroshard.measure.store.noise import disturbed, fastest, pass_noise
+from neuroshard.measure.store.run_directory import RunDirectory
+from neuroshard.measure.store.samples import CommSample, ComputeSample, Sample
+from neuroshard.measure.store.speed import with_slowness
+from neuroshard.measure.store.splits import REFERENCE, Split, split_tables
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import BatchSize, Count, Positive, Seed, Share
-from neuroshard.records import Chunks, DataDirectory, Manifest
-from neuroshard.records.noise import disturbed, fastest, pass_noise
-from neuroshard.records.run_directory import RunDirectory
-from neuroshard.records.samples import CommSample, ComputeSample, Sample
-from neuroshard.records.speed import with_slowness
-from neuroshard.records.splits import REFERENCE, Split, split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.augment.local import PlanAugmentation

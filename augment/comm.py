@@ -6,12 +6,12 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
+from neuroshard.measure.store.samples import CommSample
+from neuroshard.measure.store.splits import TEST, TRAIN, VALID
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import ByteSize, Devices, Dim, NonNegative, Share, TableCount
-from neuroshard.records.samples import CommSample
-from neuroshard.records.splits import TEST, TRAIN, VALID
 from neuroshard.stages.augment.compute import one_of
 from neuroshard.tables import halvings
 from neuroshard.words.collective import BETWEEN_HOSTS, ELEMENT_BYTES, INDEX_BYTES, Collective, collective_named

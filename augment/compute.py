@@ -14,6 +14,8 @@ import numpy as np
 from msgspec import Meta
 
 from neuroshard.layouts import LAYOUTS, ROWS, Layout, row_blocks
+from neuroshard.measure.store.samples import ComputeSample, RowBlock
+from neuroshard.measure.store.splits import Split, draw_split
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import (
@@ -26,8 +28,6 @@ from neuroshard.plumbing.schema import (
     Share,
     TableCount,
 )
-from neuroshard.records.samples import ComputeSample, RowBlock
-from neuroshard.records.splits import Split, draw_split
 from neuroshard.tables import Table, halvings
 from neuroshard.words.collective import ELEMENT_BYTES
 from neuroshard.words.form import CUT_FORMS, forms_named

@@ -8,12 +8,12 @@ import numpy as np
 from msgspec import Meta
 
 from neuroshard.layouts import COLUMNS, COPIES, LAYOUTS, Layout, in_columns
+from neuroshard.measure.store.samples import LocalSample
+from neuroshard.measure.store.splits import Split, draw_split
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE, BatchSize, ByteSize, Devices, Features, ShardDim, Share, TableCount
-from neuroshard.records.samples import LocalSample
-from neuroshard.records.splits import Split, draw_split
 from neuroshard.tables import Table, halvings
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import ELEMENT_BYTES, Precision

@@ -9,12 +9,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table as Grid
 
+from neuroshard.measure.store.noise import FIT_NOISE, pass_drift, pass_noise, pass_repeatability
+from neuroshard.measure.store.samples import CommSample, ComputeSample, LocalSample, Measurement
+from neuroshard.measure.store.speed import slowness_between
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.fitness import UseVerdict
 from neuroshard.plumbing.grouping import grouped
-from neuroshard.records.noise import FIT_NOISE, pass_drift, pass_noise, pass_repeatability
-from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Measurement
-from neuroshard.records.speed import slowness_between
 from neuroshard.words.collective import name_of
 
 MAX_NOISE = 0.5  # above this, the machine is too busy to measure: one pass takes 1.7 times as long as the other

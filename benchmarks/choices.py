@@ -20,12 +20,12 @@ from shared import Made, found
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from neuroshard.cost.cost import Cost
+from neuroshard.measure.store.splits import split_tables
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.registry import config_of, instantiate_config
 from neuroshard.plumbing.threads import torch_threads
-from neuroshard.records.splits import split_tables
 from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation

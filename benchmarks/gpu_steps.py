@@ -18,9 +18,9 @@ from shared import ALL_TYPES, COLUMN_WISE, markdown, simulator_of, total_ms
 
 import neuroshard as ns
 from neuroshard.cost.cost import BACKWARD, FORWARD
-from neuroshard.hardware.step_meters import MirroredStep
-from neuroshard.hardware.step_samples import LocalStep, Stretch
-from neuroshard.records.samples import LOCAL_PHASES
+from neuroshard.measure.steps.step_meters import MirroredStep
+from neuroshard.measure.store.plan_measurements import PlanMeasurement
+from neuroshard.measure.store.samples import LOCAL_PHASES
 from neuroshard.words.form import FORMS
 from neuroshard.words.model_choice import ModelChoice
 
@@ -218,10 +218,12 @@ def _ranks() -> Iterator[tuple[tuple[str, str, str], pd.DataFrame]]:
 
 def _step(ranks: pd.DataFrame, plan: ns.Plan) -> Trained:
     """Put a step together; what its devices idle, by their host or for a straggler, hides exchanges."""
-    steps = [
-        LocalStep(its.rank, tuple(map(Stretch, its.phases, its.until)), tuple(its.ms)) for its in ranks.itertuples()
+    rows = [
+        PlanMeasurement(0, 0, int(its.rank), phase, float(ms), None, until)
+        for its in ranks.itertuples()
+        for phase, until, ms in zip(its.phases, its.until, its.ms, strict=True)
     ]
-    local = dict(zip(LOCAL_PHASES, MirroredStep.of(steps, PIPELINE).slowest_ms.tolist(), strict=True))
+    local = dict(zip(LOCAL_PHASES, MirroredStep.of(rows, PIPELINE).slowest_ms.tolist(), strict=True))
     cost = simulator_of(WHOLE).cost(plan.task, plan)
     exchanges_ms = sum(float(cost.ms(name).min()) for name in (FORWARD, BACKWARD))
     busy_ms = float((cost.ready_ms - cost.backward).max())

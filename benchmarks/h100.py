@@ -37,10 +37,10 @@ from shared import (
 
 import neuroshard as ns
 from neuroshard.bundles import shipped_path
+from neuroshard.measure.store import DataDirectory
+from neuroshard.measure.store.sample_loads import loads_of
 from neuroshard.models import load_bundle
 from neuroshard.plumbing.files import write_atomically
-from neuroshard.records import DataDirectory
-from neuroshard.records.sample_loads import loads_of
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.words.form import FORMS, IN_COLUMNS, Form
 from neuroshard.words.model_choice import ModelChoice

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import kendalltau
 
+from neuroshard.measure.store import DataDirectory
+from neuroshard.measure.store.sample_loads import loads_of
+from neuroshard.measure.store.samples import ComputeSample, Measurement
 from neuroshard.models import ComputeModel
-from neuroshard.records import DataDirectory
-from neuroshard.records.sample_loads import loads_of
-from neuroshard.records.samples import ComputeSample, Measurement
 
 DATA = Path(__file__).resolve().parent / "data"
 FITTED = ("h100", "h100_wide", "h100_hot", "h100_large", "h100_many", "h100_features")

@@ -29,25 +29,26 @@ from shared import CPU, simulator_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from neuroshard.hardware import Hardware
-from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.measure import Hardware
+from neuroshard.measure.steps.step_samples import StepProtocol
+from neuroshard.measure.store import DataDirectory
+from neuroshard.measure.store.run_directory import RunDirectory, runs_below
 from neuroshard.models import load_bundle
-from neuroshard.records import DataDirectory
-from neuroshard.records.run_directory import RunDirectory, runs_below
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
+from neuroshard.stages.search.evaluate.kernel_measurer import KernelMeasurer
+from neuroshard.stages.search.evaluate.measurer import Measurer
+from neuroshard.stages.search.evaluate.mirrored_measurer import MirroredMeasurer
+from neuroshard.stages.search.evaluate.step_measurer import StepMeasurer
+from neuroshard.stages.search.evaluate.verification import Verify
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.published.grid import GridSettings
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.evaluate import Evaluate
-from neuroshard.stages.search.runs.in_mirror import InMirror
-from neuroshard.stages.search.runs.in_parts import InParts, Means
-from neuroshard.stages.search.runs.in_steps import InSteps
 from neuroshard.stages.search.runs.search import Search
-from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.tasks.task import Task
@@ -120,12 +121,12 @@ def collect_made_up() -> object:
     return Collect(tables, device, compute, comm, (1024,), "out", 0, 480, 160, 48).run()
 
 
-def verified(count: int, hardware: Hardware, means: Means, passes: int) -> object:
+def verified(count: int, hardware: Hardware, measure: Measurer, passes: int) -> object:
     """Search tasks and measure their candidate plans."""
     searcher = NeuroShard(
         2, 1, 1, GridSettings(points=2), Improvement(perturbations=1), acceptance=None, sharding_types=("column_wise",)
     )
-    verify = Verify(hardware, candidate_plans=passes, passes=passes, means=means)
+    verify = Verify(hardware, candidate_plans=passes, passes=passes, measure=measure)
     return Search("cpu", _tasks(count), searcher, "neuroshard", "out", verify=verify).run()
 
 
@@ -135,7 +136,7 @@ def evaluate_made_up() -> object:
     return Evaluate(["searched"], None, MadeUpHardware(), out="out", count_input=True).run()
 
 
-def evaluated(measure: Means) -> object:
+def evaluated(measure: Measurer) -> object:
     """Train few steps of two plans."""
     (task,), simulator = _tasks(1), simulator_of("cpu")
     names = [f"plan-{seed:02d}.json" for seed in range(2)]
@@ -150,13 +151,14 @@ def _tasks(count: int) -> tuple[Task, ...]:
 
 
 _STEPS = StepProtocol(builds=2, turns=1, steps=1)
-_MIRRORED = InMirror(_STEPS, exchanges="cpu")
+_MIRRORED = MirroredMeasurer(_STEPS, exchanges="cpu")
 _MOST_ROWS = 20_000
 _DATA = ("manifest.json", "tables.parquet", "compute/*.parquet", "comm/*.parquet", "local/*.parquet")
 _BEGUN = ("settings.json", "tasks.json", "run.json")
-_PASSES = ("plans/*.json", "candidate_plans/*/*.json", "candidate_plans.parquet")
-_CANDIDATE_PLANS, _BUILDS, _RANKS = ((f"{name}/*/*.json", *_BEGUN) for name in ("candidate_plans", "builds", "ranks"))
-_EVALUATED = ("devices.parquet", "tasks/*.json", *_BEGUN)  # results say how long searches took, too
+_MEASURED = ("measurements/*/*.parquet", *_BEGUN)
+_PASSES = ("plans/*.json", "candidate_plans/*/*.json", "measurements/*/*.parquet", "candidate_plans.parquet")
+_CANDIDATE_PLANS = ("candidate_plans/*/*.json", *_MEASURED)
+_EVALUATED = ("devices.parquet", *_MEASURED)  # results say how long searches took, too
 
 CASES = (
     Case(
@@ -169,18 +171,18 @@ CASES = (
     ),
     Case("collect-made-up", collect_made_up, _DATA, _same_files(*_DATA)),
     Case(
-        "verify-made-up", partial(verified, 4, MadeUpHardware(), InParts(), 4),
+        "verify-made-up", partial(verified, 4, MadeUpHardware(), KernelMeasurer(), 4),
         (*_PASSES, *_BEGUN, "candidate_plans/*.json", "records/*.json", "results.parquet", "measured/*/*.parquet"),
         _same_files(*_PASSES, *_BEGUN),
     ),
-    Case("verify-steps", partial(verified, 1, CPU, InSteps(_STEPS), 2), _CANDIDATE_PLANS, _same_names),
+    Case("verify-steps", partial(verified, 1, CPU, StepMeasurer(_STEPS), 2), _CANDIDATE_PLANS, _same_names),
     Case("verify-mirrored", partial(verified, 1, CPU, _MIRRORED, 2), _CANDIDATE_PLANS, _same_names),
     Case(
         "evaluate-made-up", evaluate_made_up,
         ("results.parquet", *_EVALUATED, *(f"measured/{one}" for one in _DATA)), _same_files(*_EVALUATED),
     ),
-    Case("evaluate-steps", partial(evaluated, InSteps(replace(_STEPS, builds=4))), _BUILDS, _same_names),
-    Case("evaluate-mirrored", partial(evaluated, _MIRRORED), _RANKS, _same_names),
+    Case("evaluate-steps", partial(evaluated, StepMeasurer(replace(_STEPS, builds=4))), _MEASURED, _same_names),
+    Case("evaluate-mirrored", partial(evaluated, _MIRRORED), _MEASURED, _same_names),
     Case(
         "sweep",
         ("-m", "neuroshard", "search", "-m", "tasks=paper", "tasks.draw.count=8",

@@ -13,12 +13,12 @@ from shared import Made, evaluated, simulator_of
 
 import neuroshard as ns
 from neuroshard.cost.cost import COMPUTE
-from neuroshard.hardware.step_samples import StepProtocol
 from neuroshard.layouts import in_copies, in_rows
+from neuroshard.measure.steps.step_samples import StepProtocol
+from neuroshard.measure.store.samples import LOCAL_PHASES
 from neuroshard.models.parts import FRAMEWORK
 from neuroshard.plans.plan import Plan
-from neuroshard.records.samples import LOCAL_PHASES
-from neuroshard.stages.search.runs.in_mirror import InMirror
+from neuroshard.stages.search.evaluate.mirrored_measurer import MirroredMeasurer
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.words.model_choice import ModelChoice
 from neuroshard.words.placement import Placement
@@ -33,7 +33,7 @@ def beside_mirrors(work: Path, small: bool) -> Made:
     for ranks in (8,) if small else (8, 64, 128):
         folder, protocol = work / str(ranks), StepProtocol(builds=1, turns=2 if small else 4, steps=2)
         plans = _planned(folder, ranks)
-        results = evaluated(plans, DATASHEET, folder / "steps", InMirror(protocol, DATASHEET)).frames["results"]
+        results = evaluated(plans, DATASHEET, folder / "steps", MirroredMeasurer(protocol, DATASHEET)).frames["results"]
         floors.append(results[0]["floor"])
         rows += [_row(ranks, its, _predicted_ms(plan)) for its, plan in zip(results, plans, strict=True)]
     noise = ", ".join(f"{floor:.1%}" for floor in floors)

@@ -31,7 +31,7 @@ from neuroshard.models import CostModels, load_bundle
 from neuroshard.models.bundle import ModelTest
 from neuroshard.plumbing.files import write_atomically
 from neuroshard.searching.searcher import searcher_of
-from neuroshard.stages.search.runs.in_parts import InParts
+from neuroshard.stages.search.evaluate.kernel_measurer import KernelMeasurer
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.words.fingerprint import fingerprint
 
@@ -118,7 +118,7 @@ def hardware(work: Path, small: bool) -> Made:
     tasks, plans = papers_tasks(4, 4096, 2 if small else 12), {name: str(work / name) for name in _ON_HARDWARE}
     for name, out in plans.items():
         Search("cpu", tasks, searcher_of(name), name, out).run()
-    result = evaluated([*plans.values()], None, work / "measured", InParts())
+    result = evaluated([*plans.values()], None, work / "measured", KernelMeasurer())
     return _of_plans(pd.DataFrame(result.frames["results"]))
 
 

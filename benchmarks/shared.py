@@ -11,11 +11,12 @@ import pandas as pd
 from rich.console import Console
 
 import neuroshard as ns
-from neuroshard.hardware import DeviceSpec, Hardware
+from neuroshard.measure import DeviceSpec, Hardware
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.searching.searcher import Searcher
+from neuroshard.stages.search.evaluate.evaluate_result import EvaluateResult
+from neuroshard.stages.search.evaluate.measurer import Measurer
 from neuroshard.stages.search.runs.evaluate import Evaluate
-from neuroshard.stages.search.runs.in_parts import EvaluateResult, Means
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.words.model_choice import ModelChoice
@@ -88,7 +89,7 @@ def total_ms(simulator: ns.Simulator, plan: ns.Plan | None) -> float:
     return np.inf if plan is None else simulator.cost(plan.task, plan).total_ms
 
 
-def evaluated(files: Sequence[str], models: str | None, out: Path, measure: Means) -> EvaluateResult:
+def evaluated(files: Sequence[str], models: str | None, out: Path, measure: Measurer) -> EvaluateResult:
     """Measure plans on this machine, and show the result."""
     result = Evaluate(files, models, CPU, out=str(out), measure=measure).run()
     assert isinstance(result, EvaluateResult)

@@ -22,14 +22,14 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterCons
 from torchrec.distributed.planner import Topology as TorchRecTopology
 
 import neuroshard as ns
-from neuroshard.hardware.stand_in import StandIn, renamed
-from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.measure.steps.stand_in import StandIn, renamed
+from neuroshard.measure.steps.step_samples import StepProtocol
 from neuroshard.plans.plan import Plan
 from neuroshard.searching.searcher import searcher_of
 from neuroshard.stages.augment.local import PlanAugmentation
-from neuroshard.stages.search.runs.in_steps import InSteps
+from neuroshard.stages.search.evaluate.step_measurer import StepMeasurer
+from neuroshard.stages.search.evaluate.verification import Verify
 from neuroshard.stages.search.runs.search import Search
-from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.torchrec import from_sharding_plan
@@ -107,7 +107,7 @@ def _by(models: ModelChoice, searcher: str = "neuroshard", **settings: object) -
 
 def _verified(task: ns.Task, folder: Path) -> Plan:
     """Find the plan that `NeuroShardPlanner(verify="steps", pipeline="none")` takes."""
-    verify = Verify(CPU, candidate_plans=4, passes=4, means=InSteps())
+    verify = Verify(CPU, candidate_plans=4, passes=4, measure=StepMeasurer())
     searcher = searcher_of("neuroshard")
     where = "verified", str(folder)
     result = Search(STEPS.name, (task,), searcher, *where, count_input=True, verify=verify, **STEPS.settings).run()
@@ -263,7 +263,7 @@ def _trained(
     task = ns.Task(MODELS[model](), ns.Topology(DEVICES, MEMORY), BATCH_SIZE)
     planned = _planned(out / model, task, searches, random)
     files = list(dict.fromkeys(planned.values()))
-    result = evaluated(files, None, out / model / "steps", InSteps(protocol))
+    result = evaluated(files, None, out / model / "steps", StepMeasurer(protocol))
     frame, dense = pd.DataFrame(result.frames["results"]), pd.DataFrame(result.frames["phases"])["dense"]
     frame = frame.assign(dense_share=(dense / frame["step_ms"]).to_numpy())
     plans = [Plan.load(file) for file in files]

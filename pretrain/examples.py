@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from neuroshard.measure.store.sample_loads import loads_of, starts_of, traffic_of
+from neuroshard.measure.store.samples import CommSample, ComputeSample, Measurement
 from neuroshard.models.comm_models import comm_inputs
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import waits
 from neuroshard.models.stored import Normaliser
 from neuroshard.plumbing.arrays import FloatArray, IntArray
-from neuroshard.records.sample_loads import loads_of, starts_of, traffic_of
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 
 
 @dataclass(frozen=True)

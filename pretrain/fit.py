@@ -10,6 +10,8 @@ from rich.progress import Progress
 from neuroshard.bundles import ROOFLINE
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD
 from neuroshard.layouts import LAYOUTS
+from neuroshard.measure.store.sample_loads import loads_of
+from neuroshard.measure.store.samples import CommSample, ComputeSample, Measurement
 from neuroshard.models import CommModel, CostModels
 from neuroshard.models.bundle import ModelTest
 from neuroshard.models.host_tiers import HostTiers, host_amounts
@@ -19,8 +21,6 @@ from neuroshard.models.trust import EXCHANGES, Margin, Margins, Ranges
 from neuroshard.plumbing.arrays import FloatArray, sums_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
-from neuroshard.records.sample_loads import loads_of
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement
 from neuroshard.stages.pretrain.fit_framework import predicted_framework
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch
 from neuroshard.stages.pretrain.measurements import Measured, MeasuredCalls, MeasuredExchange, MeasuredPart

@@ -7,6 +7,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from neuroshard.cost.cost import FRAMEWORK
+from neuroshard.measure.store.samples import HOST, LOCAL_PHASES, LocalSample, Measurement
 from neuroshard.models import CostModels
 from neuroshard.models.parts import CONVERTED, TERMS, Framework, counts_of_sets, terms_of
 from neuroshard.models.precision import converted_mb
@@ -14,7 +15,6 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import number_of
-from neuroshard.records.samples import HOST, LOCAL_PHASES, LocalSample, Measurement
 from neuroshard.stages.pretrain.result import Predicted
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Precision

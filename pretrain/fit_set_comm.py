@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from neuroshard.measure.store.sample_loads import starts_of, traffic_of
+from neuroshard.measure.store.samples import FORWARD, CommSample, Measurement
 from neuroshard.models.comm_models import FEATURE_SIGNS, HOST_SIGNS, SetComm, host_features, set_features
 from neuroshard.models.interface import NUM_WAITS, device_waits, waits
 from neuroshard.models.perceptron import Width, Widths
 from neuroshard.models.stored import Normaliser
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
-from neuroshard.records.sample_loads import starts_of, traffic_of
-from neuroshard.records.samples import FORWARD, CommSample, Measurement
 from neuroshard.stages.pretrain.examples import Examples, in_multiples
 from neuroshard.stages.pretrain.fitting import CommFitter, HiddenLayers, OnEpoch
 from neuroshard.stages.pretrain.measurements import SplitMeasurements

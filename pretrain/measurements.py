@@ -9,6 +9,13 @@ import numpy as np
 
 from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, FRAMEWORK
 from neuroshard.layouts import LAYOUTS
+from neuroshard.measure.store import DataDirectory
+from neuroshard.measure.store import samples as records
+from neuroshard.measure.store.noise import fastest
+from neuroshard.measure.store.sample_loads import by_group, loads_of, starts_of, traffic_of
+from neuroshard.measure.store.samples import CommSample, ComputeSample, Measurement, Sample
+from neuroshard.measure.store.speed import slowness_between, with_slowness
+from neuroshard.measure.store.splits import REFERENCE, TEST, TRAIN, VALID
 from neuroshard.models.host_tiers import memory_bytes
 from neuroshard.models.interface import waits
 from neuroshard.models.parts import compute_part, exchange_part, of_calls, of_exchanges
@@ -18,13 +25,6 @@ from neuroshard.plumbing.files import by_place
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import DIM_MULTIPLE
-from neuroshard.records import DataDirectory
-from neuroshard.records import samples as records
-from neuroshard.records.noise import fastest
-from neuroshard.records.sample_loads import by_group, loads_of, starts_of, traffic_of
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Sample
-from neuroshard.records.speed import slowness_between, with_slowness
-from neuroshard.records.splits import REFERENCE, TEST, TRAIN, VALID
 from neuroshard.stages.pretrain.result import Predicted
 from neuroshard.tables import Table
 from neuroshard.words.collective import BACK_ONLY, Collective, name_of

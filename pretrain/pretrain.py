@@ -9,6 +9,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from neuroshard.measure.store import DataDirectory, Manifest
+from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.bundle import DataSummary, ModelTest, ModelTests, check_place
 from neuroshard.models.datasheets import exchanges_of, with_host_tiers
@@ -17,8 +19,6 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.progress import progress_bar
 from neuroshard.plumbing.schema import PathName, PositiveCount, Seed, parse
 from neuroshard.plumbing.threads import torch_threads
-from neuroshard.records import DataDirectory, Manifest
-from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.pretrain.fit import Fit, margins_of, predicted_parts, tests_of
 from neuroshard.stages.pretrain.fit_framework import fit_framework
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter

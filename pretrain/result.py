@@ -14,14 +14,14 @@ from scipy.stats import kendalltau, ttest_rel
 from sklearn.metrics import mean_absolute_percentage_error, mean_squared_error
 
 from neuroshard.cost.cost import PARTS
+from neuroshard.measure.store.noise import FIT_NOISE, pass_repeatability
+from neuroshard.measure.store.samples import Measurement
 from neuroshard.models.bundle import Accuracy, ModelTest
 from neuroshard.models.trust import LEVEL, Margin
 from neuroshard.plumbing.arrays import FloatArray, IntArray, sums_of
 from neuroshard.plumbing.fitness import UseVerdict
 from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.progress import print_lines
-from neuroshard.records.noise import FIT_NOISE, pass_repeatability
-from neuroshard.records.samples import Measurement
 
 _DECILES = 10
 _LEAST_MS = 1e-3  # shorter times count as this

@@ -19,16 +19,18 @@ from rich.console import Console
 
 from neuroshard import CostModels, Found, Plan, Simulator, UserError, load_tables
 from neuroshard.app.arguments import for_hydra
+from neuroshard.measure.store import DataDirectory, Manifest
+from neuroshard.measure.store.plan_measurements import PlanMeasurement
+from neuroshard.measure.store.run_directory import RunDirectory
+from neuroshard.measure.store.samples import CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.models import Card, load_bundle, save_bundle
 from neuroshard.plumbing.registry import instantiate_config
-from neuroshard.records import DataDirectory, Manifest
-from neuroshard.records.run_directory import RunDirectory
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
+from neuroshard.stages.search.evaluate.candidate_plan_files import CandidatePlanFiles, Searched
+from neuroshard.stages.search.evaluate.kernel_measurer import rows_of_cost
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.replan import Replan
 from neuroshard.stages.search.report.gather import gather
-from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanFiles, MeasuredOnce, Pass, Searched
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.rl.agent import load_agent
 from neuroshard.stages.search.runs.search import Search
@@ -75,9 +77,10 @@ def good(tmp_path_factory):
     Search(str(root / "bundle"), tasks, Random(), "random", str(root / "runs" / "one")).run()
     files = CandidatePlanFiles(root / "runs" / "one", 0)
     files.begin(Searched(Found(plan), 1.0, (plan, plan)))
+    cost = cost_of(*np.tile([1.0, 2.0, 3.0, 4.0], (3, 1)))
     for number in range(2):
-        cost = cost_of(*np.tile([1.0, 2.0, 3.0, 4.0], (3, 1)))
-        files.passes((plan, plan)).keep(number, Pass((MeasuredOnce.of(cost), MeasuredOnce(error="MemoryError"))))
+        failed = PlanMeasurement(1, number, error="MemoryError")
+        files.passes((plan, plan)).keep(number, (*rows_of_cost(0, number, cost), failed))
     _data(root / "data")
     installed = Path(load_agent.__code__.co_filename).parent / "policies" / "dreamshard"
     (root / "policy").mkdir()
@@ -172,7 +175,7 @@ READERS = {
     "tasks of a run that goes on": ("runs/one/tasks.json", _resume),
     "results of a finished run": ("runs/one/results.parquet", _finished),
     "candidate plans": ("runs/one/candidate_plans/task-0000.json", _candidate_plans),
-    "pass over candidate plans": ("runs/one/candidate_plans/task-0000/pass-0000.json", _candidate_plans),
+    "pass over candidate plans": ("runs/one/measurements/task-0000/pass-0000.parquet", _candidate_plans),
     "plans of a finished run": (
         "runs/one/plans/task-0000.json",
         lambda root: SearchRun.load(root / "runs/one").plans(),

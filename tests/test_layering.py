@@ -15,10 +15,22 @@ STAGES = ("augment", "pretrain", "search")
 PIPELINE = ROOT / "neuroshard" / "app" / "pipeline.py"  # the stages as functions of Python: it calls them all
 # Folders of the core and of the search, in order: each may import those before it, as CONTRIBUTING.md shows them.
 CORE_ROOMS = (
-    *("plumbing", "words", "tables", "cost", "layouts", "tasks", "plans", "records", "bundles", "models", "searching"),
-    *("torchrec", "targets", "hardware", "lab", "testing", "app"),
+    *("plumbing", "words", "tables", "cost", "layouts", "tasks", "plans", "bundles", "models", "searching"),
+    *("torchrec", "targets", "measure", "testing", "app"),
 )
-SEARCH_ROOMS = ("published", "space", "kernels", "local", "options", "rl", "methods", "results", "report", "runs")
+SEARCH_ROOMS = (
+    "published",
+    "space",
+    "kernels",
+    "local",
+    "options",
+    "rl",
+    "methods",
+    "results",
+    "report",
+    "evaluate",
+    "runs",
+)
 
 
 @cache

@@ -24,7 +24,7 @@ from neuroshard.tasks.task import Task
 if TYPE_CHECKING:
     from neuroshard.plumbing.progress import Result
     from neuroshard.stages.augment.summary import Summary
-    from neuroshard.stages.search.runs.in_parts import Means
+    from neuroshard.stages.search.evaluate.measurer import Measurer
 
 Files = str | Path | Sequence[str | Path]
 
@@ -132,7 +132,7 @@ def evaluate(
     out: str | Path | None = None,
     *,
     hardware: str = "cpu",
-    measure: "Means | str" = "kernels",
+    measure: "Measurer | str" = "kernels",
     model: str | Path | None = None,
     **settings: Any,
 ) -> "Result | None":

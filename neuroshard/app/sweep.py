@@ -13,9 +13,9 @@ from pathlib import Path
 from rich.table import Table as Grid
 from rich.text import Text
 
+from neuroshard.measure.store.run_directory import JobFigures
 from neuroshard.plumbing.files import read_json, write_json
 from neuroshard.plumbing.schema import parse
-from neuroshard.records.run_directory import JobFigures
 
 _SHARED = Path("runs") / "sweeps"
 _ELSEWHERE = "hydra/launcher=submitit"  # launchers that run jobs on other machines

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 from msgspec import Meta
@@ -12,11 +12,9 @@ from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.schema import NonNegative, readable_number
+from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import Fingerprint, fingerprint, other_kernels
-
-if TYPE_CHECKING:
-    from neuroshard.records.samples import CommSample, ComputeSample
 
 _SLACK = 0.05
 _UNREAD = 1.001  # lookups in a batch of a table that nobody reads, at most: sources count a pooling factor of 0 as 1
@@ -128,6 +126,26 @@ class Range:
         )
 
 
+class CallSample(Protocol):
+    """A kernel call that models are fitted to."""
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """The tables of the call, with the width that the device has, (n,)."""
+
+    @property
+    def batch_size(self) -> int:
+        """The number of samples whose lookups the call serves."""
+
+
+class ExchangeSample(Protocol):
+    """An exchange that models are fitted to."""
+
+    @property
+    def dims(self) -> Sequence[int]:
+        """The number of columns of pooled embeddings that each device sends, (D,)."""
+
+
 @dataclass(frozen=True)
 class Ranges:
     """Ranges, in the measurements, of all values that a cost depends on.
@@ -149,11 +167,11 @@ class Ranges:
     others: dict[str, tuple[Range, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, compute: "Sequence[ComputeSample]", comm: "Sequence[CommSample]") -> "Ranges":
+    def of(cls, compute: Sequence[CallSample], comm: Sequence[ExchangeSample]) -> "Ranges":
         """Compute the ranges of the samples that models of column-wise tables and all-to-alls are fitted to."""
         return cls(**_of_calls(compute), **(_of_exchanges(comm) if comm else _NO_EXCHANGES))
 
-    def widened(self, compute: "Sequence[ComputeSample]", comm: "Sequence[CommSample]") -> "Ranges":
+    def widened(self, compute: Sequence[CallSample], comm: Sequence[ExchangeSample]) -> "Ranges":
         """Return ranges that include these samples, too; either sequence may be empty."""
         ranges = (_of_calls(compute) if compute else {}) | (_of_exchanges(comm) if comm else {})
         known = {name: getattr(self, name) or one for name, one in ranges.items()}
@@ -214,7 +232,7 @@ def _warnings(*known: tuple[Range | None, Sequence[float]]) -> tuple[Message, ..
     return tuple(warning for warning in warnings if warning is not None)
 
 
-def _of_calls(samples: "Sequence[ComputeSample]") -> dict[str, Any]:
+def _of_calls(samples: Sequence[CallSample]) -> dict[str, Any]:
     """Compute the ranges of compute samples, by the names of `Ranges`' fields."""
     tables = [table for sample in samples for table in sample.tables]
     return {
@@ -228,7 +246,7 @@ def _of_calls(samples: "Sequence[ComputeSample]") -> dict[str, Any]:
     }
 
 
-def _of_exchanges(samples: "Sequence[CommSample]") -> dict[str, Any]:
+def _of_exchanges(samples: Sequence[ExchangeSample]) -> dict[str, Any]:
     """Compute the ranges of comm samples, by the names of `Ranges`' fields."""
     return {
         "devices": Range.of("devices", [len(sample.dims) for sample in samples]),

@@ -159,6 +159,13 @@ class Plan:
         """(D,) bytes of the shards on each device, with the optimizer state and buffers that the task counts."""
         return tuple(self.form_bytes.sum(axis=1).tolist())
 
+    @property
+    def fullest_device(self) -> int:
+        """The device with the largest share of its memory in use; the first of equally full devices."""
+        topology, pairs = self.task.topology, zip(self.device_bytes, self.task.shard_memory, strict=True)
+        free = [(memory - used) / total for (used, memory), total in zip(pairs, topology.device_memory, strict=True)]
+        return int(np.argmin(free))
+
     @cached_property
     def host_bytes(self) -> tuple[int, ...]:
         """(H,) bytes of host memory that the shards of each host's devices need."""
@@ -271,10 +278,14 @@ class Plan:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        """Yield a line for the plan, and a line for each of the first devices."""
+        """Yield a line for the plan, a line for the fullest device, and a line for each of the first devices."""
         task, devices = self.task, self.task.topology.num_devices
         summary = f"{self.described_shards} on {devices:,} devices, batch {task.batch_size:,}, memory of {task.memory}"
         yield summary if self.prediction is None else f"{summary}: {self.prediction}"
+        fullest = self.fullest_device
+        buffers = task.topology.device_memory[fullest] - task.shard_memory[fullest]
+        used, memory = self.device_bytes[fullest] + buffers, task.topology.device_memory[fullest]
+        yield f"fullest device: {fullest}, with {readable_bytes(used)} of {readable_bytes(memory)} in use"
         for device in range(min(devices, _SHOWN_DEVICES)):
             yield f"device {device}: {self._contents(device)}"
         if devices > _SHOWN_DEVICES:

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json, write_json
@@ -15,17 +15,21 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Journal(Generic[Value]):
-    """Numbered values of one dataclass, each in a file `<name>-0000.json` that is either complete or missing.
+    """Numbered values of one type, each in a file `<name>-0000.json` that is either complete or missing.
+
+    A subclass may store the values in files of another format.
 
     Attributes:
         folder: directory of the files; made when the first file is written.
         name: noun for one value; file names, the format and errors contain the noun.
-        holds: the dataclass of the values.
+        holds: the type of the values: a dataclass, unless a subclass stores other values.
         wrong: function of a value's number and the value that returns the defect of the value, as a predicate for an
             error about the file ("has ..."), or None if the value is right.
         after_deletion: action of the next run after a damaged file is deleted, as a clause of the error message.
         version: version of the files' format.
     """
+
+    suffix: ClassVar[str] = ".json"
 
     folder: Path
     name: str
@@ -36,8 +40,7 @@ class Journal(Generic[Value]):
 
     def keep(self, number: int, value: Value) -> None:
         """Write the value of this number to disk."""
-        content: Any = value
-        write_json(self.path(number), {"format": self._format, **asdict(content)})
+        self.write(self.path(number), value)
 
     def get(self, number: int) -> Value | None:
         """Return the value of a number, or None if there is no file.
@@ -50,13 +53,22 @@ class Journal(Generic[Value]):
             return None
         where = f"{self.name} {path}"
         try:
-            value = parse(of_format(read_json(path, self.name), self._format, where), self.holds, where)
+            value = parse(self.content(path, where), self.holds, where)
             if wrong := self.wrong(number, value):
                 raise UserError("journal-value-wrong", f"{where} {wrong}")
         except UserError as error:
             remedy = f"Delete {path} and run the command again; then {self.after_deletion}"
             raise error.changed(remedy=remedy) from None
         return value
+
+    def write(self, path: Path, value: Value) -> None:
+        """Write a value to its file."""
+        fields: Any = value
+        write_json(path, {"format": self._format, **asdict(fields)})
+
+    def content(self, path: Path, where: str) -> Any:
+        """Return the value in a file as plain values; raise UserError if the file is damaged."""
+        return of_format(read_json(path, self.name), self._format, where)
 
     def read(self) -> tuple[Value, ...]:
         """Return the values 0, 1, ... before the first number without a file; raises as `get` does."""
@@ -82,7 +94,7 @@ class Journal(Generic[Value]):
 
     def path(self, number: int) -> Path:
         """Return the path of the file for the value of a number."""
-        return self.folder / f"{self.name}-{number:04d}.json"
+        return self.folder / f"{self.name}-{number:04d}{self.suffix}"
 
     @property
     def _format(self) -> str:

@@ -239,7 +239,7 @@ def verifier_of(
     check_name("verify", name, choices("verify"))
     settings = {"verify": name, "model": model.name, "exchange_dtype": model.exchange_dtype, "hardware": device}
     config = config_of("search", settings | {"candidate_plans": candidate_plans, "passes": passes}).verify
-    if OmegaConf.select(config, "means.protocol") is not None:
-        config.means.protocol.pipeline = "sparse_dist" if hides_input else "none"
+    if OmegaConf.select(config, "measure.protocol") is not None:
+        config.measure.protocol.pipeline = "sparse_dist" if hides_input else "none"
     verifier: Verifier | None = instantiate_config(config)
     return verifier

@@ -92,8 +92,9 @@ class NeuroShard(Searcher):
         sharding_type_trials: number of assignments of sharding types to tables that the search rates by quickly made
             plans before it searches the best assignments fully; larger values take longer, and 0 tries only column-wise
             tables, if possible.
-        tolerance: maximum extra predicted cost, as a fraction (0.005 is 0.5%), at which a plan with fewer shards is
-            preferred to the cheapest plan; 0 keeps the cheapest plan.
+        tolerance: maximum extra predicted cost, as a fraction (0.005 is 0.5%), at which the search prefers a plan with
+            fewer shards, and then a plan whose fullest device has more free memory, to the cheapest plan; 0 keeps the
+            cheapest plan.
     """
 
     num_candidates: PositiveCount = 10

@@ -130,7 +130,7 @@ def _plans(
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.planner.types import PlannerError
 
-    from neuroshard.hardware.stand_in import StandIn
+    from neuroshard.measure.steps.stand_in import StandIn
     from neuroshard.torchrec import from_sharding_plan
     from neuroshard.torchrec.delegated import without_copies_remarks
 

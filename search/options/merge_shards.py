@@ -1,6 +1,6 @@
-"""Plans with fewer shards that cost hardly more."""
+"""Plans with fewer shards, or with more free memory on the fullest device, that cost hardly more."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -9,6 +9,7 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.stages.search.kernels.steps import ITEM_OUT, TARGET
 from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch, applied
+from neuroshard.stages.search.options.spread_memory import spread_memory
 from neuroshard.stages.search.options.tier_changes import fix_tiers
 from neuroshard.stages.search.options.type_changes import TypeChanges
 from neuroshard.stages.search.space.costed_space import CostedSpace
@@ -19,42 +20,48 @@ from neuroshard.words.form import Call
 def merge_shards(
     plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance: float, fewer: Plan | None = None
 ) -> Plan:
-    """Find a plan of the same task and limits with fewer shards that costs at most `tolerance` more, relative.
+    """Find a plan of the same task and limits with fewer shards, or with more free memory on the fullest device.
 
-    Row-wise and data-parallel tables become table-wise, or the plan `fewer`, which has fewer shards, replaces the plan;
-    then shards of a table are merged, the cheapest merges first. Tiers stay the same, and tables have sharding types
-    with kernel `calls`. The plan itself is returned if nothing is within the tolerance.
+    The plan costs at most `tolerance` more, relative. Row-wise and data-parallel tables become table-wise, or the plan
+    `fewer`, which has fewer shards, replaces the plan; then shards of a table are merged, the cheapest merges first;
+    then shards leave the fullest device. Tiers stay the same, and tables have sharding types with kernel `calls`. The
+    plan itself is returned if nothing is within the tolerance.
     """
     if not tolerance:
         return plan
     start = fix_tiers(plan)
     before = simulator.cost(start.task, start)
     most_ms = before.total_ms * (1 + tolerance)
-    changes = TypeChanges.of(start, simulator, calls) if not start.in_columns else None
-    found = start if changes is None else changes.in_columns(most_ms)
+    found = _fewer_types(start, simulator, calls, most_ms)
     if fewer is not None and simulator.cost(fewer.task, fewer).total_ms <= most_ms:
         found = min(found, fix_tiers(fewer), key=lambda one: len(one.placements))
-    found = _merge_columns(found, simulator, most_ms)
-    if len(found.placements) >= len(start.placements):
-        return plan
-    found = found if found.task is plan.task else Plan(plan.task, found.placements)
-    after = simulator.cost(plan.task, found)
-    within = after.total_ms <= most_ms and after.likely_ms <= before.likely_ms * (1 + tolerance)
-    return found if within and not found.violations else plan
+    for changed in _changed_columns(found, simulator, most_ms):
+        after = simulator.cost(plan.task, other := Plan(plan.task, changed.placements))
+        within = after.total_ms <= most_ms and after.likely_ms <= before.likely_ms * (1 + tolerance)
+        if within and not other.violations:
+            return plan if other == plan else other
+    return plan
 
 
-def _merge_columns(plan: Plan, simulator: Simulator, most_ms: float) -> Plan:
-    """Merge shards of column-wise tables while the plan costs no more than `most_ms`."""
+def _fewer_types(start: Plan, simulator: Simulator, calls: Collection[Call], most_ms: float) -> Plan:
+    """Make row-wise and data-parallel tables table-wise while the plan costs no more than `most_ms`."""
+    changes = TypeChanges.of(start, simulator, calls) if not start.in_columns else None
+    return start if changes is None else changes.in_columns(most_ms)
+
+
+def _changed_columns(plan: Plan, simulator: Simulator, most_ms: float) -> Iterator[Plan]:
+    """Yield the plan with fewer shards, first with more free memory, then with less and less; then the plan itself."""
     fixed = FixedLoad.of_plan(plan, simulator.compute_for(plan.task))
-    in_columns = set(fixed.column_wise.tolist())
-    if sum(placed.shard.table in in_columns for placed in plan.placements) == len(in_columns):
-        return plan
-    space = CostedSpace.checked(fixed, simulator)
-    widths = space.widths(plan)
-    local = LocalSearch(space, widths)
-    begun = local.costed(widths)
-    other_ms = simulator.cost(plan.task, plan).total_ms - begun.cost_ms  # of parts that local search doesn't know
-    return space.plan(_merged(space, local, begun, most_ms - other_ms).widths)
+    if len(fixed.column_wise):
+        space = CostedSpace.checked(fixed, simulator)
+        widths = space.widths(plan)
+        local = LocalSearch(space, widths)
+        begun = local.costed(widths)
+        other_ms = simulator.cost(plan.task, plan).total_ms - begun.cost_ms  # of parts that local search doesn't know
+        merged = _merged(space, local, begun, most_ms - other_ms)
+        spread = spread_memory(space, local, merged, most_ms - other_ms)
+        yield from (space.plan(one.widths) for one in reversed(spread))
+    yield plan
 
 
 def _merged(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: float) -> CostedPlan:

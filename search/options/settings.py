@@ -28,6 +28,11 @@ class ChoiceSettings:
         neighbours: number of changes of the best choice that are tried before the best change is made.
         scarce_choices: number of choices with ever fewer column-wise tables that are tried if nothing else fits.
         steps: maximum number of steps of a local search over choices.
+        memory_steps: maximum number of shards that leave the fullest device for more free memory there.
+        memory_work: maximum number of such steps times tables times devices, so that large tasks take no longer.
+        memory_steps_costed: number of these steps that are costed in one call.
+        memory_worth: least share of the fullest device that must become free per share of the cost that is added.
+        even_memory: a device at most this many times as full as all devices together is not relieved.
         likely_changes: number of most promising changes that a local search looks at alone, as long as some help.
     """
 
@@ -47,6 +52,11 @@ class ChoiceSettings:
     neighbours: int = 3
     scarce_choices: int = 16
     steps: int = 100
+    memory_steps: int = 200
+    memory_work: int = 20_000_000
+    memory_steps_costed: int = 64
+    memory_worth: float = 20.0
+    even_memory: float = 1.05
     likely_changes: int = 64
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import NullLocator
 
-from neuroshard.hardware.step_samples import PHASES
+from neuroshard.measure.steps.step_samples import PHASES
 from neuroshard.plans.picture import canvas, label
 from neuroshard.plumbing.arrays import FloatArray
 

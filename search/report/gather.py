@@ -9,12 +9,12 @@ from typing import Any
 
 import pandas as pd
 
+from neuroshard.measure.store.run_directory import RunDirectory, RunFile, flat, runs_below
 from neuroshard.plumbing import parquet
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import by_place, digest_of, read_json
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.schema import Count, Name, NonNegative, parse
-from neuroshard.records.run_directory import RunDirectory, RunFile, flat, runs_below
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.tasks.draw import from_file
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
@@ -14,7 +15,6 @@ from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.parquet import read_rows, write_frame
 from neuroshard.plumbing.schema import Count, Name, NonNegative, parse, shown
-from neuroshard.records.run_directory import RunDirectory
 from neuroshard.words.model_choice import ModelChoice
 
 _SEARCH_AGAIN = "Delete the directory of the run and search again"

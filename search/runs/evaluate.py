@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from neuroshard.hardware import Hardware
-from neuroshard.hardware.hardware import is_follower
-from neuroshard.lab.plan_costs import beyond_memory
+from neuroshard.measure import Hardware
+from neuroshard.measure.hardware import is_follower
+from neuroshard.measure.plan_costs import beyond_memory
+from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
@@ -16,10 +17,11 @@ from neuroshard.plumbing.files import by_place, check_directory
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.progress import Result
 from neuroshard.plumbing.schema import PathName, PositiveCount, Seed
-from neuroshard.records.run_directory import RunDirectory
-from neuroshard.stages.search.results.comparison import Evaluated, plans_of, runnable_by_task
+from neuroshard.stages.search.evaluate.comparison import Evaluated, plans_of, runnable_by_task
+from neuroshard.stages.search.evaluate.evaluation import evaluated
+from neuroshard.stages.search.evaluate.kernel_measurer import KernelMeasurer
+from neuroshard.stages.search.evaluate.measurer import Measurer
 from neuroshard.stages.search.results.search_results import SearchRun
-from neuroshard.stages.search.runs.in_parts import InParts, Means
 from neuroshard.words.model_choice import ModelSettings, told
 
 
@@ -50,7 +52,7 @@ class Evaluate(ModelSettings):
     seed: Seed = 0
     out: PathName | None = None
     count_input: bool = False
-    measure: Means = field(default_factory=InParts)
+    measure: Measurer = field(default_factory=KernelMeasurer)
 
     def run(self) -> "Result | None":
         """Measure every plan that fits; tasks without a plan, and plans that do not fit, count as failures.
@@ -79,7 +81,7 @@ class Evaluate(ModelSettings):
             check_directory(Path(self.out))
         directory = RunDirectory.at(self.out, "evaluate", self.hardware.device.kind)
         with directory.held():
-            return self.measure.evaluated(entries, self.hardware, self.seed, self.count_input, directory)
+            return evaluated(self.measure, entries, self.hardware, self.seed, self.count_input, directory)
 
     def _entries(self) -> list[Evaluated]:
         paths = [Path(self.plans)] if isinstance(self.plans, str) else [Path(path) for path in self.plans]

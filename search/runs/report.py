@@ -6,12 +6,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from neuroshard.measure.store.run_directory import check_nothing_else
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import check_directory, write_atomically
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import PathName
-from neuroshard.records.run_directory import check_nothing_else
 from neuroshard.stages.search.report.gather import Gathered, find_runs, gather
 from neuroshard.stages.search.report.page import plain, render, save_csv, save_page
 from neuroshard.stages.search.report.reported import (

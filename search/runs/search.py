@@ -14,7 +14,8 @@ from rich.progress import Progress
 from rich.table import Table as Grid
 from rich.text import Text
 
-from neuroshard.hardware.hardware import is_follower
+from neuroshard.measure.hardware import is_follower
+from neuroshard.measure.store.run_directory import JobFigures, RunDirectory
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
@@ -25,15 +26,14 @@ from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.progress import plain_console, print_lines, progress_bar
 from neuroshard.plumbing.schema import FileName, PathName
 from neuroshard.plumbing.threads import blas_threads
-from neuroshard.records.run_directory import JobFigures, RunDirectory
 from neuroshard.searching.searcher import Searcher
+from neuroshard.stages.search.evaluate.candidate_plan_files import CandidatePlanFiles, Searched
+from neuroshard.stages.search.evaluate.comparison import grid_of
+from neuroshard.stages.search.evaluate.measurer import Measure
+from neuroshard.stages.search.evaluate.search_task import search_task
+from neuroshard.stages.search.evaluate.verification import Verify, save_candidate_plans
 from neuroshard.stages.search.methods.acceptance import rejected_remark
-from neuroshard.stages.search.results.candidate_plan_files import CandidatePlanFiles, Searched
-from neuroshard.stages.search.results.comparison import grid_of
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun, predicted_columns
-from neuroshard.stages.search.runs.in_parts import Measure
-from neuroshard.stages.search.runs.search_task import search_task
-from neuroshard.stages.search.runs.verify import Verify, save_candidate_plans
 from neuroshard.targets.target import target_named
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
@@ -86,7 +86,7 @@ class Search(ModelSettings):
         if self.verify is not None:
             self.verify.check(self.tasks)
             if is_follower():
-                self.verify.means.follow(self.verify.hardware)
+                self.verify.measure.follow(self.verify.hardware)
                 return None
         with blas_threads(1):
             return self._run()
@@ -111,7 +111,7 @@ class Search(ModelSettings):
     @property
     def _usual_framework(self) -> str | None:
         """The framework whose overhead counts if `framework` is not set and the models know the overhead."""
-        return target_named(self.target).usual_framework(None if self.verify is None else self.verify.means.framework)
+        return target_named(self.target).usual_framework(None if self.verify is None else self.verify.measure.framework)
 
     @property
     def _chosen(self) -> ModelChoice:
@@ -164,7 +164,7 @@ class Search(ModelSettings):
         if self.verify is None:
             return nullcontext()
         warn = plain_console(stderr=True).print
-        return self.verify.means.opened(self.tasks, self.verify.hardware, self.count_input, warn)
+        return self.verify.measure.opened(self.tasks, self.verify.hardware, self.count_input, warn)
 
     def _depends(self, simulator: Simulator) -> dict[str, Any]:
         """Return everything that the plans depend on, except the tasks."""

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
+from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.picture import curves_png
@@ -22,7 +23,6 @@ from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import progress_bar
 from neuroshard.plumbing.schema import Count, Seed
 from neuroshard.plumbing.threads import torch_threads
-from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy, Random
 from neuroshard.stages.search.rl.agent import Agent, Tensors, save_agent
 from neuroshard.stages.search.rl.batch import TaskBatch

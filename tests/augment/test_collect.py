@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Outcome
-from neuroshard.hardware.step_samples import Stretch
-from neuroshard.hardware.workers import forked_warm
+from neuroshard.measure import DeviceSpec, EmbeddingSettings, Hardware, Outcome
+from neuroshard.measure._workers.workers import forked_warm
+from neuroshard.measure.steps.step_samples import Stretch
+from neuroshard.measure.store import DataDirectory
+from neuroshard.measure.store.run_directory import RunDirectory
+from neuroshard.measure.store.samples import Repeats
+from neuroshard.measure.store.splits import REFERENCE
 from neuroshard.plumbing.timing import TimingProtocol
-from neuroshard.records import DataDirectory
-from neuroshard.records.run_directory import RunDirectory
-from neuroshard.records.samples import Repeats
-from neuroshard.records.splits import REFERENCE
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation

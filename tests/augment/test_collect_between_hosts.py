@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from neuroshard.records import DataDirectory
+from neuroshard.measure.store import DataDirectory
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation

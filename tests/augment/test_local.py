@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from neuroshard.records.splits import split_tables
+from neuroshard.measure.store.splits import split_tables
 from neuroshard.stages.augment.local import PlanAugmentation
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.words.collective import Precision

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuroshard import Tier, TierAssignment
-from neuroshard.records import DataDirectory
-from neuroshard.records.splits import split_tables
+from neuroshard.measure.store import DataDirectory
+from neuroshard.measure.store.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.testing import toy_tables

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import neuroshard as ns
-from neuroshard.hardware import DeviceSpec
+from neuroshard.measure import DeviceSpec
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.registry import instantiate_config
 from neuroshard.stages.augment.comm import CommAugmentation

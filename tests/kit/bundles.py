@@ -8,10 +8,10 @@ from typing import Any
 
 import safetensors.numpy
 
+from neuroshard.measure.store.samples import CommSample, ComputeSample
 from neuroshard.models import CostModels
 from neuroshard.models.compute_models import ComputeEnsemble
 from neuroshard.models.trust import Margin, Margins, Range, Ranges
-from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.testing import toy_tables
 from tests.kit.random_models import random_by_widest, random_ensemble, random_set_comm
 

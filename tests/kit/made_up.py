@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from neuroshard.hardware import Meter
-from neuroshard.hardware.hardware import Warn
-from neuroshard.records import DataDirectory, Manifest
-from neuroshard.records.samples import CommSample, ComputeSample, LocalSample, Measurement, Repeats
-from neuroshard.records.splits import split_tables
+from neuroshard.measure import Meter
+from neuroshard.measure.hardware import Warn
+from neuroshard.measure.store import DataDirectory, Manifest
+from neuroshard.measure.store.samples import CommSample, ComputeSample, LocalSample, Measurement, Repeats
+from neuroshard.measure.store.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.fit_additive import Additive

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from neuroshard.hardware import DeviceSpec, EmbeddingSettings, Hardware, Meter, Outcome
+from neuroshard.measure import DeviceSpec, EmbeddingSettings, Hardware, Meter, Outcome
 from neuroshard.plumbing.timing import TimingProtocol
 from tests.kit.processes import PATIENCE_S
 

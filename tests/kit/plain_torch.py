@@ -2,8 +2,8 @@
 
 import torch
 
-from neuroshard.hardware.inputs import Inputs
-from neuroshard.records.samples import ComputeSample
+from neuroshard.measure.kernels._inputs import Inputs
+from neuroshard.measure.store.samples import ComputeSample
 
 
 def plain_torch(

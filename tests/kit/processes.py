@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal
 
-from neuroshard.hardware.workers import forked_warm
+from neuroshard.measure._workers.workers import forked_warm
 
 PATIENCE_S = 600.0
 """The one limit of every wait in a test: a guard against hanging, never a statement about speed."""

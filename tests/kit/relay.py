@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from neuroshard.hardware.mirror import Mirror, World
+from neuroshard.measure.steps._mirror import Mirror, World
 
 
 class Relay(Mirror):

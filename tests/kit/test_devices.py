@@ -5,8 +5,8 @@ import pytest
 from scipy.stats import kendalltau
 
 from neuroshard.cost.loads import LoadSets
-from neuroshard.records.sample_loads import loads_of
-from neuroshard.records.samples import CommSample, ComputeSample, RowBlock
+from neuroshard.measure.store.sample_loads import loads_of
+from neuroshard.measure.store.samples import CommSample, ComputeSample, RowBlock
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form

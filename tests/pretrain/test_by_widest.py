@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from neuroshard.cost.loads import LoadSets
+from neuroshard.measure.store.samples import ComputeSample
 from neuroshard.models.compute_models import AdditiveCompute, ByWidestCompute
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.stored import Normaliser
-from neuroshard.records.samples import ComputeSample
 from neuroshard.stages.pretrain.examples import ComputeTable
 from neuroshard.stages.pretrain.fit_additive import Additive, AdditiveNetwork
 from neuroshard.stages.pretrain.measurements import SplitMeasurements

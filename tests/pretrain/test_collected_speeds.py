@@ -6,10 +6,10 @@ from itertools import cycle
 import numpy as np
 import pytest
 
+from neuroshard.measure.store import DataDirectory
+from neuroshard.measure.store.noise import pass_repeatability
+from neuroshard.measure.store.sample_loads import loads_of
 from neuroshard.models import CostModels, load_bundle
-from neuroshard.records import DataDirectory
-from neuroshard.records.noise import pass_repeatability
-from neuroshard.records.sample_loads import loads_of
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation

@@ -8,8 +8,8 @@ import pytest
 
 from neuroshard import CostModels, Simulator, Task, Topology
 from neuroshard.cost.loads import Loads, Traffic
+from neuroshard.measure.store import DataDirectory
 from neuroshard.models.parts import compute_part
-from neuroshard.records import DataDirectory
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.fit_additive import Additive

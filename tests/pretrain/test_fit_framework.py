@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from neuroshard import Simulator
+from neuroshard.measure.store.samples import LOCAL_PHASES, Repeats
+from neuroshard.measure.store.splits import split_tables
 from neuroshard.models import load_bundle
 from neuroshard.models.parts import CONVERTED, Framework, counts_of_sets, terms_of
 from neuroshard.models.precision import converted_mb
-from neuroshard.records.samples import LOCAL_PHASES, Repeats
-from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.augment.local import PlanAugmentation

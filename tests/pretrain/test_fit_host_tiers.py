@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from neuroshard import CostModels, Tier, TierAssignment
+from neuroshard.measure.store.sample_loads import loads_of
+from neuroshard.measure.store.samples import ComputeSample
+from neuroshard.measure.store.splits import split_tables
 from neuroshard.models.host_tiers import HostTiers
-from neuroshard.records.sample_loads import loads_of
-from neuroshard.records.samples import ComputeSample
-from neuroshard.records.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.fit import fit_host_tiers

@@ -7,10 +7,10 @@ import pytest
 
 from neuroshard import CostModels
 from neuroshard.cost.loads import LoadSets
+from neuroshard.measure.store.sample_loads import loads_of, traffic_of
+from neuroshard.measure.store.samples import CommSample, ComputeSample
 from neuroshard.models.comm_models import ExchangeModels
 from neuroshard.models.trust import Margin, Margins, Range, Ranges
-from neuroshard.records.sample_loads import loads_of, traffic_of
-from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.stages.pretrain.fit import Fit, margins_of
 from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble, Regression
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication

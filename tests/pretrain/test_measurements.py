@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from neuroshard.cost.cost import BACKWARD, FORWARD
+from neuroshard.measure.store.samples import CommSample, Measurement, Repeats
+from neuroshard.measure.store.splits import TEST, TRAIN, VALID
 from neuroshard.models.parts import FRAMEWORK
-from neuroshard.records.samples import CommSample, Measurement, Repeats
-from neuroshard.records.splits import TEST, TRAIN, VALID
 from neuroshard.stages.pretrain.measurements import Measured, SplitMeasurements
 from neuroshard.testing.toys import LinearComm
 from neuroshard.words.collective import Collective

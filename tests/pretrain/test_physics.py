@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from neuroshard.cost.loads import LoadSets
+from neuroshard.measure.store.samples import BACKWARD, FORWARD, CommSample, ComputeSample
 from neuroshard.plumbing.schema import SEEDS
-from neuroshard.records.samples import BACKWARD, FORWARD, CommSample, ComputeSample
 from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble, Regression
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.measurements import SplitMeasurements

@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 
 from neuroshard import CostModels
-from neuroshard.lab.plan_costs import PlanRecords, measure_plans
-from neuroshard.lab.recorder import meters_of
-from neuroshard.records import DataDirectory
+from neuroshard.measure.plan_costs import PlanRecords, measure_plans
+from neuroshard.measure.recorder import meters_of
+from neuroshard.measure.store import DataDirectory
 from neuroshard.stages.pretrain.fit_additive import Ensemble
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.pretrain import Pretrain
+from neuroshard.stages.search.evaluate.verification import Verify
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.search import Search
-from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.testing import toy_task
 from neuroshard.words.form import Form
 from tests.kit.devices.made_up import MadeUpHardware

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from neuroshard.cost.loads import LoadSets, Traffic
+from neuroshard.measure.store import DataDirectory
+from neuroshard.measure.store.sample_loads import loads_of
+from neuroshard.measure.store.samples import CommSample, ComputeSample, Measurement, Repeats
+from neuroshard.measure.store.splits import split_tables
 from neuroshard.models import CostModels, load_bundle
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.perceptron import perceptron
 from neuroshard.models.stored import Normaliser
 from neuroshard.plumbing import files
-from neuroshard.records import DataDirectory
-from neuroshard.records.sample_loads import loads_of
-from neuroshard.records.samples import CommSample, ComputeSample, Measurement, Repeats
-from neuroshard.records.splits import split_tables
 from neuroshard.stages.pretrain.examples import CommTable, ComputeTable
 from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble, Regression
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from neuroshard.cost.loads import Traffic
-from neuroshard.hardware import DeviceSpec, Hardware, Meter, Outcome
-from neuroshard.hardware.hardware import Warn
+from neuroshard.measure import DeviceSpec, Hardware, Meter, Outcome
+from neuroshard.measure.hardware import Warn
+from neuroshard.measure.store.sample_loads import loads_of, own_traffic
+from neuroshard.measure.store.samples import BlockLookups, CommSample, ComputeSample, Measurement, Repeats, Sample
 from neuroshard.models import CommModel, ComputeModel, CostModels
 from neuroshard.models.comm_models import ExchangeModels
 from neuroshard.models.interface import waits
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.timing import TimingProtocol
-from neuroshard.records.sample_loads import loads_of, own_traffic
-from neuroshard.records.samples import BlockLookups, CommSample, ComputeSample, Measurement, Repeats, Sample
 from neuroshard.words.collective import Collective
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import FORMS

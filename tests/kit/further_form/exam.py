@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 import neuroshard as ns
-from neuroshard.hardware.step_meters import check_comparable
 from neuroshard.layouts import LAYOUTS
+from neuroshard.measure.steps.step_meters import check_comparable
+from neuroshard.measure.store.splits import TEST, TRAIN, VALID
 from neuroshard.plans.moves import table_changes
 from neuroshard.plumbing.errors import UserError
-from neuroshard.records.splits import TEST, TRAIN, VALID
 from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.augment.local import PlanAugmentation
 from neuroshard.stages.search.methods.replan import Replan

@@ -6,8 +6,8 @@ from dataclasses import asdict, replace
 
 import neuroshard as ns
 from neuroshard.cost.cost import INPUT
-from neuroshard.hardware.plan_samples import kernel_calls
-from neuroshard.records import DataDirectory
+from neuroshard.measure._plan_samples import kernel_calls
+from neuroshard.measure.store import DataDirectory
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation

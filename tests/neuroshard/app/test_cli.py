@@ -450,7 +450,7 @@ def test_sizes_are_written_as_people_do(here, capsys):
 
 def test_hardware_that_is_not_here_leaves_nothing_behind(here, capsys, monkeypatch):
     none = Fingerprint("cuda", "none", 0, 1)
-    monkeypatch.setattr("neuroshard.hardware.hardware.fingerprint", lambda kind: none)
+    monkeypatch.setattr("neuroshard.measure.hardware.fingerprint", lambda kind: none)
     _refused(capsys, "hardware-no-gpu", "collect", "hardware=cuda", "out=x", where="hardware=cuda")
 
 

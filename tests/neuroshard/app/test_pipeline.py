@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 
 import neuroshard as ns
 from neuroshard import Simulator
+from neuroshard.measure.store.samples import CommSample, ComputeSample
 from neuroshard.models.trust import Range, Ranges
 from neuroshard.plumbing.registry import instantiate_config
-from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.searching.searcher import searcher_of
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.pretrain.pretrain import Pretrain

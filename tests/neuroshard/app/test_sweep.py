@@ -6,8 +6,8 @@ from rich.console import Console
 
 from neuroshard.app.failures import FAILED, NO_PLAN, failure_of
 from neuroshard.app.sweep import Job, compared, jobs_in, sweep_folder
+from neuroshard.measure.store.run_directory import JobFigures
 from neuroshard.plumbing.errors import InfeasibleError, UserError
-from neuroshard.records.run_directory import JobFigures
 
 
 def _shown(*jobs):

@@ -8,14 +8,14 @@ import pytest
 
 from neuroshard import CostModels, Plan, Simulator
 from neuroshard.models import Card, save_bundle
+from neuroshard.stages.search.evaluate.kernel_measurer import KernelMeasurer
+from neuroshard.stages.search.evaluate.mirrored_measurer import MirroredMeasurer
+from neuroshard.stages.search.evaluate.step_measurer import StepMeasurer
+from neuroshard.stages.search.evaluate.verification import Verify
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.stages.search.runs.explain import Explain
-from neuroshard.stages.search.runs.in_mirror import InMirror
-from neuroshard.stages.search.runs.in_parts import InParts
-from neuroshard.stages.search.runs.in_steps import InSteps
 from neuroshard.stages.search.runs.search import Search
-from neuroshard.stages.search.runs.verify import Verify
 from neuroshard.testing import toy_task
 from neuroshard.words.model_choice import ModelChoice, ModelSettings
 from tests.kit.devices.made_up import MadeUpHardware
@@ -95,7 +95,7 @@ def test_commands_have_every_setting_of_models():
 
 
 def _verified(means):
-    return Verify(MadeUpHardware(), candidate_plans=2, passes=2, means=means)
+    return Verify(MadeUpHardware(), candidate_plans=2, passes=2, measure=means)
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,11 @@ def _verified(means):
         ({"target": "torchrec"}, True),
         ({"target": "torchrec", "framework": "none"}, False),
         ({"target": "sok"}, False),
-        ({"verify": _verified(InParts())}, False),
-        ({"verify": _verified(InSteps())}, True),
-        ({"verify": _verified(InMirror())}, True),
-        ({"verify": _verified(InMirror()), "framework": "none"}, False),
-        ({"verify": _verified(InSteps()), "target": "sok"}, False),
+        ({"verify": _verified(KernelMeasurer())}, False),
+        ({"verify": _verified(StepMeasurer())}, True),
+        ({"verify": _verified(MirroredMeasurer())}, True),
+        ({"verify": _verified(MirroredMeasurer()), "framework": "none"}, False),
+        ({"verify": _verified(StepMeasurer()), "target": "sok"}, False),
     ],
 )
 def test_a_search_counts_the_overhead_for_torchrec_and_in_steps(settings, counts):
@@ -118,7 +118,7 @@ def test_a_search_counts_the_overhead_for_torchrec_and_in_steps(settings, counts
     assert search.models.of_whole_steps is counts
 
 
-@pytest.mark.parametrize("settings", [{"target": "torchrec"}, {"verify": _verified(InSteps())}])
+@pytest.mark.parametrize("settings", [{"target": "torchrec"}, {"verify": _verified(StepMeasurer())}])
 def test_models_that_do_not_know_the_overhead_are_an_error_only_if_it_is_asked_for(tmp_path, settings):
     save_bundle(tmp_path / "models", random_form_models(), Card())
     search = Search(str(tmp_path / "models"), (TASK,), Greedy("dim"), "dim", **settings)
@@ -149,7 +149,9 @@ def test_a_run_holds_the_models_and_their_settings(tmp_path):
     assert saved.plans()[0].prediction.models == saved.model
 
 
-@pytest.mark.parametrize(("measure", "counts"), [(InParts(), False), (InSteps(), True), (InMirror(), True)])
+@pytest.mark.parametrize(
+    ("measure", "counts"), [(KernelMeasurer(), False), (StepMeasurer(), True), (MirroredMeasurer(), True)]
+)
 def test_plans_in_steps_are_predicted_with_the_overhead(tmp_path, measure, counts):
     whole(TASK).save(tmp_path / "plan.json")
     evaluate = Evaluate(str(tmp_path / "plan.json"), "cpu", MadeUpHardware(), measure=measure)

@@ -5,11 +5,11 @@ import pytest
 
 from neuroshard import CostModels, Simulator, Task, Topology
 from neuroshard.cost.loads import LoadSets, Traffic
+from neuroshard.measure.store import DataDirectory
+from neuroshard.measure.store.sample_loads import loads_of
 from neuroshard.models.network import Network
 from neuroshard.models.published_points import Curves
 from neuroshard.models.roofline import RooflineComm, RooflineCompute, datasheet_of
-from neuroshard.records import DataDirectory
-from neuroshard.records.sample_loads import loads_of
 from neuroshard.stages.search.methods.heuristics import Greedy
 from neuroshard.tables.sources.criteo import criteo
 from neuroshard.testing import PhysicalCommConformance

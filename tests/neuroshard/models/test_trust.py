@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from neuroshard.measure.store.samples import CommSample, ComputeSample
 from neuroshard.models.trust import Margin, Range, Ranges
-from neuroshard.records.samples import CommSample, ComputeSample
 from neuroshard.testing import toy_task
 from tests.kit.messages import check
 from tests.kit.plans import whole

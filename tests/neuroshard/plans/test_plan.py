@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -165,8 +166,8 @@ def test_plans_of_any_sharding_type_read_well():
     lines = str(laid_out(task, range(4), [2, 3], {(2, 3): 4, (0, 1): 12}, COPIES, 1)).splitlines()
     types = "1 table-wise, 1 row-wise, 1 table-row-wise, 1 grid-shard, 1 data-parallel"
     assert lines[0] == f"5 tables: {types} on 4 devices, batch 64, memory of weights"
-    assert lines[2].endswith(": copied (data-parallel), whole, grid[5:10, 4:16], cut[3:6, :]")
-    assert lines[4].endswith("copied (data-parallel), host[5:10, :], grid[5:10, 0:4], cut[9:10, :]")
+    assert lines[3].endswith(": copied (data-parallel), whole, grid[5:10, 4:16], cut[3:6, :]")
+    assert lines[5].endswith("copied (data-parallel), host[5:10, :], grid[5:10, 0:4], cut[9:10, :]")
 
 
 def test_the_example_of_the_page_runs():
@@ -292,3 +293,10 @@ def test_a_directory_is_no_plan(tmp_path):
     with refused("plan-file-directory", names=[tmp_path]) as raised:
         Plan.load(tmp_path)
     assert str(tmp_path / "plans" / "task-0000.json") in raised.value.message.remedy
+
+
+def test_a_plan_names_the_device_with_the_least_share_of_memory_left():
+    task = replace(toy_task(2), topology=Topology(2, ("1GiB", "4GiB")))
+    plan = laid_out(task, 0, 1)
+    assert plan.fullest_device == 0
+    assert f"fullest device: 0, with {readable_bytes(plan.device_bytes[0])} of 1 GiB in use" in str(plan)

@@ -4,9 +4,9 @@ import pytest
 
 import neuroshard as ns
 from neuroshard.searching.searcher import within_hosts
+from neuroshard.stages.search.evaluate.search_task import search_task
 from neuroshard.stages.search.methods.ablations import NoCommunication, WithModels
 from neuroshard.stages.search.methods.replan import Replan
-from neuroshard.stages.search.runs.search_task import search_task
 from neuroshard.testing import linear_models, toy_task
 from neuroshard.torchrec.finder import Finder
 from tests.kit.messages import refused

@@ -9,7 +9,7 @@ import pytest
 from torchrec.distributed.planner import ParameterConstraints
 
 from neuroshard import Constraints, MemoryUse, TableRule
-from neuroshard.stages.search.runs.in_parts import InParts
+from neuroshard.stages.search.evaluate.kernel_measurer import KernelMeasurer
 from tests.kit.messages import logged_codes, logged_one, refused
 from tests.kit.torchrec_models import bags, planner
 
@@ -75,12 +75,12 @@ def test_what_is_changed_after_a_plan_is_not_measured():
 @pytest.mark.parametrize("pipeline", ["none", "sparse_dist", "semi_sync", None])
 def test_steps_are_measured_with_the_exchange_of_indices_where_costs_count_it(verify, pipeline):
     finder = planner(verify=verify, models="cpu", pipeline=pipeline)._finder
-    assert finder.verifier.means.protocol.pipeline == ("none" if pipeline == "none" else "sparse_dist")
+    assert finder.verifier.measure.protocol.pipeline == ("none" if pipeline == "none" else "sparse_dist")
     assert finder.simulator.count_input == (pipeline == "none")
 
 
 def test_kernels_and_exchanges_have_no_pipeline():
-    assert planner(verify="kernels", models="cpu", pipeline="none")._finder.verifier.means == InParts()
+    assert planner(verify="kernels", models="cpu", pipeline="none")._finder.verifier.measure == KernelMeasurer()
 
 
 @pytest.mark.slow

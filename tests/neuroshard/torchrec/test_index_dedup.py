@@ -11,7 +11,7 @@ from torchrec.distributed.embedding import EmbeddingCollectionSharder, set_ec_in
 from torchrec.distributed.planner import ParameterConstraints
 
 from neuroshard import MemoryUse, Table
-from neuroshard.hardware.mirror import mirrored_world
+from neuroshard.measure.steps._mirror import mirrored_world
 from neuroshard.tables.reuse import histogram
 from neuroshard.torchrec.sequences import deduplicated
 from tests.kit.torchrec_models import CPU, planner, sequences

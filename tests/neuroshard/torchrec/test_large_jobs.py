@@ -16,7 +16,7 @@ from torchrec.distributed.types import ShardingPlan
 from torchrec.types import DataType
 
 from neuroshard import Constraints, MemoryUse, Table, TableRule, Tier, zipf_reuse
-from neuroshard.hardware.mirror import mirrored_world
+from neuroshard.measure.steps._mirror import mirrored_world
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.torchrec import from_sharding_plan
 from neuroshard.words.form import Form

@@ -15,8 +15,8 @@ from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.types import ShardingPlan
 
 from neuroshard import Topology
-from neuroshard.hardware.mirror import mirrored_world
-from neuroshard.hardware.step_bench import placed_here
+from neuroshard.measure.steps._mirror import mirrored_world
+from neuroshard.measure.steps._step_bench import placed_here
 from neuroshard.torchrec import NeuroShardPlanner
 from neuroshard.torchrec.groups import groups_of
 from neuroshard.torchrec.pods import POD_SIZE, pod_size_remark, ranks_per_pod

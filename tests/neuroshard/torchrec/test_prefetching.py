@@ -12,12 +12,12 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstima
 from torchrec.distributed.types import CacheParams, PipelineType
 
 from neuroshard import CostModels, MemoryUse, NeuroShardWarning, Simulator, Tier, TierAssignment
-from neuroshard.hardware import step_bench
-from neuroshard.hardware.stand_in import in_pipeline
-from neuroshard.hardware.step_samples import StepProtocol
+from neuroshard.measure.steps import _step_bench as step_bench
+from neuroshard.measure.steps.stand_in import in_pipeline
+from neuroshard.measure.steps.step_samples import StepProtocol
+from neuroshard.stages.search.evaluate.mirrored_measurer import MirroredMeasurer
+from neuroshard.stages.search.evaluate.step_measurer import StepMeasurer
 from neuroshard.stages.search.options.tier_changes import reassign_tiers
-from neuroshard.stages.search.runs.in_mirror import InMirror
-from neuroshard.stages.search.runs.in_steps import InSteps
 from neuroshard.targets.target import export_plan
 from neuroshard.torchrec import load_sharding_plan, save_sharding_plan, to_sharding_plan
 from neuroshard.torchrec.sharding_plan import parameters_in
@@ -237,7 +237,7 @@ def test_steps_are_set_up_in_the_pipeline_that_is_measured(monkeypatch):
     assert raised.value.args == ("sparse_dist",)
 
 
-@pytest.mark.parametrize("means", [InSteps, InMirror])
+@pytest.mark.parametrize("means", [StepMeasurer, MirroredMeasurer])
 @pytest.mark.parametrize("counted", ["sparse_dist", "prefetch"])
 def test_measuring_in_another_pipeline_is_warned_of(means, counted, recwarn):
     hardware = SimpleNamespace(check_hosts=lambda _: None)

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.plumbing.errors import UserError
-from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.report.gather import gather, named
 from neuroshard.stages.search.results.search_results import SearchRun

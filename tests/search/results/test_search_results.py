@@ -5,9 +5,9 @@ import json
 import pandas as pd
 import pytest
 
+from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.plumbing.files import exclusive
-from neuroshard.records.run_directory import RunDirectory
 from neuroshard.stages.search.methods.heuristics import Greedy, Random
 from neuroshard.stages.search.results.search_results import SearchRun
 from neuroshard.stages.search.runs.search import Search

@@ -3,6 +3,7 @@
 import re
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -10,20 +11,21 @@ import pytest
 from rich.console import Console
 
 from neuroshard import CostModels, Plan, Prediction, Simulator, Task, Topology
-from neuroshard.hardware.step_samples import PHASES, BuildTimes, StepProtocol
+from neuroshard.measure.steps.step_samples import LOOKUPS_ALONE, PHASES, STEP, StepProtocol
+from neuroshard.measure.store.plan_measurements import COST, PlanMeasurement
 from neuroshard.models import Card, save_bundle
 from neuroshard.models.predicted_for import PredictedFor
 from neuroshard.models.trust import DATASHEET
 from neuroshard.plumbing.files import exclusive
 from neuroshard.plumbing.messages import Message
+from neuroshard.stages.search.evaluate.comparison import _BUSY as BUSY
+from neuroshard.stages.search.evaluate.comparison import Evaluated, comparison, provenance_lines, trust_lines
+from neuroshard.stages.search.evaluate.kernel_measurer import KernelMeasurer
+from neuroshard.stages.search.evaluate.mirrored_measurer import MirroredMeasurer
+from neuroshard.stages.search.evaluate.step_measurer import StepMeasurer
 from neuroshard.stages.search.methods.heuristics import Greedy
-from neuroshard.stages.search.results.comparison import _BUSY as BUSY
-from neuroshard.stages.search.results.comparison import Evaluated, comparison, provenance_lines, trust_lines
 from neuroshard.stages.search.results.search_results import SearchRun
-from neuroshard.stages.search.runs import in_mirror, in_steps
 from neuroshard.stages.search.runs.evaluate import Evaluate
-from neuroshard.stages.search.runs.in_mirror import TaskInMirror
-from neuroshard.stages.search.runs.in_parts import InParts
 from neuroshard.stages.search.runs.search import Search
 from neuroshard.testing import random_models, toy_task
 from neuroshard.words.model_choice import ModelChoice
@@ -182,7 +184,7 @@ def test_plan_loading_is_checked(tmp_path):
 
 
 def _measured_by(monkeypatch, measure):
-    monkeypatch.setattr("neuroshard.stages.search.runs.in_parts.measure_plans", measure)
+    monkeypatch.setattr("neuroshard.stages.search.evaluate.kernel_measurer.measure_plans", measure)
 
 
 @pytest.fixture
@@ -238,15 +240,14 @@ def test_a_run_that_was_stopped_goes_on_with_the_first_task_that_is_not_measured
     found = evaluate.run()
     assert asked == [*_tasks()[:2]]
     again = evaluate.run()  # finished: nothing is left to measure
-    path = tmp_path / "out" / "tasks" / "task-0001.json"
-    for sound, damaged in (('"compute"', '"computed"'), ('"step_ms": null', '"step_ms": 3.0')):
-        kept = path.read_text()
-        assert sound in kept
-        path.write_text(kept.replace(sound, damaged))
+    path = tmp_path / "out" / "measurements" / "task-0001" / "pass-0000.parquet"
+    sound = pd.read_parquet(path, dtype_backend="numpy_nullable")
+    for damaged in (sound.replace({"phase": {"compute": "computed"}}), sound[sound.device != 0]):
+        damaged.to_parquet(path)
         with refused("journal-value-wrong") as caught:
             evaluate.run()
         assert str(path) in caught.value.message.remedy
-        path.write_text(kept)
+    sound.to_parquet(path)
     for result in (found, again):
         assert [entry.measured_ms for entry in result.entries[:2]] == [6.0, 6.0]
         assert str(result.entries[0].measured) == str(cost)
@@ -256,7 +257,7 @@ def test_what_was_measured_is_saved_before_anything_is_drawn(unbalanced, tmp_pat
     def broken(*_arguments):
         raise RuntimeError("no picture")
 
-    monkeypatch.setattr("neuroshard.stages.search.runs.in_parts.plan_png", broken)
+    monkeypatch.setattr("neuroshard.stages.search.evaluate.kernel_measurer.plan_png", broken)
     with pytest.raises(RuntimeError):
         _evaluate(unbalanced, tmp_path / "out").run()
     assert pd.read_parquet(tmp_path / "out" / "results.parquet").measured_ms[0] == 6.0
@@ -308,7 +309,7 @@ class _Coded(Message):
 
 @pytest.fixture(autouse=True)
 def _codes_in_lines(monkeypatch):
-    monkeypatch.setattr("neuroshard.stages.search.results.comparison.Message", _Coded)
+    monkeypatch.setattr("neuroshard.stages.search.evaluate.comparison.Message", _Coded)
 
 
 IN_STEPS = ModelChoice("h100", framework="torchrec")
@@ -369,17 +370,21 @@ def test_costs_predicted_for_this_hardware_are_judged_without_those_for_another(
     assert BUSY in lines[-1]
 
 
+def _of_every_plan(rows, plans, number, *_rest):
+    return tuple(replace(row, plan=plan, pass_number=number) for plan in range(len(plans)) for row in rows)
+
+
 @pytest.mark.parametrize("measure", ["kernels", "steps", "mirrored"])
 def test_every_way_of_measuring_names_other_hardware(measure, unbalanced, tmp_path, monkeypatch):
     plan = Plan.load(unbalanced)
     replace(plan, prediction=Prediction(ModelChoice("roofline:h100"), 5.5)).save(unbalanced)
     few = StepProtocol(builds=1, turns=1, steps=1)
-    took = BuildTimes((3.0,), (1.0,) * len(PHASES), 1.0)
-    monkeypatch.setattr(in_steps, "step_builds", lambda *_: nullcontext(lambda plans, _: (took,) * len(plans)))
-    nothing = TaskInMirror(0, (), (), (), "none")
-    monkeypatch.setattr(in_mirror.InMirror, "_of_task", lambda *_: nothing)
-    monkeypatch.setattr(TaskInMirror, "told", lambda _: [])
-    ways = {"kernels": InParts(), "steps": in_steps.InSteps(few), "mirrored": in_mirror.InMirror(few)}
+    step = [PlanMeasurement(0, 0, phase=phase, ms=3.0) for phase in (COST, STEP, LOOKUPS_ALONE, *PHASES)]
+    rank = [PlanMeasurement(0, 0, 0, "lookups", 3.0, None, "all_to_all"), step[0]]
+    for name, rows in ((StepMeasurer, step), (MirroredMeasurer, rank)):
+        measured = partial(_of_every_plan, rows)
+        monkeypatch.setattr(name, "opened", lambda *_, measured=measured: nullcontext(measured))
+    ways = {"kernels": KernelMeasurer(), "steps": StepMeasurer(few), "mirrored": MirroredMeasurer(few)}
     result = _evaluate(unbalanced, tmp_path / "out", measure=ways[measure]).run()
     (line,) = (line for line in shown(result, 1000).splitlines() if OTHER_HARDWARE in line)
     assert all(one in line for one in ("a GPU: H100 (datasheet)", "a CPU"))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import neuroshard as ns
-from neuroshard.records import DataDirectory, Manifest
+from neuroshard.measure.store import DataDirectory, Manifest
 from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.tables.sources.dlrm import dlrm
 from neuroshard.tables.sources.dlrm_like import dlrm_like

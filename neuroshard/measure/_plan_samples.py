@@ -1,0 +1,88 @@
+"""The samples to measure for a plan: the kernel calls of each device, and one exchange after another.
+
+A device calls one kernel for each sharding type (`Form`), tier and data type of its pooled tables; sequence tables have
+one call per width, too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from neuroshard.cost.loads import Traffic
+from neuroshard.layouts import LAYOUTS, Layout
+from neuroshard.measure.store.samples import BACKWARD, CommSample, ComputeSample, RowBlock
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.grouping import grouped
+from neuroshard.tables import Table
+from neuroshard.tables.reuse import reuse_at
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import CALLS, Call
+from neuroshard.words.placement import Placement, Tier, TierAssignment
+
+
+def kernel_calls(plan: Plan) -> tuple[tuple[ComputeSample, ...], ...]:
+    """Return the successive kernel calls of each device, (D,); empty for a device without shards."""
+    by_device = grouped(plan.placements, lambda placed: placed.device)
+    return tuple(_calls(plan, by_device.get(device, ())) for device in range(plan.task.topology.num_devices))
+
+
+def _calls(plan: Plan, placements: Sequence[Placement]) -> tuple[ComputeSample, ...]:
+    def kernel(placed: Placement) -> tuple[int, int, int]:
+        """Return the number of the call, the bytes of a weight, and the width of sequence shards (0 if pooled)."""
+        number, table = placed.shard.table, plan.task.tables[placed.shard.table]
+        call = CALLS.index(Call(plan.forms[number], table.pooled, placed.tier_assignment.tier))
+        return call, table.bytes_per_element, 0 if table.pooled else placed.shard.dim
+
+    by_kernel = sorted(grouped(placements, kernel).items())
+    return tuple(_call(plan, LAYOUTS[CALLS[call].form], placed) for (call, *_), placed in by_kernel)
+
+
+def _call(plan: Plan, layout: Layout, placements: Sequence[Placement]) -> ComputeSample:
+    tables = tuple(plan.task.tables[p.shard.table].with_dim(p.shard.dim) for p in placements)
+    samples, shares = plan.task.batch_size, layout.batch_shares(plan.task.topology.num_devices)
+    if shares > 1:
+        tables, samples = tuple(_of_share(table, shares) for table in tables), max(1, samples // shares)
+    blocks = tuple(RowBlock(p.shard.row, p.shard.rows) for p in placements) if layout.blocks else ()
+    return ComputeSample(tables, samples, layout.form, blocks, tier_assignment=_common_home(placements))
+
+
+def _common_home(placements: Sequence[Placement]) -> TierAssignment:
+    """Return the tier assignment of a call's tables; one cache has room for the rows of all their caches."""
+    first = placements[0].tier_assignment
+    if first.tier is not Tier.UVM_CACHING:
+        return first
+    rows = sum(p.shard.rows for p in placements)
+    return TierAssignment(
+        first.tier, min(sum(p.shard.rows * p.tier_assignment.cached_share for p in placements) / rows, 1.0)
+    )
+
+
+def _of_share(table: Table, shares: int) -> Table:
+    """Return the table with the reuse that one of `shares` equal shares of a batch has."""
+    reuse = reuse_at(np.array(table.reuse), 1 / shares)
+    return replace(table, reuse=tuple(reuse.tolist()))
+
+
+def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:
+    """Return the plan's exchanges in a direction, in the order of a step's forward pass, without delays.
+
+    Data-parallel tables exchange nothing in the forward pass. The input dist is left out (`input_exchange`).
+    """
+    traffic = plan.traffic if direction == BACKWARD else plan.traffic.forward
+    return _exchanges(plan, traffic, [which for which in Collective if which is not Collective.INPUT])
+
+
+def input_exchange(plan: Plan) -> tuple[CommSample, ...]:
+    """Return the exchange of indices and lengths, without delays; empty if devices look up only their own tables."""
+    return _exchanges(plan, plan.traffic, [Collective.INPUT])
+
+
+def _exchanges(plan: Plan, traffic: Traffic, collectives: Sequence[Collective]) -> tuple[CommSample, ...]:
+    task, starts = plan.task, (0.0,) * plan.task.topology.num_devices
+    given = {which: traffic.given(which)[0] for which in collectives}
+    return tuple(
+        CommSample(tuple(map(round, sizes.tolist())), starts, task.batch_size, which, task.topology.fast_links)
+        for which, sizes in given.items()
+        if sizes.any()
+    )

@@ -1,0 +1,1 @@
+"""The worker processes that measure, and the timing protocol that runs in each of them."""

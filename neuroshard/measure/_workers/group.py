@@ -1,0 +1,118 @@
+"""The group of processes that measure together, one per device, as one of these processes sees it."""
+
+import gc
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, cast
+
+import numpy as np
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+from neuroshard.measure._workers.runs import Outcome
+from neuroshard.measure._workers.workers import Bench, Joining, Meter, Sample
+from neuroshard.measure.device import make_device
+from neuroshard.measure.store.samples import Repeats
+from neuroshard.plumbing.arrays import FloatArray
+
+_IDLE = timedelta(days=7)  # followers wait while rank 0 measures kernel calls
+_LEADING = "neuroshard/leading"
+_Batch = tuple[list[Sample], list[int]]
+
+
+class Group:
+    """This process's rank in the group of processes, with a separate channel for agreements between them.
+
+    Agreements must not use the process group that is being measured.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.control = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s)))
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def barrier(self) -> None:
+        """Wait until all processes of the group call this method."""
+        dist.barrier(group=self.control)
+
+    def combined(self, own: list[Outcome]) -> list[Outcome]:
+        """Return each sample's outcome over all D processes; the repeats have D as an additional last dimension."""
+        gathered: list[list[Outcome] | None] = [None] * self.size
+        dist.all_gather_object(gathered, own, group=self.control)
+        return [_combine(list(each)) for each in zip(*(outcomes or [] for outcomes in gathered), strict=True)]
+
+
+def _combine(outcomes: list[Outcome]) -> Outcome:
+    """Combine one sample's outcomes of every device, (R, ...) each, into one outcome with repeats (R, ..., D)."""
+    busy_s = max(outcome.busy_s for outcome in outcomes)
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    if errors:
+        return Outcome(None, errors[0], busy_s)
+    repeats = [outcome.repeats for outcome in outcomes if outcome.repeats is not None]
+    times: FloatArray = np.stack([repeat.times_ms for repeat in repeats], axis=-1)
+    return Outcome(Repeats(times, repeats[0].at_s), None, busy_s)
+
+
+def join(
+    how: Joining[Sample], rank: int, count: int, meet_at: str, wait: Callable[[Store], object] = lambda _: None
+) -> Bench[Sample]:
+    """Join the other processes at `meet_at` (a torch.distributed init method); return the bench of this process.
+
+    The timeout for the other processes begins when `wait` returns; `wait` receives the store through which the
+    processes meet.
+    """
+    device = make_device(how.device)
+    device.prepare(rank, how.timing.flush_bytes)
+    store, _, _ = next(rendezvous(meet_at, rank, count))
+    wait(store)
+    timeout = timedelta(seconds=how.timeout_s)
+    dist.init_process_group(device.backend, store=store, rank=rank, world_size=count, timeout=timeout)
+    return how.make_bench(device, how.timing, how.timeout_s)
+
+
+class Torchrun(Meter[Sample]):
+    """Meter in a process that torchrun started, on one or several hosts.
+
+    Rank 0 measures batches together with all other processes, which call `follow`. If a follower dies, torchrun
+    notices.
+    """
+
+    def __init__(self, how: Joining[Sample]) -> None:
+        """Join the other processes; all of them wait for rank 0 without a timeout."""
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        meet = (lambda store: store.wait([_LEADING], _IDLE)) if rank else (lambda store: store.set(_LEADING, ""))
+        self._bench = join(how, rank, size, "env://", meet)
+        self._orders = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=_IDLE))
+
+    def measure(self, samples: Sequence[Sample], seeds: Sequence[int]) -> list[Outcome]:
+        """Return an outcome for each sample, measured together with all followers;
+        the seeds fix the order of the runs.
+        """
+        self._passed_on((list(samples), list(seeds)))
+        return self._bench.measure(samples, seeds, lambda _: None)
+
+    def follow(self) -> None:
+        """Take part in all measurements of rank 0, until rank 0 ends them."""
+        while (batch := self._passed_on(None)) is not None:
+            self._bench.measure(*batch, lambda _: None)
+        self._leave()
+
+    def close(self) -> None:
+        """End the followers' work."""
+        self._passed_on(None)
+        self._leave()
+
+    def _passed_on(self, batch: _Batch[Sample] | None) -> _Batch[Sample] | None:
+        """Send rank 0's batch to every process, and return the batch; None ends the work."""
+        box: list[Any] = [batch]
+        dist.broadcast_object_list(box, 0, group=self._orders)
+        passed: _Batch[Sample] | None = box[0]
+        return passed
+
+    def _leave(self) -> None:
+        # Gloo's threads end with the last reference to their group, and models and their groups are reference cycles. A
+        # thread that frees its last work while Python exits would abort the process.
+        del self._bench, self._orders
+        gc.collect()
+        dist.destroy_process_group()

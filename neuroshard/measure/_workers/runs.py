@@ -1,0 +1,99 @@
+"""Run a batch of live samples by the timing protocol, in the measuring process."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from neuroshard.measure.store.samples import Repeats
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.timing import TimingProtocol
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One run: its recorded times, and the seconds inside the measured code (without flushes and waiting)."""
+
+    times_ms: FloatArray
+    busy_s: float
+
+
+Run = Callable[[], Timed]
+Report = Callable[[int], None]  # receives the number of the next sample, so that a crash can be attributed to it
+T = TypeVar("T")
+FAILURES = (RuntimeError, MemoryError, ValueError)  # torch's out-of-memory errors are RuntimeErrors
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A sample's repeats, or its error.
+
+    Attributes:
+        repeats: the timed repeats; None after an error.
+        error: the error; None if there was none.
+        busy_s: seconds spent inside the sample's timed and warm-up runs.
+        seen: the lookups in each of the sample's row blocks, if it has any; or the stretches of a rank's step.
+    """
+
+    repeats: Repeats | None
+    error: str | None
+    busy_s: float
+    seen: tuple[Any, ...] = ()
+
+
+@dataclass
+class _Tally:
+    """The results of one live sample so far."""
+
+    times: list[FloatArray]
+    at: list[float]
+    busy_s: float = 0.0
+    error: str | None = None
+
+    def outcome(self) -> Outcome:
+        """Return the outcome of the sample."""
+        if self.error is not None:
+            return Outcome(None, self.error, self.busy_s)
+        return Outcome(Repeats(np.array(self.times), np.array(self.at)), None, self.busy_s)
+
+
+def run_batch(
+    builds: Sequence[Callable[[], Run]],
+    protocol: TimingProtocol,
+    rng: np.random.Generator,
+    report: Report,
+) -> list[Outcome]:
+    """Build every sample, then run all of them by the protocol; return an outcome for each.
+
+    A sample that fails does not stop the others.
+    """
+    tallies = [_Tally([], []) for _ in builds]
+    runs = []
+    for index, build in enumerate(builds):
+        report(index)
+        runs.append(_attempt(tallies[index], build))
+    for visit in protocol.visits(len(builds), rng):
+        tally, run = tallies[visit.index], runs[visit.index]
+        if tally.error is not None or run is None:
+            continue
+        report(visit.index)
+        at = time.time()
+        timed = _attempt(tally, run)
+        if timed is None:
+            continue
+        tally.busy_s += timed.busy_s
+        if visit.timed:
+            tally.times.append(timed.times_ms)
+            tally.at.append(at)
+    return [tally.outcome() for tally in tallies]
+
+
+def _attempt(tally: _Tally, action: Callable[[], T]) -> T | None:
+    """Return the result of an action; if it fails, record the error and return None."""
+    try:
+        return action()
+    except FAILURES as error:
+        tally.error = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]
+        return None

@@ -1,0 +1,254 @@
+"""The hardware of this machine, with the meters that measure on it."""
+
+import logging
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
+from multiprocessing.context import ForkServerContext, SpawnContext
+from typing import TYPE_CHECKING, Any
+from warnings import filterwarnings
+
+from neuroshard.measure._workers.workers import Bench, Joining, Meter, Sample, WorkerGroup, forked_warm
+from neuroshard.measure.specs import DeviceSpec, EmbeddingSettings, check_tiers, no_device
+from neuroshard.measure.steps.step_samples import StepProtocol
+from neuroshard.measure.store.samples import CommSample, ComputeSample, LocalSample
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.messages import Message, number_of
+from neuroshard.plumbing.schema import Seconds
+from neuroshard.plumbing.timing import TimingProtocol
+from neuroshard.words.fingerprint import Fingerprint, fingerprint
+from neuroshard.words.placement import Tier
+from neuroshard.words.topology import Topology
+
+if TYPE_CHECKING:  # imports torch
+    from neuroshard.measure.device import Device
+
+_POD_SIZE = "TORCHREC_RESOLVED_POD_SIZE"
+_CHATTY = ("torchrec", "torch.fx")  # loggers that warn about every table of every model
+Warn = Callable[[Message], None]
+
+
+@dataclass(frozen=True)
+@checked
+class Hardware:
+    """A type of device, with the settings for measuring on it.
+
+    Attributes:
+        device: the device that runs the kernels.
+        embedding: settings of the fused kernel.
+        compute_timing, comm_timing: how kernel calls and exchanges are timed.
+        timeout_s: maximum time without a result from a worker process, in seconds; after this time the process is
+            stopped, and the current sample (a kernel call or an exchange) is recorded as failed.
+    """
+
+    device: DeviceSpec
+    embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
+    compute_timing: TimingProtocol = field(default_factory=TimingProtocol)
+    comm_timing: TimingProtocol = field(default_factory=TimingProtocol)
+    timeout_s: Seconds = 120.0
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        """The fingerprint of this machine for this type of device."""
+        return fingerprint(self.device.kind)
+
+    def check(self) -> None:
+        """Raise UserError if this machine has no device of this type, or if FBGEMM is not installed."""
+        if find_spec("fbgemm_gpu") is None:
+            extra = self.device.kind
+            raise UserError(
+                "hardware-fbgemm-missing",
+                "FBGEMM is not installed",
+                limit="measurements need FBGEMM",
+                remedy=f"Run `pip install -e '.[{extra}]'` in a checkout of neuroshard",
+            )
+        if self.fingerprint.count == 0:
+            raise no_device()
+
+    def check_tiers(self, tiers: Iterable[Tier]) -> None:
+        """Raise UserError if tables cannot be measured in these memory tiers."""
+        check_tiers(self.device.kind, tiers)
+
+    def compute_meter(self, warn: Warn) -> Meter[ComputeSample]:
+        """Return the meter of kernel calls on the first device, in a separate process."""
+        make = partial(_make_compute_bench, self.device, self.embedding, self.compute_timing)
+        return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
+
+    def devices_per_host(self, num_devices: int) -> int | None:
+        """Return the number of devices on each host, of `num_devices` in all; None if one host has all of them.
+
+        The hosts of a pod count as one host, as in TorchRec, because fast links join them.
+        """
+        if not under_torchrun():
+            return None
+        local = int(os.environ["LOCAL_WORLD_SIZE"]) * _hosts_per_pod()
+        return local if local < num_devices else None
+
+    def check_hosts(self, topology: Topology) -> None:
+        """Raise UserError if this machine does not measure exchanges between hosts of the topology's size."""
+        devices, wanted = topology.num_devices, topology.domain_size
+        measured = self.devices_per_host(devices) or devices
+        if wanted != measured:
+            setting = "devices_per_host" if topology.devices_per_domain is None else "devices_per_domain"
+            raise UserError(
+                "hardware-hosts-differ",
+                f"the task has {wanted} of its {devices} devices on each host",
+                limit=f"here exchanges are measured with {number_of(measured, 'device')} on each host, and both "
+                "numbers must be the same",
+                remedy=f"Set topology.{setting}={measured}, or measure on hosts with {number_of(wanted, 'device')}",
+            )
+
+    def comm_meter(self, num_devices: int, warn: Warn) -> Meter[CommSample]:
+        """Return the meter of exchanges between `num_devices` processes: of this host, or of all hosts under torchrun.
+
+        Raises:
+            UserError: torchrun started another number of processes.
+        """
+        return self._group_meter(num_devices, self._exchanges, None, warn)
+
+    def step_meter(self, topology: Topology, protocol: StepProtocol, warn: Warn) -> Meter[Plan]:
+        """Return the meter of training steps of plans for this topology, in the same processes as `comm_meter`.
+
+        Raises:
+            UserError: torchrun started another number of processes.
+        """
+        return self._group_meter(topology.num_devices, self._steps(protocol), topology.domain_size, warn)
+
+    def mirror_meter(self, protocol: StepProtocol, warn: Warn) -> Meter[LocalSample]:
+        """Return the meter of single ranks' local work in training steps,
+        on the first device, in a separate process.
+        """
+        make = partial(_make_mirror_bench, self.device, self.embedding, protocol)
+        return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
+
+    def follow(self, steps: StepProtocol | None = None) -> None:
+        """Take part in rank 0's measurements, in another process of torchrun: of exchanges, or of training `steps`."""
+        from neuroshard.measure._workers.group import Torchrun
+
+        how: Joining[Any] = self._exchanges if steps is None else self._steps(steps)
+        Torchrun(how).follow()
+
+    @property
+    def _exchanges(self) -> Joining[CommSample]:
+        return Joining(self.device, self.comm_timing, self.timeout_s, _exchange_bench)
+
+    def _steps(self, protocol: StepProtocol) -> Joining[Plan]:
+        return Joining(self.device, protocol.timing, self.timeout_s, partial(_step_bench, self.embedding, protocol))
+
+    def _group_meter(self, num_devices: int, how: Joining[Sample], local_size: int | None, warn: Warn) -> Meter[Sample]:
+        """Return the meter of `num_devices` processes that measure together;
+        TorchRec sees hosts of `local_size` devices.
+        """
+        if under_torchrun():
+            return self._leader(num_devices, how)
+        make = partial(_make_joined, how, local_size or num_devices)
+        return WorkerGroup(make, num_devices, self.timeout_s, warn, self._context())
+
+    def _leader(self, num_devices: int, how: Joining[Sample]) -> Meter[Sample]:
+        """Return the meter of rank 0 under torchrun; raise UserError if torchrun
+        started another number of processes.
+        """
+        started = int(os.environ["WORLD_SIZE"])
+        if started != num_devices:
+            raise UserError(
+                "torchrun-processes-differ",
+                f"torchrun started {number_of(started, 'process', 'processes')}",
+                limit=f"num_devices is {num_devices}, and each device needs exactly one process",
+                remedy=f"Start {num_devices} processes with torchrun, or set num_devices to {started}",
+            )
+        from neuroshard.measure._workers.group import Torchrun  # imports torch, so only if needed
+
+        return Torchrun(how)
+
+    def _context(self) -> ForkServerContext | SpawnContext:
+        # With CUDA, every worker must be a new interpreter.
+        return forked_warm() if self.device.kind == "cpu" else multiprocessing.get_context("spawn")
+
+
+def _hosts_per_pod() -> int:
+    """Return the number of hosts over which TorchRec shards rows; raise UserError if the variable is not a number."""
+    hosts = os.environ.get(_POD_SIZE, "1")
+    if not hosts.isdecimal() or int(hosts) < 1:
+        raise UserError(
+            "pod-size-not-number",
+            f"the environment variable {_POD_SIZE} is {hosts!r}",
+            limit="the value must be a number of hosts, 1 or more",
+            remedy="Set the variable to the number of hosts, or unset the variable",
+        )
+    return int(hosts)
+
+
+def under_torchrun() -> bool:
+    """Return True if torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def is_follower() -> bool:
+    """Return True if rank 0, in another process, controls the measurements;
+    then call `Hardware.follow` in this process.
+    """
+    return under_torchrun() and os.environ["RANK"] != "0"
+
+
+def _make_compute_bench(
+    spec: DeviceSpec, settings: EmbeddingSettings, protocol: TimingProtocol, rank: int, _count: int, _port: int
+) -> Bench[ComputeSample]:
+    # Imports torch and FBGEMM, so only in the worker.
+    from neuroshard.measure.device import make_device
+    from neuroshard.measure.kernels._compute_bench import DENSE_WARNING, ComputeBench
+
+    filterwarnings("ignore", DENSE_WARNING)
+    device = make_device(spec)
+    device.prepare(rank, protocol.flush_bytes)
+    return ComputeBench(device, settings, protocol)
+
+
+def _exchange_bench(device: "Device", timing: TimingProtocol, timeout_s: float) -> Bench[CommSample]:
+    from neuroshard.measure._exchange_bench import ExchangeBench
+
+    return ExchangeBench(device, timing, timeout_s)
+
+
+def _make_mirror_bench(
+    spec: DeviceSpec, settings: EmbeddingSettings, protocol: StepProtocol, rank: int, _count: int, _port: int
+) -> Bench[LocalSample]:
+    _hush()
+    from neuroshard.measure.device import make_device
+    from neuroshard.measure.steps._mirror_bench import MirrorBench
+
+    device = make_device(spec)
+    device.prepare(rank, protocol.timing.flush_bytes)
+    return MirrorBench(device, settings, protocol)
+
+
+def _hush() -> None:
+    """Silence TorchRec's messages about every table, and torch's warnings about renamed functions."""
+    filterwarnings("ignore", category=FutureWarning)
+    filterwarnings("ignore", category=UserWarning, module="torch")
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def _step_bench(
+    settings: EmbeddingSettings, protocol: StepProtocol, device: "Device", _timing: TimingProtocol, timeout_s: float
+) -> Bench[Plan]:
+    _hush()
+    from neuroshard.measure.steps._step_bench import StepBench
+
+    return StepBench(device, settings, protocol, timeout_s)
+
+
+def _make_joined(how: Joining[Sample], local_size: int, rank: int, count: int, port: int) -> Bench[Sample]:
+    from neuroshard.measure._workers.group import join
+
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all processes are on this host
+    os.environ["LOCAL_WORLD_SIZE"] = str(local_size)  # the size of a host for TorchRec
+    os.environ[_POD_SIZE] = "1"  # the number of hosts over which TorchRec shards rows
+    if count > (os.cpu_count() or 1):  # without pinning, processes that share cores run faster
+        how = replace(how, device=replace(how.device, pin=False))
+    return join(how, rank, count, f"tcp://127.0.0.1:{port}")

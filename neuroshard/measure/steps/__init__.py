@@ -1,0 +1,1 @@
+"""Time training steps of TorchRec, on all ranks or mirrored on one."""

@@ -1,0 +1,288 @@
+"""Time training steps of plans: in a new group of processes for each build, or mirrored, one rank after another."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from neuroshard.measure._workers.runs import Outcome
+from neuroshard.measure._workers.workers import Meter, Sample
+from neuroshard.measure.hardware import Hardware, Warn, under_torchrun
+from neuroshard.measure.steps.step_samples import LOOKUPS_ALONE, PHASES, PIPELINES, STEP, StepProtocol, measured_ranks
+from neuroshard.measure.store.plan_measurements import COST, Pass, PlanMeasurement, error_of
+from neuroshard.measure.store.samples import HOST, LOCAL_PHASES, LocalSample
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import BoolArray, FloatArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.grouping import grouped
+from neuroshard.plumbing.messages import number_of
+from neuroshard.plumbing.schema import readable_bytes
+from neuroshard.words.topology import Topology
+
+_SEED_RANGE = 2**31
+
+
+# Measures one build of plans of one task, all live together, as the pass with the given number; the seed fixes the
+# order of the plans and the lookups.
+Builds = Callable[[Sequence[Plan], int, Sequence[int]], Pass]
+
+
+@contextmanager
+def step_builds(hardware: Hardware, protocol: StepProtocol, topology: Topology, warn: Warn) -> Iterator[Builds]:
+    """Yield a function that times one build of plans for this topology, each time in a new group of processes.
+
+    Under torchrun, the function uses torchrun's processes, which stay alive: the other processes take part until the
+    end.
+
+    Raises:
+        UserError: torchrun started another number of processes; or, when the function is called, the processes cannot
+            be started.
+    """
+    if under_torchrun():
+        with hardware.step_meter(topology, protocol, warn) as meter:
+            yield partial(measure_build, meter)
+        return
+
+    def build(plans: Sequence[Plan], number: int, seed: Sequence[int]) -> Pass:
+        """Measure one build in a new group of processes."""
+        with hardware.step_meter(plans[0].task.topology, protocol, warn) as meter:
+            return measure_build(meter, plans, number, seed)
+
+    yield build
+
+
+def measure_build(meter: Meter[Plan], plans: Sequence[Plan], number: int, seed: Sequence[int]) -> Pass:
+    """Measure one build of every plan, all live together, as pass `number`.
+
+    The seed fixes the order of the plans and the lookups.
+    """
+    outcomes = measured_in_any_order(meter, plans, seed)
+    return tuple(row for k, outcome in enumerate(outcomes) for row in _rows_of_build(k, number, outcome))
+
+
+def measured_in_any_order(meter: Meter[Sample], samples: Sequence[Sample], seed: Sequence[int]) -> list[Outcome]:
+    """Return an outcome for each sample, measured together in an order that the seed fixes."""
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(len(samples))
+    seeds = rng.integers(_SEED_RANGE, size=len(samples)).tolist()
+    outcomes = meter.measure([samples[i] for i in order], seeds)
+    return [outcomes[place] for place in order.argsort()]
+
+
+def _rows_of_build(plan: int, number: int, outcome: Outcome) -> list[PlanMeasurement]:
+    """Return the times of a plan in a build: of the step in each turn, of each phase, and of lookups alone.
+
+    The repeats are (R, 1 + P + 1, D) ms: of a step, its phases, and lookups alone. All times are means over ranks, and
+    times of phases are means over turns, too. The cost is the median over turns.
+    """
+    if outcome.repeats is None:
+        return [PlanMeasurement(plan, number, error=outcome.error)]
+    mean_ms = outcome.repeats.times_ms.mean(axis=(0, 2))
+    steps_ms = outcome.repeats.times_ms[:, 0].mean(axis=-1)
+    named = [(STEP, ms) for ms in steps_ms.tolist()]
+    named += zip((*PHASES, LOOKUPS_ALONE), mean_ms[1:].tolist(), strict=True)
+    named.append((COST, float(np.median(steps_ms))))
+    return [PlanMeasurement(plan, number, phase=phase, ms=ms) for phase, ms in named]
+
+
+def check_steps(plans: Sequence[Plan], hardware: Hardware) -> None:
+    """Raise UserError if steps of these plans, all live together, cannot be timed on this machine."""
+    check_comparable(plans)
+    hardware.check_hosts(plans[0].task.topology)
+    check_held(plans, "on all devices together", sum(sum(plan.device_bytes) for plan in plans), hardware)
+
+
+def check_held(plans: Sequence[Plan], where: str, needed_bytes: int, hardware: Hardware) -> None:
+    """Raise UserError if this machine lacks the plans' tiers,
+    or has too little memory for the plans that are live together.
+    """
+    hardware.check_tiers({home.tier for plan in plans for home in plan.tier_assignments})
+    if hardware.device.kind == "cpu" and needed_bytes > (there := hardware.fingerprint.memory_bytes):
+        raise UserError(
+            "steps-memory-too-small",
+            f"the shards of {number_of(len(plans), 'plan')} {where} need {readable_bytes(needed_bytes)} of memory at "
+            "once",
+            limit=f"this machine has {readable_bytes(there)}",
+            remedy="Measure fewer plans in one run, or plans of smaller tables",
+        )
+
+
+def check_comparable(plans: Sequence[Plan]) -> None:
+    """Raise UserError if TorchRec lacks a plan's sharding types, or if the plans have different tables or devices."""
+    for plan in plans:
+        plan.check_layouts(
+            lambda layout: bool(layout.words), "TorchRec has no such sharding type", "Set measure=kernels"
+        )
+    task = plans[0].task
+    if any(plan.task.tables != task.tables or plan.task.topology != task.topology for plan in plans):
+        raise UserError(
+            "steps-plans-differ",
+            "the plans have different tables or devices",
+            limit="training steps can be compared only if the plans have the same tables and the same devices",
+            remedy="Give plans of the same task",
+        )
+
+
+@dataclass(frozen=True)
+class RankJob:
+    """One rank, and the plans (by index) that are measured on this rank together."""
+
+    rank: int
+    plans: tuple[int, ...]
+
+
+def rank_jobs(plans: Sequence[Plan]) -> tuple[RankJob, ...]:
+    """Return a job for every rank that is measured for at least one of the plans of a task, in order."""
+    ranks = [measured_ranks(plan) for plan in plans]
+    every = sorted({rank for ranks_of_plan in ranks for rank in ranks_of_plan})
+    return tuple(
+        RankJob(rank, tuple(k for k, ranks_of_plan in enumerate(ranks) if rank in ranks_of_plan)) for rank in every
+    )
+
+
+def measure_rank(
+    job: RankJob,
+    plans: Sequence[Plan],
+    protocol: StepProtocol,
+    number: int,
+    seed: Sequence[int],
+    hardware: Hardware,
+    warn: Warn,
+) -> Pass:
+    """Measure one rank's local work in steps of the job's plans, all live together in a new process, as pass `number`.
+
+    The seed fixes the order of the plans and the lookups.
+
+    Raises:
+        UserError: the process cannot be started.
+    """
+    samples = [LocalSample(plans[k], job.rank) for k in job.plans]
+    with hardware.mirror_meter(protocol, warn) as meter:
+        outcomes = measured_in_any_order(meter, samples, seed)
+    named = zip(job.plans, outcomes, strict=True)
+    return tuple(row for plan, outcome in named for row in rows_of_rank(plan, number, job.rank, outcome))
+
+
+def rows_of_rank(plan: int, number: int, rank: int, outcome: Outcome) -> list[PlanMeasurement]:
+    """Return one rank's local work in a step of a plan: a row for each stretch, the median over turns; or the error."""
+    if outcome.repeats is None:
+        return [PlanMeasurement(plan, number, rank, error=outcome.error)]
+    medians = np.median(outcome.repeats.times_ms, axis=0).T.tolist()
+    return [
+        PlanMeasurement(plan, number, rank, stretch.phase, ms, None, stretch.until, sent, received)
+        for stretch, (ms, sent, received) in zip(outcome.seen, medians, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class LocalMeter(Meter[LocalSample]):
+    """Meter of local work by phase; it measures one step after another with a meter of single ranks' steps."""
+
+    meter: Meter[LocalSample]
+
+    def close(self) -> None:
+        """End the measuring process."""
+        self.meter.close()
+
+    def measure(self, samples: Sequence[LocalSample], seeds: Sequence[int]) -> list[Outcome]:
+        """Return an outcome for each sample; its repeats are (R, P), as in `Repeats`."""
+        return [by_phase(*self.meter.measure([sample], [seed])) for sample, seed in zip(samples, seeds, strict=True)]
+
+
+def by_phase(outcome: Outcome) -> Outcome:
+    """Return the outcome with the ms of all stretches summed by phase, and with the host's time if it was measured."""
+    if outcome.repeats is None:
+        return outcome
+    named = [stretch.phase for stretch in outcome.seen]
+    phases = LOCAL_PHASES if HOST not in named else (*LOCAL_PHASES, HOST)
+    of_phase = np.array([[phase == column_phase for column_phase in phases] for phase in named], dtype=np.float64)
+    times_ms = outcome.repeats.times_ms[:, 0] @ of_phase
+    return Outcome(replace(outcome.repeats, times_ms=times_ms), outcome.error, outcome.busy_s)
+
+
+@dataclass(frozen=True, eq=False)
+class MirroredStep:
+    """A plan's step as a timeline over R measured ranks, without the time of its K - 1 exchanges.
+
+    Attributes:
+        ranks: (R,) the measured ranks.
+        phase_ms: (R, K, P) local work of each phase before each exchange, and after the last.
+        waited_for: (K - 1,) True if ranks wait for the exchange at once. In a pipeline, indices are sent while ranks
+            continue to work, and ranks wait for them only after other exchanges.
+    """
+
+    ranks: tuple[int, ...]
+    phase_ms: FloatArray
+    waited_for: BoolArray
+
+    @classmethod
+    def of(cls, rows: Sequence[PlanMeasurement], pipeline: str = "none") -> "MirroredStep":
+        """Combine the stretches of all ranks of a plan in one pass, in the order of the step.
+
+        Raises:
+            ValueError: a rank failed, or ranks have different exchanges.
+        """
+        if (error := error_of(rows)) is not None:
+            raise ValueError(error)
+        by_rank = grouped([row for row in rows if row.phase in LOCAL_PHASES], lambda row: row.device)
+        exchanges = [[row for row in of_rank if row.until] for of_rank in by_rank.values()]
+        if any([row.until for row in of_rank] != [row.until for row in exchanges[0]] for of_rank in exchanges):
+            raise ValueError("ranks of the plan take part in different exchanges: its step has no common timeline")
+        phase_ms = np.zeros((len(by_rank), len(exchanges[0]) + 1, len(LOCAL_PHASES)))
+        for number, of_rank in enumerate(by_rank.values()):
+            ends = np.array([bool(row.until) for row in of_rank])
+            phases = [LOCAL_PHASES.index(row.phase or "") for row in of_rank]
+            np.add.at(phase_ms[number], (ends.cumsum() - ends, phases), [row.ms or 0.0 for row in of_rank])
+        waited_for = np.array([row.phase not in PIPELINES[pipeline] for row in exchanges[0]], dtype=bool)
+        return cls(tuple(rank for rank in by_rank if rank is not None), phase_ms, waited_for)
+
+    @property
+    def slowest_ms(self) -> FloatArray:
+        """Local work by phase, (P,), summed over the slowest rank at each exchange that ranks wait for."""
+        by_phase = [work.sum(axis=1) for work in self._between]
+        slowest: FloatArray = np.sum([ms[ms.sum(axis=1).argmax()] for ms in by_phase], axis=0)
+        return slowest
+
+    @property
+    def step_ms(self) -> float:
+        """The ms of a step in which exchanges take no time, and end when the slowest rank arrives."""
+        return float(self.slowest_ms.sum())
+
+    def exposed_ms(self, input_ms: float) -> float:
+        """Return the part of an input dist of `input_ms` that is not hidden behind other work, in ms.
+
+        If ranks wait for the input dist, all of it counts. In a pipeline, the input dist begins at time a, when the
+        last rank has reached it; the next exchange could begin at time b, when the last rank has reached that one. Both
+        use the same links, so that neither hides the other: the next exchange begins when the indices have arrived, at
+        max(b, a + input). The step takes longer by max(0, input - (b - a)): the local work between both exchanges hides
+        the rest.
+        """
+        ahead = [work for work in self._between if work.shape[1] > 1]
+        if not ahead:
+            return input_ms
+        *_, a, b = ahead[-1].sum(axis=2).cumsum(axis=1).max(axis=0).tolist()
+        return max(input_ms - float(b - a), 0.0)
+
+    @property
+    def _between(self) -> list[FloatArray]:
+        """Local work between the exchanges that ranks wait for;
+        each array is (R, k, P), with k - 1 other exchanges in it.
+        """
+        return np.split(self.phase_ms, np.flatnonzero(self.waited_for) + 1, axis=1)
+
+
+def check_mirrored(plans: Sequence[Plan], hardware: Hardware) -> None:
+    """Raise UserError if mirrored steps of these plans of one task, all live together, cannot be measured here."""
+    if under_torchrun():
+        raise UserError(
+            "mirrored-under-torchrun",
+            "torchrun started this process",
+            limit="mirrored steps of all ranks are measured on one device, one rank after another",
+            remedy="Start the command without torchrun",
+        )
+    check_comparable(plans)
+    needed = {job.rank: sum(plans[k].device_bytes[job.rank] for k in job.plans) for job in rank_jobs(plans)}
+    rank = max(needed, key=needed.__getitem__)
+    check_held(plans, f"on rank {rank}", needed[rank], hardware)

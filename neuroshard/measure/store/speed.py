@@ -1,0 +1,90 @@
+"""The speed of a machine over time, which changes with other users, heat and the placement of memory."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize
+from scipy.sparse import csr_array
+from scipy.special import huber
+
+from neuroshard.measure.store.samples import Measurement, Sample
+from neuroshard.plumbing.arrays import FloatArray
+
+_REPEATED = 0.05  # expected difference of the logarithms of two times measured at the same speed
+_SPEEDS = 0.1  # expected size of the logarithms of slowness
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One sample that was measured in two periods of the machine, given by their numbers."""
+
+    earlier: int
+    later: int
+    first_ms: float
+    again_ms: float
+
+
+def slowness_of(spells: int, pairs: Sequence[Pair]) -> FloatArray:
+    """Fit the machine's slowness in each of S periods, (S,): the ratio of measured times to times in a typical period.
+
+    The fit minimises Huber's loss of the ratios of samples that were measured in two periods. The slowness is drawn to
+    1, the more the fewer such samples there are; without such samples it is 1 everywhere.
+    """
+    pairs = [pair for pair in pairs if pair.earlier != pair.later]
+    if not pairs:
+        return np.ones(spells)
+    ratio = np.array([float(np.log(pair.again_ms / pair.first_ms)) for pair in pairs])
+    wanted = np.concatenate([ratio / _REPEATED, np.zeros(spells)])
+    of_logs = _of_logs(spells, pairs)
+
+    def loss(logs: FloatArray) -> tuple[float, FloatArray]:
+        """Return the sum of Huber's losses for the logarithms of slowness (S,), and its gradient (S,)."""
+        left = of_logs @ logs - wanted
+        return float(huber(1.0, left).sum()), of_logs.T @ np.clip(left, -1.0, 1.0)
+
+    fitted = minimize(loss, np.zeros(spells), jac=True, method="L-BFGS-B", options={"ftol": 0.0, "gtol": 1e-9})
+    slowness: FloatArray = np.exp(fitted.x)
+    return slowness
+
+
+def _of_logs(spells: int, pairs: Sequence[Pair]) -> Any:
+    """Return the sparse matrix, (P + S, S), of the differences of logarithms in P pairs,
+    followed by each of S logarithms.
+    """
+    differences = np.tile([1 / _REPEATED, -1 / _REPEATED], len(pairs))
+    rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(spells)])
+    columns = np.concatenate([*([pair.later, pair.earlier] for pair in pairs), np.arange(spells)])
+    return csr_array((np.concatenate([differences, np.full(spells, 1 / _SPEEDS)]), (rows, columns)))
+
+
+def with_slowness(
+    chunks: Sequence[Sequence[Measurement[Sample]]], told_by: Collection[str]
+) -> list[list[Measurement[Sample]]]:
+    """Return the measurements of all chunks with the machine's slowness during each chunk.
+
+    Samples of the splits `told_by` that several chunks have in common show the slowness.
+    """
+    if len(chunks) < 2:
+        return [list(chunk) for chunk in chunks]
+    first: dict[int, tuple[int, float]] = {}
+    pairs: list[Pair] = []
+    for number, chunk in enumerate(chunks):
+        for m in chunk:
+            if m.split not in told_by or m.repeats is None:
+                continue
+            if (ms := float(m.typical_ms)) > 0:
+                earlier, first_ms = first.setdefault(m.sample_id, (number, ms))
+                pairs.append(Pair(earlier, number, first_ms, ms))
+    slowness = slowness_of(len(chunks), pairs).tolist()
+    return [
+        [replace(m, slowness=slowness_of_chunk) for m in chunk]
+        for chunk, slowness_of_chunk in zip(chunks, slowness, strict=True)
+    ]
+
+
+def slowness_between(measurements: Sequence[Measurement[Any]]) -> tuple[float, float] | None:
+    """Return the minimum and maximum slowness of the measurements; None if it is unknown."""
+    known = {m.slowness for m in measurements} - {1.0}
+    return (min(known), max(known)) if known else None

@@ -1,0 +1,173 @@
+"""The answer of a search to a task: a plan, or the best of several measured candidate plans, which are saved on disk.
+
+A run that was killed measures nothing twice.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from neuroshard.measure.store.plan_measurements import Pass, PassFiles, costs_ms, errors_of, passes_in
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.checked import checked
+from neuroshard.plumbing.errors import InfeasibleError, UserError
+from neuroshard.plumbing.journal import Journal
+from neuroshard.plumbing.messages import Message
+from neuroshard.plumbing.schema import NonNegative, PositiveCount
+from neuroshard.searching.searcher import Found
+from neuroshard.stages.search.evaluate.verdict import Verdict
+from neuroshard.stages.search.results.search_results import predicted_columns
+from neuroshard.tasks.task import Task
+
+
+@dataclass(frozen=True)
+@checked
+class _Origin:
+    """How the candidate plans of a task were found, as in `Searched` and `Found`; `count` is the number of plans."""
+
+    count: PositiveCount
+    seconds: NonNegative
+    warning: Message | None
+    remark: str | None = None
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The state of the answer to a task.
+
+    Attributes:
+        found: a plan, or the error that explains why there is none.
+        seconds: search time.
+        candidate_plans: (K,) plans that can be measured, with their predictions, the predicted best first; empty if no
+            candidate plans were requested, or no plan was found.
+        passes: (P,) measurements so far, each of all candidate plans.
+    """
+
+    found: Found | InfeasibleError
+    seconds: float
+    candidate_plans: tuple[Plan, ...] = ()
+    passes: tuple[Pass, ...] = ()
+
+    @property
+    def answer(self) -> Found:
+        """The found plan.
+
+        Raises:
+            InfeasibleError: no plan was found.
+        """
+        if isinstance(self.found, InfeasibleError):
+            raise self.found
+        return self.found
+
+    @property
+    def errors(self) -> tuple[str | None, ...]:
+        """The first error of each plan's measurements, (K,); None for plans without errors."""
+        return errors_of(self.passes, len(self.candidate_plans))
+
+    @property
+    def costs_ms(self) -> FloatArray:
+        """The cost of each plan in each pass, (K, P) ms; NaN for failed measurements."""
+        return costs_ms(self.passes, len(self.candidate_plans))
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the candidate plans, based on all measured passes."""
+        return Verdict.of(self.costs_ms)
+
+    @property
+    def measured_ms(self) -> float | None:
+        """The measured cost of the candidate plan to deploy, in ms; None if it could not be measured."""
+        if not self.passes:
+            return None
+        measured_ms = float(self.verdict.measured_ms[self.verdict.taken])
+        return None if np.isnan(measured_ms) else measured_ms
+
+    def judged(self) -> "Searched":
+        """Return the same state with the candidate plan to deploy as the answer,
+        and with a remark that explains the choice.
+        """
+        verdict, why = self.verdict, self.errors[0]
+        remarks = self.answer.remark, f"{verdict}" if why is None else f"{verdict} ({why})"
+        remark = "; ".join(filter(None, remarks))
+        return replace(self, found=Found(self.candidate_plans[verdict.taken], self.answer.warning, remark=remark))
+
+
+@dataclass(frozen=True)
+class CandidatePlanFiles:
+    """The files of a task's candidate plans in a run's directory.
+
+    `candidate_plans/task-0000.json` describes how the plans were found. The directory `candidate_plans/task-0000` has
+    the plans, and `measurements/task-0000` has a file for each pass.
+    """
+
+    run: Path
+    task: int
+
+    def plan(self, number: int) -> str:
+        """Return the path of a candidate plan's file, relative to the run's directory."""
+        return f"candidate_plans/task-{self.task:04d}/plan-{number:02d}.json"
+
+    def begin(self, searched: Searched) -> None:
+        """Write the candidate plans and how they were found, before they are measured."""
+        for number, plan in enumerate(searched.candidate_plans):
+            plan.save(self.run / self.plan(number))
+        answer = searched.answer
+        self._origins.keep(
+            self.task, _Origin(len(searched.candidate_plans), searched.seconds, answer.warning, answer.remark)
+        )
+
+    def passes(self, plans: Sequence[Plan]) -> PassFiles:
+        """Return the files of the passes over these candidate plans."""
+        return passes_in(self.run, self.task, plans)
+
+    def read(self, task: Task) -> Searched | None:
+        """Return the saved state of the task's answer; None if its search has not ended.
+
+        Raises:
+            UserError: a file is damaged, or belongs to another task.
+        """
+        if (origin := self._origins.get(self.task)) is None:
+            return None
+        plans = tuple(self._read_plan(number, task) for number in range(origin.count))
+        found = Found(plans[0], origin.warning, remark=origin.remark)
+        return Searched(found, origin.seconds, plans, self.passes(plans).read())
+
+    def rows(self, searched: Searched) -> list[dict[str, Any]]:
+        """Return the rows of `candidate_plans.parquet`: one for each plan."""
+        verdict, costs, errors = searched.verdict, searched.costs_ms, searched.errors
+        return [
+            {
+                "task": self.task,
+                "candidate_plan": number,
+                "plan": self.plan(number),
+                "taken": number == verdict.taken,
+                **predicted_columns(plan),
+                "measured_ms": verdict.measured_ms[number],
+                "below": verdict.below[number],
+                "below_error": verdict.error,
+                "passes": int(np.isfinite(costs[number]).sum()),
+                "error": errors[number],
+            }
+            for number, plan in enumerate(searched.candidate_plans)
+        ]
+
+    def _read_plan(self, number: int, task: Task) -> Plan:
+        path = self.run / self.plan(number)
+        plan = Plan.load(path)
+        if replace(plan.task, constraints=task.constraints) != task:  # searches for a target system may add rules
+            where = self._origins.path(self.task)
+            raise UserError(
+                "candidate-plan-other-task",
+                f"the file '{path}' has a plan of another task",
+                remedy=f"Delete the file '{where}', which records that this search has ended, and search again; the "
+                "search then writes its plans again",
+            )
+        return plan
+
+    @property
+    def _origins(self) -> Journal[_Origin]:
+        return Journal(self.run / "candidate_plans", "task", _Origin, after_deletion="the task is searched again")

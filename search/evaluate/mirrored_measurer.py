@@ -1,0 +1,259 @@
+"""Measure plans by mirrored training steps: `evaluate measure=mirrored` and `search verify=mirrored`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+from rich.table import Table as Grid
+
+from neuroshard.cost.loads import Traffic
+from neuroshard.measure import Hardware
+from neuroshard.measure.hardware import Warn
+from neuroshard.measure.plan_costs import Advance
+from neuroshard.measure.steps.step_meters import MirroredStep, check_mirrored, measure_rank, rank_jobs
+from neuroshard.measure.store.plan_measurements import COST, Pass, PlanMeasurement, by_plan
+from neuroshard.measure.store.samples import HOST, LOCAL_PHASES
+from neuroshard.models import CostModels
+from neuroshard.models.simulator import Simulator
+from neuroshard.plans.plan import Plan
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.grouping import grouped
+from neuroshard.plumbing.schema import PathName
+from neuroshard.stages.search.evaluate.comparison import (
+    Evaluated,
+    failures,
+    grid_of,
+    names_and_forms,
+    plans_of,
+    provenance_lines,
+    runnable_by_task,
+)
+from neuroshard.stages.search.evaluate.evaluate_result import EvaluateResult
+from neuroshard.stages.search.evaluate.measurer import Measure, TorchRecMeasurer
+from neuroshard.stages.search.evaluate.plan_comparison import Comparison
+from neuroshard.stages.search.evaluate.step_measurer import once_each
+from neuroshard.tasks.task import Task
+from neuroshard.words.collective import Collective
+from neuroshard.words.fingerprint import Fingerprint
+
+
+class ExchangesOfStep(NamedTuple):
+    """Predicted ms of a plan's exchanges, each of which all devices begin together; NaN without models.
+
+    Attributes:
+        waited_ms: exchanges of embeddings, of their gradients, and of data-parallel tables' gradients.
+        input_ms: input dist; 0 if the models cannot predict it.
+    """
+
+    waited_ms: float = float("nan")
+    input_ms: float = float("nan")
+
+    @classmethod
+    def of(cls, models: CostModels, traffic: Traffic) -> "ExchangesOfStep":
+        """Predict the exchanges of one plan with this traffic."""
+        idle = np.zeros((1, traffic.num_devices))
+        waited_ms = np.sum(Simulator(models).communication(traffic, idle), axis=0)
+        input_ms = np.zeros(1) if models.input is None else models.input.predict(traffic.alone(Collective.INPUT), idle)
+        return cls(float(waited_ms.max()), float(input_ms.max()))
+
+    def in_step(self, step: MirroredStep) -> float:
+        """Return the ms that the exchanges add to a step's local work."""
+        return self.waited_ms + step.exposed_ms(self.input_ms)
+
+
+@dataclass(frozen=True)
+class MirroredMeasurer(TorchRecMeasurer):
+    """Measures mirrored steps: TorchRec trains a stand-in model rank by rank, and all other ranks mirror that rank.
+
+    Local work is measured, and exchanges are predicted. So one device can measure plans for any number of devices. An
+    evaluation measures the first plan twice; the difference of both is the floor.
+
+    Attributes:
+        protocol: how steps are timed; each build of a rank is in a fresh process.
+        exchanges: cost models whose exchanges are added to the local work, such as h100; None leaves exchanges out. The
+            input dist is added as far as the protocol's pipeline does not hide it.
+        exchange_dtype: data type of embeddings and gradients in these exchanges, such as fp16, or fp16/bf16 for forward
+            and backward; None for fp32.
+    """
+
+    kind: ClassVar[str] = "mirrored"
+
+    exchanges: PathName | None = None
+    exchange_dtype: str | None = None
+
+    def check_together(self, plans: Sequence[Plan], hardware: Hardware) -> None:
+        """Raise UserError if mirrored steps of these plans, all live together, cannot be measured on this machine."""
+        check_mirrored(plans, hardware)
+
+    def follow(self, hardware: Hardware) -> None:
+        """Do nothing: `check` refuses processes of torchrun."""
+
+    @contextmanager
+    def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
+        """Yield the function that measures plans; it starts a new process for every rank."""
+        yield partial(self._measured, hardware, warn)
+
+    def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
+        """Return the number of ranks that are measured."""
+        return len(rank_jobs(plans))
+
+    def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
+        """Return the reason why these rows cannot be a pass of mirrored steps; None if they can."""
+        known = {*LOCAL_PHASES, HOST}
+        fits = all((row.phase in known) is (row.device is not None) for row in rows if row.error is None)
+        return None if fits else "does not have the times of mirrored steps"
+
+    def result(
+        self, run: Path, entries: Sequence[Evaluated], measured: Mapping[int, Sequence[Pass]], here: Fingerprint
+    ) -> EvaluateResult:
+        """Return the comparison of each task's plans by their local work, with predicted exchanges."""
+        by_task = runnable_by_task(entries)
+        steps = [_TaskSteps.of(task, by_task[task], passes, self) for task, passes in measured.items()]
+        tables = (item for task in steps for item in task.told())
+        shown = [*tables, *provenance_lines(entries, here), *failures(entries)]
+        frames = {
+            "results": [row for task in steps for row in task.rows()],
+            "stretches": [row for task in steps for row in _stretch_rows(task.compared, measured[task.compared.task])],
+        }
+        return EvaluateResult(run, tuple(entries), frames, shown, tuple(task.compared for task in steps))
+
+    def exchanges_of(self, plans: Sequence[Plan]) -> list[ExchangesOfStep]:
+        """Predict the exchanges of each plan, (K,); NaN without models."""
+        if self.exchanges is None:
+            return [ExchangesOfStep()] * len(plans)
+        models = CostModels.load(self.exchanges, exchange_dtype=self.exchange_dtype)
+        return [ExchangesOfStep.of(models, plan.traffic) for plan in plans]
+
+    def timeline(self, rows: Sequence[PlanMeasurement]) -> MirroredStep | str:
+        """Return a plan's step in one pass, computed from its ranks, or the error in its place."""
+        try:
+            return MirroredStep.of(rows, self.protocol.pipeline)
+        except ValueError as error:
+            return str(error)
+
+    def _measured(
+        self,
+        hardware: Hardware,
+        warn: Warn,
+        plans: Sequence[Plan],
+        number: int,
+        seed: Sequence[int],
+        advance: Advance,
+        _run: Path,
+    ) -> Pass:
+        """Measure every plan once; a plan's cost is its local work and its predicted exchanges."""
+        check_mirrored(once_each(plans), hardware)
+        rows: Pass = ()
+        for job in rank_jobs(plans):
+            rows += measure_rank(job, plans, self.protocol, number, seed, hardware, warn)
+            advance(1)
+        steps = [self.timeline(of_plan) for of_plan in by_plan(rows, len(plans))]
+        exchanges = self.exchanges_of(plans)
+        costs = [
+            PlanMeasurement(k, number, error=step)
+            if isinstance(step, str)
+            else PlanMeasurement(
+                k, number, phase=COST, ms=step.step_ms + float(np.nan_to_num(exchanges[k].in_step(step)))
+            )
+            for k, step in enumerate(steps)
+        ]
+        return (*rows, *costs)
+
+
+@dataclass(frozen=True)
+class _TaskSteps:
+    """Mirrored steps of one task's plans.
+
+    Attributes:
+        compared: the comparison of the plans by their local work.
+        exchange_ms: (K,) predicted ms of exchanges, the median over passes; NaN without models.
+        ranks: (K,) the measured ranks of each plan.
+    """
+
+    compared: Comparison
+    exchange_ms: tuple[float, ...]
+    ranks: tuple[list[int], ...]
+
+    @classmethod
+    def of(
+        cls, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass], measurer: MirroredMeasurer
+    ) -> "_TaskSteps":
+        """Compare the local work of a task's plans; phases and exchanges are from passes without errors."""
+
+        def local_ms(rows: Pass) -> list[float]:
+            """Return the plan's step without exchanges; nothing after an error."""
+            return [step.step_ms for step in [measurer.timeline(rows)] if not isinstance(step, str)]
+
+        of_plans = [[by_plan(one_pass, len(entries))[k] for one_pass in passes] for k in range(len(entries))]
+        every = [[measurer.timeline(rows) for rows in of_plan] for of_plan in of_plans]
+        steps = [[step for step in of_plan if not isinstance(step, str)] for of_plan in every]
+        exchanges = measurer.exchanges_of(plans_of(entries))
+        added = [[of_plan.in_step(step) for step in done] for of_plan, done in zip(exchanges, steps, strict=True)]
+        compared = Comparison.of(task, entries, passes, local_ms, _mean_phases(steps))
+        ranks = tuple(list(dict.fromkeys(row.device for row in rows[0] if row.device is not None)) for rows in of_plans)
+        return cls(compared, tuple(float(np.median(ms or np.nan)) for ms in added), ranks)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of `results.parquet`: one for each plan."""
+        phase_ms = self.compared.phase_ms
+        return self.compared.rows(
+            [
+                {"local_ms": float(self.compared.step_ms[k]), "exchange_ms": exchange_ms, "ranks": ranks}
+                | {phase: float(ms[k]) for phase, ms in phase_ms.items()}
+                for k, (exchange_ms, ranks) in enumerate(zip(self.exchange_ms, self.ranks, strict=True))
+            ]
+        )
+
+    def told(self) -> list[Grid | str]:
+        """Return tables and lines for people, including the difference of equal plans and the failures."""
+        compared, rows = self.compared, self.rows()
+        devices = plans_of(compared.entries)[0].task.topology.num_devices
+        columns = {
+            **names_and_forms(compared.entries),
+            "ranks measured": [_ranges(row["ranks"]) for row in rows],
+            "local work": [f"{row['local_ms']:.2f}" for row in rows],
+            "beside the first": [f"{row['beside_first']:.3f}" for row in rows],
+            "exchanges": [_known(row["exchange_ms"]) for row in rows],
+            "predicted cost": [_known(row["predicted_ms"]) for row in rows],
+        }
+        steps = grid_of(f"Mirrored steps on {devices} ranks, ms, task {compared.task}", columns)
+        floor = f"the first plan, measured twice, differs from itself by {compared.floor:.1%}"
+        return [steps, compared.phases("Local work by phase"), floor, *compared.failures]
+
+
+def _mean_phases(steps: Sequence[Sequence[MirroredStep]]) -> dict[str, FloatArray]:
+    """Return the mean ms of each phase over the steps of each plan, (K,), by name; NaN without steps."""
+    none = np.full((1, len(LOCAL_PHASES)), np.nan)
+    means = np.array([np.mean([step.slowest_ms for step in of_plan] or none, axis=0) for of_plan in steps])
+    return dict(zip(LOCAL_PHASES, means.T, strict=True))
+
+
+def _stretch_rows(compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
+    """Return the rows of `stretches.parquet`: the stretches of every measured rank in a step, in order."""
+    return [
+        {
+            **{"method": name, "task": compared.task, "build": number, "rank": rank, "place": place},
+            **{"phase": row.phase, "until": row.until, "ms": row.ms},
+            **{"sent_bytes": row.sent_bytes, "received_bytes": row.received_bytes},
+        }
+        for number, one_pass in enumerate(passes)
+        for name, rows in zip(compared.names, by_plan(one_pass, len(compared.names)), strict=True)
+        for rank, of_rank in grouped(rows, lambda row: row.device).items()
+        for place, row in enumerate(of_rank)
+        if rank is not None and row.error is None
+    ]
+
+
+def _known(ms: float) -> str:
+    return "-" if np.isnan(ms) else f"{ms:.2f}"
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """Return ranks as text for people: "0-7", or one by one."""
+    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ", ".join(map(str, ranks))

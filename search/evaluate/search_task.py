@@ -1,0 +1,24 @@
+"""The call of a run's searcher: searches one task and measures the time."""
+
+import time
+
+from neuroshard.models.simulator import Simulator
+from neuroshard.plumbing.errors import InfeasibleError
+from neuroshard.searching.dense_time import find_plan
+from neuroshard.searching.searcher import Searcher
+from neuroshard.stages.search.evaluate.candidate_plan_files import Searched
+from neuroshard.tasks.task import Task
+
+
+def search_task(searcher: Searcher, task: Task, simulator: Simulator, candidate_plans: int = 0) -> Searched:
+    """Search for a plan of a task, with at most `candidate_plans` candidate plans;
+    an InfeasibleError becomes the answer.
+    """
+    start = time.perf_counter()
+    try:
+        found = find_plan(searcher, task, simulator)
+    except InfeasibleError as error:
+        return Searched(error, time.perf_counter() - start)
+    count = candidate_plans
+    plans = searcher.candidate_plans(found.plan, simulator, count) if count > 1 else (found.plan,) * count
+    return Searched(found, time.perf_counter() - start, tuple(map(simulator.predicted, plans)))

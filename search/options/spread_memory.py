@@ -1,0 +1,117 @@
+"""Plans whose fullest device is less full, at hardly any cost: whole shards leave the fullest device."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch, applied
+from neuroshard.stages.search.options.settings import SETTINGS
+from neuroshard.stages.search.space.costed_space import CostedSpace
+from neuroshard.stages.search.space.fixed_load import device_memory
+
+_NOTHING = -1  # in a step: no item moves back
+
+
+def spread_memory(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: float) -> list[CostedPlan]:
+    """Return plans whose fullest device is less and less full, and whose cost is at most `most_ms`, from `plan` on.
+
+    A step moves one whole shard away from the fullest device, or swaps it for a smaller one, so that both devices are
+    less full than the fullest device was. Steps that do not raise the cost come first. Then come steps that raise it,
+    if the share of the fullest device that becomes free is large enough: `ChoiceSettings.memory_worth` times the share
+    of the cost that all steps add. The search ends if devices are about equally full, or if no step is allowed.
+    Returned are the plans after 0, 1, 2, 4, 8, ... steps, and after all.
+    """
+    steps, plans, taken = _MemorySteps.of(space), [plan], 0
+    most_steps = min(SETTINGS.memory_steps, SETTINGS.memory_work // plan.widths.size)
+    free, first_ms, first_full = True, plan.cost_ms, steps.fullest(plan.widths)
+    while taken < most_steps:
+        possible, full_after = steps.from_fullest(plan.widths)
+        worth_ms = first_ms * (1 + (1 - full_after / first_full) / SETTINGS.memory_worth)
+        limits_ms = np.full(len(possible), plan.cost_ms) if free else np.minimum(worth_ms, most_ms)
+        after = _best_step(local, plan, possible, limits_ms)
+        if after is None and not free:
+            break
+        free = free and after is not None
+        if after is not None:
+            plan, taken = after, taken + 1
+            if taken & (taken - 1) == 0:
+                plans.append(plan)
+    return plans if plans[-1] is plan else [*plans, plan]
+
+
+def _best_step(local: LocalSearch, plan: CostedPlan, steps: IntArray, limits_ms: FloatArray) -> CostedPlan | None:
+    """Return the plan after the first of some steps (K, 5) that costs at most its limit, (K,); None if none does."""
+    for first in range(0, len(steps), SETTINGS.memory_steps_costed):
+        some = slice(first, first + SETTINGS.memory_steps_costed)
+        within = np.flatnonzero(local.totals_ms(plan, steps[some]) <= limits_ms[some])
+        for step in first + within:
+            after = local.costed(applied(plan.widths, steps[step]))
+            if after.cost_ms <= limits_ms[step]:
+                return after
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class _MemorySteps:
+    """The steps that make the fullest device of a plan less full.
+
+    Attributes:
+        space: all shards of the column-wise tables.
+        memory_bytes: (D,) memory of each device.
+        may: (I, D) True if the item may be on the device. Items that exclude other items stay where they are.
+    """
+
+    space: CostedSpace
+    memory_bytes: IntArray
+    may: BoolArray
+
+    @classmethod
+    def of(cls, space: CostedSpace) -> "_MemorySteps":
+        """Gather the memory and the rules of a search space."""
+        rules = space.shards.rules
+        alone = np.diff(rules.rival_first) == 0
+        return cls(space, np.maximum(device_memory(space.task), 1), rules.allowed & alone[:, None])
+
+    def fullest(self, widths: IntArray) -> float:
+        """Return the share of memory that is in use on the fullest device of a plan (I, D)."""
+        used = self.space.fixed.size_bytes + self.space.shards.device_bytes(widths)
+        return float((used / self.memory_bytes).max())
+
+    def from_fullest(self, widths: IntArray) -> tuple[IntArray, FloatArray]:
+        """Return the steps (K, 5) from the fullest device of a plan (I, D), those to the least full devices first.
+
+        A step is (source, target, item, units, item that moves back or -1), as in local search. After a step, both of
+        its devices are less full than the fullest device is before. There are no steps if devices are about equally
+        full. Returned too is the share of memory in use on the fullest device after each step, (K,).
+        """
+        size_bytes = self.space.shards.size_bytes[self.space.shards.first[:, None] + widths]  # (I, D)
+        used = self.space.fixed.size_bytes + size_bytes.sum(axis=0)
+        full = used / self.memory_bytes
+        source = int(full.argmax())
+        if full[source] <= SETTINGS.even_memory * used.sum() / self.memory_bytes.sum():
+            return np.empty((0, 5), dtype=np.int64), np.empty(0)
+        out = np.flatnonzero((widths[:, source] > 0) & self.may[:, source])
+        back, target = self._partners(widths, source)
+        gains = size_bytes[out, source][:, None] - np.where(back == _NOTHING, 0, size_bytes[back, target])  # (o, p)
+        after = np.maximum(
+            full[source] - gains / self.memory_bytes[source], full[target] + gains / self.memory_bytes[target]
+        )
+        possible = (self.may & (widths == 0))[np.ix_(out, target)] & (after < full[source])
+        which, partner = possible.nonzero()
+        order = np.argsort(after[which, partner], kind="stable")
+        which, partner = which[order], partner[order]
+        item, others = out[which], np.delete(full, source).max(initial=0.0)
+        steps = np.full(len(item), source), target[partner], item, widths[item, source], back[partner]
+        return np.stack(steps, axis=1), np.maximum(after[which, partner], others)
+
+    def _partners(self, widths: IntArray, source: int) -> tuple[IntArray, IntArray]:
+        """Return the shards that may move to the device `source`, and a shard of nothing on every device.
+
+        Returns:
+            (p,) items, -1 for nothing, and (p,) devices.
+        """
+        devices = np.arange(widths.shape[1])
+        may = self.may & self.may[:, [source]] & (widths[:, [source]] == 0)
+        item, device = ((widths > 0) & may).nonzero()
+        return np.concatenate([np.full(len(devices), _NOTHING), item]), np.concatenate([devices, device])

@@ -1,0 +1,36 @@
+"""Nothing is written where something else is."""
+
+import pytest
+
+from neuroshard.measure.store.run_directory import RunDirectory, check_nothing_else
+from neuroshard.stages.pretrain.fit_additive import Regression
+from neuroshard.stages.pretrain.paper import PaperComm
+from neuroshard.stages.pretrain.pretrain import Pretrain
+from tests.kit.messages import refused
+
+MARKS = ("run.json", "settings.json", "manifest.json", "bundle.json", "policy.json")
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_what_is_marked_is_left_alone(tmp_path, mark):
+    (tmp_path / mark).write_text("{}")
+    with refused("out-other-contents", names=[tmp_path, f"({mark})"]) as caught:
+        check_nothing_else(tmp_path, ())
+    assert "out=DIRECTORY" in caught.value.message.remedy
+    check_nothing_else(tmp_path, {mark})
+
+
+@pytest.mark.parametrize("mark", ["manifest.json", "bundle.json"])
+def test_runs_are_not_begun_among_measurements_and_models(tmp_path, mark):
+    (tmp_path / mark).write_text("{}")
+    with refused("out-other-contents", names=[f"({mark})"]), RunDirectory(tmp_path).held():
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [mark]
+
+
+@pytest.mark.parametrize("mark", ["manifest.json", "run.json"])
+def test_bundles_are_not_written_among_measurements_and_runs(tmp_path, mark):
+    (tmp_path / mark).write_text("{}")
+    fitters = Regression(), PaperComm()
+    with refused("out-other-contents", names=[f"({mark})"]):
+        Pretrain(str(tmp_path / "data"), str(tmp_path), *fitters).run()

@@ -1,0 +1,149 @@
+"""Directories of runs: claimed once, gone on with by the same run only, marked when they are whole."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from neuroshard.measure.store.run_directory import RunDirectory, RunFile, check_same, flat, runs_below
+from neuroshard.plumbing.files import exclusive
+from neuroshard.testing import toy_task
+from tests.kit.messages import refused
+
+TASKS = (toy_task(3),)
+SETTINGS = {"model": "cpu", "searcher": {"beam": 3, "widths": (1, 2)}, "reads": []}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDirectory(tmp_path / "run")
+
+
+def test_the_next_free_number_is_taken(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "search" / "0007-old").mkdir(parents=True)
+    places = [RunDirectory.at(None, "search", "random").path for _ in range(2)]
+    assert places == [Path("runs/search/0008-random"), Path("runs/search/0009-random")]
+    assert RunDirectory.at("there", "search", "random").path == Path("there")
+    assert not Path("there").exists()
+
+
+def test_one_run_at_a_time_and_nothing_left_of_none(run):
+    with run.held():
+        assert run.path.is_dir()
+        with refused("out-in-use", names=[run.path]), exclusive(run.path):
+            pass
+    assert not run.path.exists()
+
+
+def test_places_that_cannot_be_written_to_are_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "run"
+    with refused("out-under-file", where=f"out={path}", names=[path.parent]), RunDirectory(path).held():
+        pass
+
+
+def test_the_same_run_goes_on(run):
+    run.begin(SETTINGS, TASKS)
+    before = (run.path / "settings.json").read_bytes()
+    run.begin(SETTINGS, TASKS)
+    assert (run.path / "settings.json").read_bytes() == before
+    run.finish("search", {"searcher": "random"})
+    run.begin(SETTINGS, TASKS)
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"model": "gpu"}, ["model='cpu'", "'gpu'"]),
+        ({"searcher": {"beam": 4, "widths": (1, 2)}}, ["searcher.beam=3", 4]),
+        ({"searcher": {"beam": 3, "widths": (1,)}}, ["searcher.widths=[1, 2]", [1]]),
+        ({"more": 1}, ["more=None", 1]),
+        ({"reads": ["0" * 64]}, ["files"]),
+    ],
+)
+def test_another_run_is_refused_with_what_differs(run, change, names):
+    run.begin(SETTINGS, TASKS)
+    with refused("out-begun-otherwise", names=[run.path, *names]):
+        run.begin(SETTINGS | change, TASKS)
+    with refused("out-begun-otherwise", names=[run.path, "tasks"]):
+        run.begin(SETTINGS, (toy_task(4),))
+
+
+@pytest.mark.parametrize("content", ["mine", json.dumps({"format": "neuroshard-tasks-2", "tasks": []})])
+def test_files_that_are_no_runs_are_kept(run, content):
+    run.path.mkdir()
+    (run.path / "tasks.json").write_text(content)
+    with refused("out-file-differs", names=[run.path / "tasks.json"]):
+        run.begin(SETTINGS, TASKS)
+    assert (run.path / "tasks.json").read_text() == content
+
+
+def test_a_run_that_was_killed_at_its_beginning_goes_on(run):
+    run.begin(SETTINGS, TASKS)
+    (run.path / "settings.json").unlink()
+    run.begin(SETTINGS, TASKS)
+    assert (run.path / "settings.json").exists()
+
+
+def test_a_directory_is_free_until_a_run_begins(run):
+    run.check_free()
+    run.begin(SETTINGS, TASKS)
+    with refused("out-has-run", names=[run.path]):
+        run.check_free()
+
+
+def test_a_whole_run_of_another_kind_is_not_gone_on_with(run):
+    run.finish("evaluate", {"seed": 0})
+    with refused("out-has-run", names=[run.path]):
+        run.begin(SETTINGS, TASKS)
+    assert not (run.path / "settings.json").exists()
+
+
+def test_what_is_whole_says_its_format_and_kind(run, tmp_path):
+    assert not run.finished
+    run.finish("evaluate", {"seed": 0})
+    assert run.finished
+    assert json.loads((run.path / "run.json").read_text()) == {
+        "format": "neuroshard-run-2", "kind": "evaluate", "seed": 0,
+    }  # fmt: skip
+    assert run.read() == RunFile("evaluate", {"seed": 0})
+    assert run.facts("evaluate") == {"seed": 0}
+    with refused("run-other-kind", names=[run.path, "search", "'evaluate'"]):
+        run.facts("search")
+    assert list(runs_below(tmp_path)) == [run]
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "names"),
+    [
+        ({"format": "neuroshard-run-3", "kind": "search"}, "file-format-other", ["'neuroshard-run-3'"]),
+        ({"format": "neuroshard-search-1"}, "file-format-other", ["'neuroshard-run-2'", "'neuroshard-search-1'"]),
+        ({"format": "neuroshard-run-2", "kind": "walk"}, "value-outside-limits", ["kind", "'walk'"]),
+        ({"format": "neuroshard-run-2"}, "value-outside-limits", ["kind", None]),
+        ([], "value-outside-limits", ["[]"]),
+    ],
+)
+def test_malformed_run_files_are_one_line(run, content, code, names):
+    run.path.mkdir()
+    (run.path / "run.json").write_text(json.dumps(content))
+    with refused(code, where=f"run {run.path / 'run.json'}", names=names):
+        run.read()
+
+
+def test_no_run_is_one_line(run):
+    with refused("file-missing", names=[run.path / "run.json"]):
+        run.facts("search")
+
+
+def test_run_files_of_other_programs_are_nobodys(run):
+    run.path.mkdir()
+    (run.path / "run.json").write_text('{"settings": {"seed": 1}}')
+    assert run.read() is None
+    with refused("run-other-kind", names=[run.path, "search"]):
+        run.facts("search")
+
+
+def test_settings_that_are_missing_are_null():
+    check_same(Path("x"), {"a": None}, {})
+    assert flat({"a": {"b": 1, "c": {}}, "d": [2]}) == {"a.b": 1, "d": [2]}
