@@ -208,3 +208,23 @@ def grow_caches(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
                 plan, best_ms = larger, ms
                 break
     return plan
+
+
+def unify_tiers(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
+    """Give the tables that are on one device alone the tier option of one of them, where that lowers the plan cost.
+
+    A device makes a kernel call for every tier in use, and a call has a cost of its own.
+    """
+    best_ms = simulator.cost(plan.task, plan).total_ms
+    for device in range(plan.task.topology.num_devices):
+        own = [t for t, placed in enumerate(plan.by_table) if {one.device for one in placed} == {device}]
+        present = dict.fromkeys(plan.tier_assignments[table] for table in own)
+        for assignment in present if len(present) > 1 else ():
+            option, assignments = options.tier_assignments.index(assignment), list(plan.tier_assignments)
+            for table in own:
+                if np.isfinite(options.cost_ms[table, option]):
+                    assignments[table] = assignment
+            unified = reassign_tiers(plan, plan.task, tuple(assignments))
+            if unified.fits and (ms := simulator.cost(plan.task, unified).total_ms) < best_ms:
+                plan, best_ms = unified, ms
+    return plan

@@ -45,7 +45,7 @@ class TypeChanges:
         allowed[stays] = False
         if (allowed.sum(axis=1) < 2).all() or device_memory(task).min() < 1:
             return None
-        choices = OptionTable.of(task, simulator, allowed, EvenLayouts())
+        choices = OptionTable(task, simulator, allowed, EvenLayouts(), task)
         return cls(start, choices, now)
 
     def within(self, most_bytes: int | None) -> Plan:

@@ -12,7 +12,7 @@ from neuroshard.models.trust import EXCHANGES, Margin, Margins
 from neuroshard.plumbing.registry import build
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.local.starts import ExistingPlan
-from neuroshard.stages.search.methods.acceptance import Acceptance, rejected_remark
+from neuroshard.stages.search.methods.acceptance import Acceptance, choose, rejected_remark
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
@@ -56,7 +56,7 @@ def _two_plans():
 
 def _chosen(acceptance, first, other, simulator):
     costs = simulator.costs(first.task, [first, other])
-    return (first, other)[acceptance.among(costs, first.task, simulator)[0]]
+    return (first, other)[choose(acceptance.assess(costs, first.task, simulator))[0]]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ OF_DATASHEET = CostModels.load("roofline:h100")
 
 def _taken(models, first, other, acceptance=None):
     """Whether the second of two plans' costs is taken."""
-    chosen, rejected = (acceptance or Acceptance()).among([first, other], toy_task(2), Simulator(models))
+    chosen, rejected = choose((acceptance or Acceptance()).assess([first, other], toy_task(2), Simulator(models)))
     assert rejected == (None if chosen else 1)
     return bool(chosen)
 
@@ -180,7 +180,7 @@ def test_plans_with_exchanges_more_unbalanced_than_any_measured_are_left_unless_
     of_first, of_other = simulator.costs(task, [first, other])
     for before, after, chosen in ((1.0, 1.1, 0), (1.1, 1.2, 0), (1.1, 1.1, 1), (1.2, 1.0, 1)):
         costs = [replace(of_first, outside_training_range=before), replace(of_other, outside_training_range=after)]
-        assert Acceptance().among(costs, task, simulator) == (chosen, None if chosen else 1)
+        assert choose(Acceptance().assess(costs, task, simulator)) == (chosen, None if chosen else 1)
 
 
 def test_rejection_for_unbalanced_exchanges_is_reported():

@@ -340,7 +340,7 @@ def test_no_more_choices_are_placed_than_asked_for(monkeypatch):
 def test_choices_are_ranked_by_the_cost_of_their_plans(task, models, rel):
     """Placed quickly, without a plan, a choice costs what a plan of the same placements does."""
     start, simulator, count = EvenLayouts(), Simulator(models), len(task.tables)
-    choices = OptionTable.of(task, simulator, allowed_types(task, CALLS), start)
+    choices = OptionTable(task, simulator, allowed_types(task, CALLS), start, task)
     rng, in_rows_too = np.random.default_rng(0), 0
     for share in (0.0, 0.3, 0.7, 1.0):
         forms = np.where(rng.uniform(size=count) < share, rng.integers(1, 3, size=count), COLUMNS)
@@ -355,7 +355,7 @@ def test_choices_are_ranked_by_the_cost_of_their_plans(task, models, rel):
 def test_choices_that_leave_no_room_cost_infinitely_much():
     tables = tuple(hot_table(f"t{i}", 1_000_000, 16, 1) for i in range(4))
     task = Task(tables, Topology(2, int(tables[0].size_bytes * 2.5)), BATCH)
-    choices = OptionTable.of(task, H100, allowed_types(task, CALLS), EvenLayouts())
+    choices = OptionTable(task, H100, allowed_types(task, CALLS), EvenLayouts(), task)
     finite = [np.isfinite(choices.quick_ms(np.array(forms))) for forms in ([COPIES] * 4, [COPIES] * 2 + [COLUMNS] * 2)]
     assert finite == [False, False]
     assert np.isfinite(choices.quick_ms(np.array([ROWS, ROWS, COLUMNS, COLUMNS])))
@@ -494,6 +494,6 @@ def test_sharding_types_are_changed_from_a_fitting_choice_if_estimates_lead_to_n
     )
     task = Task(tables, Topology(8, 10_166_948), 1024)
     allowed = allowed_types(task, CALLS)
-    choices = OptionTable.of(task, H100, allowed, EvenLayouts())
+    choices = OptionTable(task, H100, allowed, EvenLayouts(), task)
     every = (np.array(forms) for forms in product(range(3), repeat=5) if allowed[range(5), forms].all())
     assert min(tried.quick_ms for tried in choices.likely(8)) < 1.02 * min(map(choices.quick_ms, every))

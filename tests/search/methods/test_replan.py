@@ -11,7 +11,7 @@ from neuroshard import Constraints, CostModels, Found, Plan, Searcher, Simulator
 from neuroshard.plans.moves import moved_between, moved_bytes, table_changes
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.acceptance import Acceptance
+from neuroshard.stages.search.methods.acceptance import Acceptance, choose
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
@@ -295,7 +295,7 @@ def test_a_gain_is_accepted_as_in_the_default_search(relative, types):
     acceptance = Acceptance()
     if taken.forms != start.forms:
         acceptance = acceptance.of_forms(simulator.models)
-    (chosen, rejected) = acceptance.among(simulator.costs(task, [start, taken]), task, simulator)
+    (chosen, rejected) = choose(acceptance.assess(simulator.costs(task, [start, taken]), task, simulator))
     assert (found.plan, found.rejected) == ((taken, None) if chosen else (start, taken))
     assert (chosen, rejected) == ((1, None) if relative < 0.5 else (0, 1))
 
