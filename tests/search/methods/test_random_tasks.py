@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import neuroshard as ns
-from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard.layouts import place_column_wise, place_data_parallel, place_row_wise
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -114,9 +114,9 @@ def all_options(task: ns.Task) -> Iterator[list[list[ns.Placement]]]:
         splits = (s for s in product(range(table.dim // 4 + 1), repeat=2) if sum(s) * 4 == table.dim)
         cuts = [[(index, 4 * units, device) for device, units in enumerate(s) if units] for s in splits]
         alike = [cut for cut in cuts if table.pooled or len({dim for _, dim, _ in cut}) == 1]
-        shards = [*(in_columns(task, cut) for cut in alike), in_rows(task, index, range(2))]
+        shards = [*(place_column_wise(task, cut) for cut in alike), place_row_wise(task, index, range(2))]
         tiered = [[replace(p, tier_assignment=tier) for p in placed] for placed in map(list, shards) for tier in tiers]
-        yield [*tiered, *([list(in_copies(task, index))] if table.pooled else [])]
+        yield [*tiered, *([list(place_data_parallel(task, index))] if table.pooled else [])]
 
 
 def gap(seed: int) -> float:
