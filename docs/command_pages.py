@@ -89,7 +89,7 @@ def _index() -> str:
         f"Look up here which command does what, and where its settings are explained. {_MADE_BY}",
         _block(usage()),
         "## Commands",
-        _table("command", "purpose", *commands, f"| [models](commands/models.md) | {MODELS} |"),
+        _table("command", "purpose", *commands, f"| [models](commands/models.md) | {MODELS.partition(';')[0]} |"),
         "## Settings",
         "Each class has a file in `conf/settings/`, from which configs state only what differs. "
         "`neuroshard COMMAND --cfg job` prints the composed config.",
