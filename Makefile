@@ -13,7 +13,7 @@ timed = start=$$(date +%s) && $(1) && echo "    took $$(($$(date +%s) - start)) 
 export PYTHONDONTWRITEBYTECODE =
 METHODS := random,size_greedy,dim_greedy,lookup_greedy,size_lookup_greedy,neuroshard
 
-.PHONY: help install demo test quick test-all test-both golden messages lint types format docs results bench release-check clean
+.PHONY: help install demo test quick test-all test-both golden messages lint types format docs site results bench release-check clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -75,14 +75,18 @@ format: $(INSTALLED)  ## rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(INSTALLED)  ## write what is generated: docs/cli.md, docs/api.md, conf/settings, conf/hydra/help
+docs: $(INSTALLED)  ## write what is generated: docs/reference, conf/settings, conf/hydra/help
 	$(BIN)/python docs/generate.py
 
-results: $(INSTALLED)  ## make the tables and pictures of docs/results.md, but finished ones; about an hour, let nothing else run
+site: $(INSTALLED)  ## build the documentation as a site, build/site/index.html; a dead link fails
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[site]"
+	$(BIN)/python docs/build_site.py
+
+results: $(INSTALLED)  ## make the tables and pictures of docs/results/, but finished ones; about an hour, let nothing else run
 	$(BIN)/python benchmarks/results.py
 	$(BIN)/python benchmarks/h100.py
 
-bench: $(INSTALLED)  ## what is measured rather than asserted, and isn't in docs/results.md; let nothing else run
+bench: $(INSTALLED)  ## what is measured rather than asserted, and isn't in docs/results/; let nothing else run
 	$(BIN)/python benchmarks/training_steps.py bench/steps
 	NEUROSHARD_FUZZ=10000 $(BIN)/pytest tests/test_damaged_files.py tests/neuroshard/models/test_bundle_values.py
 	NEUROSHARD_FUZZ=10000 $(BIN)/pytest tests/search/space/test_exact.py -k impossible

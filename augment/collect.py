@@ -130,7 +130,7 @@ class Collect:
                 "collect-torchrec-missing",
                 f"num_local_samples is {self.num_local_samples}, but TorchRec is not installed",
                 limit="these samples are training steps of TorchRec",
-                remedy="Leave out num_local_samples, or install TorchRec as docs/torchrec.md describes",
+                remedy="Leave out num_local_samples, or install TorchRec as docs/how-to/torchrec.md describes",
             )
         self.local.check(split)
 

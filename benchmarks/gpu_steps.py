@@ -1,4 +1,4 @@
-"""TorchRec's steps on plans of several methods, mirrored rank by rank on one H100: two tables of docs/h100.md.
+"""TorchRec's steps on plans of several methods, mirrored rank by rank on one H100: tables of docs/results/gpu_steps.md.
 
 Batch 65,536, in TorchRec's pipeline, beside a dense network that takes hardly any time or several ms; exchanges are
 predicted. The models were fitted to none of these steps: plans and predictions are older than they.
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from scipy.stats import kendalltau
-from shared import ALL_TYPES, COLUMN_WISE, markdown, simulator_of, total_ms
+from shared import ALL_TYPES, markdown, simulator_of, total_ms
 
 import neuroshard as ns
 from neuroshard.cost.cost import BACKWARD, FORWARD
@@ -100,34 +100,35 @@ def ratios(way: str) -> Iterator[Ratio]:
             yield Ratio(f"{model}, {gpus} GPUs", of[WAYS[way].default], of.get("columns", np.nan), noise[way, task])
 
 
+_COMPARED = (
+    "default's column-wise, row-wise, data-parallel tables",
+    "baseline's step, ms",
+    "host time, ms: baseline, default",
+    "predicted ratio",
+    "measured ratio",
+)
+
+
 def by_task() -> str:
-    """Compare the step on the default's plan with the step on the baseline's, task by task."""
-    rows = [
-        (
-            said,
-            f"{_plans()[task, 'torchrec'].task.topology.num_devices}",
-            f"{_dense_ms(MUCH, task):.1f}",
-            *_compared(MUCH, task),
-            *_compared(LITTLE, task),
-        )
-        for task, said in TABLES.items()
-    ]
-    each = (
-        "default: column-wise, row-wise, data-parallel tables",
-        f"step of {COLUMN_WISE}, ms",
-        "host time, ms: baseline, default",
-        "default / baseline, predicted",
-        "measured",
-    )
-    little = (f"beside little dense work: {name}" for name in each)
-    return markdown(("tables", "GPUs", "dense work, ms", *each, *little), rows)
+    """Compare the step on the default's plan with the step on the baseline's, task by task, with much dense work."""
+    rows = [(_said(task), f"{_dense_ms(MUCH, task):.1f}", *_compared(MUCH, task)) for task in TABLES]
+    return markdown(("tables", "dense work, ms", *_COMPARED), rows)
+
+
+def by_task_little() -> str:
+    """Compare the step on the default's plan with the step on the baseline's, task by task, with little dense work."""
+    rows = [(_said(task), *_compared(LITTLE, task)) for task in TABLES if (LITTLE, task) in _steps()]
+    return markdown(("tables", *_COMPARED), rows)
+
+
+def _said(task: str) -> str:
+    """Describe the tables of a task, and its number of GPUs."""
+    return f"{TABLES[task]}, {_plans()[task, 'torchrec'].task.topology.num_devices} GPUs"
 
 
 def _compared(way: str, task: str) -> Sequence[str]:
     """List the step and the host time of a task on the baseline's plan, and the default's step relative to it."""
-    steps, its = _steps().get((way, task)), WAYS[way]
-    if steps is None:
-        return [""] * 5
+    steps, its = _steps()[way, task], WAYS[way]
     base, ours = steps["torchrec"], steps[its.default]
     foreseen_ms = _of_plans()[its.foreseen] + _dense_ms(way, task)
     ratios = foreseen_ms[task, its.default] / foreseen_ms[task, "torchrec"], ours.step_ms / base.step_ms
@@ -137,18 +138,19 @@ def _compared(way: str, task: str) -> Sequence[str]:
 
 
 def by_method() -> str:
-    """Compare each method's steps with the baseline's and with predictions, for each dense network."""
-    rows = []
+    """Compare each method's steps with the baseline's and with predictions: a column for each dense network."""
+    columns = []
     for way, its in WAYS.items():
         tasks = {task: steps for (one, task), steps in _steps().items() if one == way}
         methods = [_mean_ratio(tasks, name) for name in (its.default, *METHODS)]
         ours = [steps[its.default].step_ms / min(one.step_ms for one in steps.values()) - 1 for steps in tasks.values()]
-        rows.append((its.dense, f"{len(tasks)}", *methods, f"{np.mean(ours):.1%}", *_predicted(way, tasks)))
-    columns = "dense network", "tasks", "default", *METHODS.values(), "default above the best plan"
-    more = f"`{WHOLE}` off by", "Kendall's tau", "its choice above the best plan"
+        columns.append((f"{len(tasks)}", *methods, f"{np.mean(ours):.1%}", *_predicted(way, tasks)))
+    methods = (f"{name}: ratio" for name in ("default", *METHODS.values()))
+    of_models = (f"`{WHOLE}`: {what}" for what in ("mean error", "Kendall's tau", "choice above the best plan"))
+    rows = zip(("tasks", *methods, "default above the best plan", *of_models), *columns, strict=True)
     again = [abs(one / other - 1) for _, one, other in _built_twice()]
     return (
-        markdown((*columns, *more), rows)
+        markdown(("", *(f"dense network of {its.dense}" for its in WAYS.values())), rows)
         + f"\nEqual plans differ by {np.mean(again):.1%} on average, {np.max(again):.1%} at most.\n"
     )
 

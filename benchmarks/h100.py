@@ -1,4 +1,4 @@
-"""What was measured on an H100, and plans for H100s by the installed models: the tables of docs/h100.md.
+"""What was measured on an H100, and plans for H100s by the installed models: the tables of docs/results/gpu_*.md.
 
 usage: h100.py [TABLE ...]    (all: about fifteen minutes on two cores; the same on every machine)
 
@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from neuroshard.measure.store.sample_loads import loads_of
 from neuroshard.models import load_bundle
 from neuroshard.plumbing.files import write_atomically
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.words.form import FORMS, IN_COLUMNS, Form
+from neuroshard.words.form import COLUMN_WISE_CALL, FORMS, Form
 from neuroshard.words.model_choice import ModelChoice
 from neuroshard.words.placement import TIERS
 
@@ -55,23 +56,31 @@ SEARCHERS = (
 COLUMNS = {"sharding_types": ("column_wise",)}
 OF_EACH_TYPE = "column-wise, row-wise, data-parallel tables"
 DATA = Path(__file__).resolve().parent / "data"
-PAGE = DATA.parents[1] / "docs" / "h100.md"
+PAGES = tuple(DATA.parents[1] / "docs" / "results" / f"gpu_{name}.md" for name in ("kernels", "steps", "predicted"))
 COPY_GB_PER_S = 3012  # of a GiB on the device, the best of 20
 
 
 def main() -> None:
     logging.disable()  # TorchRec's planner warns of every data-parallel table
     warnings.simplefilter("ignore", ns.NeuroShardWarning)
-    made = {
-        name: partial(str, TABLES[name]()) for name in sys.argv[1:] or TABLES
-    }  # before the page is read: it may change
-    write_atomically(PAGE, with_tables(PAGE.read_text(), made).encode())
+    made = {name: partial(str, shown(name)) for name in sys.argv[1:] or TABLES}  # before the pages are read
+    for page in PAGES:
+        write_atomically(page, with_tables(page.read_text(), made).encode())
+
+
+def shown(name: str) -> str:
+    """Make a table as the pages hold it: below it is where its figures come from, and of which day they are."""
+    source = MEASURED_IN.get(name) or f"Predicted on {datetime.now(UTC):%-d %B %Y} by `benchmarks/h100.py`."
+    return f"{TABLES[name]()}\n<sub>{source}</sub>\n"
 
 
 def points() -> str:
     """Compare kernels with what was published of them."""
     columns = "forward, ms", "published", "backward, ms", "published", "launching both, ms"
-    return markdown(("call", "optimizer", *columns), map(_point, _lines(DATA / "h100_points.jsonl")))
+    return markdown(
+        ("call: tables x rows x columns; lookups", "optimizer", *columns),
+        map(_point, _lines(DATA / "h100_points.jsonl")),
+    )
 
 
 def _point(its: dict[str, Any]) -> list[str]:
@@ -84,7 +93,7 @@ def _call(its: dict[str, Any]) -> str:
     tables, lookups = its["tables"], its["tables"] * its["batch_size"] * its["bag"]
     skew = f"Zipf {its['zipf']}" if its["zipf"] else "even"
     bags = f"{skew} lookups in bags of {its['bag']}, {'pooled' if its['pooled'] else 'sequence'}"
-    return f"{tables} x {its['rows']:,} rows x {its['dim']}, {lookups:,} {bags}, fp{8 * its['element_bytes']}"
+    return f"{tables} x {its['rows']:,} x {its['dim']}; {lookups:,} {bags}, fp{8 * its['element_bytes']}"
 
 
 def _published(way: dict[str, Any]) -> str:
@@ -98,7 +107,7 @@ def models() -> str:
         (part, f"{its.test.samples}", f"{its.test.mape:.1%}", f"{its.test.kendall_tau:.2f}", _noise(its.noise_mean))
         for part, its in {"compute": card.metrics.compute, **card.metrics.others}.items()
     ]
-    members = fitted.compute.by_call[IN_COLUMNS].members
+    members = fitted.compute.by_call[COLUMN_WISE_CALL].members
     shares = zip(members[0].kernel_widths, np.mean([one.saved for one in members], axis=0), strict=True)
     told = [f"{share:.0%} where none is above {width} columns" for width, share in reversed([*shares])]
     return (
@@ -153,7 +162,7 @@ def another() -> str:
         rows.append((str(search), f"{len(its)}", f"{its['measured'].mean():.3f}", off, *ratios))
     of_calls = errors_of(ns.CostModels.load(ANOTHER).compute, {"": ("h200",)}, ("train", "valid", "test")).items()
     told = ", ".join(f"`{call}` {its.error:.1%}" for call, its in of_calls)
-    columns = f"`{ANOTHER}`: mean error", f"predicted / {COLUMN_WISE}", f"measured / {COLUMN_WISE}"
+    columns = f"`{ANOTHER}`: mean error", "predicted ratio", "measured ratio"
     return (
         markdown(("search", "plans", "measured, mean ms", *columns), rows)
         + f"\nThe order of a task's plans, as Kendall's tau, mean of {len(tasks)} tasks: {tau:.2f}.\n"
@@ -209,7 +218,7 @@ def _of_papers(model: ModelChoice | str) -> str:
 
 def dcn() -> str:
     """Cost DLRM-DCNv2 by number of GPUs and optimizer."""
-    columns = "GPUs", "optimizer", "column-wise only, ms", "any sharding type, ms", OF_EACH_TYPE, "data-parallel ones"
+    columns = "GPUs, optimizer", "column-wise only, ms", "any sharding type, ms", OF_EACH_TYPE, "data-parallel ones"
     optimizers = "sgd", "rowwise_adagrad", "adam"
     rows = [_dcn(devices, optimizer) for devices in (8, 64, 128) for optimizer in optimizers]
     return markdown((*columns, f"{COLUMN_WISE}, ms", f"{ALL_TYPES}, ms"), rows)
@@ -222,7 +231,7 @@ def _dcn(devices: int, optimizer: str) -> list[str]:
     alone, best, *theirs = (_ms(simulator, plan) for plan in every)
     copied = [table.rows for table, form in zip(task.tables, every[1].forms, strict=True) if form is Form.DATA_PARALLEL]
     which = f"of {min(copied):,} to {max(copied):,} rows" if copied else "none"
-    return [f"{devices}", optimizer, alone, best, _forms(every[1]), which, *theirs]
+    return [f"{devices}, {optimizer}", alone, best, _forms(every[1]), which, *theirs]
 
 
 def large() -> str:
@@ -307,18 +316,36 @@ def _ms(simulator: ns.Simulator, plan: ns.Plan | None) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "points": points,
     "models": models,
     "moved": moved,
     "plans": plans,
     "another": another,
+    "points": points,
     "steps": gpu_steps.by_task,
+    "steps_little": gpu_steps.by_task_little,
     "methods": gpu_steps.by_method,
     "papers": papers,
     "dcn": dcn,
     "large": large,
     "targets": targets,
     "memory": memory,
+}
+
+
+def _measured(folder: str, day: int, gpu: str = "H100 80GB HBM3") -> str:
+    return f"[benchmarks/data/{folder}](../../benchmarks/data/{folder}), measured on {day} November 2026, NVIDIA {gpu}."
+
+
+# What tables of measurements are made from. The others are predicted when they are made.
+MEASURED_IN = {
+    "points": _measured("h100_points.jsonl", 26),
+    "models": _measured("h100", 26),
+    "moved": _measured("h100", 26),
+    "plans": _measured("h100_plans", 26),
+    "another": _measured("h200_plans", 26, "H200"),
+    "steps": _measured("gpu_steps", 27),
+    "steps_little": _measured("gpu_steps", 27),
+    "methods": _measured("gpu_steps", 27),
 }
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""Make every table and picture that README and docs/results.md quote: `make results`.
+"""Make every table and picture that README and the pages in docs/results/ quote: `make results`.
 
 usage: results.py [--small] [NAME ...]    (--small: minutes, into build/results/small, to see that all runs)
 
 Let nothing else run: about an hour on two cores. A table is a file in docs/results/ that says when, where and
-with which models it was made; docs/results.md holds them between markers. A finished table isn't made again as long as
-its models stay: delete its file for that. After a stop the same command goes on with the unfinished table.
+with which models it was made; pages in docs/results/ hold them between markers. A finished table isn't made again as
+long as its models stay: delete its file for that. After a stop the same command goes on with the unfinished table.
 """
 
 import argparse
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pictures
+import yaml
 from choices import gains_by_size, judged_rules
 from h100 import memory_shares
 from headline import headline, summary
@@ -25,6 +27,7 @@ from search_costs import methods, scaling, two_plans
 from shared import COLUMN_WISE, Made, evaluated, markdown, papers_tasks, with_tables
 from training_steps import beside_torchrec, predicted_steps, step_plans, steps_by_method
 from unmeasured import judged_without_margins
+from views import VIEWS, view
 
 from neuroshard.bundles import shipped_path
 from neuroshard.models import CostModels, load_bundle
@@ -36,12 +39,19 @@ from neuroshard.stages.search.runs.search import Search
 from neuroshard.words.fingerprint import fingerprint
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLES, PAGE = ROOT / "docs" / "results", ROOT / "docs" / "results.md"
+TABLES = ROOT / "docs" / "results"
+PAGES = tuple(
+    TABLES / f"{name}.md"
+    for name in (
+        *("summary", "cpu_steps", "mirrored_steps", "plans_and_search"),
+        *("errors", "accepting", "what_does_not_hold"),
+    )
+)
 WORK = ROOT / "build" / "results"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="make the tables and pictures of docs/results.md")
+    parser = argparse.ArgumentParser(description="make the tables and pictures of docs/results/")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("names", nargs="*", choices=[[], *MAKERS])
     options = parser.parse_args()
@@ -49,8 +59,9 @@ def main() -> None:
     for name in options.names or MAKERS:
         make(name, folder, work, options.small)
     if not options.small and all((TABLES / f"{name}.csv").exists() for name in MAKERS):
-        pictures.draw(TABLES, PAGE.parent)
-        PAGE.write_text(page())
+        pictures.draw(TABLES, TABLES.parent)
+        for page, text in pages().items():
+            page.write_text(text)
 
 
 def make(name: str, folder: Path, work: Path, small: bool) -> None:
@@ -84,26 +95,39 @@ def models_of(name: str) -> str:
     if name in ("headline", "summary"):
         return f"{models_of('steps')}, h100 {(CostModels.load('h100').digest or '')[:8]}"
     if name in ("scaling", "tiers"):
-        points = sorted((ROOT / "neuroshard/models/points").glob("*.csv"))
-        arithmetic = [ROOT / "conf" / "roofline" / "h100.yaml", *points]
-        return f"roofline:h100 {sha256(b''.join(file.read_bytes() for file in arithmetic)).hexdigest()[:8]}"
+        return f"roofline:h100 {_analytic_digest()[:8]}"
     if name in ("steps", "predicted_steps", "steps_by_method", "step_plans", "mirrored", "errors"):
         return f"cpu {(CostModels.load('cpu').digest or '')[:8]}, framework=torchrec"
     weights = next((ROOT / "neuroshard/bundles/cpu").glob("weights-*"))  # of kernels and exchanges
     return f"cpu {weights.stem.removeprefix('weights-')[:8]}"
 
 
-def page() -> str:
-    """Put every table between its markers in the page."""
-    return with_tables(PAGE.read_text(), {name: partial(as_markdown, TABLES / f"{name}.csv") for name in MAKERS})
+def _analytic_digest() -> str:
+    """Return the digest of all figures that `roofline:h100` computes with: comments and sources do not count."""
+    config = yaml.safe_load((ROOT / "conf" / "roofline" / "h100.yaml").read_text())
+    figures = json.dumps({key: value for key, value in config.items() if key != "source"}, sort_keys=True)
+    points = sorted((ROOT / "neuroshard/models/points").glob("*.csv"))
+    return sha256(figures.encode() + b"".join(file.read_bytes() for file in points)).hexdigest()
 
 
-def as_markdown(path: Path) -> str:
-    """Write the table for readers, with what is known of it below."""
-    frame = pd.read_csv(path, comment="#", dtype=str, keep_default_na=False)
+def pages() -> dict[Path, str]:
+    """Return the text of every page, with each table between its markers."""
+    tables = {name: partial(shown, name) for name in (*MAKERS, *VIEWS)}
+    return {page: with_tables(page.read_text(), tables) for page in PAGES}
+
+
+def shown(name: str) -> str:
+    """Write a view of a table for pages."""
+    table, part = view(name)
+    return as_markdown(TABLES / f"{table}.csv", part)
+
+
+def as_markdown(path: Path, part: Callable[[pd.DataFrame], pd.DataFrame]) -> str:
+    """Write a part of a table for readers, and below it the file, the date, the machine, the models and the noise."""
+    frame = part(pd.read_csv(path, comment="#", dtype=str, keep_default_na=False))
     known = facts(path)
     made = f"Made on {known['made']}, {known['machine']}. Models: `{known['models']}`. {known['noise']}"
-    return f"{markdown(frame.columns, frame.to_numpy())}\n<sub>{made}</sub>\n"
+    return f"{markdown(frame.columns, frame.to_numpy())}\n<sub>[{path.name}]({path.name}). {made}</sub>\n"
 
 
 _ON_HARDWARE = {

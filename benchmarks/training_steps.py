@@ -136,7 +136,7 @@ SAID = {  # of methods, on the page
 }
 
 
-# What docs/results.md quotes, in its words.
+# What docs/results/cpu_steps.md quotes, in its words.
 QUOTED = {
     "few_small": "20 small ones",
     "small": "80 small ones",

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/datasheets.md: what was published and measured beside what datasheets predict."""
+"""Writes the tables of docs/results/roofline_*.md: published and measured times beside predicted times."""
 
 import sys
 from pathlib import Path
@@ -10,24 +10,31 @@ from neuroshard.models.datasheets import Check, checks
 from neuroshard.models.network import errors, pcie_errors
 from neuroshard.plumbing.configs import choices
 
-PAGE = Path(__file__).resolve().parent / "datasheets.md"
-sys.path.append(str(PAGE.parents[1] / "benchmarks"))
+DOCS = Path(__file__).resolve().parent
+PAGES = DOCS / "results" / "roofline_errors.md", DOCS / "results" / "roofline_exchanges.md"
+sys.path.append(str(DOCS.parent / "benchmarks"))
 _OWN = ("a100", "h100", "h200", "b200")  # whose collectives are published
 
 
 def tables() -> dict[str, str]:
-    """Make what stands between the page's marks, by their names."""
+    """Make the tables, by the names of the marks that they stand between on a page."""
     found = {sheet: checks(CostModels.load(f"roofline:{sheet}")) for sheet in choices("roofline")}
     made = {"measured": _measured(), "kernels": _kernels(found), "exchanges": _exchanges(found)}
     made |= {"hosts": _hosts(), "pcie": _pcie()}
     return {name: "\n".join(table) for name, table in made.items()}
 
 
-def with_tables(page: str) -> str:
-    """Make the page's tables again."""
-    for name, table in tables().items():
+def pages() -> dict[Path, str]:
+    """Return the text of each page, with its tables made again."""
+    made = tables()
+    return {page: _with_tables(page.read_text(), made) for page in PAGES}
+
+
+def _with_tables(page: str, tables: dict[str, str]) -> str:
+    for name, table in tables.items():
         first, last = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
-        page = page[: page.index(first) + len(first)] + table + page[page.index(last) :]
+        if first in page:
+            page = page[: page.index(first) + len(first)] + table + page[page.index(last) :]
     return page
 
 
@@ -42,7 +49,7 @@ def _measured() -> list[str]:
 
 
 def _kernels(found: dict[str, tuple[Check, ...]]) -> list[str]:
-    head = ["| datasheet | call | published, ms | predicted, ms | off by | from other points |", "| --- " * 6 + "|"]
+    head = ["| model | call | published, ms | predicted, ms | error | error if left out |", "| --- " * 6 + "|"]
     rows = []
     for sheet, kinds in found.items():
         for check in kinds:
@@ -55,7 +62,7 @@ def _kernels(found: dict[str, tuple[Check, ...]]) -> list[str]:
 
 
 def _exchanges(found: dict[str, tuple[Check, ...]]) -> list[str]:
-    head = ["| datasheet | collective | mean | worst | from other points: mean | worst |", "| --- " * 6 + "|"]
+    head = ["| model | collective | mean error | largest | if left out: mean error | largest |", "| --- " * 6 + "|"]
     rows = []
     for sheet in _OWN:
         for check in found[sheet]:
@@ -91,4 +98,5 @@ def _pcie() -> list[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text()))
+    for page, text in pages().items():
+        page.write_text(text)

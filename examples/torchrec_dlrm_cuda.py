@@ -30,7 +30,7 @@ ROWS = (40_000_000, 20_000_000, 10_000_000, 3_000_000, 500_000, 100_000, 40_000,
 LOOKUPS = (3, 20, 1, 50, 10, 2, 5, 1, 1, 10, 1, 1)  # per sample
 DENSE_LAYERS, OVER_LAYERS = [512, 256, DIM], [1024, 1024, 512, 256, 1]
 DENSE_MS = 5  # time of the dense network on one GPU, forward, backward and update: take yours from a profile
-MODELS = "h100"  # cost models of an H100; for other GPUs see docs/models.md
+MODELS = "h100"  # cost models of an H100; for other GPUs see docs/how-to/adapt_models.md
 
 
 def make_model() -> DLRMTrain:

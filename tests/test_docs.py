@@ -1,6 +1,6 @@
 """The pages say what is: generated ones are current, commands are commands, links lead somewhere."""
 
-import importlib.util
+import importlib
 import re
 import shlex
 import subprocess
@@ -21,7 +21,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
-    *(page for one in FOLDERS for page in sorted(one.glob("*.md"))),
+    *(page for one in FOLDERS for page in sorted(one.rglob("*.md"))),
 ]
 OWN = ("models", "COMMAND", "-sc")
 OWN_PARTS = ("hydra.searchpath", "--config-dir")  # need the package of a page, whose test runs them
@@ -85,10 +85,10 @@ def _first_job(texts):
 
 @pytest.fixture(scope="module")
 def generate():
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """docs/generate.py, whose helpers are beside it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs")
+        yield importlib.import_module("generate")
 
 
 def test_generated_pages_are_current(generate):
@@ -97,12 +97,23 @@ def test_generated_pages_are_current(generate):
 
 
 def test_constants_are_printed_by_value_and_not_by_their_types_docstring(generate, monkeypatch):
+    python_pages = importlib.import_module("python_pages")
     monkeypatch.setattr(ns, "TENTH", 0.1, raising=False)
-    monkeypatch.setattr(ns, "__all__", [*ns.__all__, "TENTH"])
-    text = generate.pages()[ROOT / "docs" / "api.md"]
+    page = python_pages.Page("Numbers", "count", ("TENTH",))
+    text = python_pages.page_of(page, ns)
     assert "ns.TENTH = 0.1\n" in text
     for kind in (bool, int, float, str, tuple, dict):
         assert kind.__doc__.splitlines()[0] not in text
+
+
+def test_every_public_name_and_every_class_with_settings_has_a_page(generate, monkeypatch):
+    python_pages, command_pages = (importlib.import_module(name) for name in ("python_pages", "command_pages"))
+    monkeypatch.setattr(python_pages, "PAGES", {})
+    with pytest.raises(ValueError, match="no page for: Constraints"):
+        generate.python_pages(ROOT)
+    monkeypatch.setattr(command_pages, "SETTINGS", {})
+    with pytest.raises(ValueError, match="no page for the settings of: ActorCritic"):
+        generate.command_pages(ROOT, {})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -113,14 +124,11 @@ def test_links_lead_somewhere(page):
 
 
 @pytest.mark.xdist_group("measures")
-def test_the_five_minutes_work(tmp_path, monkeypatch, capsys):
-    """Every command of the guide's tutorial, one after the other."""
-    text = (ROOT / "docs" / "guide.md").read_text()
-    section = text[text.index("## Five minutes") : text.index("## Your own tables")]
-    commands = "\n".join(_blocks(section))
-    fewer = commands.replace("tasks.draw.count=4", "tasks.draw.count=2")
+def test_the_first_plan_works(tmp_path, monkeypatch, capsys):
+    """Every command of the first tutorial, one after the other, and its code."""
+    text = (ROOT / "docs" / "tutorials" / "first_plan.md").read_text()
     monkeypatch.chdir(tmp_path)
-    for line in fewer.splitlines():
+    for line in "\n".join(_blocks(text)).splitlines():
         if line.startswith("neuroshard "):
             main(shlex.split(line)[1:])
         else:
@@ -128,3 +136,6 @@ def test_the_five_minutes_work(tmp_path, monkeypatch, capsys):
     assert "page: found/explained.html" in capsys.readouterr().out
     for file in ("found/explained.html", "found/measured/plan.png", "compared/page/report.html"):
         assert (tmp_path / file).stat().st_size > 1000
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    exec(code, {})
+    assert ns.Plan.load("plan.json").task.batch_size == 1024

@@ -6,9 +6,10 @@ import re
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from neuroshard import __version__
 from neuroshard.app.arguments import for_hydra
@@ -28,14 +29,13 @@ from neuroshard.plumbing.configs import FOLDER, quoted
 from neuroshard.plumbing.errors import raised_by, unknown_name
 from neuroshard.plumbing.messages import Message, number_of
 
-if TYPE_CHECKING:
-    from neuroshard.plumbing.progress import Result
-
 _INTERRUPTED = 130
 _HYDRA = ("hydra", "hydra_plugins", "omegaconf")
 _ESCAPED = re.compile(r"\\(.)")  # special characters in the settings of a job, as Hydra escapes them
 _SWEEP = ("-m", "--multirun", "hydra.mode=MULTIRUN")
 _COMPLETION = ("-sc", "--shell-completion")
+_AS_JSON = "format=json"
+_FORMATS = (_AS_JSON, "format=text")
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 _ASKED = "NEUROSHARD_FULL_ERROR"  # set for this process and the processes of jobs if the user set HYDRA_FULL_ERROR=1
 
@@ -74,12 +74,13 @@ def _dispatch(words: list[str]) -> None:
     elif words[0] in _COMPLETION:
         _complete(words)
     elif words[0] == "models" and any(text in HELP_FLAGS for text in words[1:]):
-        print(f"neuroshard models: {MODELS}\n\nusage: neuroshard models [NAME]")
+        print(f"neuroshard models: {MODELS}\n\nusage: neuroshard models [NAME] [format=json]")
     elif words[0] == "models":
         from neuroshard.app.listing import show_models  # slow to import: not for --help
         from neuroshard.plumbing.progress import plain_console
 
-        show_models(words[1:], plain_console())
+        names = [text for text in words[1:] if text not in _FORMATS]
+        show_models(names, plain_console(), as_json=_AS_JSON in words)
     elif words[0] in COMMANDS:
         _hand_to_hydra(words[0], for_hydra(words[0], words[1:]))
     else:
@@ -112,14 +113,18 @@ def _hand_to_hydra(command: str, arguments: list[str]) -> None:
     if not any(text in _SWEEP for text in arguments):
         _start(command, arguments)
         return
-    from neuroshard.app.sweep import compared, jobs_in, sweep_folder  # slow to import: not for --help
+    from neuroshard.app.sweep import SweepFacts, compared, jobs_in, sweep_folder  # slow to import: not for --help
+    from neuroshard.plumbing.output import print_facts, stdout_to_stderr
     from neuroshard.plumbing.progress import plain_console
 
-    with sweep_folder(arguments) as folder:
+    as_json = _AS_JSON in arguments
+    with sweep_folder(arguments) as folder, stdout_to_stderr() if as_json else nullcontext():
         _start(command, [*arguments, f"hydra.sweep.dir={quoted(str(folder))}"])
         jobs = jobs_in(folder)
     if jobs:
-        plain_console().print(compared(jobs))
+        plain_console(stderr=as_json).print(compared(jobs))
+    if as_json:
+        print_facts(SweepFacts(tuple(jobs)))
     if failed := [job for job in jobs if job.failure is not None]:
         complain(
             Message(
@@ -175,6 +180,7 @@ def _run(config: Any) -> None:
     from omegaconf import OmegaConf
 
     from neuroshard.app.sweep import Job
+    from neuroshard.plumbing.output import JSON, print_facts, stdout_to_stderr
     from neuroshard.plumbing.progress import plain_console
     from neuroshard.plumbing.registry import check_complete, instantiate_config
 
@@ -186,9 +192,13 @@ def _run(config: Any) -> None:
         check_complete(config)
         built = instantiate_config(config.run)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from now on Ctrl-C raises, so work can be saved
-        result: Result | None = built.run()
+        as_json = getattr(built, "format", None) == JSON
+        with stdout_to_stderr() if as_json else nullcontext():
+            result: Any = built.run()
         if result is not None and job is None:
-            result.show(plain_console())
+            result.show(plain_console(stderr=as_json))
+            if as_json:
+                print_facts(result.facts)
     except KeyboardInterrupt:
         raise
     except BaseException as error:

@@ -7,7 +7,7 @@ COMMANDS = (
     *("explain", "export", "report", "compile", "train-policy"),
 )
 HELP_FLAGS = ("-h", "--help")
-MODELS = "list the installed cost models; with NAME, print the card of that model"
+MODELS = "list the installed cost models; with NAME, print the card of that model; format=json prints JSON"
 ALL = (*COMMANDS, "models")
 
 _USAGE = """\

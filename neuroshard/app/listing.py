@@ -1,6 +1,7 @@
 """The command `neuroshard models`, which lists the installed cost models or prints the model card of one."""
 
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,57 @@ from neuroshard.models.datasheets import checks, exams
 from neuroshard.models.trust import Range
 from neuroshard.plumbing.configs import choices
 from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.output import print_facts
 from neuroshard.plumbing.registry import described
 from neuroshard.words.form import CALLS
 
 
-def show_models(arguments: list[str], console: Console) -> None:
+@dataclass(frozen=True)
+class BundleFacts:
+    """An installed bundle of cost models.
+
+    Attributes:
+        name: name of the bundle, for model=NAME.
+        device: the device that the models were measured on; None if it is unknown.
+        batch_sizes, devices: the range of the training data; None for any.
+        calls: the kernel calls that the models know, by their names.
+        errors: error (MAPE) of each model on tables that were never seen in training, as a fraction by part;
+            None if a datasheet predicts the part; empty if the models were not tested.
+    """
+
+    name: str
+    device: str | None
+    batch_sizes: Range | None
+    devices: Range | None
+    calls: tuple[str, ...]
+    errors: dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class DatasheetFacts:
+    """The datasheet of an analytic model.
+
+    Attributes:
+        name: name of the model, for model=NAME.
+        source: source of the figures.
+    """
+
+    name: str
+    source: str
+
+
+@dataclass(frozen=True)
+class ModelsFacts:
+    """The installed cost models: bundles that were measured and pre-trained, and datasheets of analytic models."""
+
+    bundles: tuple[BundleFacts, ...]
+    datasheets: tuple[DatasheetFacts, ...]
+
+
+def show_models(arguments: list[str], console: Console, *, as_json: bool = False) -> None:
     """Print a line for each installed model or, if the arguments name one, the card of this model.
+
+    With `as_json`, print one JSON object to standard output instead.
 
     Raises:
         UserError: there is more than one name, or the name is unknown.
@@ -33,6 +79,9 @@ def show_models(arguments: list[str], console: Console) -> None:
             limit="the maximum is 1",
             remedy="Give one name: `neuroshard models NAME`",
         )
+    if as_json:
+        print_facts(_card(arguments[0]) if arguments else ModelsFacts(tuple(_bundles()), tuple(_sheets())))
+        return
     if arguments:
         console.print_json(data=_card(arguments[0]))
         return
@@ -56,19 +105,37 @@ def _card(name: str) -> dict[str, Any]:
     return asdict(load_bundle(shipped_path(name) or Path(name))[1])
 
 
-def _shipped_bundles() -> Grid:
-    """Return a table of the bundles in the package, with the ranges of their data and their errors."""
-    columns = "name", "hardware", "batch sizes", "devices", "sharding types", "compute", "forward", "backward"
-    grid = Grid(*columns, title="Measured and pre-trained (errors: MAPE on tables never seen in training)")
+def _bundles() -> Iterator[BundleFacts]:
+    """Yield the facts of each bundle in the package."""
     for name in shipped_names():
         path = shipped_path(name)
         assert path is not None
         models, card = load_bundle(path)
         ranges, tests = models.ranges, card.metrics
-        spans = ("any", "any") if ranges is None else (_span(ranges.batch_size), _span(ranges.devices))
-        errors = ("" if tests is None else _error(getattr(tests, part)) for part in PARTS)
-        forms = ", ".join(call.name for call in CALLS if call in models.compute.calls and call.form in models.forms)
-        grid.add_row(name, "" if card.hardware is None else card.hardware.device, *spans, forms, *errors)
+        yield BundleFacts(
+            name,
+            None if card.hardware is None else card.hardware.device,
+            None if ranges is None else ranges.batch_size,
+            None if ranges is None else ranges.devices,
+            tuple(call.name for call in CALLS if call in models.compute.calls and call.form in models.forms),
+            {} if tests is None else {part: _mape(getattr(tests, part)) for part in PARTS},
+        )
+
+
+def _sheets() -> Iterator[DatasheetFacts]:
+    """Yield the facts of each datasheet."""
+    for name in choices("roofline"):
+        yield DatasheetFacts(f"{ROOFLINE}{name}", str(described("roofline", name)["source"]))
+
+
+def _shipped_bundles() -> Grid:
+    """Return a table of the bundles in the package, with the ranges of their data and their errors."""
+    columns = "name", "hardware", "batch sizes", "devices", "sharding types", "compute", "forward", "backward"
+    grid = Grid(*columns, title="Measured and pre-trained (errors: MAPE on tables never seen in training)")
+    for bundle in _bundles():
+        spans = _span(bundle.batch_sizes), _span(bundle.devices)
+        errors = (_error(bundle.errors[part]) if bundle.errors else "" for part in PARTS)
+        grid.add_row(bundle.name, bundle.device or "", *spans, ", ".join(bundle.calls), *errors)
     return grid
 
 
@@ -76,13 +143,17 @@ def _datasheets() -> Grid:
     """Return a table of the datasheets for analytic models, with their sources."""
     title = "Arithmetic on datasheets and published points, not measured here (any batch size, any number of devices)"
     grid = Grid("name", "source", title=title)
-    for name in choices("roofline"):
-        grid.add_row(f"{ROOFLINE}{name}", str(described("roofline", name)["source"]))
+    for sheet in _sheets():
+        grid.add_row(sheet.name, sheet.source)
     return grid
 
 
-def _error(test: ModelTest | None) -> str:
-    return "datasheet" if test is None else f"{test.test.mape:.1%}"
+def _mape(test: ModelTest | None) -> float | None:
+    return None if test is None else test.test.mape
+
+
+def _error(mape: float | None) -> str:
+    return "datasheet" if mape is None else f"{mape:.1%}"
 
 
 def _span(span: Range | None) -> str:

@@ -62,7 +62,7 @@ def typical_ms(times_ms: FloatArray) -> FloatArray:
 
     Disturbances on a shared machine only add time, so the slower half is left out. Unlike the minimum, this mean does
     not depend on one lucky repeat. Between passes over the same samples, this mean repeats better than the median or
-    the minimum (docs/timing.md).
+    the minimum (docs/explanation/measuring_costs.md).
     """
     half = (len(times_ms) + 1) // 2
     typical: FloatArray = np.sort(times_ms, axis=0)[:half].mean(axis=0)

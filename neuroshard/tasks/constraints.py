@@ -217,7 +217,7 @@ class TableLimits:
         tier = min(self.tiers, key=TIERS.index)
         return TierAssignment(tier, (self.cache_load_factor or DEFAULT_CACHED) if tier is Tier.UVM_CACHING else None)
 
-    def may_lie_in(self, assignment: TierAssignment) -> bool:
+    def allows_tier(self, assignment: TierAssignment) -> bool:
         """Return True if the table may have this tier assignment."""
         return assignment.tier in self.tiers and (
             assignment.cache_load_factor is None or self.cache_load_factor in (None, assignment.cache_load_factor)
@@ -497,7 +497,7 @@ def constraints(
 
     Args:
         rules: list of limits for tables whose names match a pattern, such as [{tables: user_*, devices: [0, 1],
-            max_shards: 4}]; docs/constraints.md lists all limits.
+            max_shards: 4}]; docs/how-to/constraints.md lists all limits.
         pinned: list of shards that every plan must contain: the table, the shard's number of columns (dim; all columns
             keep the table whole), and the devices of which one must have the shard, such as [{table: user_id, dim: 32,
             devices: [0]}].

@@ -27,7 +27,7 @@ class Acceptance:
     A search for lower predictions finds better plans, and errors of the models as well. Expected costs
     (`Cost.expected_ms`) count little of what is gained by balancing devices more finely than they are known. But they
     also favour plans that only look better known: where a plan is expected to cost less and predicted to cost more, it
-    truly costs more (docs/results.md). So a gain must be both.
+    truly costs more (docs/results/accepting.md). So a gain must be both.
 
     Models without margins may be off by as much as others of their kind. The search assumes margins for them
     (`neuroshard/models/assumed.py`), and a gain must exceed a fraction of the assumed margins.
@@ -48,14 +48,14 @@ class Acceptance:
         sharding_type_margin_fraction: as margin_fraction (fraction of both plans' prediction errors that the gain must
             exceed), but for plans with row-wise or data-parallel tables, whose costs are often predicted too low; the
             larger of the two fractions applies; ignored if the models predict whole training steps. At 1 the two
-            intervals must not overlap, which is right wherever steps were measured (docs/steps.md). Models of whole
-            steps (framework=torchrec) ignore it.
+            intervals must not overlap, which is right wherever steps were measured (docs/explanation/whole_steps.md).
+            Models of whole steps (framework=torchrec) ignore it.
         min_gain: minimum predicted gain, as a fraction of the current plan's cost (0.003 is 0.3%), at which the search
-            accepts a new plan; smaller predicted gains do not materialise on average (docs/results.md).
+            accepts a new plan; smaller predicted gains do not materialise on average (docs/results/accepting.md).
         assumed_margin_fraction: fraction of both plans' prediction errors together that the predicted gain of a new
             plan must exceed; larger values accept fewer plans; for cost models without measured errors, such as
             analytic (roofline) models, whose errors are assumed from similar measured models. At 0.5 the search accepts
-            gains above the mean of both plans' margins (docs/models.md).
+            gains above the mean of both plans' margins (docs/explanation/trust.md).
     """
 
     margin_fraction: NonNegative = 0.0

@@ -69,8 +69,8 @@ class NeuroShard(Searcher):
     devices have too little memory or if that is predicted to pay. The search makes several tier assignments, the
     cheapest within several fractions of the device memory, each with its own choices of sharding types, and searches
     the likely choices of all of them. Then tables of the cheapest plan take the memory that is left on their devices,
-    or the tier of the other tables there, and column-wise tables are searched again, as long as that helps. If one host cannot hold all tables that are in
-    host memory, the search also tries to spread these tables evenly over all hosts.
+    or the tier of the other tables there, and column-wise tables are searched again, as long as that helps. If one host
+    cannot hold all tables that are in host memory, the search also tries to spread these tables evenly over all hosts.
 
     Tables that may only be split into equal parts are whole or halved, or split into more parts: several ways to do so
     limit the share of a device's cost that a part may have, and the search searches the likely ones.

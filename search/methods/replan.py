@@ -110,7 +110,7 @@ class Replan(Searcher):
         left = self._left(moved_bytes(before, start))
         found = [replace(begun, plan=start)]
         if self.min_gain < 1:
-            firsts = chain([start], self._in_other_forms(start, left, simulator))
+            firsts = chain([start], self._with_other_types(start, left, simulator))
             found += [self._improved(start, first, left, simulator) for first in firsts]
         costs = simulator.costs(start.task, [one.plan for one in found])
         accepted = self._accepted(found, costs, simulator)
@@ -194,7 +194,7 @@ class Replan(Searcher):
         ]
         return found[min(enough)[2]]
 
-    def _in_other_forms(self, start: Plan, most: int | None, simulator: Simulator) -> Iterator[Plan]:
+    def _with_other_types(self, start: Plan, most: int | None, simulator: Simulator) -> Iterator[Plan]:
         """Yield plans with other sharding types that move at most `most` bytes, then at most half as many."""
         changes = TypeChanges.of(start, simulator, known_calls(simulator.models, forms_of(self.sharding_types)))
         if changes is None:

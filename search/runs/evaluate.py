@@ -15,6 +15,7 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError, warn_of
 from neuroshard.plumbing.files import by_place, check_directory
 from neuroshard.plumbing.messages import number_of
+from neuroshard.plumbing.output import OutputSettings
 from neuroshard.plumbing.progress import Result
 from neuroshard.plumbing.schema import PathName, PositiveCount, Seed
 from neuroshard.stages.search.evaluate.comparison import Evaluated, plans_of, runnable_by_task
@@ -22,12 +23,12 @@ from neuroshard.stages.search.evaluate.evaluation import evaluated
 from neuroshard.stages.search.evaluate.kernel_measurer import KernelMeasurer
 from neuroshard.stages.search.evaluate.measurer import Measurer
 from neuroshard.stages.search.results.search_results import SearchRun
-from neuroshard.words.model_choice import ModelSettings, told
+from neuroshard.words.model_choice import ModelSettings, settings_text
 
 
 @dataclass(frozen=True)
 @checked
-class Evaluate(ModelSettings):
+class Evaluate(OutputSettings, ModelSettings):
     """Everything that `neuroshard evaluate` needs.
 
     Attributes:
@@ -110,9 +111,9 @@ class Evaluate(ModelSettings):
             if given := self.model_settings:
                 raise UserError(
                     "model-settings-without-model",
-                    f"{told(given)} is set, but model is not set",
+                    f"{settings_text(given)} is set, but model is not set",
                     limit="without model, predicted costs are read from the plan files",
-                    remedy=f"Set model, such as model=cpu, or remove {told(given)}",
+                    remedy=f"Set model, such as model=cpu, or remove {settings_text(given)}",
                 )
             return None
         framework = self.measure.framework

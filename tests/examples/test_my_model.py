@@ -9,7 +9,7 @@ import pytest
 
 from tests.kit.processes import PATIENCE_S
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "my_model.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorials" / "my_model.md"
 HERE = {  # what of the page is another machine's
     "local_world_size=8, hbm_cap_bytes=80 << 30)": 'ddr_cap_bytes=1 << 30), kernel_config=KernelConfig("cpu")',
     'models="my-gpus"': 'models="cpu"',
@@ -51,7 +51,7 @@ print("steps", len(steps), "lookups", table.pooling_factor, "made for", table.re
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("measures")
-def test_the_page_works(tmp_path):
+def test_code_of_the_page_runs(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     for there, here in HERE.items():
         assert there in code

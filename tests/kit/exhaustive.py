@@ -1,7 +1,7 @@
 """Tiny tasks under every kind of constraint, and whether any plan exists, by trying all.
 
-What searches are held against, sharing no code with them: constraints are read as docs/constraints.md states them,
-bytes are Python integers.
+What searches are held against, sharing no code with them: constraints are read as docs/how-to/constraints.md states
+them, bytes are Python integers.
 """
 
 from collections.abc import Iterator, Sequence

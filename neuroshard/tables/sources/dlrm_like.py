@@ -1,6 +1,6 @@
 """Synthetic tables with the statistics published for Meta's 856-table data set of 2021.
 
-The statistics match as follows (856 tables, batch 65,536, seed 0; `docs/tables.md` prints both side by side):
+The statistics match as follows (856 tables, batch 65,536, seed 0; `docs/how-to/statistics.md` has both):
 
 - mean pooling factor 15.8 and number of indices 887 M: within 2%;
 - unique rows touched, 128 M: within 5%;

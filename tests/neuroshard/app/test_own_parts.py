@@ -1,4 +1,4 @@
-"""docs/own_parts.md, to the letter: a package outside the checkout adds a searcher, a cost model and tables by YAML."""
+"""The tutorial own_parts.md, to the letter: a package outside the checkout adds a searcher, models and tables."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from tests.kit.messages import refused_command
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs" / "own_parts.md").read_text()
+PAGE = (ROOT / "docs" / "tutorials" / "own_parts.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 FILES = [text for language, text in BLOCKS if language]
 SWEEP, _TABLE, PARALLEL = (text.strip() for language, text in BLOCKS if not language)
@@ -47,7 +47,7 @@ def _found(here):
     return [json.loads(path.read_text()) for path in sorted(here.rglob("run.json"))]
 
 
-def test_the_sweep_of_the_page_has_every_part_beside_ours(here):
+def test_sweep_of_the_page_lists_own_parts_and_ours(here):
     out = _run(here, SWEEP)
     rows = [line for line in out.splitlines() if "1/1" in line]
     assert len(rows) == 8

@@ -1,4 +1,4 @@
-"""Datasheets beside published measurements: docs/datasheets.md."""
+"""Datasheets beside published measurements: docs/results/roofline_*.md."""
 
 import importlib.util
 from pathlib import Path
@@ -14,7 +14,7 @@ from neuroshard.tables.misses import touched_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 SHEETS = choices("roofline")
-# Where an H100 was used instead (docs/datasheets.md): lookups of dynamicemb's own kernels, and a small call.
+# Where an H100 was used instead (roofline_errors.md): lookups of dynamicemb's own kernels, and a small call.
 MEASURED_OTHERWISE = {
     ("h100", "forward, device"): 1.1,
     ("h100", "backward, device"): 0.12,
@@ -42,7 +42,7 @@ def test_exchanges_take_longer_the_more_there_is(gpu):
             assert (np.diff(curves(collective, devices, sizes)) >= 0).all()
 
 
-def test_between_numbers_of_devices_links_carry_what_they_carry_beside():
+def test_times_between_published_device_counts_are_interpolated_per_byte():
     curves, size = curves_of("h100"), np.array([2.0**29])
     ms = np.array([curves("alltoall", count, size)[0] / ((count - 1) / count) for count in (2, 4, 8)])
     assert ms[1] == pytest.approx(np.sqrt(ms[0] * ms[2]))
@@ -63,9 +63,11 @@ def test_points_have_the_unique_rows_that_are_published():
         assert touched_rows(its.rows, its.lookups, its.reuse).sum() == pytest.approx(point.unique, rel=1e-3)
 
 
-def test_the_page_of_datasheets_is_current():
+def test_the_pages_of_analytic_models_are_current():
     spec = importlib.util.spec_from_file_location("datasheets", ROOT / "docs" / "datasheets.py")
     datasheets = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(datasheets)
-    page = datasheets.PAGE.read_text()
-    assert datasheets.with_tables(page) == page, "make it again: python docs/datasheets.py"
+    marks = "".join(page.read_text() for page in datasheets.PAGES)
+    assert all(marks.count(f"<!-- {name} -->") == 1 for name in datasheets.tables())
+    for page, text in datasheets.pages().items():
+        assert page.read_text() == text, "make it again: python docs/datasheets.py"

@@ -1,0 +1,98 @@
+"""Table-wise and column-wise tables: whole on one device, or split by columns into shards that have all rows."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import ClassVar
+
+from neuroshard.cost.loads import Loads
+from neuroshard.layouts.layout import Layout, Whole, check_cover, table_of
+from neuroshard.layouts.widths import shard_widths
+from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.tables import Table
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import Form
+from neuroshard.words.placement import Placement, Shard
+from neuroshard.words.topology import Topology
+
+_WHOLE, _CUT, _ON_A_HOST = "table_wise", "column_wise", "table_column_wise"
+
+
+class ColumnWise(Layout):
+    """Table-wise and column-wise tables: each device looks up its shards for all samples, and sends the outputs.
+
+    An all-to-all sends each output to the device of its sample. TorchRec's third sharding type of this family,
+    table_column_wise, puts all shards of a table on one host; the shards themselves are the same.
+    """
+
+    form: ClassVar[Form] = Form.COLUMN_WISE
+    exchanges: ClassVar[tuple[Collective, ...]] = (Collective.ALL_TO_ALL,)
+    color: ClassVar[str] = "#55a868"
+    words: ClassVar[tuple[str, ...]] = (_WHOLE, _CUT, _ON_A_HOST)
+    free: ClassVar[bool] = True
+
+    def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
+        """Return True if all shards have all rows, and at most one shard has all columns."""
+        return all(shard.rows >= table.rows for shard in shards) and sum(s.dim == table.dim for s in shards) < 2
+
+    def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
+        """Return the placement of a whole table on the first of the devices."""
+        return place_column_wise(whole, [(index, table_of(whole, index).dim, devices[0])])
+
+    def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
+        """Raise UserError unless the shards cover the table."""
+        check_cover(table, [placement.shard for placement in placements])
+
+    def share(self, loads: Loads, count: int) -> Loads:
+        """Return the loads unchanged, because one device has the whole table."""
+        return loads
+
+    def sent_bytes_of(
+        self, loads: Loads, output_bytes: FloatArray, num_devices: int
+    ) -> Mapping[Collective, FloatArray]:
+        """Return the bytes, (n,), that each load sends into the all-to-all: all of its outputs."""
+        return {Collective.ALL_TO_ALL: output_bytes}
+
+    def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
+        """Return a text if the shards of a sequence table have different widths, which TorchRec does not support."""
+        if len(set(widths)) < 2:
+            return None
+        return f"in shards of {' and '.join(map(str, sorted(set(widths))))} columns, not of equal width"
+
+    def sharding_type(self, placements: Sequence[Placement], topology: Topology) -> str:
+        """Return table_wise for a table in one shard, and column_wise for a table in several shards."""
+        return _WHOLE if len(placements) == 1 else _CUT
+
+    def allowed_by(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
+        """Return all types of the family for a whole table, and for a split table the types that allow its devices."""
+        if len(placements) == 1:
+            return set(self.words)
+        size = topology.domain_size
+        on_one_host = len({placement.device // size for placement in placements}) == 1
+        return {_CUT, _ON_A_HOST} if on_one_host else {_CUT}
+
+    def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
+        """Return all types of the family: with each of them, TorchRec reads shards with all rows in the same way."""
+        return set(self.words)
+
+
+def place_column_wise(task: Whole, placed: Iterable[tuple[int, int, int]]) -> list[Placement]:
+    """Return the placements that put `dim` columns of a table on a device, for each (table index, dim, device).
+
+    Columns of one table on one device become one shard with all rows, or several shards if they are wider than a shard
+    may be. The devices get the columns of a table in ascending order: the first device gets the first columns.
+
+    Raises:
+        UserError: a table index is not in the task.
+    """
+    dims: dict[tuple[int, int], int] = {}
+    for table, dim, device in placed:
+        dims[table, device] = dims.get((table, device), 0) + dim
+    placements = []
+    column, previous = 0, -1
+    for (table, device), dim in sorted(dims.items()):
+        whole, column = table_of(task, table), 0 if table != previous else column
+        for width in shard_widths(whole, dim):
+            shard = Shard(table, column, width, 0, whole.rows)
+            placements.append(Placement(shard, device, task.tier_assignments[table]))
+            column += width
+        previous = table
+    return placements

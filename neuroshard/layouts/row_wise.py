@@ -1,0 +1,200 @@
+"""Row-wise tables: equal blocks of rows, one on each device of a group: all devices, or the devices of one host."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from neuroshard.cost.loads import Loads
+from neuroshard.layouts.layout import Layout, Whole, check_cover, table_of
+from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.grouping import grouped
+from neuroshard.plumbing.messages import number_of
+from neuroshard.tables import Table
+from neuroshard.tables.reuse import lookup_share, range_reuse
+from neuroshard.words.collective import Collective
+from neuroshard.words.form import FORMS, Form
+from neuroshard.words.placement import Placement, Shard, block_rows
+from neuroshard.words.topology import Topology
+
+_ON_ALL, _ON_A_HOST, _ON_HOSTS = "row_wise", "table_row_wise", "grid_shard"
+
+
+class RowWise(Layout):
+    """Row-wise tables: each device computes partial sums of all outputs, which a reduce-scatter adds up.
+
+    The load of a block of rows has the lookups of these rows, with their reuse histogram. Row-wise sequence tables use
+    an all-to-all, as column-wise tables do, because nothing is added up.
+    """
+
+    form: ClassVar[Form] = Form.ROW_WISE
+    exchanges: ClassVar[tuple[Collective, ...]] = (Collective.REDUCE_SCATTER,)
+    host_exchanges: ClassVar[tuple[Collective, ...]] = (Collective.HOST_REDUCE_SCATTER, Collective.HOST_ALL_TO_ALL)
+    color: ClassVar[str] = "#8172b3"
+    words: ClassVar[tuple[str, ...]] = (_ON_ALL, _ON_A_HOST, _ON_HOSTS)
+    blocks: ClassVar[bool] = True
+    joins: ClassVar[bool] = False
+
+    def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
+        """Return True if a shard does not have all rows of the table."""
+        return any(shard.rows < table.rows for shard in shards)
+
+    def fits(self, rows: int, count: int) -> bool:
+        """Return True if a table with `rows` rows has enough rows for `count` blocks that are not empty."""
+        return block_rows(rows, count) * (count - 1) < rows
+
+    def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
+        """Return the placements of one block of a table on each device of the group."""
+        return place_row_wise(whole, index, devices)
+
+    def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
+        """Raise UserError unless the blocks cover the table, on the devices that TorchRec needs.
+
+        Each range of columns must have the blocks of `row_blocks` on all devices, or on all devices of one host. Only a
+        range on one host may have fewer columns than the table.
+        """
+        check_cover(table, [placement.shard for placement in placements])
+        by_device = sorted(placements, key=lambda placement: placement.device)
+        ranges = grouped(by_device, lambda placement: (placement.shard.column, placement.shard.column_end))
+        for columns, blocks in ranges.items():
+            _check_range(table, columns, blocks, topology)
+
+    def placed(
+        self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
+    ) -> Loads:
+        """Return the loads with those at `which` (m,) reduced to the rows of their blocks, and these rows' lookups."""
+        shards = [placement.shard for placement in placements]
+        groups = grouped(which.tolist(), lambda number: (shards[number].table, shards[number].column))
+        rows, lookups, reuse = (values.copy() for values in (loads.rows, loads.lookups, loads.reuse))
+        sharers = loads.sharers.copy()
+        for (index, _), numbers in groups.items():
+            table, blocks = tables[index], [shards[number] for number in numbers]
+            first, count = np.array([[shard.row for shard in blocks], [shard.rows for shard in blocks]], dtype=np.int64)
+            whole = loads.lookups[numbers[0]]
+            rows[numbers], sharers[numbers] = count, len(blocks)
+            lookups[numbers] = whole * lookup_share(table, first, count)
+            reuse[numbers] = range_reuse(table, whole, first, count)
+        return replace(loads, rows=rows, lookups=lookups, reuse=reuse, sharers=sharers)
+
+    def share(self, loads: Loads, count: int) -> Loads:
+        """Return the load of the first of `count` blocks of each whole table; lookups are taken as spread evenly."""
+        rows, form = block_rows(loads.rows, count), np.full(len(loads), FORMS.index(self.form))
+        sharers = np.full(len(loads), count, dtype=np.int64)
+        return replace(loads, rows=rows, lookups=loads.lookups * (rows / loads.rows), form=form, sharers=sharers)
+
+    def sent_bytes_of(
+        self, loads: Loads, output_bytes: FloatArray, num_devices: int
+    ) -> Mapping[Collective, FloatArray]:
+        """Return the bytes, (n,), that each load sends into each collective.
+
+        Tables over all devices use REDUCE_SCATTER. Tables on one host use HOST_REDUCE_SCATTER, then HOST_ALL_TO_ALL, to
+        which each device sends its part of the sums: output bytes / devices. Sequence tables use ALL_TO_ALL.
+        """
+        everywhere = loads.pooled & (loads.sharers == num_devices)
+        by_host = loads.pooled & ~everywhere
+        return {
+            Collective.ALL_TO_ALL: output_bytes * ~loads.pooled,
+            Collective.REDUCE_SCATTER: output_bytes * everywhere,
+            Collective.HOST_REDUCE_SCATTER: output_bytes * by_host,
+            Collective.HOST_ALL_TO_ALL: output_bytes / loads.sharers * by_host,
+        }
+
+    def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
+        """Return a text if a row-wise sequence table is not on all devices, which TorchRec does not support."""
+        fewer = len(widths) < num_devices
+        return f"that is row-wise over {len(widths)} devices, not over all {num_devices}" if fewer else None
+
+    def sharding_type(self, placements: Sequence[Placement], topology: Topology) -> str:
+        """Return row_wise on all devices, table_row_wise on one host, grid_shard for column ranges on several hosts."""
+        if len({placed.shard.column for placed in placements}) > 1:
+            return _ON_HOSTS
+        return _ON_ALL if len(placements) == topology.num_devices else _ON_A_HOST
+
+    def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
+        """Return the types with which TorchRec reads these blocks correctly: all types if one host has all devices."""
+        if topology.domain_size == topology.num_devices:
+            return set(self.words)
+        sharding_type = self.sharding_type(placements, topology)
+        return {sharding_type, _ON_HOSTS} if sharding_type == _ON_A_HOST else {sharding_type}
+
+
+def place_row_wise(
+    task: Whole, table: int, devices: Sequence[int], columns: tuple[int, int] | None = None
+) -> list[Placement]:
+    """Return the placements of a table with one block of rows on each device of a group.
+
+    Args:
+        task: the task of the table.
+        table: index of the table.
+        devices: all devices of the task, or the devices of one host.
+        columns: first column, and the column after the last; None for all columns. Other columns must be on other
+            hosts.
+
+    Raises:
+        UserError: the task has no table with this index, or the table has too few rows.
+    """
+    whole = table_of(task, table)
+    first, end = columns or (0, whole.dim)
+    ranks = sorted(devices)
+    return [
+        Placement(Shard(table, first, end - first, row, rows), device, task.tier_assignments[table])
+        for device, (row, rows) in zip(ranks, row_blocks(whole, len(ranks)), strict=True)
+    ]
+
+
+def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
+    """Return the `count` blocks of rows of a table as (first row, number of rows), in order of rank.
+
+    All blocks have ceil(rows / count) rows, except the last block, which has the remaining rows. TorchRec needs exactly
+    these blocks: with others it trains wrong rows, without an error.
+
+    Raises:
+        UserError: a block would be empty.
+    """
+    size = block_rows(table.rows, count)
+    if size * (count - 1) >= table.rows:
+        raise UserError(
+            "table-rows-too-few",
+            f"table {table.name!r} has {number_of(table.rows, 'row')}, too few to be row-wise over {count} devices",
+            limit=f"each block has ceil(rows / devices) = {number_of(size, 'row')}, so the last block would be empty",
+            remedy="Make the table column_wise or data_parallel",
+        )
+    return tuple((first, min(size, table.rows - first)) for first in range(0, table.rows, size))
+
+
+def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placement], topology: Topology) -> None:
+    """Raise UserError unless one range of columns has the blocks of rows, on the devices, that TorchRec needs.
+
+    `columns` is the range (first column, column after the last); `blocks` are its placements in order of device.
+    """
+    where = f"columns {columns[0]} to {columns[1] - 1} of table {table.name!r}"
+    devices, size = [placement.device for placement in blocks], topology.domain_size
+    on_a_host = len(devices) == size and devices[0] % size == 0 and devices[-1] == devices[0] + size - 1
+    if len(devices) != topology.num_devices and not on_a_host:
+        named = ", ".join(map(str, devices[:8])) + (", ..." if len(devices) > 8 else "")
+        hosts = "" if size == topology.num_devices else f", or on each of the {size} of one host"
+        raise UserError(
+            "plan-blocks-devices",
+            f"{where} are row-wise over {number_of(len(devices), 'device')} ({named})",
+            limit="TorchRec needs a block of rows on every device of the job, or on every device of one host",
+            remedy=f"Place a block of rows on each of the {topology.num_devices} devices{hosts}",
+        )
+    if len(devices) == topology.num_devices and columns != (0, table.dim):
+        raise UserError(
+            "plan-blocks-columns",
+            f"{where} are row-wise over all devices",
+            limit=f"if a table is row-wise over all devices, each block of rows must have all {table.dim} columns",
+            remedy="Give these blocks of rows all columns, or place them on the devices of one host",
+        )
+    for placement, (row, rows) in zip(blocks, row_blocks(table, len(devices)), strict=True):
+        shard = placement.shard
+        if (shard.row, shard.rows) != (row, rows):
+            raise UserError(
+                "plan-block-rows",
+                f"device {placement.device} has rows {shard.row} to {shard.row_end - 1}, not {row} to {row + rows - 1}",
+                where=where,
+                limit="TorchRec expects blocks of ceil(rows / devices) rows, in the order of the devices",
+                remedy="Correct the rows, or search for the plan again",
+            )

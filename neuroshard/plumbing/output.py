@@ -1,0 +1,76 @@
+"""Output of commands as JSON: `format=json` prints one JSON object to standard output, and all else to standard error.
+
+A result is printed from its facts: a frozen dataclass whose fields are rows, numbers and text. Numbers that are not
+finite become null.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import msgspec
+import numpy as np
+
+from neuroshard.plumbing.progress import Result
+
+OutputFormat = Literal["text", "json"]
+JSON: OutputFormat = "json"
+
+
+class ResultWithFacts(Result, Protocol):
+    """The result of a command that prints JSON."""
+
+    @property
+    def facts(self) -> object:
+        """The facts of the result: a frozen dataclass."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputSettings:
+    """The setting of a command whose result can be printed as JSON.
+
+    Attributes:
+        format: text | json: json prints the result as one JSON object to standard output, and everything else to
+            standard error; a command that fails prints no JSON object.
+    """
+
+    format: OutputFormat = "text"
+
+
+def print_facts(facts: object) -> None:
+    """Print facts as one indented JSON object on standard output."""
+    print(as_json(facts), flush=True)
+
+
+def as_json(facts: object) -> str:
+    """Return facts as one indented JSON object; dataclasses become objects, and numbers that are not finite null."""
+    return msgspec.json.format(msgspec.json.encode(facts, enc_hook=_plain), indent=2).decode()
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a type that msgspec does not encode as a value of a plain type."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        return value.tolist()
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"{type(value).__name__} has no form in JSON")
+
+
+@contextmanager
+def stdout_to_stderr() -> Iterator[None]:
+    """Send everything that this process, its libraries and its child processes print to standard error instead."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
