@@ -37,7 +37,7 @@ from neuroshard.stages.search.options.sharding_types import (
     with_rows_on_all,
     without_rows_on_hosts,
 )
-from neuroshard.stages.search.options.tier_changes import fix_tiers, grow_caches, improve_tiers, unify_tiers
+from neuroshard.stages.search.options.tier_changes import fix_tiers, grow_caches, unify_tiers
 from neuroshard.stages.search.options.tier_variants import tier_variants
 from neuroshard.stages.search.options.tiers import TierOptions, is_ample
 from neuroshard.stages.search.options.type_changes import move_rows_to_hosts
@@ -69,12 +69,11 @@ class NeuroShard(Searcher):
     devices have too little memory or if that is predicted to pay. The search makes several tier assignments, the
     cheapest within several fractions of the device memory, each with its own choices of sharding types, and searches
     the likely choices of all of them. Then tables of the cheapest plan take the memory that is left on their devices,
-    and column-wise tables are searched again, as long as that helps. If one host cannot hold all tables that are in
-    host memory, the search also tries to spread these tables evenly over all hosts.
+    or the tier of the other tables there, and column-wise tables are searched again, as long as that helps. If one host
+    cannot hold all tables that are in host memory, the search also tries to spread these tables evenly over all hosts.
 
-    Tables that may only be split into equal parts are left whole or halved first. Then the search splits them into more
-    parts, by the largest share of a device's cost that a part may have: it tries several such ways, with their sharding
-    types, and searches the likely ones.
+    Tables that may only be split into equal parts are whole or halved, or split into more parts: several ways to do so
+    limit the share of a device's cost that a part may have, and the search searches the likely ones.
 
     Attributes:
         num_candidates: number N: each step of the beam search over column-wise splits tries to split the N largest and
@@ -287,14 +286,12 @@ class NeuroShard(Searcher):
         return allowed
 
     def _with_improved_tiers(self, found: Found, simulator: Simulator) -> Found:
-        """Choose tiers again on every device, and place column-wise tables again, as long as that helps."""
+        """Grow caches, give devices one tier, and place column-wise tables again, as long as that helps."""
         if all(its.tier is Tier.DEVICE for its in found.plan.tier_assignments):
             return found
-        compute = simulator.compute_for(found.plan.task)
-        options = TierOptions.of(found.plan.task, compute)
+        options = TierOptions.of(found.plan.task, simulator.compute_for(found.plan.task))
         for _ in range(SETTINGS.tier_rounds):
-            plan = improve_tiers(found.plan, options, compute)
-            plan = unify_tiers(grow_caches(plan, options, simulator), options, simulator)
+            plan = unify_tiers(grow_caches(found.plan, options, simulator), options, simulator)
             every = [found, replace(found, plan=plan)]
             with suppress(InfeasibleError):
                 every.append(self._placed_again(plan, simulator))

@@ -18,7 +18,7 @@ class ChoiceSettings:
         host_prices: number of prices per byte of host memory that are tried until host memory suffices.
         narrow_cache_ways: number of ways to keep caches narrow for which tier assignments are made.
         narrow_cache_share: place in `memory_shares` of the share with which each of these ways has an assignment.
-        grown_caches: maximum number of tables on several devices whose caches are grown.
+        grown_caches: maximum number of tables in host memory whose caches are grown.
         tier_rounds: maximum number of times that tiers are chosen again for a plan.
         column_wise_plans: number of tier assignments whose column-wise plans are searched by each of two costs: those
             of quick plans, and the estimates.

@@ -1,24 +1,19 @@
 """Changes of the tier assignments of a plan's tables, with all shards on the same devices."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
-from neuroshard.cost.loads import LoadSets
-from neuroshard.models import ComputeModel
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.caches import of_mixed_widths, shared_caches
 from neuroshard.plans.plan import Plan
-from neuroshard.plumbing.arrays import IntArray
 from neuroshard.stages.search.options.settings import SETTINGS
 from neuroshard.stages.search.options.tiers import TierOptions
 from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory, placed_bytes
 from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.tasks.constraints import PinnedShard, TableRule
 from neuroshard.tasks.task import Task
-from neuroshard.words.placement import TIERS, Placement, Tier, TierAssignment
+from neuroshard.words.placement import TIERS, Tier, TierAssignment
 
 
 def assign_tiers(task: Task, assignments: tuple[TierAssignment, ...]) -> Task:
@@ -89,115 +84,16 @@ def pin_to_caches(plan: Plan) -> Plan:
     return replace(plan, task=replace(task, constraints=constraints))
 
 
-def improve_tiers(plan: Plan, options: TierOptions, model: ComputeModel) -> Plan:
-    """Choose the cheapest tiers again for tables that are on one device alone, within their and free memory."""
-    task, assignments = plan.task, list(plan.tier_assignments)
-    devices: dict[int, list[int]] = {}
-    for placed in plan.placements:
-        devices.setdefault(placed.shard.table, []).append(placed.device)
-    hosts = task.topology.host_bytes - np.array(plan.host_bytes)
-    for device in range(task.topology.num_devices):
-        own = np.array([table for table, its in devices.items() if set(its) == {device}], dtype=np.int64)
-        if not len(own):
-            continue
-        now = np.array([options.tier_assignments.index(assignments[table]) for table in own.tolist()])
-        its, rows = options.of_tables(own), np.arange(len(own))
-        host = device // task.topology.host_size
-        on_host = int(its.host_bytes[rows, now].sum())
-        chosen = _cheaper_options(_Own(plan, device, own, now, its, model), int(hosts[host]) + on_host)
-        if chosen is None:
-            continue
-        hosts[host] -= int(its.host_bytes[rows, chosen].sum()) - on_host
-        for table, option in zip(own.tolist(), chosen.tolist(), strict=True):
-            assignments[table] = options.tier_assignments[option]
-    return reassign_tiers(plan, task, tuple(assignments))
-
-
-class _Own(NamedTuple):
-    """The tables that are on one device alone and may have other tier assignments.
-
-    Attributes:
-        plan: the plan that has the device.
-        device: its number.
-        tables: (t,) indices of the tables.
-        now: (t,) the option that each table has now.
-        options: the options of these tables.
-        model: costs the options.
-    """
-
-    plan: Plan
-    device: int
-    tables: IntArray
-    now: IntArray
-    options: TierOptions
-    model: ComputeModel
-
-    @property
-    def others_bytes(self) -> int:
-        """Bytes of the device's memory that all other shards on the device take by themselves."""
-        here = self.plan.device_loads.take(np.array([self.device])).loads
-        of_others = ~np.isin([placed.shard.table for placed in self._placed], self.tables)
-        its = LoadSets(here.take(np.flatnonzero(of_others)), np.array([int(of_others.sum())]))
-        return int(self.plan.task.memory.bytes_with_caches(its).sum())
-
-    @property
-    def _placed(self) -> list[Placement]:
-        return [placed for placed in self.plan.by_device if placed.device == self.device]
-
-    def device_bytes(self, chosen: IntArray) -> int:
-        """Compute the bytes of the device with tier options `chosen` (t,) for its own tables."""
-        assignments = list(self.plan.tier_assignments)
-        for table, option in zip(self.tables.tolist(), chosen.tolist(), strict=True):
-            assignments[table] = self.options.tier_assignments[option]
-        here = self.plan.device_loads.take(np.array([self.device]))
-        there = LoadSets(here.loads.at([assignments[placed.shard.table] for placed in self._placed]), here.counts)
-        return int(self.plan.task.memory.bytes_with_caches(there).sum())
-
-    def narrow(self) -> Iterator[TierOptions]:
-        """Yield the options with caches of each width that only tables up to that width may have."""
-        task = self.plan.task
-        tables = tuple(task.tables[table] for table in self.tables.tolist())
-        dims = np.array([table.dim for table in tables])
-        alone = Task(tables, task.topology, task.batch_size, task.memory)
-        for width in np.unique(dims)[::-1].tolist() if task.memory.shares_caches else ():
-            parts = (dims <= width).astype(np.int64)
-            yield self.options.charged(alone, np.full(len(dims), float(width)), parts, self.model)
-
-
-def _cheaper_options(own: _Own, host_bytes: int) -> IntArray | None:
-    """Choose tier options (t,) for the tables of one device that cost less than the present ones; None if none do.
-
-    The first choice is made as if no table widened the caches of other tables; if the device lacks memory for this
-    choice, further choices have caches of one width.
-    """
-    rows, memory = np.arange(len(own.tables)), int(device_memory(own.plan.task)[own.device])
-    room = memory - own.others_bytes
-
-    def cheaper(options: TierOptions) -> IntArray | None:
-        """Choose tier options that cost less than the present ones and fit."""
-        chosen = options.cheapest(room, host_bytes)
-        if chosen is None or options.cost_ms[rows, chosen].sum() >= own.options.cost_ms[rows, own.now].sum():
-            return None
-        return chosen
-
-    chosen = cheaper(own.options)
-    if chosen is None or own.device_bytes(chosen) <= memory:
-        return chosen
-    narrow = [its for options in own.narrow() if (its := cheaper(options)) is not None]
-    fitting = [its for its in narrow if own.device_bytes(its) <= memory]
-    return min(fitting, key=lambda its: float(own.options.cost_ms[rows, its].sum()), default=None)
-
-
 def grow_caches(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
-    """Grow the caches of tables that are on several devices, or move the tables to device memory, if there is room.
+    """Grow the caches of tables, or move tables from host to device memory, if there is room.
 
     The most expensive tables go first, each to the cheapest option that fits and lowers the predicted cost.
     """
     now = np.array([options.tier_assignments.index(assignment) for assignment in plan.tier_assignments])
     cost_ms = options.cost_ms[np.arange(len(now)), now]
-    spread = [t for t in np.argsort(-cost_ms, kind="stable").tolist() if len(plan.by_table[t]) > 1 and now[t] > 0]
+    on_hosts = [table for table in np.argsort(-cost_ms, kind="stable").tolist() if now[table] > 0]
     best_ms = simulator.cost(plan.task, plan).total_ms
-    for table in spread[: SETTINGS.grown_caches]:
+    for table in on_hosts[: SETTINGS.grown_caches]:
         for option in np.argsort(options.cost_ms[table], kind="stable").tolist():
             if options.cost_ms[table, option] >= options.cost_ms[table, now[table]]:
                 break

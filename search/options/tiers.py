@@ -87,12 +87,6 @@ class TierOptions:
             cost_ms[parts == 0, option] = np.inf
         return TierOptions(self.tier_assignments, cost_ms, device_bytes, host_bytes)
 
-    def of_tables(self, tables: IntArray) -> "TierOptions":
-        """Return the options of some tables (t,) alone."""
-        return TierOptions(
-            self.tier_assignments, self.cost_ms[tables], self.device_bytes[tables], self.host_bytes[tables]
-        )
-
     def cheapest(self, device_bytes: float, host_bytes: float) -> IntArray | None:
         """Choose each table's tier option, (T,), at low total cost within bytes of both memories; None if none fits.
 
