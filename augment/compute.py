@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.layouts import LAYOUTS, ROWS, Layout, row_blocks
+from neuroshard.layouts import LAYOUTS, ROW_WISE_LAYOUT, Layout, row_blocks
 from neuroshard.measure.store.samples import ComputeSample, RowBlock
 from neuroshard.measure.store.splits import Split, draw_split
 from neuroshard.plumbing.checked import checked
@@ -234,7 +234,7 @@ class ComputeAugmentation:
         small = (
             table for table in group if not layout.dense or self._narrowest(table).size_bytes <= self.max_copy_bytes
         )
-        return tuple(table for table in small if ROWS.fits(table.rows, blocks))
+        return tuple(table for table in small if ROW_WISE_LAYOUT.fits(table.rows, blocks))
 
     def _combination(
         self, max_bytes: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator

@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
-from neuroshard.layouts import COLUMNS, COPIES, LAYOUTS, Layout, in_columns
+from neuroshard.layouts import COLUMN_WISE_LAYOUT, DATA_PARALLEL_LAYOUT, LAYOUTS, Layout, place_column_wise
 from neuroshard.measure.store.samples import LocalSample
 from neuroshard.measure.store.splits import Split, draw_split
 from neuroshard.plans.plan import Plan
@@ -22,7 +22,10 @@ from neuroshard.words.placement import Placement
 from neuroshard.words.topology import Topology
 
 _HOST = 4  # devices per host in jobs on several hosts
-_SHARES = {COLUMNS: 2.0, COPIES: 0.7}  # expected share of a plan's tables, relative to 1 for other layouts
+_SHARES = {
+    COLUMN_WISE_LAYOUT: 2.0,
+    DATA_PARALLEL_LAYOUT: 0.7,
+}  # expected share of a plan's tables, relative to 1 for other layouts
 _MEMORY = 1 << 40  # never the limit: `max_bytes` limits the tables
 
 
@@ -134,7 +137,7 @@ class PlanAugmentation:
         """
         layouts = tuple(layout for layout in LAYOUTS.values() if layout.words)  # TorchRec cannot run other layouts
         often = [_SHARES.get(layout, 1.0) for layout in layouts]
-        only = COLUMNS if rng.random() < 0.5 else COPIES
+        only = COLUMN_WISE_LAYOUT if rng.random() < 0.5 else DATA_PARALLEL_LAYOUT
         shares = rng.dirichlet(often) if rng.random() < 0.8 else [float(layout is only) for layout in layouts]
         halved, favoured = rng.random() * (rng.random() < 0.5), rng.random() < 0.4
         devices = task.topology.num_devices
@@ -150,7 +153,7 @@ class PlanAugmentation:
                 here, there = (min(device, devices - 1) for device in where)
                 cut = table.pooled and table.dim >= 2 * DIM_MULTIPLE and here != there and rng.random() < halved
                 halves = [(number, table.dim // 2, here), (number, table.dim // 2, there)]
-                placed += in_columns(task, halves if cut else [(number, table.dim, here)])
+                placed += place_column_wise(task, halves if cut else [(number, table.dim, here)])
         return Plan(task, tuple(placed))
 
     def _group(self, layout: Layout, task: Task, table: Table, rng: np.random.Generator) -> list[int]:

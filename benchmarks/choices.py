@@ -33,7 +33,7 @@ from neuroshard.stages.pretrain.fit import Fit, margins_of
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.local.starts import EvenLayouts
-from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest, likeliest
+from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest, choose, likeliest
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -73,7 +73,7 @@ RULES: dict[str, Callable[[AvailablePlans], int]] = {
     "least expected": lambda plans: likeliest(plans.costs),
     "least expected of those predicted no more expensive than the published": _least_expected_of_no_more_expensive,
     "the default's: also no gains below three thousandths, and no exchanges more unbalanced than any measured": (
-        lambda plans: Acceptance().among(plans.costs, plans.task, plans.simulator)[0]
+        lambda plans: choose(Acceptance().assess(plans.costs, plans.task, plans.simulator))[0]
     ),
     "least true cost": lambda plans: int(np.argmin(plans.true_ms)),
 }

@@ -43,7 +43,7 @@ from neuroshard.measure.store.sample_loads import loads_of
 from neuroshard.models import load_bundle
 from neuroshard.plumbing.files import write_atomically
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.words.form import FORMS, IN_COLUMNS, Form
+from neuroshard.words.form import COLUMN_WISE_CALL, FORMS, Form
 from neuroshard.words.model_choice import ModelChoice
 from neuroshard.words.placement import TIERS
 
@@ -107,7 +107,7 @@ def models() -> str:
         (part, f"{its.test.samples}", f"{its.test.mape:.1%}", f"{its.test.kendall_tau:.2f}", _noise(its.noise_mean))
         for part, its in {"compute": card.metrics.compute, **card.metrics.others}.items()
     ]
-    members = fitted.compute.by_call[IN_COLUMNS].members
+    members = fitted.compute.by_call[COLUMN_WISE_CALL].members
     shares = zip(members[0].kernel_widths, np.mean([one.saved for one in members], axis=0), strict=True)
     told = [f"{share:.0%} where none is above {width} columns" for width, share in reversed([*shares])]
     return (

@@ -132,7 +132,7 @@ def verified(count: int, hardware: Hardware, measure: Measurer, passes: int) -> 
 
 def evaluate_made_up() -> object:
     """Measure plans of many tasks, part by part, on a device whose answers are known."""
-    Search("cpu", _tasks(40), Random(0), "random", "searched").run()
+    Search("cpu", _tasks(40), Random(0), "random", "searched", count_input=True).run()
     return Evaluate(["searched"], None, MadeUpHardware(), out="out", count_input=True).run()
 
 

@@ -13,7 +13,7 @@ from shared import Made, evaluated, simulator_of
 
 import neuroshard as ns
 from neuroshard.cost.cost import COMPUTE
-from neuroshard.layouts import in_copies, in_rows
+from neuroshard.layouts import place_data_parallel, place_row_wise
 from neuroshard.measure.steps.step_samples import StepProtocol
 from neuroshard.measure.store.samples import LOCAL_PHASES
 from neuroshard.models.parts import FRAMEWORK
@@ -65,8 +65,8 @@ def _planned(folder: Path, ranks: int) -> list[str]:
     task = ns.Task(tables, ns.Topology(ranks, "64GiB"), SAMPLES * ranks)
     sim = simulator_of(DATASHEET)
     columns = ns.search(task, sim, sharding_types=["column_wise"])
-    copied = {i: in_copies(task, i) for i, table in enumerate(tables) if table.rows <= SMALL}
-    cut = {i: in_rows(task, i, range(ranks)) for i, table in enumerate(tables) if table.rows > SMALL}
+    copied = {i: place_data_parallel(task, i) for i, table in enumerate(tables) if table.rows <= SMALL}
+    cut = {i: place_row_wise(task, i, range(ranks)) for i, table in enumerate(tables) if table.rows > SMALL}
     changes = {"column-wise": {}, "data-parallel": copied, "row-wise": cut, "both": copied | cut}
     for name, changed in changes.items():
         sim.predicted(_with(columns, changed.get)).save(folder / f"{name}.json")

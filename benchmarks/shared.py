@@ -14,8 +14,7 @@ import neuroshard as ns
 from neuroshard.measure import DeviceSpec, Hardware
 from neuroshard.plumbing.errors import InfeasibleError
 from neuroshard.searching.searcher import Searcher
-from neuroshard.stages.search.evaluate.evaluate_result import EvaluateResult
-from neuroshard.stages.search.evaluate.measurer import Measurer
+from neuroshard.stages.search.evaluate.measurer import EvaluateResult, Measurer
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.tasks.draw import TaskDraw, drawn

@@ -3,7 +3,7 @@
 MkDocs reads pages from one folder, but pages link to files elsewhere in the checkout (README.md, examples, the archive
 of results). So `main` first copies all pages and the files that pages link to into build/pages, with the same paths.
 MkDocs then loads this module as a hook: `on_config` reads the navigation from docs/index.md, and `on_page_markdown`
-adds the blank lines that MkDocs needs in front of lists.
+adds the blank lines that MkDocs needs in front of lists, and removes links to folders.
 """
 
 import os
@@ -20,6 +20,7 @@ ROOT = DOCS.parent
 PAGES = ROOT / "build" / "pages"
 _QUIET = {"NO_MKDOCS_2_WARNING": "1"}  # the theme's notice about a later version of MkDocs
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+_TITLED_LINK = re.compile(r"(?<!!)\[(?P<title>[^\[\]]*)\]\((?P<path>[^)#\s:]+)\)")
 _ENTRY = re.compile(r"^- \[(?P<title>[^\]]+)\]\((?P<path>[^)#]+)\)", re.MULTILINE)
 _LIST_ITEM = re.compile(r"^\s*([-*]|\d+\.) ")
 
@@ -41,7 +42,20 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Return the text of a page as MkDocs can show it: lists set apart, links to folders as plain text."""
+    return without_links_to_folders(with_lists_apart(markdown), (ROOT / page.file.src_uri).parent)
+
+
+def without_links_to_folders(markdown: str, folder: Path) -> str:
+    """Return a page with the titles of links to folders, such as folders of data, which the site does not have.
+
+    Links are relative to `folder`, the page's own folder in the checkout.
+    """
+    return _TITLED_LINK.sub(lambda link: link["title"] if (folder / link["path"]).is_dir() else link[0], markdown)
+
+
+def with_lists_apart(markdown: str) -> str:
     """Return a page with a blank line in front of every list, as MkDocs' Markdown requires and GitHub's does not."""
     lines: list[str] = []
     in_code = False

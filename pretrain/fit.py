@@ -14,6 +14,7 @@ from neuroshard.measure.store.sample_loads import loads_of
 from neuroshard.measure.store.samples import CommSample, ComputeSample, Measurement
 from neuroshard.models import CommModel, CostModels
 from neuroshard.models.bundle import ModelTest
+from neuroshard.models.datasheets import with_host_tiers
 from neuroshard.models.host_tiers import HostTiers, host_amounts
 from neuroshard.models.kernels import KernelModels
 from neuroshard.models.parts import compute_part, imbalance
@@ -21,12 +22,12 @@ from neuroshard.models.trust import EXCHANGES, Margin, Margins, Ranges
 from neuroshard.plumbing.arrays import FloatArray, sums_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
-from neuroshard.stages.pretrain.fit_framework import predicted_framework
+from neuroshard.stages.pretrain.fit_framework import fit_framework, predicted_framework
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter, OnEpoch
 from neuroshard.stages.pretrain.measurements import Measured, MeasuredCalls, MeasuredExchange, MeasuredPart
 from neuroshard.stages.pretrain.pieces import Pieces, assembled, at_speed, by_part, given_exchanges, pieces_of
 from neuroshard.stages.pretrain.result import Predicted, tested
-from neuroshard.words.form import IN_COLUMNS, Call
+from neuroshard.words.form import COLUMN_WISE_CALL, Call
 from neuroshard.words.placement import Tier
 
 _FINE_TUNED = {"compute": "ensemble", "comm": "set"}  # kinds of models that can be fine-tuned
@@ -56,6 +57,10 @@ class Fit:
         min_finetune_samples: minimum number of training samples of a kernel call from which its model is fine-tuned.
             With fewer samples only its factor is learned.
         exchanges: models of exchanges from a datasheet, by part, for parts without measurements.
+        exchange_margin: margin of these models; None if there are none.
+        host_tiers: name of the datasheet that predicts lookups in host memory without measurements; None if there is
+            none.
+        bars: shows the progress of training; None shows nothing.
     """
 
     compute: ComputeFitter
@@ -63,6 +68,9 @@ class Fit:
     seed: int = 0
     min_finetune_samples: int = _LEAST_TRAIN
     exchanges: Mapping[str, CommModel] = field(default_factory=dict)
+    exchange_margin: Margin | None = None
+    host_tiers: str | None = None
+    bars: Progress | None = field(default=None, repr=False, compare=False)
 
     def check(self, start: CostModels) -> None:
         """Raise UserError if the start's models of column-wise calls or all-to-alls cannot
@@ -95,20 +103,34 @@ class Fit:
                     remedy=remedy,
                 )
 
-    def __call__(self, measured: Measured, start: CostModels | None = None, bars: Progress | None = None) -> CostModels:
-        """Fit and return cost models without margins, which `margins_of` adds; `check` must have accepted `start`."""
+    def learned(self, samples: Measured, start: CostModels | None = None) -> CostModels:
+        """Return models of all parts with margins, fitted from scratch or from `start`, which `check` accepts.
+
+        Kernel calls are corrected to one speed of the machine for fitting, but not for margins.
+        """
+        models = self(samples.level, start)
+        if self.host_tiers is not None:
+            models = with_host_tiers(models, self.host_tiers)
+        if samples.local.train:
+            start_framework = None if start is None else start.framework
+            models = replace(models, framework=fit_framework(models, samples.local.train, start_framework))
+        given = {} if self.exchange_margin is None else dict.fromkeys(self.exchanges, self.exchange_margin)
+        return replace(models, margins=margins_of(models, samples, start, given))
+
+    def __call__(self, measured: Measured, start: CostModels | None = None) -> CostModels:
+        """Fit and return models of kernel calls and exchanges, without margins; `check` must have accepted `start`."""
         host, given, batch_sizes = None, self.exchanges, measured.batch_sizes
         if start is None:
-            pieces = self._from_nothing(measured, bars)
+            pieces = self._from_nothing(measured)
         else:
-            pieces = self._further(measured, at_speed(pieces_of(start), measured.parts), bars)
+            pieces = self._further(measured, at_speed(pieces_of(start), measured.parts))
             given = {name: model for name, model in given_exchanges(start).items() if name not in pieces} | {**given}
             host = start.compute.host if isinstance(start.compute, KernelModels) else None
             batch_sizes.add(start.batch_size)
         only = batch_sizes.pop() if len(batch_sizes) == 1 else None
         return replace(assembled(pieces, only, host, given), ranges=_ranges(measured, start))
 
-    def _from_nothing(self, measured: Measured, bars: Progress | None) -> Pieces:
+    def _from_nothing(self, measured: Measured) -> Pieces:
         """Fit a model of each part from scratch.
 
         The model of a fused row-wise kernel call starts from the column-wise model, because both use the same FBGEMM
@@ -118,20 +140,20 @@ class Fit:
         for part in measured.parts:
             start = None
             if isinstance(part, MeasuredCalls) and self.compute.goes_on_from and _in_fused_blocks(part.call):
-                start = pieces.get(compute_part(replace(IN_COLUMNS, pooled=part.call.pooled)))
-            pieces[part.name] = self._fitted(part, start, bars)
+                start = pieces.get(compute_part(replace(COLUMN_WISE_CALL, pooled=part.call.pooled)))
+            pieces[part.name] = self._fitted(part, start)
         return pieces
 
-    def _further(self, measured: Measured, pieces: Pieces, bars: Progress | None) -> Pieces:
+    def _further(self, measured: Measured, pieces: Pieces) -> Pieces:
         """Fine-tune the models of parts with enough measurements, and fit models of parts that lack one."""
         further = replace(self, compute=self.compute.further, comm=self.comm.further)
         for part in measured.parts:
             start, samples = pieces.get(part.name), part.measured
             if start is None:
-                pieces |= {part.name: self._fitted(part, None, bars)}
+                pieces |= {part.name: self._fitted(part, None)}
             elif len(samples.train) >= self._least(part) and samples.valid:
                 judges = samples.valid if len(samples.valid) >= _LEAST_VALID else samples.known
-                candidates = start, further._fitted(part, start, bars)
+                candidates = start, further._fitted(part, start)
                 pieces |= {part.name: min(candidates, key=lambda model: part.predict(model, judges).relative_error())}
         return pieces
 
@@ -143,16 +165,16 @@ class Fit:
         network = isinstance(part, MeasuredCalls) and part.call.tier is Tier.DEVICE
         return self.min_finetune_samples if network else _LEAST_TRAIN
 
-    def _fitted(self, part: MeasuredPart, start: Any, bars: Progress | None) -> Any:
+    def _fitted(self, part: MeasuredPart, start: Any) -> Any:
         """Fit and return a model of the part; for tables in host memory,
         the model is a formula with solved coefficients.
         """
         samples = part.measured
         if isinstance(part, MeasuredExchange):
-            return self.comm.fit(samples, part.repeats, start, self.seed, _bar(bars, part.name, self.comm.epochs))
+            return self.comm.fit(samples, part.repeats, start, self.seed, _bar(self.bars, part.name, self.comm.epochs))
         if part.call.tier is not Tier.DEVICE:
             return fit_host_tiers(samples.train)
-        return self.compute.fit(samples, start, self.seed, _bar(bars, part.name, self.compute.epochs))
+        return self.compute.fit(samples, start, self.seed, _bar(self.bars, part.name, self.compute.epochs))
 
 
 def fit_host_tiers(measurements: Sequence[Measurement[ComputeSample]]) -> HostTiers:

@@ -28,7 +28,7 @@ from neuroshard.plumbing.schema import DIM_MULTIPLE
 from neuroshard.stages.pretrain.result import Predicted
 from neuroshard.tables import Table
 from neuroshard.words.collective import BACK_ONLY, Collective, name_of
-from neuroshard.words.form import CALLS, IN_COLUMNS, Call
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, Call
 from neuroshard.words.placement import Tier
 
 _QUARTILES, _BYTES_PER_MS = (0.25, 0.5, 0.75), 1e6  # 1e6 bytes per ms are 1 GB/s
@@ -245,7 +245,7 @@ class Measured:
                 limit="the samples of this directory would count twice",
                 remedy="Name each directory once",
             )
-        needed = {IN_COLUMNS, *(calls or ())}
+        needed = {COLUMN_WISE_CALL, *(calls or ())}
         where = " and ".join(str(directory.path) for directory in directories)
         called, exchanged, drawn = zip(*map(_read, directories), strict=True)
         local = SplitMeasurements.of(_numbered([directory.local().read() for directory in directories]))
@@ -315,7 +315,7 @@ class Measured:
     @property
     def columns(self) -> SplitMeasurements:
         """The kernel calls of pooled column-wise tables in device memory."""
-        return self.compute.get(IN_COLUMNS, SplitMeasurements.of(()))
+        return self.compute.get(COLUMN_WISE_CALL, SplitMeasurements.of(()))
 
     @property
     def all_to_alls(self) -> SplitMeasurements:

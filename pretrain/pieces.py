@@ -14,7 +14,7 @@ from neuroshard.models.kernels import KernelModels
 from neuroshard.models.parts import Framework, compute_part, exchange_part
 from neuroshard.stages.pretrain.measurements import MeasuredPart
 from neuroshard.words.collective import BACK_ONLY, Collective
-from neuroshard.words.form import CALLS, IN_COLUMNS
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL
 
 Pieces = dict[str, Any]  # models by the names of their parts: "compute.row_wise", "backward.all_reduce"
 
@@ -25,7 +25,7 @@ _LEAST_SAMPLES = 4
 def pieces_of(models: CostModels) -> Pieces:
     """Return the model of each part, without the exchange models and the host link of a datasheet."""
     compute = models.compute
-    calls: dict[Any, Any] = compute.by_call if isinstance(compute, KernelModels) else {IN_COLUMNS: compute}
+    calls: dict[Any, Any] = compute.by_call if isinstance(compute, KernelModels) else {COLUMN_WISE_CALL: compute}
     pieces = {compute_part(call): model for call, model in calls.items()}
     for name, comm in ((FORWARD, models.forward), (BACKWARD, models.backward)):
         exchanges = comm.exchanges if isinstance(comm, ExchangeModels) else {Collective.ALL_TO_ALL: comm}
@@ -60,7 +60,7 @@ def assembled(
         given: exchange models of a datasheet by part; they replace models in `pieces`.
     """
     calls = {call: pieces[compute_part(call)] for call in CALLS if compute_part(call) in pieces}
-    compute = calls[IN_COLUMNS] if len(calls) == 1 and host is None else KernelModels(calls, host)
+    compute = calls[COLUMN_WISE_CALL] if len(calls) == 1 and host is None else KernelModels(calls, host)
     alone = all(LAYOUTS[call.form].free for call in calls)
     both = [name for name in (FORWARD, BACKWARD) if name in pieces]
     exchanges = {name: pieces[name] if alone else _in_direction(name, pieces) for name in both} | {**given}

@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,14 +13,13 @@ from neuroshard.measure.store import DataDirectory, Manifest
 from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.bundle import DataSummary, ModelTest, ModelTests, check_place
-from neuroshard.models.datasheets import exchanges_of, with_host_tiers
+from neuroshard.models.datasheets import exchanges_of
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.progress import progress_bar
 from neuroshard.plumbing.schema import PathName, PositiveCount, Seed, parse
 from neuroshard.plumbing.threads import torch_threads
-from neuroshard.stages.pretrain.fit import Fit, margins_of, predicted_parts, tests_of
-from neuroshard.stages.pretrain.fit_framework import fit_framework
+from neuroshard.stages.pretrain.fit import Fit, predicted_parts, tests_of
 from neuroshard.stages.pretrain.fitting import CommFitter, ComputeFitter
 from neuroshard.stages.pretrain.measurements import Measured
 from neuroshard.stages.pretrain.pieces import nearest, pieces_of
@@ -93,7 +92,8 @@ class Pretrain:
         with RunDirectory(Path(self.out)).held(["bundle.json"]), torch_threads(1), progress_bar() as bars:
             starts = [CostModels.load(path) for path in _several(self.init)]
             given, margin = ({}, None) if self.exchanges is None else exchanges_of(self.exchanges)
-            fit = Fit(self.compute_model, self.comm_model, self.seed, self.min_finetune_samples, given)
+            learning = self.seed, self.min_finetune_samples, given, margin, self.host_tiers, bars
+            fit = Fit(self.compute_model, self.comm_model, *learning)
             for start_models in starts:
                 fit.check(start_models)
             directories = [DataDirectory.at(Path(path)) for path in _several(self.data)]
@@ -110,14 +110,7 @@ class Pretrain:
             found = Measured.of(directories, calls, needed).limited(self.max_samples, self.max_tables)
             start = nearest(starts, found.level.parts)
             measured = found.fittable(() if start is None else pieces_of(start))
-            fitted = fit(measured.level, start, bars)
-            if self.host_tiers is not None:
-                fitted = with_host_tiers(fitted, self.host_tiers)
-            if measured.local.train:
-                start_framework = None if start is None else start.framework
-                fitted = replace(fitted, framework=fit_framework(fitted, measured.local.train, start_framework))
-            of_given = {} if margin is None else dict.fromkeys(given, margin)
-            fitted = replace(fitted, margins=margins_of(fitted, measured, start, of_given))
+            fitted = fit.learned(measured) if start is None else start.update(measured, fit)
             after = predicted_parts(fitted, measured, "test")
             metrics = tests_of(fitted, after, measured)
             before = {} if start is None else predicted_parts(start, measured, "test")

@@ -29,25 +29,30 @@ def sources_digest(search: Path = _SEARCH) -> str:
 
 
 def jit(function: _Function) -> _Function:
-    """Compile a function, and keep it on disk until any of the sources changes."""
+    """Compile a function, and keep the compiled code on disk until any of the sources changes."""
     return _compiled(function)
 
 
 def jit_inline(function: _Function) -> _Function:
-    """Compile a small function into its callers: to count references to its arrays takes longer than its own work."""
+    """Compile a small function into the functions that call it.
+
+    In a call, numba counts references to the arrays among the arguments, which takes longer than the work of a small
+    function.
+    """
     return _compiled(function, forceinline=True)
 
 
 def jit_paste(function: _Function) -> _Function:
-    """Copy a function into its callers before they are compiled; for a small function that calls `jit_inline` ones.
+    """Copy a small function into the functions that call it, before numba compiles them.
 
-    This takes longer to compile, and loops over functions that return early may become slower: measure.
+    This is for functions that call `jit_inline` functions. Compilation takes longer, and a loop over a function that
+    returns early may become slower: measure before you use this decorator.
     """
     return _compiled(function, inline="always")
 
 
 def jit_inline_fast(function: _Function) -> _Function:
-    """Compile a small function into its callers, as `jit_inline` does; sums may be taken in any order."""
+    """Compile a small function into the functions that call it, as `jit_inline` does, with sums in any order."""
     return _compiled(function, forceinline=True, fastmath=_ANY_ORDER)
 
 

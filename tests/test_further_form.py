@@ -39,7 +39,7 @@ def _house(folder):
     _edited(package / "words" / "form.py", word, f'{word}    HOST_COPIES = "{FORM}"\n')
     every, first = package / "layouts" / "__init__.py", "from neuroshard.layouts.layout import"
     _edited(every, first, f"from neuroshard.layouts.host_copies import HostCopies\n{first}")
-    _edited(every, "(COLUMNS, ROWS, COPIES)}", "(COLUMNS, ROWS, COPIES, HostCopies())}")
+    _edited(every, "ROW_WISE_LAYOUT, DATA_PARALLEL_LAYOUT)", "ROW_WISE_LAYOUT, DATA_PARALLEL_LAYOUT, HostCopies())")
     _run(folder, "-m", "neuroshard.plumbing.settings_files", str(package / "conf" / "settings"))  # as `make docs` does
     return folder
 
@@ -65,24 +65,24 @@ def found(tmp_path_factory):
     return json.loads(printed.splitlines()[-1])
 
 
-def test_searches_choose_it_where_it_is_cheapest(found):
+def test_searches_choose_a_further_type_if_it_is_cheapest(found):
     assert found["forms"][FORM] > 0
     assert found["violations"] == []
     cost, columns = found["ms"]
     assert cost < columns
 
 
-def test_estimates_of_it_are_what_plans_cost(found):
+def test_estimates_of_a_further_type_equal_plan_costs(found):
     estimated, cost = found["estimates"]
     assert estimated == pytest.approx(cost)
 
 
-def test_plans_keep_it_on_disk_and_when_they_are_improved(found):
+def test_plans_keep_a_further_type_on_disk_and_when_improved(found):
     assert found["again"]
     assert found["replanned"][FORM] == found["forms"][FORM]
 
 
-def test_people_read_of_it(found):
+def test_reports_and_pictures_show_a_further_type(found):
     assert f"{found['forms'][FORM]} {SHOWN}" in found["lines"]
     assert "(host copy)" in found["lines"]
     assert SHOWN in found["page"]
@@ -90,7 +90,7 @@ def test_people_read_of_it(found):
     assert found["picture"]
 
 
-def test_systems_that_do_not_have_it_refuse_it_and_get_plans_without(found):
+def test_systems_without_a_further_type_refuse_it_and_get_other_plans(found):
     refusing = {name for name, why in found["refused"].items() if why is not None}
     assert refusing == {"torchrec", "sok", "hugectr"}
     for code, text in (found["refused"][name] for name in refusing):
@@ -103,40 +103,40 @@ def test_systems_that_do_not_have_it_refuse_it_and_get_plans_without(found):
     assert set(found["torchrec"]) <= {"column_wise", "row_wise", "data_parallel"}
 
 
-def test_it_saves_memory_where_columns_find_no_plan(found):
+def test_further_type_saves_memory_if_column_wise_plans_do_not_fit(found):
     assert found["short"] == {FORM: 1, "column_wise": 4}
 
 
-def test_it_is_drawn_to_be_measured_but_in_torchrec_which_does_not_have_it(found):
+def test_further_type_is_drawn_for_measurement_except_in_torchrec_steps(found):
     assert found["calls drawn"][FORM] > 0
     assert found["plans drawn"].keys() == {"column_wise", "row_wise", "data_parallel"}
 
 
-def test_it_is_measured_and_models_learn_it(found):
+def test_further_type_is_measured_and_learned(found):
     assert found["measured"][FORM] > 100
     assert found["errors"][f"compute.{FORM}"] < 0.15
 
 
-def test_searches_with_these_models_choose_it_where_it_truly_pays(found):
+def test_learned_models_choose_a_further_type_if_it_pays(found):
     assert found["found"]["few rows"] == found["true"]["few rows"] == {FORM: 16}
     assert FORM not in found["found"]["many rows"].keys() | found["true"]["many rows"].keys()
 
 
-def test_its_measured_cost_is_as_predicted_and_below_that_of_the_best_plan_without_it(found):
+def test_further_type_costs_as_predicted_and_less_than_the_best_other_plan(found):
     measured, without = found["evaluated"]
     for part in ("compute", "total"):
         assert found["predicted"][part] == pytest.approx(measured[part], rel=0.25), part
     assert measured["total"] < 0.8 * without["total"]
 
 
-def test_it_is_explained(found):
+def test_explanation_shows_a_further_type(found):
     assert f"16 {SHOWN}" in found["explained"]
 
 
-def test_real_kernels_look_up_what_plans_say(found):
+def test_real_kernels_look_up_the_rows_of_the_plan(found):
     looked_up, load = found["looked up"]
     assert looked_up == pytest.approx(load, rel=0.2)
 
 
-def test_models_to_test_with_know_it(found):
+def test_toy_models_know_a_further_type(found):
     assert FORM in found["known to the kit"]

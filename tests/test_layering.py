@@ -1,4 +1,4 @@
-"""The core imports no stage, stages import the core only, no room imports one below it, and the fixed layout stands."""
+"""The core imports no stage, stages import only the core, and packages import only packages above them."""
 
 import ast
 import re
@@ -14,11 +14,11 @@ ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("augment", "pretrain", "search")
 PIPELINE = ROOT / "neuroshard" / "app" / "pipeline.py"  # the stages as functions of Python: it calls them all
 # Folders of the core and of the search, in order: each may import those before it, as CONTRIBUTING.md shows them.
-CORE_ROOMS = (
+CORE_PACKAGES = (
     *("plumbing", "words", "tables", "cost", "layouts", "tasks", "plans", "bundles", "models", "searching"),
     *("torchrec", "targets", "measure", "testing", "app"),
 )
-SEARCH_ROOMS = (
+SEARCH_PACKAGES = (
     "published",
     "space",
     "kernels",
@@ -148,45 +148,48 @@ def _reached(graph, module):
     return reached
 
 
-def _rooms(house, graph):
-    """Which rooms each room of a package imports: folders of it. Modules beside them are in none."""
-    rooms = {}
+def _packages(parent, graph):
+    """Return the packages inside `parent` that each package inside `parent` imports, as sets by name."""
+    packages = {}
     for module, imported in graph.items():
-        names = {name.removeprefix(f"{house}.").split(".")[0] for name in (module, *imported) if name.startswith(house)}
-        room = module.removeprefix(f"{house}.").split(".")[0]
-        if module.startswith(f"{house}."):
-            rooms.setdefault(room, set()).update(names - {room})
-    folders = {path.name for path in (ROOT / house.removeprefix("neuroshard.stages.")).iterdir() if path.is_dir()}
-    return {room: its & folders - {"stages"} for room, its in rooms.items() if room in folders - {"stages"}}
+        names = {
+            name.removeprefix(f"{parent}.").split(".")[0] for name in (module, *imported) if name.startswith(parent)
+        }
+        package = module.removeprefix(f"{parent}.").split(".")[0]
+        if module.startswith(f"{parent}."):
+            packages.setdefault(package, set()).update(names - {package})
+    folders = {path.name for path in (ROOT / parent.removeprefix("neuroshard.stages.")).iterdir() if path.is_dir()}
+    inside = folders - {"stages"}
+    return {package: names & inside for package, names in packages.items() if package in inside}
 
 
-HOUSES = {"neuroshard": CORE_ROOMS, "neuroshard.stages.search": SEARCH_ROOMS}
+PARENTS = {"neuroshard": CORE_PACKAGES, "neuroshard.stages.search": SEARCH_PACKAGES}
 
 
-@pytest.mark.parametrize("house", HOUSES)
-def test_every_room_imports_rooms_above_it_only(house):
-    order, rooms = HOUSES[house], _rooms(house, _graph(for_types=True))
-    assert set(rooms) == set(order)
-    for room, imported in rooms.items():
-        assert imported <= set(order[: order.index(room)]), room
-    assert _cycle(rooms) == []
-    rooms[order[0]].add(order[-1])
-    assert _cycle(rooms) != []
+@pytest.mark.parametrize("parent", PARENTS)
+def test_every_package_imports_only_packages_above_it(parent):
+    order, packages = PARENTS[parent], _packages(parent, _graph(for_types=True))
+    assert set(packages) == set(order)
+    for package, imported in packages.items():
+        assert imported <= set(order[: order.index(package)]), package
+    assert _cycle(packages) == []
+    packages[order[0]].add(order[-1])
+    assert _cycle(packages) != []
 
 
-def test_no_module_of_the_core_is_beside_the_packages():
+def test_core_has_no_modules_outside_its_packages():
     assert {path.name for path in (ROOT / "neuroshard").glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
-@pytest.mark.parametrize("house", HOUSES)
-def test_contributing_lists_the_rooms_in_order(house):
-    folder = house.removeprefix("neuroshard.stages.")
+@pytest.mark.parametrize("parent", PARENTS)
+def test_contributing_lists_the_packages_in_order(parent):
+    folder = parent.removeprefix("neuroshard.stages.")
     listed = re.findall(rf"^\| `{folder}/(\w+)/`", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
-    assert tuple(listed) == HOUSES[house]
+    assert tuple(listed) == PARENTS[parent]
 
 
 PUBLISHED = "neuroshard.stages.search.published"
-# Rooms that say what a table, a task or a plan is: the published search gets arrays in their place.
+# Packages that say what a table, a task or a plan is: the published search gets arrays in their place.
 ABOUT_TASKS = {"words", "tables", "cost", "layouts", "tasks", "plans", "models", "searching"}
 
 
@@ -202,8 +205,8 @@ def test_the_published_search_can_be_read_alone():
     assert sum(lines[module] for module in own) <= 900
     assert len(with_packages) <= 20
     assert sum(lines.values()) <= 3000
-    rooms = {module.split(".")[1] for module in with_packages if module.count(".")}
-    assert not rooms & ABOUT_TASKS
+    packages = {module.split(".")[1] for module in with_packages if module.count(".")}
+    assert not packages & ABOUT_TASKS
 
 
 def _and_packages(module):

@@ -20,7 +20,7 @@ def test_the_file_of_messages_is_complete():
     assert set(json.loads(FILE.read_text(encoding="utf-8"))) == set(CODES.values())
 
 
-def test_messages_that_no_test_causes_are_as_the_source_has_them():
+def test_untested_messages_match_their_source():
     """If this fails, run `make messages` and review the difference."""
     known = json.loads(FILE.read_text(encoding="utf-8"))
     templates = {code: template_of(call) for _, call in calls() if (code := code_of(call)) is not None}

@@ -57,7 +57,7 @@ def _run(unpacked, tmp_path, *command):
     return done.stdout
 
 
-def test_every_module_and_config_is_in_it(unpacked):
+def test_wheel_contains_every_module_and_config(unpacked):
     for name, inside in INSIDE.items():
         for path in (ROOT / name).rglob("*"):
             if path.suffix in (".py", ".yaml", ".json", ".safetensors") and not any(
@@ -88,7 +88,7 @@ def test_the_citation_is_of_this_version_and_of_the_three_papers():
     assert all(paper["authors"][0]["family-names"] == "Zha" for paper in cited["references"])
 
 
-def test_only_the_package_is_at_its_top(unpacked):
+def test_wheel_has_only_the_package_at_the_top(unpacked):
     assert {path.name for path in unpacked.iterdir() if not path.name.endswith(".dist-info")} == {"neuroshard"}
 
 

@@ -15,12 +15,14 @@ from rich.text import Text
 
 from neuroshard.measure.store.run_directory import JobFigures
 from neuroshard.plumbing.files import read_json, write_json
-from neuroshard.plumbing.schema import parse
+from neuroshard.plumbing.schema import parse, readable_bytes
 
 _SHARED = Path("runs") / "sweeps"
 _ELSEWHERE = "hydra/launcher=submitit"  # launchers that run jobs on other machines
 _PLACE = "out"  # the setting with the output directory, which differs between jobs but does not change results
 _CAPTION = "predicted ms: means over the tasks that every row with the same tasks solved"
+
+_HEADROOM = "memory headroom: smallest free memory of a device, over all plans"
 
 
 @dataclass(frozen=True)
@@ -84,24 +86,48 @@ def jobs_in(folder: Path) -> list[Job]:
 def compared(jobs: Sequence[Job]) -> Grid:
     """Return a table with a row for each job: the settings that differ between jobs, and figures if jobs have any.
 
-    If there is only one job, the table has all settings of this job.
+    If there is only one job, the table has all settings of this job. If jobs have different numbers of devices, the
+    table also has these numbers, the smallest free memory of a device, and the work that the costs count.
     """
     keys = list(dict.fromkeys(text.partition("=")[0] for job in jobs for text in job.settings))
     several = len(jobs) > 1
     differ = [key for key in keys if key != _PLACE and len({job.setting(key) for job in jobs}) > several]
     have_figures = any(job.outcome is not None for job in jobs)
-    grid = Grid(title="The sweep", caption=_CAPTION if have_figures else None)
+    over_devices = len({job.outcome.devices for job in jobs if job.outcome is not None}) > 1
+    grid = Grid(title="The sweep", caption=_caption(jobs, over_devices) if have_figures else None)
     for key in differ:
         grid.add_column(Text(key))
-    for column in ("solved", "predicted ms", "search s") if have_figures else ("result",):
+    columns = ("solved", "predicted ms", "search s") if have_figures else ("result",)
+    for column in (*columns, *(("devices", "memory headroom") if over_devices else ())):
         grid.add_column(column, justify="right")
     for job in jobs:
         figures = _figures(job, jobs) if have_figures else (job.failure or "done",)
+        figures += _memory_figures(job.outcome) if over_devices else ()
         grid.add_row(*(Text(job.setting(key)) for key in differ), *figures)
     return grid
 
 
-def _figures(job: Job, jobs: Sequence[Job]) -> tuple[str, str, str]:
+def _caption(jobs: Sequence[Job], over_devices: bool) -> str:
+    """Return the explanation of a table's figures; in a sweep over devices, also the work that costs count."""
+    if not over_devices:
+        return _CAPTION
+    scopes = dict.fromkeys(scope for job in jobs if job.outcome is not None for scope in job.outcome.scopes)
+    counts = f"costs count {'; or '.join(scopes)}" if scopes else ""
+    return "\n".join(filter(None, [_CAPTION, counts, _HEADROOM]))
+
+
+def _memory_figures(outcome: JobFigures | None) -> tuple[str, ...]:
+    """Return the cells of a job in a sweep over devices: number of devices, and the smallest free memory."""
+    if outcome is None:
+        return "-", "-"
+    free = outcome.headroom_bytes
+    return (
+        "-" if outcome.devices is None else str(outcome.devices),
+        "-" if free is None else readable_bytes(free),
+    )
+
+
+def _figures(job: Job, jobs: Sequence[Job]) -> tuple[str, ...]:
     """Return the cells of a job: number of solved tasks, mean predicted cost in ms, and mean seconds per search.
 
     The mean cost is over the tasks that all jobs with the same tasks solved (jobs that solved no task are left out), so

@@ -9,7 +9,7 @@ from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.tables import Table
 from neuroshard.tables.table import NUM_REUSE_BINS
 from neuroshard.words.collective import ELEMENT_BYTES, IN_FULL_PRECISION, Collective, Precision
-from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, FORMS, Call
 from neuroshard.words.placement import ON_DEVICE, TIERS, Tier, TierAssignment
 
 _NUMBER = {call: number for number, call in enumerate(CALLS)}
@@ -77,7 +77,7 @@ class Loads:
         rows, dim, pooling_factor, bytes_per_element, features = plain.T
         samples = np.broadcast_to(np.asarray(batch_size, dtype=np.float64), rows.shape)
         tier, cached = np.full(len(tables), TIERS.index(Tier.DEVICE)), np.ones(len(tables))
-        form, sharers = np.full(len(tables), FORMS.index(IN_COLUMNS.form)), np.ones(len(tables), dtype=np.int64)
+        form, sharers = np.full(len(tables), FORMS.index(COLUMN_WISE_CALL.form)), np.ones(len(tables), dtype=np.int64)
         amounts = samples * pooling_factor, samples, samples * features
         pooled = np.array([t.pooled for t in tables], dtype=np.bool_)
         return cls(rows, dim, dim, *amounts, pooled, bytes_per_element, reuse, tier, cached, form, sharers)
@@ -283,11 +283,11 @@ class Traffic:
         return int(self.size_bytes.shape[1])
 
     @property
-    def held(self) -> tuple[Collective, ...]:
+    def collectives(self) -> tuple[Collective, ...]:
         """The collectives that may have traffic: the first C collectives."""
         return tuple(Collective)[: self.size_bytes.shape[2]]
 
-    def given(self, collective: Collective) -> FloatArray:
+    def sent_bytes(self, collective: Collective) -> FloatArray:
         """Return the bytes, (B, D), that each device sends into a collective."""
         if collective < self.size_bytes.shape[2]:
             return self.size_bytes[..., collective]
@@ -300,7 +300,7 @@ class Traffic:
         `size_bytes` (B G, M, 1). For the input dist, the bytes of a device are the bytes that it receives.
         """
         groups = self.groups(collective)
-        size_bytes = self.given(collective)[:, groups].reshape(-1, groups.shape[1], 1)
+        size_bytes = self.sent_bytes(collective)[:, groups].reshape(-1, groups.shape[1], 1)
         host_size = self.host_size if len(groups) == 1 else None
         return Traffic(size_bytes, np.repeat(self.batch_size, len(groups)), host_size)
 
@@ -343,7 +343,7 @@ class Traffic:
     @property
     def columns(self) -> FloatArray:
         """(B, D) output columns per sample of each device, from the bytes of the all-to-all."""
-        pooled = self.given(Collective.ALL_TO_ALL)
+        pooled = self.sent_bytes(Collective.ALL_TO_ALL)
         return pooled / (ELEMENT_BYTES * self.batch_size.astype(np.float64))[:, None]
 
 

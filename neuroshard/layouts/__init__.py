@@ -6,21 +6,35 @@ from dataclasses import replace
 import numpy as np
 
 from neuroshard.cost.loads import Loads
-from neuroshard.layouts.columns import Columns, in_columns
-from neuroshard.layouts.copies import Copies, in_copies
+from neuroshard.layouts.column_wise import ColumnWise, place_column_wise
+from neuroshard.layouts.data_parallel import DataParallel, place_data_parallel
 from neuroshard.layouts.layout import Layout
-from neuroshard.layouts.rows import Rows, in_rows, row_blocks
+from neuroshard.layouts.row_wise import RowWise, place_row_wise, row_blocks
 from neuroshard.plumbing.arrays import BoolArray, FloatArray
 from neuroshard.tables import Table
 from neuroshard.words.collective import INDEX_BYTES, Collective
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.placement import ON_DEVICE, Placement, Shard, by_table
 
-COLUMNS, ROWS, COPIES = Columns(), Rows(), Copies()
-LAYOUTS: dict[Form, Layout] = {layout.form: layout for layout in (COLUMNS, ROWS, COPIES)}  # in the order of `FORMS`
+COLUMN_WISE_LAYOUT, ROW_WISE_LAYOUT, DATA_PARALLEL_LAYOUT = ColumnWise(), RowWise(), DataParallel()
+LAYOUTS: dict[Form, Layout] = {
+    layout.form: layout for layout in (COLUMN_WISE_LAYOUT, ROW_WISE_LAYOUT, DATA_PARALLEL_LAYOUT)
+}  # in the order of `FORMS`
 __all__ = [
-    "COLUMNS", "COPIES", "LAYOUTS", "ROWS", "Layout", "are", "given_bytes", "in_columns", "in_copies", "in_rows",
-    "layout_of", "layouts_of", "placed_loads", "row_blocks",
+    "COLUMN_WISE_LAYOUT",
+    "DATA_PARALLEL_LAYOUT",
+    "LAYOUTS",
+    "ROW_WISE_LAYOUT",
+    "Layout",
+    "are",
+    "layout_of",
+    "layouts_of",
+    "place_column_wise",
+    "place_data_parallel",
+    "place_row_wise",
+    "placed_loads",
+    "row_blocks",
+    "sent_bytes_of",
 ]  # fmt: skip
 
 
@@ -73,7 +87,7 @@ def placed_loads(
     return loads
 
 
-def given_bytes(loads: Loads, num_devices: int) -> FloatArray:
+def sent_bytes_of(loads: Loads, num_devices: int) -> FloatArray:
     """Return the bytes, (n, C), that each of n loads makes its device send into each collective.
 
     For the input dist, these are the indices and lengths that the device receives.
@@ -81,7 +95,7 @@ def given_bytes(loads: Loads, num_devices: int) -> FloatArray:
     output_bytes, given = loads.output_bytes, np.zeros((len(loads), len(Collective)))
     for number, layout in enumerate(LAYOUTS.values()):
         if (of_layout := loads.form == number).any():
-            for collective, size_bytes in layout.given_bytes(loads, output_bytes, num_devices).items():
+            for collective, size_bytes in layout.sent_bytes_of(loads, output_bytes, num_devices).items():
                 given[of_layout, collective] = size_bytes[of_layout]
     looked_up = INDEX_BYTES * (np.ceil(loads.lookups) + loads.bags)
     given[:, Collective.INPUT] = np.where(are(loads, lambda layout: layout.own_samples), 0.0, looked_up)

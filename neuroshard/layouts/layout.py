@@ -130,7 +130,9 @@ class Layout(ABC):
         """
 
     @abstractmethod
-    def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
+    def sent_bytes_of(
+        self, loads: Loads, output_bytes: FloatArray, num_devices: int
+    ) -> Mapping[Collective, FloatArray]:
         """Return the bytes, (n,), that each load makes its device send into the collectives of this family.
 
         The values for loads of other families have no meaning. `output_bytes` (n,) are the bytes of all output

@@ -66,12 +66,14 @@ class Circle:
         return [size_bytes[rank] // (element_bytes * len(self.ranks)) for rank in self.ranks]
 
     def own(self, shares: Sequence[int]) -> int:
-        """Return this device's entry of values for the circle's devices, (m,)."""
+        """Return the entry of this device, from a value for each of the m devices, (m,)."""
         return shares[self.ranks.index(self.rank)]
 
 
 def circles(rank: int, num_devices: int, host_size: int) -> dict[Collective, Circle]:
-    """Return the circle of each collective: all devices, the devices of a host, or one device of each host.
+    """Return the devices that exchange with this device in each collective.
+
+    They are all devices, the devices of the same host, or the devices with the same place on every host.
 
     All devices must call this function together.
     """

@@ -44,10 +44,10 @@ def _call(plan: Plan, layout: Layout, placements: Sequence[Placement]) -> Comput
     if shares > 1:
         tables, samples = tuple(_of_share(table, shares) for table in tables), max(1, samples // shares)
     blocks = tuple(RowBlock(p.shard.row, p.shard.rows) for p in placements) if layout.blocks else ()
-    return ComputeSample(tables, samples, layout.form, blocks, tier_assignment=_common_home(placements))
+    return ComputeSample(tables, samples, layout.form, blocks, tier_assignment=_common_tier_assignment(placements))
 
 
-def _common_home(placements: Sequence[Placement]) -> TierAssignment:
+def _common_tier_assignment(placements: Sequence[Placement]) -> TierAssignment:
     """Return the tier assignment of a call's tables; one cache has room for the rows of all their caches."""
     first = placements[0].tier_assignment
     if first.tier is not Tier.UVM_CACHING:
@@ -80,7 +80,7 @@ def input_exchange(plan: Plan) -> tuple[CommSample, ...]:
 
 def _exchanges(plan: Plan, traffic: Traffic, collectives: Sequence[Collective]) -> tuple[CommSample, ...]:
     task, starts = plan.task, (0.0,) * plan.task.topology.num_devices
-    given = {which: traffic.given(which)[0] for which in collectives}
+    given = {which: traffic.sent_bytes(which)[0] for which in collectives}
     return tuple(
         CommSample(tuple(map(round, sizes.tolist())), starts, task.batch_size, which, task.topology.fast_links)
         for which, sizes in given.items()

@@ -131,7 +131,7 @@ def measure_plans(
     Raises:
         UserError: a plan uses a memory tier that the hardware does not have.
     """
-    meters.hardware.check_tiers({home.tier for plan in plans for home in plan.tier_assignments})
+    meters.hardware.check_tiers({assignment.tier for plan in plans for assignment in plan.tier_assignments})
     meters.join(plan.task.topology for plan in plans)
     records = records or PlanRecords()
     compute, errors = _measure_compute(plans, meters, records.calls, seed, advance)

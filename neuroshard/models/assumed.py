@@ -1,4 +1,4 @@
-"""Margins that are assumed for models whose errors nobody knows: those of measured models of the same kind."""
+"""Margins that are assumed for models with unknown errors: the margins of measured models of the same kind."""
 
 from dataclasses import replace
 
@@ -9,18 +9,18 @@ from neuroshard.models.trust import Margin
 # Half the width of an interval that holds 90% of the measurements, relative to the prediction.
 _KERNEL_NETWORK = 0.15  # `cpu`: 0.148 of pooled columns, 0.11 to 0.24 of other calls
 _EXCHANGE_NETWORK = 0.25  # `cpu`: 0.21 forward, 0.28 backward
-_KERNEL_DATASHEET = 0.12  # `roofline:h100` compared with one H100: mean errors of 5 to 9%, an H200's kernels 6.7%
-_EXCHANGE_DATASHEET = 0.1  # published points of an H100 that are left out: 0.095
+_KERNEL_DATASHEET = 0.12  # mean errors of `roofline:h100`: 5 to 9% on one H100, 6.7% on kernels of an H200
+_EXCHANGE_DATASHEET = 0.1  # published points of an H100, each left out of the interpolation: 0.095
 _OTHER_PART = 0.3  # TorchRec's work, by `cpu` and `h100`: 0.09 to 0.57
 
 
 def has_own_margins(cost: Cost) -> bool:
-    """Return True if the margins of kernels and exchanges are the models' own."""
+    """Return True if the margins of kernels and exchanges come from the models, and are not assumed."""
     return all(part.margin is not None for part in cost.parts if part.name in PARTS)
 
 
 def with_assumed_margins(cost: Cost, models: CostModels) -> Cost:
-    """Return a cost whose every part has a margin: the models' own, or else the assumed one of that kind of model."""
+    """Return a cost with a margin for every part: the model's own margin, or else the assumed margin of its kind."""
     if cost.margin is not None:
         return cost
     return replace(cost, parts=tuple(_with_margin(part, models) for part in cost.parts))

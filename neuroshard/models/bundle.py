@@ -50,7 +50,7 @@ class Accuracy:
     """Errors of predictions against measurements.
 
     Attributes:
-        samples: how many there are.
+        samples: number of samples.
         mse: mean squared error, ms squared.
         mape: mean absolute error relative to the measurement.
         kendall_tau: agreement of the two orders, -1 to 1.
@@ -66,7 +66,9 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class ModelTest:
-    """A model on unseen tables, and the noise floor: how far two passes over the same samples differ.
+    """Errors of a model on tables never seen in training, and the noise floor: the difference between two measurements.
+
+    The noise floor compares two passes over the same samples: no model can predict either pass better.
 
     `coverage` is the share of the measurements inside the model's 90% intervals.
     """
@@ -147,7 +149,10 @@ class _Models:
 
 @dataclass(frozen=True)
 class _Content:
-    """`bundle.json`; the card stands before what only programs read. `weights` is the SHA-256 of the weights' file."""
+    """The content of `bundle.json`: first the card, for people; then the settings of the models, for programs.
+
+    `weights` is the SHA-256 of the file of weights.
+    """
 
     format: Literal["neuroshard-bundle-4"]
     card: Card
@@ -159,7 +164,7 @@ class _Content:
 
 
 def check_place(path: Path) -> None:
-    """Raise UserError if a bundle can't be written to the directory `path`: nothing can, or something else is there."""
+    """Raise UserError if a bundle cannot be written to the directory `path`: it is not writable, or has other files."""
     if path.exists() and not path.is_dir():
         raise UserError(
             "bundle-place-is-file",
@@ -180,13 +185,13 @@ def check_place(path: Path) -> None:
 
 
 def save_bundle(path: Path, models: "CostModels", card: Card) -> None:
-    """Write the models and their card: the bundle that was there, if one was, is whole until the new one is.
+    """Write models and their card as a bundle; an old bundle in the directory stays complete until the new one is.
 
-    Nothing but what bundles consist of is touched. One at a time may write there (`files.exclusive`).
+    Only files of bundles are written or removed. Only one process at a time may write a bundle (`files.exclusive`).
 
     Raises:
-        OSError: the disk is full, or it can't be written to; the old bundle is still there.
-        UserError: the models have parts that bundles don't hold.
+        OSError: the disk is full or not writable; the old bundle is still there.
+        UserError: the models have parts that bundles cannot store.
     """
     if models.more:
         names = ", ".join(repr(part.name) for part in models.more)
@@ -210,14 +215,13 @@ def save_bundle(path: Path, models: "CostModels", card: Card) -> None:
 
 
 def read_bundle(path: Path) -> tuple[dict[str, Any], Card, str]:
-    """Read what `save_bundle` wrote, of one bundle even while another replaces it.
+    """Read a bundle that `save_bundle` wrote, completely even if another process replaces the bundle meanwhile.
 
     Returns:
         The fields of `CostModels` by name, the card, and the SHA-256 of `bundle.json`.
 
     Raises:
-        UserError: a file is missing, was changed, or holds what no sound bundle does; or the models were made for other
-            features.
+        UserError: a file is missing, was changed, or has invalid content; or the models were made for other features.
     """
     content, weights, digest = _read(path)
     tensors = _tensors(path, weights, content.weights)
@@ -239,7 +243,10 @@ def read_bundle(path: Path) -> tuple[dict[str, Any], Card, str]:
 
 
 def _read(path: Path) -> tuple[_Content, bytes, str]:
-    """Read `bundle.json`, the weights that it names, and its digest, of one bundle even while another replaces it."""
+    """Return the content of `bundle.json`, the weights that it names, and the SHA-256 of `bundle.json`.
+
+    All three are of one bundle, even if another process replaces the bundle meanwhile.
+    """
     while True:
         described = read_bytes(path / _NAME, "model bundle")
         content = decode(described, f"model bundle {path / _NAME}")

@@ -10,11 +10,11 @@ from neuroshard.cost.loads import Traffic
 from neuroshard.models.interface import NUM_WAITS, Chain, CommModel, Coverage, Outline, device_waits, waits
 from neuroshard.models.stored import (
     Described,
-    Held,
     Mlp,
     Normaliser,
     Scale,
     Stored,
+    TensorField,
     Tensors,
     check_bounded,
     described,
@@ -27,9 +27,9 @@ from neuroshard.words.form import Form, Forms
 
 _MAX_EXPONENT = 20.0
 _ROUNDING = 1e-5
-# Which way a transfer goes with each feature: up, or (0) either way.
+# Sign of each feature's effect on transfer times: 1 if times rise with the feature, 0 if they may rise or fall.
 FEATURE_SIGNS = (1, 1, 1, 1, 1, 1, 1, 1, 0)
-HOST_SIGNS = (1, 1, 1)  # of additional features, if exchanges were measured on one host and between several hosts
+HOST_SIGNS = (1, 1, 1)  # the same for `host_features`, if exchanges were measured on one host and between several hosts
 NUM_FEATURES = len(FEATURE_SIGNS)
 
 
@@ -47,22 +47,22 @@ class FreeComm(CommModel):
 
 @dataclass(frozen=True)
 class NeuralComm(Stored, CommModel):
-    """A network from every device's columns and start delay to every device's cost.
+    """The papers' network: from every device's columns and start delay to every device's cost.
 
-    Devices are alike, so they are sorted by start delay, then columns, before the network sees them, and put back
-    after: permuting the devices permutes the costs, but for devices that are alike in both. Only differences of start
-    delays count, and a device's cost is the wait for the last device to start plus what the network gives (in multiples
-    of `scale_ms`).
+    Devices are alike. So the devices are sorted by start delay, then by columns, before the network predicts their
+    transfers, and the predictions are put back into the original order: a permutation of the devices permutes their
+    costs, except for devices with equal delays and columns. Only differences of start delays count. A device's cost is
+    the wait for the last device to start, plus the transfer that the network predicts in multiples of `scale_ms`.
     """
 
     kind: ClassVar[str] = "sorted"
 
-    normaliser: Annotated[Normaliser, Held("")]
-    network: Annotated[Mlp, Held("network")]
+    normaliser: Annotated[Normaliser, TensorField("")]
+    network: Annotated[Mlp, TensorField("network")]
     scale_ms: Scale
 
     def check(self) -> None:
-        """Raise ValueError if the network isn't one of so many devices, or costs could overflow."""
+        """Raise ValueError if the network's widths do not fit D devices, or if costs could overflow."""
         if self.network.widths[0] != 2 * self.network.widths[-1]:
             raise ValueError(
                 f"the network has widths {self.network.widths}, which do not lead from 2 D inputs to D costs"
@@ -71,7 +71,7 @@ class NeuralComm(Stored, CommModel):
 
     @property
     def num_devices(self) -> int:
-        """D, the number of devices in the exchanges that it was fitted to."""
+        """D, the number of devices in the exchanges that the model was fitted to."""
         return self.network.widths[-1]
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
@@ -84,10 +84,11 @@ class NeuralComm(Stored, CommModel):
 
 
 def comm_inputs(traffic: Traffic, wait_ms: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Compute how a comm network sees exchanges of devices that wait (B, D) for the straggler.
+    """Return the inputs of `NeuralComm` for B exchanges, from their traffic and the devices' waits (B, D) in ms.
 
-    Returns the order (B, D) in which devices are sorted, and features (B, 2 D) of the sorted devices: columns, then
-    starts after the earliest, ms.
+    Returns:
+        the order (B, D) in which devices are sorted; and the features (B, 2 D) of the sorted devices: the columns of
+        each, then the ms from the earliest start to the start of each.
     """
     order = np.lexsort((traffic.columns, -wait_ms), axis=1)
     waits = np.take_along_axis(wait_ms, order, axis=1)
@@ -97,36 +98,39 @@ def comm_inputs(traffic: Traffic, wait_ms: FloatArray) -> tuple[IntArray, FloatA
 
 @dataclass(frozen=True)
 class SetComm(Stored, CommModel):
-    """One network for every device, which sees the others as a set: their sum, mean and maximum.
+    """One network for every device, whose inputs summarise all devices as a set: by sums, means and maxima.
 
-    So permuting the devices permutes the costs, and any number of devices will do. A device's cost is the wait for the
-    last device to start plus a transfer. The network gives the logarithms of its 1 + G segments, as multiples
-    of `scale_ms`. The first remains after the last start, whatever the others did; of every other segment, what the
-    devices that started earlier could do before the last start is done (but not less than nothing is left):
+    So the model serves any number of devices, and a permutation of the devices permutes their costs. A device's cost is
+    the wait for the last device to start, plus a transfer. The transfer consists of 1 + G segments; the network
+    predicts the logarithm of each segment, in multiples of `scale_ms`. Segment 0 begins after the last start. Devices
+    that start earlier do a part of every other segment while they wait, at most the whole segment:
 
         transfer = segment_0 + sum over g of share_g * relu(segment_g - lead_g . waits)
 
-    Shares add up to at most 1, and so do the leads of a segment: nobody who starts later makes anybody end earlier, and
-    a start that moves by some time moves no end by more. The network's weights are such that more bytes, on any device,
-    never take less time (pre-training sees to it). Where it was measured on one host and
-    between several, it sees what crosses their links.
+    Shares add up to at most 1, and so do the leads of a segment. Therefore a device that starts later never makes a
+    device end earlier, and a delay of a start never delays an end by more. Pre-training makes sure that more bytes, on
+    any device, never take less time. If exchanges were measured on one host and between several hosts, the inputs
+    include the bytes that cross the links of the hosts (`host_features`).
 
     Attributes:
-        share, lead: (G,) and (G, W), none negative; waits are those of `device_waits`.
+        normaliser: shift and scale of the features.
+        network: network from the features to the logarithms of the segments.
+        scale_ms: unit of the segments, in ms.
+        share, lead: (G,) and (G, W) weights, not negative; the W waits are those of `device_waits`.
     """
 
     kind: ClassVar[str] = "set"
 
-    normaliser: Annotated[Normaliser, Held("")]
-    network: Annotated[Mlp, Held("network")]
+    normaliser: Annotated[Normaliser, TensorField("")]
+    network: Annotated[Mlp, TensorField("network")]
     scale_ms: Scale
-    share: Annotated[Float32Array, Held("share")]
-    lead: Annotated[Float32Array, Held("lead", dimensions=2)]
+    share: Annotated[Float32Array, TensorField("share")]
+    lead: Annotated[Float32Array, TensorField("lead", dimensions=2)]
 
     num_devices = None  # it serves any number
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the ms of transfers, (B, D), above 0; 0 where there is one device."""
+        """Predict the ms of transfers, (B, D), above 0; 0 if there is only one device."""
         if traffic.num_devices == 1:
             return np.zeros_like(wait_ms)
         segments = self._segments_ms(traffic)
@@ -135,7 +139,7 @@ class SetComm(Stored, CommModel):
         return transfer.reshape(wait_ms.shape)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Outline transfers, exactly: the first segment has no lead."""
+        """Return the segments of the transfers; the outline is exact, as transfers consist of segments."""
         segments = self._segments_ms(traffic).reshape(*traffic.size_bytes.shape[:2], -1)
         share = np.concatenate([np.ones(1), self.share])
         return Outline(segments, share, np.concatenate([np.zeros((1, NUM_WAITS)), self.lead]))
@@ -151,11 +155,11 @@ class SetComm(Stored, CommModel):
 
     @property
     def sees_hosts(self) -> bool:
-        """Whether it was measured on one host and between several, and sees what crosses their links."""
+        """True if the model was fitted to exchanges on one and several hosts, so that `host_features` are inputs."""
         return len(self.normaliser.shift) > NUM_FEATURES
 
     def check(self) -> None:
-        """Raise ValueError if the network doesn't fit the shares, these are no shares, or costs could overflow."""
+        """Raise ValueError if the network does not fit the shares, shares are invalid, or costs could overflow."""
         widths = self.network.widths
         seen = NUM_FEATURES + len(HOST_SIGNS) * (widths[0] > NUM_FEATURES)
         if (widths[0], widths[-1], self.lead.shape) != (seen, 1 + len(self.share), (len(self.share), NUM_WAITS)):
@@ -167,9 +171,10 @@ class SetComm(Stored, CommModel):
 
 
 def set_features(traffic: Traffic) -> FloatArray:
-    """Compute what the network sees of every device, (B, D, F).
+    """Return the features of every device in B exchanges, (B, D, F), from their traffic.
 
-    All but the number of devices are logarithms of amounts that grow with every device's traffic.
+    All features except the batch size and the number of devices are logarithms of amounts of data, which grow with the
+    traffic of every device.
     """
     devices = traffic.num_devices
     to_each = traffic.size_bytes[..., Collective.ALL_TO_ALL] / devices
@@ -183,14 +188,15 @@ def set_features(traffic: Traffic) -> FloatArray:
 
 
 def host_features(traffic: Traffic) -> FloatArray:
-    """Compute logarithms of what hosts' links carry, (B, D, 3): out of a device's own host, into it, of the busiest.
+    """Return the logarithms of the bytes over the links of hosts, (B, D, 3).
 
-    Nothing where one host has all devices.
+    The three are the bytes out of the device's own host, the bytes into that host, and the bytes over the busiest link
+    of any host. All are 0 if one host has all devices.
     """
     host_size = traffic.host_size or traffic.num_devices
     given = traffic.size_bytes[..., Collective.ALL_TO_ALL]
     of_host = given.reshape(len(given), -1, host_size).sum(axis=2)
-    there = host_size / traffic.num_devices  # the share of what anybody gives that goes to one host
+    there = host_size / traffic.num_devices  # share of a device's bytes that go to the devices of one host
     out, into = of_host * (1 - there), (of_host.sum(axis=1, keepdims=True) - of_host) * there
     busiest = np.broadcast_to(np.maximum(out, into).max(axis=1, keepdims=True), out.shape)
     links = np.stack([out, into, busiest], axis=2)
@@ -199,7 +205,7 @@ def host_features(traffic: Traffic) -> FloatArray:
 
 
 def in_logarithms(amounts: tuple[FloatArray, ...], batch_size: IntArray, devices: int) -> FloatArray:
-    """Compute the features (..., F) of amounts, the first of them (...,), as logarithms."""
+    """Return features (..., F): logarithms of the amounts, (...,) each, of the batch size and the number of devices."""
     features = np.empty((*amounts[0].shape, NUM_FEATURES))
     for f, amount in enumerate(amounts):
         features[..., f] = amount
@@ -215,7 +221,7 @@ COMM_KINDS: dict[str, Any] = {model.kind: model for model in (NeuralComm, SetCom
 
 @dataclass(frozen=True)
 class ExchangeSettings:
-    """Settings of each collective's model, and the families of sharding types that they serve together."""
+    """Settings of each collective's model, and the families of sharding types whose exchanges are all known."""
 
     exchanges: Annotated[dict[str, Described], Meta(min_length=1, max_length=len(Collective))]
     serves: tuple[Form, ...]
@@ -226,9 +232,9 @@ class ExchangeModels(Stored, CommModel):
     """A model for each collective in one direction; exchanges follow one another, in the order of `Collective`.
 
     A device begins an exchange when it has ended the previous exchange, so devices do not wait twice for the same
-    delay. The promise of every model about starts holds for the chain: if a device starts later, no device ends
-    earlier, and no device ends later by more than the delay. Each model sees its collective as `Traffic.alone` returns
-    it.
+    delay. Starts and ends are related as in every single model: if a device starts later, no device ends
+    earlier, and no device ends later by more than the delay. Each model predicts the traffic of one collective alone
+    (`Traffic.alone`).
 
     Attributes:
         exchanges: the model of each known collective, with all-to-alls among them.
@@ -252,7 +258,7 @@ class ExchangeModels(Stored, CommModel):
 
     @property
     def num_devices(self) -> int | None:
-        """D, which the model of all-to-alls was fitted for; None if it serves any."""
+        """D, the number of devices that the model of all-to-alls was fitted for; None if it serves any number."""
         return self.exchanges[Collective.ALL_TO_ALL].num_devices
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
@@ -271,19 +277,22 @@ class ExchangeModels(Stored, CommModel):
         return self.predict(traffic, -wait_ms) - wait_ms
 
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> Chain:
-        """Predict the exchanges that anything is put into, one after the other; all take the wait for the straggler."""
+        """Predict the collectives that carry any bytes, one after the other.
+
+        The first of them includes the wait for the straggler. If none carries any, only that wait is left.
+        """
         if _of_columns(traffic):
             return self._all_to_all.chain(traffic, start_ms)
         each_ms: dict[Collective, FloatArray] = {}
         taken = np.zeros_like(start_ms)
         for collective, model in self.exchanges.items():
-            if traffic.given(collective).any():
+            if traffic.sent_bytes(collective).any():
                 each_ms[collective] = _one_ms(model, traffic, collective, start_ms + taken)
                 taken = taken + each_ms[collective]
         return Chain(np.maximum(taken, waits(start_ms)), each_ms)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Outline the all-to-all, and the exchanges behind it as they are where nobody waits."""
+        """Return the segments of the all-to-all, and the collectives after it as segments that waits do not shorten."""
         first = self._all_to_all.outline(traffic)
         if _of_columns(traffic):
             return first
@@ -298,7 +307,7 @@ class ExchangeModels(Stored, CommModel):
         return {name_of(collective): model for collective, model in self.exchanges.items()}
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields that aren't tensors, for JSON."""
+        """Return the fields that are not tensors, for JSON."""
         return {"exchanges": described(self._named), "serves": sorted(self.serves)}
 
     def tensors(self) -> Tensors:
@@ -307,7 +316,7 @@ class ExchangeModels(Stored, CommModel):
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "ExchangeModels":
-        """Restore the model from the settings and tensors that it gave."""
+        """Return the model with these settings and tensors, as `settings` and `tensors` returned them."""
         plain = parse(settings, ExchangeSettings, "settings")
         models = {
             collective_named(name): one.restored(COMM_KINDS, name, tensors) for name, one in plain.exchanges.items()
@@ -319,11 +328,11 @@ class ExchangeModels(Stored, CommModel):
 
 def _of_columns(traffic: Traffic) -> bool:
     """Return True if the traffic has only all-to-alls, as the traffic of column-wise tables has."""
-    return traffic.held == (Collective.ALL_TO_ALL,)
+    return traffic.collectives == (Collective.ALL_TO_ALL,)
 
 
 def _one_ms(model: CommModel, traffic: Traffic, collective: Collective, start_ms: FloatArray) -> FloatArray:
-    """Predict the ms of one collective, (B, D); 0, with no wait, among devices that exchange nothing."""
+    """Predict the ms of one collective, (B, D); 0, without waiting, for devices without bytes."""
     groups = traffic.groups(collective)
     taken = model.alone_ms(traffic.alone(collective), start_ms[:, groups].reshape(-1, groups.shape[1]))
     cost = np.empty_like(start_ms)

@@ -1,4 +1,8 @@
-"""Compute models that are fitted: each table's own cost and what isn't additive, the papers' network, a regression."""
+"""Compute models that are fitted to measurements.
+
+`AdditiveCompute` adds up a cost of each table and corrects the sum; `NeuralCompute` is the papers' network;
+`RegressionCompute` is a linear regression; `ComputeEnsemble` is the mean of several models.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,12 +15,12 @@ from neuroshard.cost.loads import Loads, LoadSets
 from neuroshard.models.features import FeatureSet
 from neuroshard.models.interface import NarrowCalls, ReluHead, SumModel
 from neuroshard.models.stored import (
-    Held,
     Mlp,
     Normaliser,
     Offset,
     Scale,
     Stored,
+    TensorField,
     Tensors,
     check_bounded,
     tensors_of,
@@ -26,8 +30,8 @@ from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.plumbing.schema import Dim, parse
 
 _MAX_EXPONENT = 20.0  # tables far outside the training range must not overflow
-_MOST_MEMBERS = 1000  # of an ensemble
-_LARGEST_WEIGHT = 1e9  # ms; sums of whatever amounts tables may have stay finite in fp32
+_MOST_MEMBERS = 1000  # maximum number of models in an ensemble
+_LARGEST_WEIGHT = 1e9  # ms; with it, sums over tables stay finite in fp32, whatever the amounts
 
 
 @dataclass(frozen=True)
@@ -51,16 +55,19 @@ class AdditiveCompute(Stored, SumModel):
     kind: ClassVar[str] = "additive"
 
     features: FeatureSet
-    normaliser: Annotated[Normaliser, Held("")]
-    network: Annotated[Mlp, Held("network")]
-    moved: Annotated[Float32Array, Held("moved", np.float32, 2)]
-    bias: Annotated[Float32Array, Held("head.bias")]
-    weight: Annotated[Float32Array, Held("head.weight")]
+    normaliser: Annotated[Normaliser, TensorField("")]
+    network: Annotated[Mlp, TensorField("network")]
+    moved: Annotated[Float32Array, TensorField("moved", np.float32, 2)]
+    bias: Annotated[Float32Array, TensorField("head.bias")]
+    weight: Annotated[Float32Array, TensorField("head.weight")]
     offset: Offset
     scale_ms: Scale
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as its own cost and K amounts, (n, 1 + K); those that add up to a limit are negative."""
+        """Embed each load as the table's own cost and K amounts, (n, 1 + K).
+
+        Amounts that add to the cost only up to a limit are negative.
+        """
         features = self.features(loads)
         outputs = np.exp(np.minimum(self.network(self.normaliser(features)), _MAX_EXPONENT))
         amounts: Float32Array = outputs + (self.features.amounts(features) @ self.moved).astype(np.float32)
@@ -69,13 +76,13 @@ class AdditiveCompute(Stored, SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that takes the sum of the costs as it is, and the rest through the hidden layer."""
+        """The head that adds the sum of the own costs as it is, and the K sums through the hidden layer."""
         bias = np.concatenate([np.zeros(1, np.float32), self.bias])
         weight = np.concatenate([np.ones(1, np.float32), self.weight])
         return ReluHead(bias, weight, self.offset, self.scale_ms)
 
     def check(self) -> None:
-        """Raise ValueError if the network doesn't fit the features or the head, or costs could overflow."""
+        """Raise ValueError if the network does not fit the features or the head, or if costs could overflow."""
         widths = self.network.widths
         fits = widths[0] == len(self.features.columns) and widths[-1] == 1 + len(self.bias) == 1 + len(self.weight)
         if not fits:
@@ -89,25 +96,26 @@ class AdditiveCompute(Stored, SumModel):
 
 @dataclass(frozen=True)
 class ByWidestCompute(AdditiveCompute):
-    """An additive model of kernels that are faster where no table of the call is wider than some width.
+    """An additive model of kernels that are faster if no table of the call is wider than a limit (`NarrowCalls`).
 
     Attributes:
-        kernel_widths, saved: as `NarrowCalls` has them, of own costs.
+        kernel_widths: (W,) rising limits.
+        saved: (W,) share of the own costs that is saved if no table is wider than each limit.
     """
 
     kind: ClassVar[str] = "additive_by_widest"
 
     kernel_widths: tuple[Dim, ...]
-    saved: Annotated[Float32Array, Held("saved")]
+    saved: Annotated[Float32Array, TensorField("saved")]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as an additive model does, and what it saves by each width, (n, 1 + K + W)."""
+        """Embed each load as an additive model does, plus the ms that the load saves by each limit, (n, 1 + K + W)."""
         amounts = super().embed(loads)
         return np.concatenate([amounts, self._narrow.saved_of(amounts[:, 0], loads.dim)], axis=1)
 
     @property
     def head(self) -> ReluHead:
-        """The additive model's head, less what is saved."""
+        """The additive model's head, which also subtracts the savings of narrow calls."""
         return self._narrow.less_saved(super().head)
 
     @property
@@ -115,7 +123,7 @@ class ByWidestCompute(AdditiveCompute):
         return NarrowCalls(self.kernel_widths, self.saved)
 
     def check(self) -> None:
-        """Raise ValueError as an additive model does; or if widths don't rise, or shares aren't ones."""
+        """Raise ValueError if the additive model is invalid, widths do not rise, or a share is not in 0 to 1."""
         super().check()
         widths, saved = np.array(self.kernel_widths), self.saved
         if saved.shape != widths.shape or not ((saved >= 0) & (saved < 1)).all() or not (np.diff(widths) > 0).all():
@@ -131,9 +139,9 @@ class EnsembleSettings:
 
 @dataclass(frozen=True)
 class ComputeEnsemble(Stored, SumModel):
-    """The mean of models that were fitted from different starts: a sum over tables as they are.
+    """The mean of models that were fitted from different initial weights; the mean of sums over tables is such a sum.
 
-    The members' vectors stand side by side, and the head takes a share of each.
+    The vector of a load is the concatenation of the members' vectors. The head weights each member's part equally.
     """
 
     kind: ClassVar[str] = "ensemble"
@@ -141,12 +149,12 @@ class ComputeEnsemble(Stored, SumModel):
     members: tuple[AdditiveCompute, ...]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as the members' vectors side by side, (n, H) with H the sum of the members'."""
+        """Embed each load as the concatenated vectors of the members, (n, H), with H the sum of the members' widths."""
         return np.concatenate([member.embed(loads) for member in self.members], axis=1)
 
     @cached_property
     def head(self) -> ReluHead:
-        """The members' heads, each weighted by its share."""
+        """The members' heads side by side, with equal weights."""
         heads = [member.head for member in self.members]
         share = 1 / len(heads)
         return ReluHead(
@@ -162,7 +170,7 @@ class ComputeEnsemble(Stored, SumModel):
         return spread
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields that aren't tensors, for JSON."""
+        """Return the fields that are not tensors, for JSON."""
         return {"members": [member.settings() for member in self.members]}
 
     def tensors(self) -> Tensors:
@@ -171,7 +179,7 @@ class ComputeEnsemble(Stored, SumModel):
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "ComputeEnsemble":
-        """Restore the model from the settings and tensors that it gave."""
+        """Return the model with these settings and tensors, as `settings` and `tensors` returned them."""
         members = parse(settings, EnsembleSettings, "settings").members
         kinds = (ByWidestCompute if "kernel_widths" in member else AdditiveCompute for member in members)
         each = enumerate(zip(kinds, members, strict=True))
@@ -183,19 +191,19 @@ class RegressionCompute(Stored, SumModel):
     """A weighted sum of amounts over all tables of a set, plus the fixed cost of a call.
 
     Attributes:
-        weight: (F,) ms of a unit of each amount (`FeatureSet.amounts`); not negative, so that more to move never costs
-            less.
+        weight: (F,) ms for a unit of each amount (`FeatureSet.amounts`); not negative, so that a table that moves more
+            data never costs less.
         offset_ms: (1,) fixed ms of a call; a cost below 0 is 0.
     """
 
     kind: ClassVar[str] = "linear"
 
     features: FeatureSet
-    weight: Annotated[FloatArray, Held("weight", np.float64)]
-    offset_ms: Annotated[FloatArray, Held("offset_ms", np.float64)]
+    weight: Annotated[FloatArray, TensorField("weight", np.float64)]
+    offset_ms: Annotated[FloatArray, TensorField("offset_ms", np.float64)]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as the ms of its amounts, (n, 1)."""
+        """Embed each load as the ms that it takes, (n, 1)."""
         cost = self.features.amounts(self.features(loads)) @ self.weight
         return cost[:, None].astype(np.float32)
 
@@ -205,7 +213,7 @@ class RegressionCompute(Stored, SumModel):
         return ReluHead(self.offset_ms.astype(np.float32), np.ones(1, np.float32), 0.0, 1.0)
 
     def check(self) -> None:
-        """Raise ValueError if weights don't fit the features, are negative, or costs could overflow."""
+        """Raise ValueError if the weights do not fit the features or are negative, or if costs could overflow."""
         weight, offset_ms = self.weight, self.offset_ms
         if weight.shape != (len(self.features.columns),) or offset_ms.shape != (1,):
             raise ValueError(f"{len(weight)} weights and {len(offset_ms)} offsets do not fit the features")
@@ -217,24 +225,23 @@ class RegressionCompute(Stored, SumModel):
 
 @dataclass(frozen=True)
 class NeuralCompute(Stored, SumModel):
-    """A table network, a sum, a head network of one hidden layer (NeuroShard, section 3.2).
+    """The papers' network: a table network, a sum over tables, a head network of one hidden layer (NeuroShard, 3.2).
 
-    The head network gives multiples of `scale_ms`.
-
-    A table's vector is its embedding already multiplied with the head's first layer: multiplying distributes over
-    the sum, so the search pays for it once per table instead of once per candidate.
+    The outputs of the head network are multiples of `scale_ms`. A table's vector is the output of the table network,
+    multiplied with the first layer of the head network. The sum of such products is the product with the sum, so the
+    search multiplies once per table instead of once per candidate.
     """
 
     features: FeatureSet
-    normaliser: Annotated[Normaliser, Held("")]
-    table_network: Annotated[Mlp, Held("table")]
-    head_network: Annotated[Mlp, Held("head")]
+    normaliser: Annotated[Normaliser, TensorField("")]
+    table_network: Annotated[Mlp, TensorField("table")]
+    head_network: Annotated[Mlp, TensorField("head")]
     scale_ms: Scale
 
     kind: ClassVar[str] = "paper"
 
     def check(self) -> None:
-        """Raise ValueError if the networks don't fit the features or each other, or costs could overflow."""
+        """Raise ValueError if the networks do not fit the features or each other, or if costs could overflow."""
         table, head = self.table_network.widths, self.head_network.widths
         fits = table[0] == len(self.features.columns) and table[-1] == head[0]
         if not fits or len(head) != 3 or head[-1] != 1:
@@ -248,6 +255,6 @@ class NeuralCompute(Stored, SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head network after its first multiplication."""
+        """The head network without the first multiplication, which `embed` does."""
         weight = np.ascontiguousarray(self.head_network.weights[1][:, 0])
         return ReluHead(self.head_network.biases[0], weight, float(self.head_network.biases[1][0]), self.scale_ms)

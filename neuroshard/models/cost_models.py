@@ -1,10 +1,10 @@
-"""The cost models of one hardware: what they know, and how they are found by name or place."""
+"""The cost models of one type of hardware, and how to load them by name or by the path of a bundle."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,35 +22,47 @@ from neuroshard.plumbing.registry import build
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Precision, name_of
 from neuroshard.words.fingerprint import Fingerprint
-from neuroshard.words.form import CALLS, IN_COLUMNS, Call, Forms
-from neuroshard.words.model_choice import LINKS, TORCHREC, ModelChoice, check_plain, told
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, Call, Forms
+from neuroshard.words.model_choice import LINKS, TORCHREC, ModelChoice, check_plain, settings_text
 from neuroshard.words.placement import Tier
 
-_MEASURED = "h100"  # the installed models of a GPU, and its datasheet
+_MEASURED = "h100"  # installed models of GPUs, and the datasheet of each GPU
 _TORCHREC = "TorchRec"
 _OTHER_MODELS = "choose cost models that know these costs, such as model=roofline:h100"
 
 if TYPE_CHECKING:
     from neuroshard.models.links import Change
 
+Samples = TypeVar("Samples")
+Samples_contra = TypeVar("Samples_contra", contravariant=True)
+
+
+class Learner(Protocol[Samples_contra]):
+    """Fits cost models to measurements; the type variable is the type of the measurements."""
+
+    def check(self, start: "CostModels") -> None:
+        """Raise UserError if these models cannot be fine-tuned."""
+
+    def learned(self, samples: Samples_contra, start: "CostModels | None" = None) -> "CostModels":
+        """Return models with margins, fitted to the samples: from scratch, or from `start`."""
+
 
 @dataclass(frozen=True)
 class CostModels:
-    """Cost models of computation, forward and backward communication, and where they come from.
+    """Cost models of kernels, of forward and backward exchanges, and of other parts of a step, with their origin.
 
     Attributes:
-        batch_size: the only global batch size that the models know; None if they know any.
+        batch_size: the only global batch size that the models know; None if they know every batch size.
         ranges: ranges of the training data; None if they are unknown.
         margins: margins of predictions; None if they are unknown.
-        input: model of the input dist, the exchange of indices and lengths, by itself (`Traffic.alone`); None if that
-            is unknown.
+        input: model of the input dist, the exchange of indices and lengths (`Traffic.alone`); None if it is unknown.
         framework: framework overhead of TorchRec in a step, which counts in models of `in_torchrec`; None if that is
             unknown.
-        more: other parts of a step; bundles don't hold them.
+        more: other parts of a step, which bundles do not store.
         forward_precision, backward_precision: data types of embeddings and of gradients in exchanges; a property of
-            steps, which bundles don't hold and which stays if a model is replaced.
-        choice: the name or the bundle's absolute path that `load` finds the models by, and the settings that say what
-            they count; None for models made in Python.
+            steps, which bundles do not store and which stays if a model is replaced.
+        choice: the name or the absolute path of the bundle that `load` loaded, and the settings that decide which costs
+            count; None for models made in Python.
         hardware: the machine that was measured; None for analytic models, and if the machine is unknown.
         versions: versions of the packages that the models were measured with.
         digest: digest of the bundle that the models were loaded from; None for other models.
@@ -117,6 +129,19 @@ class CostModels:
         known = models.margins or Margins(None, None, None)
         return replace(models, margins=margins_with(known, name, margin))
 
+    def update(self, samples: Samples, learner: Learner[Samples]) -> "CostModels":
+        """Return models that have learned from samples, and predict as these models do where there are no samples.
+
+        Args:
+            samples: the measurements, of the machine that the new models are for.
+            learner: fits the models, such as `Fit` of `pretrain`.
+
+        Raises:
+            UserError: the learner cannot fine-tune these models.
+        """
+        learner.check(self)
+        return learner.learned(samples, self)
+
     def wrapped(self, **models: Any) -> "CostModels":
         """Return the models with some of them wrapped, by name: margins and provenance stay valid."""
         kept = frozenset(PARTS) if self.origin is None else self.origin.kept
@@ -175,10 +200,10 @@ class CostModels:
         self._check_exchanges(plan)
 
     def _check_exchanges(self, plan: Plan) -> None:
-        """Raise UserError unless the models know the exchanges of a plan's tables whose rows are on one host."""
+        """Raise UserError if a plan has table_row_wise tables and the models do not know their exchanges."""
         for which in dict.fromkeys(which for layout in plan.layouts for which in layout.host_exchanges):
             known = self.forward.collectives & self.backward.collectives
-            if which not in known and plan.traffic.given(which).any():
+            if which not in known and plan.traffic.sent_bytes(which).any():
                 raise UserError(
                     "models-lack-collective",
                     f"these cost models do not know the costs of the collective {name_of(which)!r}",
@@ -217,10 +242,10 @@ class CostModels:
                 "the data",
             )
         first_tables: dict[tuple[bool, Tier], str] = {}  # of each call: tasks are checked with every plan
-        for table, home in zip(task.tables, task.tier_assignments, strict=True):
-            first_tables.setdefault((table.pooled, home.tier), table.name)
+        for table, assignment in zip(task.tables, task.tier_assignments, strict=True):
+            first_tables.setdefault((table.pooled, assignment.tier), table.name)
         for (pooled, tier), name in first_tables.items():
-            self._check_call(replace(IN_COLUMNS, pooled=pooled, tier=tier), f"sequence tables such as {name!r}")
+            self._check_call(replace(COLUMN_WISE_CALL, pooled=pooled, tier=tier), f"sequence tables such as {name!r}")
         if self.batch_size not in (None, task.batch_size):
             raise UserError(
                 "models-batch-size-differs",
@@ -246,7 +271,7 @@ class CostModels:
         return self.in_torchrec() if unset and self.framework is not None else self
 
     def _chosen(self, **settings: Any) -> "CostModels":
-        """Return the models with other settings in their choice, if they have one."""
+        """Return the models with other settings in `choice`; the models as they are if they were made in Python."""
         return self if self.choice is None else replace(self, choice=replace(self.choice, **settings))
 
     def _in_steps(self) -> "CostModels":
@@ -270,7 +295,7 @@ class CostModels:
         """True if costs depend on the time of the dense network, and this time is unknown."""
         return any(isinstance(part, HostWait) and part.dense_ms is None for part in self.more)
 
-    def beside_dense(self, dense_ms: float) -> "CostModels":
+    def with_dense_ms(self, dense_ms: float) -> "CostModels":
         """Return models of steps with a dense network of `dense_ms` ms, in which devices wait less for their hosts.
 
         Costs still leave out the time of the dense network itself. The choice of the models has the new dense_ms.
@@ -282,7 +307,7 @@ class CostModels:
         if not 0 <= dense_ms < float("inf"):
             raise ValueError(f"dense_ms is {dense_ms}; the time of a dense network is finite, and 0 ms or more")
         if not self.dense_is_unknown:
-            given = told({"dense_ms": float(dense_ms)})
+            given = settings_text({"dense_ms": float(dense_ms)})
             if any(isinstance(part, HostWait) for part in self.more):
                 limit = "these cost models already have a dense_ms"
                 remedy = "Leave out dense_ms, or load the cost models again with the new dense_ms"
@@ -347,8 +372,8 @@ class CostModels:
                 (`ModelSettings`).
 
         Raises:
-            UserError: the bundle is missing, truncated, or made for other features; there is no such datasheet; or a
-                setting is unknown, or does not go with the models.
+            UserError: the bundle is missing, truncated, or made for other features; the datasheet does not exist; or a
+                setting is unknown, or does not fit the models.
         """
         if unknown := next((one for one in links if one not in LINKS), None):
             raise TypeError(f"load() got an unexpected keyword argument {unknown!r}")
@@ -358,7 +383,8 @@ class CostModels:
     def of(cls, choice: ModelChoice, usual_framework: str | None = None) -> "CostModels":
         """Load chosen models.
 
-        Precisions apply first, since models know in fp32 what conversion takes; the dense network is the last.
+        Precisions apply first, because the time of a conversion is taken from models of fp32; the dense network is set
+        last.
 
         Args:
             choice: the name of the models, and settings.
@@ -374,13 +400,13 @@ class CostModels:
             models = models._chosen(framework=choice.framework)
         elif usual_framework == TORCHREC:
             models = models.in_torchrec_if_known()
-        return models if choice.dense_ms is None else models.beside_dense(choice.dense_ms)
+        return models if choice.dense_ms is None else models.with_dense_ms(choice.dense_ms)
 
     def _linked(self, choice: ModelChoice) -> "CostModels":
         """Return the models whose analytic exchange times are those of the links in a choice.
 
         Raises:
-            UserError: the models have no analytic exchange times, or the links cannot be theirs.
+            UserError: the models have no analytic exchange times, or the links do not exist on their GPU.
         """
         if not choice.links:
             return self
@@ -390,7 +416,7 @@ class CostModels:
         if linked is self:
             raise UserError(
                 "models-ignore-links",
-                f"the cost models {choice.name!r} cannot take {told(choice.links)}",
+                f"the cost models {choice.name!r} cannot take {settings_text(choice.links)}",
                 limit="these cost models have exchange times that were measured on other links",
                 remedy=f"Leave out {', '.join(choice.links)}, or choose analytic cost models ({ROOFLINE}NAME)",
             )
@@ -448,11 +474,10 @@ class CostModels:
 
 
 def load_bundle(path: Path) -> tuple[CostModels, Card]:
-    """Load the models and card that `save_bundle` wrote.
+    """Load the models and the card that `save_bundle` wrote.
 
     Raises:
-        UserError: a file is missing, was changed, or holds what no sound bundle does; or the models were made for other
-            features.
+        UserError: a file is missing, was changed, or has invalid content; or the models were made for other features.
     """
     loaded, card, _ = read_bundle(path)
     return CostModels(**loaded), card

@@ -1,4 +1,4 @@
-"""Datasheets as cost models of a type of GPU, and how near they come to published points."""
+"""Cost models of a type of GPU by its datasheet, and their errors on published points."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from neuroshard.plumbing.grouping import grouped
 from neuroshard.tasks.memory import STATE_FLOATS
 from neuroshard.words.model_choice import INFINIBAND
 
-_PCIE = "pcie"  # of `exchanges`: no curves of this GPU
+_PCIE = "pcie"  # value of `exchanges` for GPUs without curves of their own
 
 
 def roofline(
@@ -38,7 +38,9 @@ def roofline(
     optimizer: str = "sgd",
     more: Sequence[PartModel] = (),
 ) -> CostModels:
-    """Build the models of one type of device; bandwidths in GB/s (10^9 bytes), links and network in one direction.
+    """Return the cost models of one type of GPU, from the figures of its datasheet.
+
+    Bandwidths are in GB/s (10^9 bytes per second). Bandwidths of links and networks are in one direction.
 
     Args:
         source: source of the figures, for readers of the file.
@@ -69,19 +71,21 @@ def roofline(
         devices_per_host,
         links=Links(network, network_latency_factor, typical=over_pcie),
     )
-    before = replace(forward, rounds=2)  # the number of indices, then the indices
+    before = replace(forward, rounds=2)  # one all-to-all for the number of indices, then one for the indices
     return CostModels(compute.of_calls, forward, replace(forward, gathers=True), None, input=before, more=tuple(more))
 
 
 def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
-    """Add a datasheet's link and cache to models, for calls of tables in host memory that they don't know.
+    """Return models that also know tables in host memory, by the link and the cache of a datasheet.
+
+    Calls that the models know already stay as they are.
 
     Args:
-        models: whose compute model is a sum over tables.
-        sheet: a datasheet's name, such as "roofline:h100".
+        models: models with a compute model that is a sum over tables.
+        sheet: name of a datasheet, such as "roofline:h100".
 
     Raises:
-        UserError: there is no such datasheet, or the compute model isn't a sum over tables.
+        UserError: the datasheet does not exist, or the compute model is not a sum over tables.
     """
     figures = datasheet_of(CostModels.load(sheet).compute)
     if figures is None or figures.host is None:
@@ -107,10 +111,10 @@ def exchanges_of(sheet: str) -> tuple[dict[str, RooflineComm], Margin]:
     Each published point between two others is predicted from the other points.
 
     Args:
-        sheet: its name, such as "roofline:h100".
+        sheet: name of the datasheet, such as "roofline:h100".
 
     Raises:
-        UserError: there is no such datasheet.
+        UserError: the datasheet does not exist.
     """
     models = CostModels.load(sheet)
     known = {FORWARD: models.forward, BACKWARD: models.backward, INPUT: models.input}
@@ -135,8 +139,8 @@ class Check:
         group: name of the group, such as "alltoall, 8 devices".
         what: (P,) description of each point.
         published, predicted: (P,) ms.
-        left_out: (P,) ms as predicted from the other points; NaN for the first and last point of a curve, and if a
-            figure of the datasheet was set by the point.
+        left_out: (P,) ms as predicted from the other points; NaN for the first and last point of a curve, and for a
+            point from which a figure of the datasheet was derived.
     """
 
     group: str
@@ -147,14 +151,14 @@ class Check:
 
     def __str__(self) -> str:
         seen, left_out = (np.abs(ms / self.published - 1) for ms in (self.predicted, self.left_out))
-        told = f"{len(self.what)} published, {seen.mean():.1%} error on average, {seen.max():.1%} at most"
+        text = f"{len(self.what)} published, {seen.mean():.1%} error on average, {seen.max():.1%} at most"
         if np.isnan(left_out).all():
-            return f"{told}; no test: the datasheet's figures were set by such points"
-        return f"{told}; from the other points {np.nanmean(left_out):.1%}, {np.nanmax(left_out):.1%}"
+            return f"{text}; no test: the datasheet's figures were set by such points"
+        return f"{text}; from the other points {np.nanmean(left_out):.1%}, {np.nanmax(left_out):.1%}"
 
 
 def checks(models: CostModels) -> tuple[Check, ...]:
-    """Check every group of points of a datasheet: kernels of its own GPU, and the collectives that it takes."""
+    """Return published and predicted times of a datasheet: kernels of the GPU, and collectives of its curves."""
     compute, comm = datasheet_of(models.compute), models.forward
     assert compute is not None
     assert isinstance(comm, RooflineComm)
@@ -166,8 +170,8 @@ def checks(models: CostModels) -> tuple[Check, ...]:
 def exams(models: CostModels) -> dict[str, str]:
     """Return the errors of a datasheet's exchange times on published machines, as text, by machine and collective.
 
-    Between hosts: every machine with this kind of network. Over PCIe: every machine, with one bandwidth of the machine
-    given. A typical factor is the geometric mean of the factors between predicted and published times.
+    Between hosts: every machine with this kind of network. Over PCIe: every machine, with one measured bandwidth of the
+    machine. A typical factor is the geometric mean of the factors between predicted and published times.
     """
     comm = models.forward
     assert isinstance(comm, RooflineComm)

@@ -1,4 +1,4 @@
-"""What a compute model sees of a load."""
+"""The features of loads: the numbers from which compute models predict kernel times."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ def _paper_batch(loads: Loads) -> FloatArray:
 
 
 def _pooled(loads: Loads) -> FloatArray:
-    """Compute mean lookups of a sample, (n,); a block of rows without lookups counts as having one in a batch."""
+    """Return the mean lookups per sample, (n,); a block of rows has at least one lookup per batch."""
     in_rows = are(loads, lambda layout: layout.blocks)
     return np.where(in_rows, np.maximum(loads.lookups, 1) / loads.samples, loads.pooling_factor)
 
@@ -57,7 +57,7 @@ def _physical(loads: Loads) -> FloatArray:
 
 
 def _physical_reuse(loads: Loads) -> FloatArray:
-    lookups = loads.reuse * MEAN_COUNTS  # in each bin, for a unique row
+    lookups = loads.reuse * MEAN_COUNTS  # mean lookups of a unique row in each bin
     of_a_lookup = (lookups @ MEAN_COUNTS) / lookups.sum(axis=1)
     half = loads.bytes_per_element < ELEMENT_BYTES
     return np.concatenate([_physical(loads), np.log2(of_a_lookup)[:, None], half[:, None]], axis=1)
@@ -73,18 +73,18 @@ class FeatureSet:
 
     "paper": dim, rows, pooling factor, size in MiB and reuse histogram as they are (NeuroShard, section 3.2).
     "log": binary logs of the first four, the log of the columns read for a sample (dim x pooling factor), histogram.
-    "physical": binary logs of what a kernel has to move in a batch, so the batch size too: lookups, unique rows, and
-        their bytes; whether the width fills vector registers. Of the histogram only what it says of unique rows: with
-        all of it, a network learns tables by heart.
-    "physical_reuse": "physical", and the binary log of how often the row of a lookup is looked up, on average over all
-        lookups: how much they crowd on few rows, which caches feel; and whether weights are of half precision, which
-        CPUs convert at a price.
-    "physical_bags": "physical_reuse", and the binary log of the number of outputs, whatever their width: GPUs take a
-        time for each bag of lookups.
+    "physical": binary logs of the amounts that a kernel moves in a batch, which depend on the batch size: lookups,
+        unique rows, and their bytes; and 1 if the width fills vector registers. Of the reuse histogram only the number
+        of unique rows: with the whole histogram, a network learns the training tables by heart.
+    "physical_reuse": "physical", and the binary log of the number of times that the row of a lookup is looked up in a
+        batch, on average over all lookups: it shows how many lookups hit caches; and 1 if weights have half precision,
+        which CPUs must convert.
+    "physical_bags": "physical_reuse", and the binary log of the number of outputs of any width: GPUs need a fixed time
+        for each bag of lookups.
     "paper_batch": "paper" and the batch size, for comparison.
 
     Raises:
-        UserError: no such feature set.
+        UserError: no feature set has the name.
     """
 
     name: str
@@ -99,10 +99,10 @@ class FeatureSet:
 
     @classmethod
     def checked(cls, name: str, columns: Sequence[str]) -> "FeatureSet":
-        """Return the feature set of that name, unless its columns differ.
+        """Return the feature set with this name, after a check of the names of the features, (F,).
 
         Raises:
-            UserError: there is none, or it has other columns in this version.
+            UserError: no feature set has the name, or the set has other features in this version.
         """
         features = cls(name)
         if tuple(columns) != features.columns:
@@ -117,17 +117,20 @@ class FeatureSet:
 
     @property
     def signs(self) -> tuple[int, ...]:
-        """The way a cost goes with each feature, (F,).
+        """Sign of each feature's effect on the cost, (F,).
 
-        1: up with what has to be moved; -1: down with alignment; 0: either way with the precision, with how lookups are
-        distributed, and so with how many unique rows they are of: rows that are looked up again and again are in
-        caches, but updates of one row wait for each other.
+        1: amounts that are moved raise the cost; -1: alignment lowers the cost; 0: the precision, the distribution of
+        the lookups and the number of unique rows may raise or lower the cost. Rows that are looked up often are in
+        caches, but the updates of one row must wait for each other.
         """
         return tuple(_sign(column) for column in self.columns)
 
     @property
     def adds_up(self) -> BoolArray:
-        """Whether each feature is a logarithm of what adds up over tables, not of how lookups are distributed, (F,)."""
+        """True for each feature, (F,), that is the logarithm of an amount that adds up over tables.
+
+        False for features of the distribution of lookups.
+        """
         return np.array([column.startswith(_LOG) and not _of_distribution(column) for column in self.columns])
 
     def amounts(self, values: FloatArray) -> FloatArray:
@@ -139,7 +142,7 @@ class FeatureSet:
 
     @property
     def sees_batch_size(self) -> bool:
-        """Whether features depend on the batch size, so that one model can serve several."""
+        """True if features depend on the batch size, so that one model can serve several batch sizes."""
         return not {"batch_size", "log_batch_size"}.isdisjoint(self.columns)
 
     def __call__(self, loads: Loads) -> FloatArray:
@@ -174,7 +177,9 @@ _PHYSICAL = (
     *(f"multiple_of_{lanes}" for lanes in _LANES),
 )
 _PHYSICAL_REUSE = (*_PHYSICAL, "log_reuse_of_a_lookup", "half_precision")
-_FEATURES: dict[str, tuple[tuple[str, ...], Callable[[Loads], FloatArray]]] = {  # columns, and what computes them
+_FEATURES: dict[
+    str, tuple[tuple[str, ...], Callable[[Loads], FloatArray]]
+] = {  # by name: names of the features, and the function that computes them
     "paper": (_PAPER, _paper),
     "paper_batch": ((*_PAPER, "batch_size"), _paper_batch),
     "log": (_LOGS, _log),

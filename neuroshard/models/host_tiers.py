@@ -15,15 +15,15 @@ from neuroshard.tables.misses import cache_misses, touched_rows
 from neuroshard.words.collective import ELEMENT_BYTES, INDEX_BYTES
 from neuroshard.words.placement import TIERS, Tier
 
-SECTOR_BYTES = 32  # memory moves whole ones: a narrower row costs as much
+SECTOR_BYTES = 32  # memory moves whole sectors, so a narrower row takes as long
 _GB = 1e9  # bytes
-_MS_OF_GB_PER_S = 1e3  # that 10^9 bytes take
-_MILLION = 1e6  # lookups: a nanosecond each are a millisecond
+_MS_OF_GB_PER_S = 1e3  # ms for 10^9 bytes at 1 GB/s
+_MILLION = 1e6  # 10^6 lookups of 1 ns take 1 ms
 _Figure = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 def memory_bytes(loads: Loads) -> FloatArray:
-    """Count the bytes of each load through the device's memory, (n,), of rows in sectors of 32 bytes.
+    """Return the bytes that each load moves in the device's memory, (n,), with rows counted in sectors of 32 bytes.
 
     The forward pass reads the index and the row of every lookup; the backward pass reads the index and the gradient of
     its sample; outputs are written once. The fused update reads and writes every unique row. The dense update writes
@@ -36,7 +36,11 @@ def memory_bytes(loads: Loads) -> FloatArray:
 
 
 def passes(loads: Loads) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Split `memory_bytes`, (n,) each: looked up; outputs; gradients read; rows updated one by one; dense updates."""
+    """Return the summands of `memory_bytes`, (n,) each.
+
+    They are the bytes of lookups, of outputs, of gradients that are read, of rows that are updated one by one, and of
+    dense updates.
+    """
     unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
     row_bytes = np.where(loads.tier == TIERS.index(Tier.UVM), 0, moved_row_bytes(loads))
     gradient_bytes = in_sectors(loads.dim * ELEMENT_BYTES)
@@ -52,10 +56,11 @@ def passes(loads: Loads) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray
 
 
 def link_bytes(loads: Loads) -> FloatArray:
-    """Count the bytes of each load over the link to the host, (n,), one way: as many go the other way meanwhile.
+    """Return the bytes that each load sends over the link to the host, (n,), in one direction.
 
-    A cache fetches every row that it misses, and writes one back for it: training has changed it. Without a cache every
-    lookup's row is read going forward, and every unique row again to be updated, while others are written.
+    The same number of bytes goes in the other direction at the same time. A cache fetches every row that it misses, and
+    writes another row back, which training has changed. Without a cache, the forward pass reads the row of every
+    lookup, and the backward pass reads every unique row again and writes the updated rows.
     """
     unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
     rows = np.where(loads.tier == TIERS.index(Tier.UVM), loads.lookups + unique, 0.0)
@@ -63,7 +68,7 @@ def link_bytes(loads: Loads) -> FloatArray:
 
 
 def cached_miss_bytes(loads: Loads) -> FloatArray:
-    """Count the bytes of the rows that caches miss, (n,)."""
+    """Return the bytes of the rows that are looked up and not in the cache, (n,)."""
     missed, behind_cache = np.zeros(len(loads)), np.flatnonzero(loads.tier == TIERS.index(Tier.UVM_CACHING))
     if len(behind_cache):
         its = loads.take(behind_cache)
@@ -72,17 +77,17 @@ def cached_miss_bytes(loads: Loads) -> FloatArray:
 
 
 def managed_lookups(loads: Loads) -> FloatArray:
-    """Count the lookups that a cache is asked for, (n,): all of those that it stands before."""
+    """Return the number of lookups that go through a cache, (n,): all lookups of tables in tier uvm_caching."""
     return np.where(loads.tier == TIERS.index(Tier.UVM_CACHING), loads.lookups, 0.0)
 
 
 def moved_row_bytes(loads: Loads) -> FloatArray:
-    """Count the bytes that are moved to read a row of weights, (n,)."""
+    """Return the bytes that memory moves to read a row of weights, (n,)."""
     return in_sectors(loads.dim * loads.bytes_per_element)
 
 
 def in_sectors(row_bytes: FloatArray) -> FloatArray:
-    """Count the bytes that are moved to read so many in a row, (n,): those of whole sectors."""
+    """Return the bytes that memory moves to read `row_bytes` (n,) in a row: whole sectors, (n,)."""
     return np.ceil(row_bytes / SECTOR_BYTES) * SECTOR_BYTES
 
 
@@ -101,7 +106,7 @@ class HostLink:
     cache_call_ms: _Figure
 
     def call_ms(self, tier: Tier) -> float:
-        """Return the additional ms of a call of tables in that tier, without its launch."""
+        """Return the additional ms of a call of tables in a tier, without the launch of the call."""
         return self.cache_call_ms if tier is Tier.UVM_CACHING else 0.0
 
 
@@ -109,7 +114,7 @@ class HostLink:
 class HostTiers(Stored, SumModel):
     """The time of the bytes and lookups of tables in host memory, summed over tables, plus a fixed time of the call.
 
-    So a larger share of rows in the cache never costs more.
+    A larger cache load factor therefore never costs more.
 
     Attributes:
         memory_ms_per_gb: ms for 10^9 bytes through the device's memory.
@@ -131,7 +136,7 @@ class HostTiers(Stored, SumModel):
         return ReluHead.of_cost(self.call_ms)
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as its ms, (n, 1)."""
+        """Embed each load as the ms that it takes, (n, 1)."""
         each = np.array([self.memory_ms_per_gb, self.link_ms_per_gb, self.cache_lookup_ns])
         cost_ms: Float32Array = (host_amounts(loads) @ each)[:, None].astype(np.float32)
         return cost_ms
@@ -143,7 +148,7 @@ class HostTiers(Stored, SumModel):
 
 @dataclass(frozen=True)
 class BehindLink(SumModel):
-    """The time of a call of tables in host memory: of the same call in device memory, plus the link and the cache.
+    """The time of a call of tables in host memory: the same call in device memory, plus the link and the cache.
 
     Attributes:
         base: model of the same call in device memory.
@@ -157,11 +162,11 @@ class BehindLink(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The base's head, to whose cost the last number is added."""
-        return self.base.head.beside_ms(self.host.call_ms(self.tier))
+        """The head of the base model, which also adds the last number of the vector to the time."""
+        return self.base.head.with_added_ms(self.host.call_ms(self.tier))
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as the base's vector, and the ms of the link and the cache, (n, H + 1)."""
+        """Embed each load as the vector of the base model, plus the ms of the link and the cache, (n, H + 1)."""
         each = np.array([_MS_OF_GB_PER_S / self.host.link_gb_per_s, self.host.cache_lookup_ns])
         more_ms = host_amounts(loads)[:, 1:] @ each
         return np.column_stack([self.base.embed(loads.on_device()), more_ms]).astype(np.float32)
@@ -172,5 +177,9 @@ class BehindLink(SumModel):
 
 
 def host_amounts(loads: Loads) -> FloatArray:
-    """Compute amounts of tables in host memory, (n, 3): GB of device memory and of the link, 10^6 cached lookups."""
+    """Return the amounts that tables in host memory move, (n, 3).
+
+    They are the GB moved in device memory, the GB over the link to the host, and the millions of lookups through a
+    cache.
+    """
     return np.stack([memory_bytes(loads) / _GB, link_bytes(loads) / _GB, managed_lookups(loads) / _MILLION], axis=1)

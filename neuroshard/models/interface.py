@@ -14,7 +14,7 @@ from neuroshard.layouts import LAYOUTS
 from neuroshard.plumbing.arrays import Float32Array, FloatArray, sums_of
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
-from neuroshard.words.form import IN_COLUMNS, Call, Forms
+from neuroshard.words.form import COLUMN_WISE_CALL, Call, Forms
 from neuroshard.words.topology import Topology
 
 NUM_WAITS = 5
@@ -58,7 +58,7 @@ class ComputeModel(ABC):
     @property
     def calls(self) -> frozenset[Call]:
         """The kernel calls whose times the model knows: by default the call of pooled column-wise tables."""
-        return frozenset({IN_COLUMNS})
+        return frozenset({COLUMN_WISE_CALL})
 
     @property
     def forms(self) -> Forms:
@@ -106,7 +106,7 @@ class ReluHead:
         """Make the head of vectors of one number, a time of at least 0 ms: the sum of the times, plus `offset` ms."""
         return cls(np.zeros(1, np.float32), np.ones(1, np.float32), offset, 1.0)
 
-    def beside_ms(self, offset_ms: float = 0.0) -> "ReluHead":
+    def with_added_ms(self, offset_ms: float = 0.0) -> "ReluHead":
         """Extend the head to vectors with one more number: ms that are added to the time.
 
         `offset_ms` is added to all times.
@@ -152,7 +152,7 @@ class NarrowCalls:
         return saved
 
     def left_of(self, dim: FloatArray) -> FloatArray:
-        """Compute the share of a cost that is left in a call whose widest table has so many columns, (n,)."""
+        """Compute the share of a cost that is left in a call whose widest table has `dim` columns, (n,)."""
         left: FloatArray = np.where(
             dim[:, None] <= np.array(self.widths), 1 - self.shares.astype(np.float64), 1.0
         ).prod(axis=1)
@@ -165,7 +165,7 @@ class NarrowCalls:
         return left
 
     def less_saved(self, head: ReluHead) -> ReluHead:
-        """Extend a head of costs to vectors with these W numbers more."""
+        """Return a head of costs that also subtracts savings, for vectors with W more numbers, the d_w."""
         bias = np.concatenate([head.bias, np.zeros(len(self.widths), np.float32)])
         weight = np.concatenate([head.weight, np.full(len(self.widths), -1, np.float32)])
         return replace(head, bias=bias, weight=weight)
@@ -254,7 +254,7 @@ class CommModel(ABC):
         """Predict the ms after the start of the straggler, (B, D), from the traffic and the waits of devices (B, D)."""
 
     def outline(self, traffic: Traffic) -> "Outline":
-        """Outline transfers, to compute them fast for many starts; by default, as they are if no device waits."""
+        """Return the transfers as segments, to compute them fast for many starts; by default waits have no effect."""
         together = np.zeros(traffic.size_bytes.shape[:2])
         return Outline(self.transfer_ms(traffic, together)[..., None], np.ones(1), np.zeros((1, NUM_WAITS)))
 
@@ -327,7 +327,7 @@ class PartModel(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Exchanges one after the other: (B, D) ms of all, and of each from the end of the exchange before."""
+    """Exchanges one after the other: the ms of all, (B, D), and of each from the end of the one before, (B, D)."""
 
     total_ms: FloatArray
     each_ms: dict[Collective, FloatArray]
@@ -366,6 +366,6 @@ def device_waits(wait_ms: FloatArray) -> FloatArray:
 
 
 def waits(start_ms: FloatArray) -> FloatArray:
-    """Compute the ms from each device's start, (B, D), until the straggler's, (B, D)."""
+    """Return the ms that each device waits for the last device to start, (B, D), from the starts (B, D)."""
     wait_ms: FloatArray = start_ms.max(axis=1, keepdims=True) - start_ms
     return wait_ms

@@ -22,7 +22,7 @@ from neuroshard.models.interface import ComputeModel, Coverage, ReluHead, SumMod
 from neuroshard.models.stored import Described, Stored, Tensors, described, tensors_of
 from neuroshard.plumbing.arrays import Float32Array, FloatArray
 from neuroshard.plumbing.schema import parse
-from neuroshard.words.form import CALLS, IN_COLUMNS, Call, call_named
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, Call, call_named
 from neuroshard.words.placement import Tier
 
 COMPUTE_KINDS: dict[str, Any] = {
@@ -34,7 +34,7 @@ Adds = Callable[[Loads], FloatArray]  # (n,) ms that each of n loads adds to a s
 
 @dataclass(frozen=True)
 class KernelSettings:
-    """Settings of each call's model, by the names of the calls; and the link to the host."""
+    """Settings of the models, by the names of the calls, and the link to the host."""
 
     calls: Annotated[dict[str, Described], Meta(min_length=1, max_length=len(CALLS))]
     host: HostLink | None = None
@@ -66,12 +66,16 @@ class KernelModels(Stored, SumModel):
 
     @classmethod
     def one_by_one(cls, model: ComputeModel) -> "KernelModels":
-        """Return models of devices that take as long as all their loads alone: of calls of column-wise tables."""
+        """Return models of column-wise calls that add up the times of all loads, each alone."""
         return cls(dict.fromkeys((call for call in model.calls if LAYOUTS[call.form].free), AloneTimes(model)))
 
     @classmethod
     def nearest(cls, model: ComputeModel, tables: Loads, num_devices: int) -> "KernelModels":
-        """Return the models of a sum over tables, or of the nearest sum: exact if tables (T,) are spread evenly."""
+        """Return a model that is a sum over tables: `model` itself if it is such a sum, else an approximation.
+
+        The approximation adds up the times of the loads alone, times a factor with which the time of `tables` (T,),
+        spread evenly over the devices, is exact.
+        """
         if isinstance(model, SumModel):
             return cls.of(model)
         dealt = LoadSets.grouped(tables, np.arange(len(tables)) % num_devices, num_devices)
@@ -86,7 +90,7 @@ class KernelModels(Stored, SumModel):
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """The calls whose models are analytic, and those that have a datasheet's link for want of a model."""
+        """The calls with analytic models, and the calls without a model, which use the link of a datasheet."""
         of_models = {call for call, model in self.by_call.items() if model.arithmetic}
         return frozenset(of_models | (self._models.keys() - self.by_call.keys()))
 
@@ -108,39 +112,39 @@ class KernelModels(Stored, SumModel):
 
     @cached_property
     def _distinct(self) -> list[tuple[SumModel, list[int]]]:
-        """Each model once, with the calls that it serves, by their places in `CALLS`."""
+        """Each model once, with the indices in `CALLS` of the calls that the model serves."""
         served: dict[int, tuple[SumModel, list[int]]] = {}
         for call, model in self._models.items():
             served.setdefault(id(model), (model, []))[1].append(CALLS.index(call))
         return list(served.values())
 
     def of_call(self, call: Call) -> SumModel:
-        """Return the sum over tables that is the time of that kernel call in a step."""
+        """Return the model of one kernel call in a step, a sum over tables."""
         model = self._models[call]
         return model if self.factor == 1.0 and not self.adds else StepTimes(model, self.factor, self.adds)
 
     def of_columns(self, tables: Loads) -> SumModel:
-        """Return the sum that is the time of devices with columns of some of these tables (T,), in all their calls."""
+        """Return one model of all calls of devices with column-wise shards of `tables` (T,): the sum of the calls."""
         kernels = np.unique(tables.kernel)
         models = [self.of_call(CALLS[number]) for number in calls_of(kernels).tolist()]
         return models[0] if len(models) == 1 else Consecutive(tuple(zip(kernels.tolist(), models, strict=True)))
 
     @property
     def head(self) -> ReluHead:
-        """The head for sums of pooled column shards' vectors."""
-        return self.of_call(IN_COLUMNS).head
+        """The head for sums of the vectors of pooled column-wise shards."""
+        return self.of_call(COLUMN_WISE_CALL).head
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each of n pooled column shards as a vector, (n, H); other calls' vectors are those of `of_call`."""
-        return self.of_call(IN_COLUMNS).embed(loads)
+        """Embed each of n pooled column-wise shards as a vector, (n, H); `of_call` has models of other calls."""
+        return self.of_call(COLUMN_WISE_CALL).embed(loads)
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """Predict the ms of each of the B sets of loads, (B,); those of a set are of one call."""
+        """Predict the ms of each of the B sets of loads, (B,); all loads of a set belong to one call."""
         kernels_ms = self._of_calls(sets, lambda model, calls: model.predict(calls))
         return self.factor * kernels_ms + sets.totals(_added_ms(self.adds, sets.loads))
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """Compute what the members of each call's ensemble disagree by, (B,) ms."""
+        """Compute the spread of the members of each call's ensemble, (B,) ms."""
         return self.factor * self._of_calls(sets, lambda model, calls: model.spread_ms(calls))
 
     def _of_calls(self, sets: LoadSets, ask: Callable[[SumModel, LoadSets], FloatArray]) -> FloatArray:
@@ -156,7 +160,7 @@ class KernelModels(Stored, SumModel):
         return {call.name: model for call, model in self.by_call.items()}
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields that aren't tensors, for JSON."""
+        """Return the fields that are not tensors, for JSON."""
         return {"calls": described(self._named)} | ({} if self.host is None else {"host": asdict(self.host)})
 
     def tensors(self) -> Tensors:
@@ -165,10 +169,10 @@ class KernelModels(Stored, SumModel):
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "KernelModels":
-        """Restore the models from the settings and tensors that they gave."""
+        """Return the models with these settings and tensors, as `settings` and `tensors` returned them."""
         read = parse(settings, KernelSettings, "settings")
         calls = read.calls
-        if IN_COLUMNS.name not in calls:
+        if COLUMN_WISE_CALL.name not in calls:
             raise ValueError("the settings have no model of column_wise calls")
         models = {call_named(name): one.restored(COMPUTE_KINDS, name, tensors) for name, one in calls.items()}
         return cls(models, read.host)
@@ -184,7 +188,7 @@ class StepTimes(SumModel):
 
     Attributes:
         model: model of the call alone.
-        factor, adds: as `KernelModels` has them.
+        factor, adds: as in `KernelModels`.
     """
 
     model: SumModel
@@ -193,26 +197,26 @@ class StepTimes(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The model's head, with one number more that stands for ms as they are."""
+        """The model's head, for vectors with one more number: ms that are added to the time."""
         head = self.model.head
-        return replace(head, scale_ms=head.scale_ms * self.factor).beside_ms()
+        return replace(head, scale_ms=head.scale_ms * self.factor).with_added_ms()
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as the model's vector, and the ms that the load adds, (n, H + 1)."""
+        """Embed each load as the vector of the model, plus the ms that the load adds, (n, H + 1)."""
         return np.column_stack([self.model.embed(loads), _added_ms(self.adds, loads)]).astype(np.float32)
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """Predict the ms of each of the B sets of loads, (B,), with the ms that these add."""
+        """Predict the ms of each of the B sets of loads, (B,), including the ms that loads add."""
         return self.factor * self.model.predict(sets) + sets.totals(_added_ms(self.adds, sets.loads))
 
 
 @dataclass(frozen=True)
 class AloneTimes(SumModel):
-    """A share of the sum of the times of all loads, each alone.
+    """The sum of the times of all loads, each alone, times a factor.
 
     Attributes:
         model: model of the time of a load alone, of any call.
-        share: share of that sum.
+        share: the factor.
     """
 
     head = ReluHead.of_cost()
@@ -221,7 +225,7 @@ class AloneTimes(SumModel):
     share: float = 1.0
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as its time alone times the share, (n, 1) ms."""
+        """Embed each load as the time of the load alone, times the factor, (n, 1) ms."""
         return self.model.predict(LoadSets.alone(loads))[:, None].astype(np.float32) * np.float32(self.share)
 
 
@@ -230,8 +234,8 @@ class Consecutive(SumModel):
     """The time of several kernels, one after the other, as one sum: one head takes the vectors of all kernels.
 
     The vector of a set is (v_1, ..., v_K, -n_1, ..., -n_K, 0): for each kernel k the sum v_k of its model's vectors,
-    and the number n_k of its loads. `head` makes the time of all kernels from this vector; only if one kernel alone
-    would come out below 0, the time is not their sum.
+    and the number n_k of its loads. `head` turns this vector into the time of all kernels. The time is the sum of the
+    kernels' times, unless the model of some kernel alone predicts less than 0.
 
     Attributes:
         by_kernel: the K kernels, by `Loads.kernel`, each with its model.

@@ -1,4 +1,4 @@
-"""Changes of the links between devices in analytic exchange times, whatever models these are a part of."""
+"""Changes of the links between devices in all models with analytic exchange times, also inside of other models."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """Times of collectives between hosts and over PCIe, by formulas that were fitted to published measurements.
 
 A collective takes L + T + k sqrt(L T): L is a fixed time that grows with the number of ranks, T the time of the bytes
-over the busiest link, and the last term the loss in between, where a message is long enough to be sent in chunks and
-too short to keep the link busy. L and the share of the link's bandwidth that T reaches were fitted for each kind of
+over the busiest link, and the last term the loss of messages of medium size, which are long enough to be sent in chunks
+and too short to keep the link busy. L and the share of the link's bandwidth that T reaches were fitted for each kind of
 network; how L grows, and k, are the same on all networks.
 
 The points are in `points/between_hosts.csv` and `points/pcie.csv`; docs/results/roofline_errors.md has the errors.
@@ -23,18 +23,24 @@ from neuroshard.words.model_choice import EFA, INFINIBAND, NETWORKS, ROCE, SLING
 
 _US = 1e-3  # ms
 Speed = Annotated[float, Meta(ge=1e-6, le=1e9)]
-_BYTES_PER_MS = 1e6  # of 1 GB/s
-_MANY_RANKS, _FEW_HOSTS = 16, 2  # at which `Fit.latency_us` is the fixed time
+_BYTES_PER_MS = 1e6  # at 1 GB/s
+_MANY_RANKS, _FEW_HOSTS = 16, 2  # number of ranks, and of hosts, for which `Fit.latency_us` is the fixed time
 OLDER_GPU = 1.4  # fixed times with A100s, relative to those with newer GPUs; fitted by hand
-MOST_HOSTS: Mapping[str, int] = {INFINIBAND: 10, ROCE: 10, EFA: 4, SLINGSHOT: 256, TCP: 2}  # that were measured
-LARGEST_BYTES = float(1 << 30)  # of a buffer between hosts that was measured
+MOST_HOSTS: Mapping[str, int] = {
+    INFINIBAND: 10,
+    ROCE: 10,
+    EFA: 4,
+    SLINGSHOT: 256,
+    TCP: 2,
+}  # largest number of hosts that was measured
+LARGEST_BYTES = float(1 << 30)  # largest buffer between hosts that was measured
 
 
 class Growth(NamedTuple):
-    """How the time of a kind of collective grows, on all networks.
+    """Growth of the time of a kind of collective with ranks and bytes, the same on all networks.
 
     Attributes:
-        power: the fixed time grows with the number of ranks (of an all-reduce: hosts) to this power.
+        power: exponent p: the fixed time L is proportional to ranks^p (for an all-reduce, to hosts^p).
         between: the factor k of sqrt(L T).
     """
 
@@ -58,8 +64,8 @@ Fits = Mapping[str, Mapping[str, Fit]]  # by network and kind of collective
 
 _ALL_TO_ALL, _RING, _ALL_REDUCE = "alltoall", "ring", "all_reduce"
 GROWTH = {_ALL_TO_ALL: Growth(1.0, 0.5), _RING: Growth(1.3, 0.5), _ALL_REDUCE: Growth(0.45, 2.5)}
-# `fitted` to all points. Of EFA and TCP only some collectives were published: the others are as much slower than on
-# InfiniBand as these.
+# The result of `fitted` with all points. Only some collectives were published for EFA and TCP: the others are assumed
+# to be slower than on InfiniBand by the same factor.
 _IN_COMMON = {"alltoall": Fit(42.6, 0.9), "ring": Fit(47.1, 1.0), "all_reduce": Fit(30.1, 1.0)}  # InfiniBand and RoCE
 FITS: Fits = {
     INFINIBAND: _IN_COMMON,
@@ -87,7 +93,7 @@ class Links:
         latency_factor: fixed times between hosts relative to those with an H100.
         network_busbw_gb_per_s: bus bandwidth of an all-reduce of 1 GiB over all devices of several hosts, as
             `all_reduce_perf` of nccl-tests prints it; None if it was not measured.
-        host_busbw_gb_per_s: the same of the devices of one host.
+        host_busbw_gb_per_s: the same for an all-reduce over the devices of one host.
         bridge_gb_per_s: bus bandwidth between two devices with an NVLink bridge, if bridges join pairs; else None.
         typical: True if the curves are of a typical server, from which other servers with this GPU differ widely.
         hierarchical: True if all-to-alls and reduce-scatters first exchange within hosts, then between the devices with
@@ -137,7 +143,7 @@ class Network:
         return replace(self, card_gb_per_s=carried / (share * bytes_ms * _BYTES_PER_MS))
 
     def _figures(self, collective: str, ranks: int, hosts: int, fits: Fits) -> tuple[Growth, float, float]:
-        """Return how a collective grows, the fixed time in ms, and the share of the bandwidth."""
+        """Return the growth of a collective, the fixed time in ms, and the share of the bandwidth."""
         which = _family(collective)
         growth, fit = GROWTH[which], fits[self.kind][which]
         return (
@@ -170,7 +176,10 @@ def _with_losses(latency_ms: float, bytes_ms: FloatArray, between: float) -> Flo
 
 
 def _bytes_ms(latency_ms: float, taken_ms: float, between: float) -> float:
-    """Return the time T of the bytes with which `_with_losses` is `taken_ms`; at least a ns, if that leaves no time."""
+    """Return the time T of the bytes for which `_with_losses` returns `taken_ms`; at least 1 ns.
+
+    With L the latency and k the factor `between`, T solves L + T + k sqrt(L T) = taken_ms.
+    """
     half = between * np.sqrt(latency_ms) / 2
     root = max(np.sqrt(half**2 + max(taken_ms - latency_ms, 0.0)) - half, 1e-3)
     return float(root**2)
@@ -196,14 +205,14 @@ class Point(NamedTuple):
 
     @property
     def inside_ms(self) -> float:
-        """The ms of the bytes that stay within a host, by the curves of the GPU; an H100's stand for unknown GPUs."""
+        """The ms of the bytes that stay within a host, by the curves of the GPU; unknown GPUs count as an H100."""
         name = self.gpu.split()[0].lower()
         local = self.ranks // self.hosts
         size = self.size_bytes / (self.hosts if self.collective == _ALL_TO_ALL else 1)
         return float(curves_of(name if name in _CURVES else "h100")(self.collective, local, np.array([size]))[0])
 
     def predicted_ms(self, fits: Fits) -> float:
-        """Predict the time by figures of its kind of network."""
+        """Predict the ms of the point by the figures of the point's kind of network."""
         network = Network(self.network, self.card_gb_per_s, self.latency_factor)
         outside = network.ms(self.collective, np.array([self.size_bytes]), self.ranks, self.hosts, fits)
         return max(self.inside_ms, float(outside[0]))
@@ -229,10 +238,11 @@ def points() -> tuple[Point, ...]:
 
 
 def fitted(known: Sequence[Point]) -> Fits:
-    """Fit latency and share of every kind of collective on every network, to the least mean error of the machines.
+    """Return fitted latencies and shares of every kind of collective on every network.
 
-    InfiniBand and RoCE have one fit. Where nothing was published of a collective on a network, the collective is as
-    much slower than on InfiniBand as the network's other collectives are on average.
+    Each fit minimises the mean error over machines. InfiniBand and RoCE share one fit. If a collective was not
+    published for a network, the collective is assumed to be slower than on InfiniBand by the mean factor of the other
+    collectives on that network.
     """
     fits: dict[tuple[str, str], Fit] = {}
     for which in GROWTH:
@@ -260,7 +270,7 @@ def _family(collective: str) -> str:
 
 
 def _fit(which: str, known: Sequence[Point]) -> Fit:
-    """Choose the latency and the share with the least mean |ln(predicted / published)|, every machine counting once."""
+    """Return the latency and share with the least mean |ln(predicted / published)|; every machine counts equally."""
     latency_us, share = (grid.ravel() for grid in np.meshgrid(_LATENCIES_US, _SHARES, indexing="ij"))
     sizes = np.array([_size(which, one.ranks, one.hosts) for one in known])
     factor = np.array([one.latency_factor for one in known])
@@ -277,14 +287,14 @@ def _fit(which: str, known: Sequence[Point]) -> Fit:
 
 
 class MachineError(NamedTuple):
-    """How far predictions are from the published times of a collective on one machine.
+    """Error of the predicted times of a collective on one machine, relative to the published times.
 
     A typical factor is e to the mean of |ln(predicted / published)|.
 
     Attributes:
         machine, collective: names.
-        typical: typical factor.
-        left_out: typical factor by a fit to the other machines; None if no other machine has this collective.
+        typical: typical factor between predicted and published times.
+        left_out: the same if the fit is to the other machines only; None if no other machine has this collective.
     """
 
     machine: str
@@ -316,13 +326,13 @@ def typical_factor(predicted: Sequence[float] | FloatArray, published: Sequence[
 
 
 class PcieError(NamedTuple):
-    """How far predictions are from the published times of a collective on a PCIe machine.
+    """Error of the predicted times of a collective on a PCIe machine, relative to the published times.
 
     Attributes:
         machine, collective: names.
         devices: number of devices.
-        typical: typical factor by the datasheet's bandwidth of the links.
-        measured: typical factor if the largest point gives the bandwidth.
+        typical: typical factor between predicted and published times, with the datasheet's bandwidth of the links.
+        measured: the same with the bandwidth that the machine reached with the largest messages.
     """
 
     machine: str
@@ -347,13 +357,13 @@ def pcie_errors() -> Iterator[PcieError]:
 
 
 def pcie_link(collective: str, size_bytes: float, ms: float, devices: int) -> float:
-    """Return the bandwidth of a link, GB/s, by which a collective over PCIe takes so many ms."""
+    """Return the bandwidth of a link, in GB/s, with which a collective over PCIe is predicted to take `ms`."""
     latency_ms, bytes_ms = _pcie_times(collective, size_bytes, devices, 1.0)
     return float(bytes_ms) / _bytes_ms(latency_ms, ms, _PCIE_BETWEEN)
 
 
 def pcie_curves(link_gb_per_s: float) -> Curves:
-    """Return collectives over PCIe, as on an RTX PRO 6000 Server, by the bandwidth of a device's link in GB/s."""
+    """Return the curves of collectives over PCIe, as on an RTX PRO 6000 Server, for links of `link_gb_per_s` GB/s."""
     sizes = np.array([512.0 * 2**power for power in range(21)])
     names = "alltoall", "all_reduce", "reduce_scatter", "all_gather"
     return Curves(

@@ -8,7 +8,7 @@ import numpy as np
 
 from neuroshard.cost.cost import COMPUTE, FRAMEWORK, INPUT, KernelTimes, When
 from neuroshard.cost.loads import Loads, LoadSets, Traffic
-from neuroshard.layouts import LAYOUTS, are, given_bytes
+from neuroshard.layouts import LAYOUTS, are, sent_bytes_of
 from neuroshard.models.interface import CommModel, EqualWork, PartModel
 from neuroshard.models.stored import Stored
 from neuroshard.models.trust import Margin
@@ -18,9 +18,9 @@ from neuroshard.plumbing.errors import check_name
 from neuroshard.plumbing.schema import NonNegative
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
-from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, FORMS, Call
 
-COUNTS = (  # of a load
+COUNTS = (  # the amounts of work of a load
     "shards",
     "data-parallel tables",
     "lookups",
@@ -44,12 +44,12 @@ _OF_ALL = (
     "row-wise lookups",
     "MB of column-wise outputs",
     "MB of column-wise sequence outputs",
-)  # sent or got by a device whoever looks up
-# What work is a sum of: of the plan, of a device, and of the mean device.
+)  # of a device, whichever device looks up
+# The terms of a part: counts of the plan, counts of a device, and counts of the mean device.
 _OF_PLAN = "step", *_IN_USE, *_COPIED
 TERMS = (*_OF_PLAN, *(f"own {name}" for name in COUNTS), *(f"mean {name}" for name in _OF_ALL))
-CONVERTED = "MB converted"  # by a device from fp32 into fewer bits or back: a term only where exchanges have fewer
-_ABOUT = {  # the parts of a device's work that it adds, in their order
+CONVERTED = "MB converted"  # from fp32 into fewer bits or back, by a device: a term only if exchanges have fewer bits
+_ABOUT = {  # descriptions of the parts of the framework overhead, in the order of a step
     "input": "lookups put in order for the devices that look them up",
     "kernels": "what kernels take longer in a step",
     "outputs": "outputs and gradients put in order",
@@ -58,15 +58,15 @@ _OWN = slice(len(_OF_PLAN), len(_OF_PLAN) + len(COUNTS))
 _MEANS = [COUNTS.index(name) for name in _OF_ALL]
 _MILLION = 1e6
 _HOST = "host"
-_OF_LAUNCHES = f"{FRAMEWORK}.kernels", f"{FRAMEWORK}.{_HOST}"  # parts that hang on all that a device does
+_OF_LAUNCHES = f"{FRAMEWORK}.kernels", f"{FRAMEWORK}.{_HOST}"  # parts that depend on all kernel calls of a device
 UNKNOWN_DENSE_MS = 7.5  # the middle of 0 to 15 ms; dense networks on an H100 took 4 to 14 ms
-_FOLLOWS = 0.9  # of each ms that a device does less; measured with sparse-dist: 0.85 to 0.9
+_FOLLOWS = 0.9  # ms of additional waiting per ms less of work; measured with sparse-dist: 0.85 to 0.9
 _POOLED = np.array([call.pooled for call in CALLS])
 _CUT = COUNTS.index("shards of cut tables")
 _OUTPUTS = [COUNTS.index(f"MB of {name} outputs") for name in ("column-wise", "row-wise", "data-parallel")]
 _OF_COPIES = np.array([LAYOUTS[call.form].own_samples for call in CALLS])
 _POOLED_IN = np.array([[float(call.pooled and call.form is form) for form in FORMS] for call in CALLS])  # (K, F)
-Slopes = dict[str, NonNegative]  # ms for one of each of `TERMS`; those that aren't there cost nothing
+Slopes = dict[str, NonNegative]  # ms for one of each of `TERMS`; terms that are not named cost nothing
 
 
 def imbalance(columns: FloatArray) -> tuple[str, FloatArray]:
@@ -81,7 +81,7 @@ def imbalance(columns: FloatArray) -> tuple[str, FloatArray]:
 
 def compute_part(call: Call) -> str:
     """Return the name of a kernel call's part: "compute" if column-wise, else "compute.row_wise" and so on."""
-    return COMPUTE if call == IN_COLUMNS else f"{COMPUTE}.{call.name}"
+    return COMPUTE if call == COLUMN_WISE_CALL else f"{COMPUTE}.{call.name}"
 
 
 def exchange_part(direction: str, collective: Collective) -> str:
@@ -109,7 +109,10 @@ def of_calls(calls: LoadSets) -> dict[str, FloatArray]:
 
 
 def of_exchanges(alone: Traffic) -> dict[str, FloatArray]:
-    """Return what exchanges of one collective depend on, by its traffic alone, (B,) or (B D,); idle groups left out."""
+    """Return the values that decide the cost of exchanges of one collective, (B,) or (B D,) each, by quantity.
+
+    `alone` is the traffic of this collective alone (`Traffic.alone`). Exchanges without bytes are left out.
+    """
     given = alone.size_bytes[..., 0]
     held = given[given.sum(axis=1) > 0]
     return {"devices": np.full(len(held), float(alone.num_devices)), "bytes from a device": held.ravel()}
@@ -132,12 +135,12 @@ class InputExchange(PartModel):
         return self.model.alone_ms(traffic.alone(Collective.INPUT), np.zeros_like(ready_ms))
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function of n loads to about the ms that their indices add, (n,): bytes times the ms of a byte."""
+        """Return a function of n loads to the ms that the indices of each add, (n,): bytes times ms per byte."""
         ms_per_byte, devices = self._ms_per_byte(task), task.topology.num_devices
         return (lambda loads: _input_bytes(loads, devices) * ms_per_byte) if ms_per_byte else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of an even exchange, (B,), without the ms that `of_shards` adds."""
+        """Predict the ms of an exchange with equal bytes on all devices, (B,), without the ms that `of_shards` adds."""
         size_bytes = work.input_bytes
         even_ms = self.model.even_ms(size_bytes[:, None], task.batch_size, task.topology) * (size_bytes > 0)
         return even_ms - size_bytes * self._ms_per_byte(task)
@@ -157,11 +160,11 @@ class InputExchange(PartModel):
 
 def _input_bytes(loads: Loads, devices: int) -> FloatArray:
     """Count the bytes of indices and lengths that come to a device for each load, (n,)."""
-    return given_bytes(loads, devices)[:, Collective.INPUT]
+    return sent_bytes_of(loads, devices)[:, Collective.INPUT]
 
 
 def counts_of(loads: Loads) -> FloatArray:
-    """Count what `COUNTS` names for each of n loads, (n, C)."""
+    """Return the counts of work of each of n loads, (n, C), in the order of `COUNTS`."""
     copied, in_rows = (are(loads, has) for has in (lambda its: its.own_samples, lambda its: its.blocks))
     one, out, columns = np.ones(len(loads)), loads.output_bytes / _MILLION, ~(copied | in_rows)
     pooled = _POOLED[loads.call]  # outputs of row-wise sequence tables are put in order one by one
@@ -177,12 +180,12 @@ def counts_of(loads: Loads) -> FloatArray:
 
 
 def counts_of_sets(sets: LoadSets) -> FloatArray:
-    """Count what `COUNTS` names for all loads of each set together, (B, C)."""
+    """Return the counts of work of each set of loads, (B, C), in the order of `COUNTS`."""
     return np.stack([sets.totals(its) for its in counts_of(sets.loads).T], axis=-1)
 
 
 def terms_of(times: KernelTimes, part: str) -> FloatArray:
-    """Compute the `TERMS` of each device of B plans, (B, D, F), as they count for a part of a step."""
+    """Return the `TERMS` of each device of B plans, (B, D, F), for a part of the framework overhead."""
     devices = times.counts.shape[1]
     of_plan = _terms_of_plan(part, times.kernels, times.counts.mean(axis=1), devices)[:, None]
     own = np.where(_counts_own(part, times.kernels)[:, None, None], times.counts, 0.0)
@@ -191,20 +194,22 @@ def terms_of(times: KernelTimes, part: str) -> FloatArray:
 
 
 def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
-    """Return True for plans, with so many kernels of each call (B, K), whose part depends on devices' counts, (B,).
+    """Return True for each plan, (B,), in which the part depends on the counts of each device.
 
-    TorchRec puts exchanged outputs in order, together with data-parallel ones; if all tables are data-parallel, it puts
-    none in order.
+    TorchRec puts exchanged outputs in order, together with the outputs of data-parallel tables. If all tables are
+    data-parallel, TorchRec does not put outputs in order. `kernels` (B, K) are the numbers of kernels of each call.
     """
     counts: BoolArray = np.any(kernels[:, ~_OF_COPIES] > 0, axis=1) | np.bool_(part in _OF_LAUNCHES)
     return counts
 
 
 def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devices: int) -> FloatArray:
-    """Compute a part's terms of whole plans, (B, ...), by their kernels (B, K) and their devices' mean counts (B, C).
+    """Return the terms that a part takes from a whole plan, (B, F), from kernels (B, K) and mean counts (B, C).
 
-    Pooled tables of all data types are exchanged together, sequence tables of each width by themselves. The outputs of
-    row-wise tables are summed up, so that each device keeps only its own samples.
+    The terms are 1, kernel calls, exchanges, exchanges times devices, outputs of several sharding types that are
+    joined, and outputs of split tables that are put in order. One exchange carries the pooled tables of all data types;
+    sequence tables of each width have an exchange of their own. The outputs of row-wise tables are summed up in the
+    exchange, so each device keeps the outputs of only its own samples.
     """
     exchanged = np.where(_POOLED, np.minimum(kernels, 1), kernels)
     calls, sent = kernels if part in _OF_LAUNCHES else exchanged, exchanged[:, ~_OF_COPIES].sum(axis=1)
@@ -217,7 +222,10 @@ def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devic
 def _of_devices_alike(
     part: "FrameworkPart | HostWait", task: Task, work: EqualWork
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Compute the ms of a part, (B,) each, from terms of whole plans, of the mean device and of a device itself."""
+    """Return the three summands of a part's ms on devices with equal work, (B,) each.
+
+    They come from the terms of the whole plan, the terms of the mean device, and the terms of a device itself.
+    """
     slopes, of_plan = part.slopes, _terms_of_plan(part.name, work.kernels, work.counts, task.topology.num_devices)
     return of_plan @ slopes[: _OWN.start], work.counts[:, _MEANS] @ slopes[_OWN.stop :], work.counts @ slopes[_OWN]
 
@@ -243,15 +251,25 @@ class FrameworkPart(PartModel):
         return terms_of(times, self.name) @ self.slopes
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function of n loads to the ms that each adds to its own device, (n,); None if they add nothing."""
+        """Return a function of n loads to the ms that each adds to its device, (n,); None if loads add nothing."""
         own = self.slopes[_OWN]
         return (lambda loads: counts_of(loads) @ own) if own.any() else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of a step, its calls and the mean work of devices, (B,), less the work that doesn't count."""
+        """Predict the ms of the part on each of equal devices, (B,), without the ms that `of_shards` adds.
+
+        The part is a sum of three summands (`_of_devices_alike`): plan + mean + own. Searches add `own` shard by shard,
+        by `of_shards`, so it is left out here:
+
+            shared = plan + mean     if the part depends on the counts of each device (`_counts_own`)
+            shared = plan - own      otherwise
+
+        In the second case a step has neither `mean` nor `own`. `of_shards` cannot know this from a shard alone, and has
+        added `own`: subtracting it here makes the sum of both right.
+        """
         plan_ms, mean_ms, own_ms = _of_devices_alike(self, task, work)
         own = _counts_own(self.name, work.kernels)
-        return plan_ms + np.where(own, mean_ms, -own_ms)  # `of_shards` counts those
+        return plan_ms + np.where(own, mean_ms, -own_ms)
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,11 +277,15 @@ class HostWait(PartModel):
     """The time that a device, with its dense network, waits for the host that launches all its work.
 
     A host launches a step call by call, and goes on to the next step; only the devices wait for the host. So a step
-    takes about as long as the slower of host and device. A device with less work waits nearly as much longer.
+    takes about as long as the slower of host and device. A device with 1 ms less work waits about 0.9 ms longer:
+
+        wait = 0.9 * max(host - dense - ready, 0)
+
+    with the ms of the host, of the dense network, and of the device's other work.
 
     Attributes:
         slopes: (F,) ms that the host takes to launch one of each of `TERMS`.
-        dense_ms: ms of the dense network on a device; None if that is unknown, and taken as `UNKNOWN_DENSE_MS`.
+        dense_ms: ms of the dense network on a device; None if unknown, which counts as `UNKNOWN_DENSE_MS`.
     """
 
     name, when = f"{FRAMEWORK}.{_HOST}", When.HOST
@@ -274,20 +296,20 @@ class HostWait(PartModel):
 
     @property
     def about(self) -> str:  # type: ignore[override]  # other parts are about the same in all models
-        """What the part is, for people, with the dense time that it depends on."""
+        """The description of the part for people, with the dense time on which the part depends."""
         dense = f"{self.dense_ms:g} ms" if self.dense_ms is not None else f"an assumed {UNKNOWN_DENSE_MS:g} ms"
         return f"host time with {dense} of dense compute"
 
     def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict ms, (B, D), of devices that have done their work by then."""
+        """Predict the ms that each device waits, (B, D), if it has done all other work by `ready_ms`, (B, D)."""
         return self._waited_ms(self._host_ms(times), ready_ms)
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms, (B,), of equal devices that have done their work by `ready_ms`, (B,)."""
+        """Predict the ms that equal devices wait, (B,), if they have done all other work by `ready_ms`, (B,)."""
         return self._waited_ms(np.sum(_of_devices_alike(self, task, work), axis=0), ready_ms)
 
     def margin_ms(self, margin: Margin, times: KernelTimes, ready_ms: FloatArray) -> FloatArray:
-        """Compute the margin of `ms`, (B, D), from the margin of the time of the host, whether devices wait or not."""
+        """Return the margin of `ms`, (B, D): the additional wait if the host takes longer by its margin."""
         host_ms = self._host_ms(times)
         longer_ms = host_ms + margin(host_ms, np.zeros_like(host_ms))
         return self._waited_ms(longer_ms, ready_ms) - self._waited_ms(host_ms, ready_ms)
@@ -342,6 +364,10 @@ class Framework(Stored):
         return np.array([slopes.get(term, 0.0) for term in TERMS])
 
     def scaled(self, factor: float) -> "Framework":
-        """Scale what TorchRec adds on devices by the factor; kernels' costs are others', hosts have their own speed."""
+        """Return the overhead with the times on devices scaled by a factor.
+
+        The factor of kernel times stays, because other models predict kernel times; the times of hosts stay, because
+        hosts have a speed of their own.
+        """
         longer = {name: {term: ms * factor for term, ms in getattr(self, name).items()} for name in _ABOUT}
         return Framework(self.factor, **longer, host=self.host)

@@ -1,4 +1,4 @@
-"""The one shape of trainable network that everything here is made of."""
+"""Multi-layer perceptrons: the trainable networks of all cost models."""
 
 from itertools import pairwise
 from typing import Annotated
@@ -8,11 +8,11 @@ from torch import nn
 
 Width = Annotated[int, Meta(ge=1, le=4096)]  # of a layer
 Widths = Annotated[tuple[Width, ...], Meta(min_length=1, max_length=16)]
-AnyWidths = Annotated[tuple[Width, ...], Meta(max_length=16)]  # none leaves the network out
+AnyWidths = Annotated[tuple[Width, ...], Meta(max_length=16)]  # empty: without this network
 
 
 def perceptron(widths: tuple[int, ...]) -> nn.Sequential:
-    """Build linear layers with ReLU between them."""
+    """Return a network of linear layers with these widths, with ReLU between them."""
     layers: list[nn.Module] = []
     for width_in, width_out in pairwise(widths):
         layers += [nn.Linear(width_in, width_out), nn.ReLU()]

@@ -1,4 +1,4 @@
-"""Embeddings and gradients exchanged in fewer bits than fp32, as TorchRec's `QCommsConfig` does, and converted."""
+"""Exchanges of embeddings and gradients in fewer bits than fp32 (TorchRec's `QCommsConfig`), and their conversion."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 
 from neuroshard.cost.cost import KernelTimes, When
 from neuroshard.cost.loads import Loads, Traffic
-from neuroshard.layouts import given_bytes
+from neuroshard.layouts import sent_bytes_of
 from neuroshard.models.interface import ComputeModel, EqualWork, PartModel
 from neuroshard.models.parts import CONVERTED, COUNTS, Framework
 from neuroshard.models.roofline import datasheet_of
@@ -42,22 +42,25 @@ def conversions(compute: ComputeModel, framework: Framework | None, *each: Preci
 
 
 def _ms_per_mb(compute: ComputeModel, framework: Framework | None, to: Precision) -> float:
-    """Predict the ms to convert a MB of fp32 to a data type, or back; 0 if nobody measured it."""
+    """Return the ms to convert 1 MB of fp32 to a data type, or back; 0 if this time was not measured."""
     if (sheet := datasheet_of(compute)) is not None:
         return (1 + to.element_bytes / ELEMENT_BYTES) / sheet.memory_gb_per_s
     return 0.0 if framework is None else framework.outputs.get(CONVERTED, 0.0)
 
 
 def converted_mb(traffic: Traffic) -> FloatArray:
-    """Count MB of fp32 that each device converts in one direction, (B, D): MB that it sends, and MB for its samples."""
+    """Return the MB of fp32 that each device converts in one direction, (B, D), when it sends and when it receives."""
     got = np.zeros((len(traffic), 1))
-    for which in (one for one in traffic.held if one not in (*IN_FULL_PRECISION, *ADDED_UP)):
-        got += traffic.given(which).mean(axis=1, keepdims=True) / _MB
+    for which in (one for one in traffic.collectives if one not in (*IN_FULL_PRECISION, *ADDED_UP)):
+        got += traffic.sent_bytes(which).mean(axis=1, keepdims=True) / _MB
     return got + _own_mb(traffic.size_bytes, traffic.num_devices, traffic.host_size)
 
 
 def _own_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> FloatArray:
-    """Count MB that a device converts of the bytes it puts into collectives, (..., C): sums are converted once more."""
+    """Return the MB that a device converts, from the bytes it sends into each collective, (..., C).
+
+    Collectives that sum up convert once more.
+    """
     times = np.ones(len(Collective))
     times[list(IN_FULL_PRECISION)] = 0
     times[list(ADDED_UP)] += 1 / np.array([devices, host_size or devices])
@@ -84,9 +87,9 @@ class Conversion(PartModel):
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
         """Return a function of n loads to the ms, (n,), that converting their outputs takes on their device."""
         devices, host_size = task.topology.num_devices, task.topology.fast_links
-        return lambda loads: _own_mb(given_bytes(loads, devices), devices, host_size) * self.ms_per_mb
+        return lambda loads: _own_mb(sent_bytes_of(loads, devices), devices, host_size) * self.ms_per_mb
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms, (B,), for outputs that come from other devices to the samples of each, without sums."""
+        """Predict the ms to convert the outputs that each of equal devices receives, (B,), except those of sums."""
         ms: FloatArray = work.counts[:, _GIVEN].sum(axis=1) * self.ms_per_mb
         return ms

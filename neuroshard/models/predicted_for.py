@@ -1,4 +1,4 @@
-"""The hardware that cost models predict for, and whether it is the hardware that a plan is measured on."""
+"""The hardware that cost models predict for, and comparisons with the hardware that a plan is measured on."""
 
 import re
 from dataclasses import dataclass
@@ -54,8 +54,8 @@ class PredictedFor:
             return not self.measured.same_hardware(vars(here))
         return re.search(rf"\b{self.sheet}\b", here.device.upper()) is None
 
-    def told(self, here: Fingerprint) -> str:
-        """Name both hardware in words: the models' and the measured one."""
+    def mismatch_text(self, here: Fingerprint) -> str:
+        """Return text that names the hardware of the models, and the hardware `here` that was measured."""
         its = _named(self.measured) if self.measured is not None else f"{_KINDS[self.kind]}: {self.sheet} (datasheet)"
         return f"predicted for {its} (cost models '{self.models}'), but measured on {_named(here)}"
 

@@ -1,4 +1,4 @@
-"""Published measurements of GPUs that datasheets stand on: collectives by bytes and devices, kernels by width."""
+"""Published measurements of GPUs, on which datasheet models are based: times of collectives and of kernels."""
 
 import csv
 import re
@@ -23,19 +23,22 @@ from neuroshard.words.collective import ELEMENT_BYTES
 from neuroshard.words.placement import Tier, TierAssignment
 
 _POINTS = Path(__file__).resolve().parent / "points"
-_MS, _NS = 1e-3, 1e-6  # of a microsecond; ms of a nanosecond
-_LEAST_MS, _MOST_MS = 1e-9, 1e9  # of a curve: interpolated times stay finite
-_COUNT = re.compile("[2-9]|[1-9][0-9]{1,3}")  # of devices: one alone exchanges nothing
+_MS, _NS = 1e-3, 1e-6  # ms in a microsecond, and in a nanosecond
+_LEAST_MS, _MOST_MS = 1e-9, 1e9  # limits of the times in a curve, so that interpolated times stay finite
+_COUNT = re.compile("[2-9]|[1-9][0-9]{1,3}")  # numbers of devices: 2 or more, because one device exchanges nothing
 AtLeastOne = Annotated[float, Meta(ge=1, le=1e15)]
 Optimizer = Annotated[str, Meta(pattern="^(sgd|rowwise_adagrad|adam)$")]
 _COLLECTIVES = ("alltoall", "all_reduce", "reduce_scatter", "all_gather")  # by NCCL's names
-_SWEPT, _SWEPT_BYTES_PER_MS = "h100_meta", 2.4e9  # whose forward points are of many widths, and its memory
+_SWEPT, _SWEPT_BYTES_PER_MS = (
+    "h100_meta",
+    2.4e9,
+)  # the GPU with forward points of many widths, and the speed of its memory
 
 
 @dataclass(frozen=True)
 @checked
 class KernelPoint:
-    """A kernel's published time, ms: of a whole call, by what it is asked for over all its tables."""
+    """A published time of a whole kernel call, in ms, with the tables and lookups of the call."""
 
     sheet: Name
     backward: bool
@@ -53,12 +56,12 @@ class KernelPoint:
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of a row as it is moved."""
+        """Bytes that memory moves for a row."""
         return float(moved_row_bytes(self.loads)[0])
 
     @property
     def loads(self) -> Loads:
-        """Loads of its tables, (n,), which share lookups evenly; their histogram has as many unique rows."""
+        """The loads of the call's tables, (n,), with equal lookups and the published number of unique rows."""
         pooling = self.lookups / self.outputs if self.pooled else 1.0
         table = Table("t", self.rows, self.dim, pooling, _reuse(self.lookups / self.unique), pooled=self.pooled)
         return Loads.of([table] * self.tables, round(self.outputs / self.tables)).at(
@@ -67,7 +70,7 @@ class KernelPoint:
 
 
 def _reuse(mean: float) -> tuple[float, ...]:
-    """Make a reuse histogram by which a row that is touched is touched so often on average."""
+    """Return a reuse histogram in which a row that is looked up is looked up `mean` times on average."""
     above = min(max(int(np.searchsorted(MEAN_COUNTS, mean)), 1), len(MEAN_COUNTS) - 1)
     below = above - 1
     share = float(np.clip((mean - MEAN_COUNTS[below]) / (MEAN_COUNTS[above] - MEAN_COUNTS[below]), 0, 1))
@@ -78,7 +81,10 @@ def _reuse(mean: float) -> tuple[float, ...]:
 
 @cache
 def kernel_points() -> tuple[KernelPoint, ...]:
-    """Read every published time of a kernel; where unique rows aren't told, a third of the lookups is taken."""
+    """Return all published kernel times.
+
+    If a publication does not state the number of unique rows, a third of the lookups is assumed.
+    """
     return tuple(
         KernelPoint(
             row["sheet"],
@@ -101,21 +107,21 @@ def kernel_points() -> tuple[KernelPoint, ...]:
 
 @dataclass(frozen=True)
 class Widths:
-    """How much longer lookups take than their bytes say, by the bytes of a row.
+    """Factors between the time of lookups and the time of their bytes at memory bandwidth, by the bytes of a row.
 
-    Narrow rows keep few of a kernel's threads busy; wide ones are in caches less often. Interpolated
-    in logarithms; beyond the points the outermost stands.
+    Narrow rows keep few threads of a kernel busy; wide rows are in caches less often. Between points, the logarithm of
+    the factor is interpolated over the logarithm of the bytes; outside of the points, the nearest point counts.
 
     Attributes:
-        row_bytes: (W,) rising, of rows as they are moved; none: all takes as long as it should.
-        factor: (W,) of each.
+        row_bytes: (W,) rising bytes that memory moves for a row; empty if all factors are 1.
+        factor: (W,) factor for each of them.
     """
 
     row_bytes: tuple[float, ...]
     factor: tuple[float, ...]
 
     def __call__(self, row_bytes: FloatArray) -> FloatArray:
-        """Interpolate the factors of rows of so many bytes, (n,)."""
+        """Return the factors, (n,), for rows of `row_bytes` (n,)."""
         if not self.row_bytes:
             return np.ones_like(row_bytes)
         factor: FloatArray = np.exp(np.interp(np.log(row_bytes), np.log(self.row_bytes), np.log(self.factor)))
@@ -129,9 +135,9 @@ class Widths:
 
     @classmethod
     def of(cls, points: Iterable[KernelPoint], call_ms: float, bag_ns: float) -> "Widths":
-        """Compute the widths of Meta's forward points, less the fixed time of a call and of its bags.
+        """Return the factors of Meta's forward points, after the fixed times of a call and of bags are subtracted.
 
-        Points with rows of equal bytes count once, with the geometric mean of their factors.
+        Points with rows of equal bytes become one point, with the geometric mean of their factors.
         """
         factors: dict[float, list[float]] = {}
         for point in points:
@@ -148,10 +154,11 @@ EVEN = Widths((), ())
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """A GPU's collectives on one host, as nccl-tests measures them.
+    """Times of a GPU's collectives on one host, as nccl-tests measures them.
 
-    Between sizes, times are interpolated in logarithms, and between numbers of devices what a byte on the way takes;
-    beyond the largest size time grows with the bytes. More bytes never take less.
+    Between two sizes, the logarithm of the time is interpolated over the logarithm of the size; above the largest size,
+    times are proportional to the bytes. Between two numbers of devices, the time per byte that leaves a device is
+    interpolated. More bytes never take less time.
 
     Attributes:
         sizes: (S,) bytes of a device's whole buffer, rising.
@@ -163,14 +170,14 @@ class Curves:
 
     @cached_property
     def _log_ms(self) -> dict[str, dict[int, FloatArray]]:
-        """Logarithms of what (S,) bytes would take if all went over links, falling nowhere."""
+        """Logarithms of the ms, (S,), if all bytes of a buffer went over links, by collective and number of devices."""
         return {
             collective: {count: np.log(rising(ms) / _on_the_way(count)) for count, ms in by_count.items()}
             for collective, by_count in self.points.items()
         }
 
     def __call__(self, collective: str, devices: int, size_bytes: FloatArray) -> FloatArray:
-        """Interpolate the ms, (...,), of so many devices that put in (...,) bytes each; 0 for one alone."""
+        """Return the ms, (...,), of a collective of devices with buffers of `size_bytes` (...,); 0 for one device."""
         if devices == 1:
             return np.zeros_like(size_bytes)
         log_bytes = np.log(np.maximum(size_bytes, 1.0))
@@ -179,18 +186,20 @@ class Curves:
         return ms
 
     def _between(self, collective: str, devices: int) -> FloatArray:
-        """Interpolate the curve of so many devices, (S,) logarithms of ms, once."""
+        """Return the curve for a number of devices, (S,) logarithms of ms; it is interpolated once, and then kept."""
         if (key := (collective, devices)) not in self._known:
             curves = self._log_ms[collective]
             counts = sorted(curves)
-            share = np.interp(np.log(devices), np.log(counts), np.arange(len(counts)))  # a place between two of them
+            share = np.interp(
+                np.log(devices), np.log(counts), np.arange(len(counts))
+            )  # a position between two numbers of devices
             weights = np.maximum(1 - np.abs(share - np.arange(len(counts))), 0)
             self._known[key] = weights @ [curves[count] for count in counts] + np.log(_on_the_way(devices))
         return self._known[key]
 
     @cached_property
     def _known(self) -> dict[tuple[str, int], FloatArray]:
-        """Curves that were interpolated."""
+        """Curves that have been interpolated, by collective and number of devices."""
         return {}
 
     @cached_property
@@ -198,16 +207,16 @@ class Curves:
         return np.log(self.sizes)
 
     def tensors(self, name: str) -> dict[str, FloatArray]:
-        """Return sizes and points, `name` before their own names."""
+        """Return sizes and points as tensors, by names that begin with `name`."""
         each = ((f"{collective}.{count}", ms) for collective, its in self.points.items() for count, ms in its.items())
         return {f"{name}.{own}": values for own, values in (("sizes", self.sizes), *each)}
 
     @classmethod
     def restored(cls, name: str, tensors: Tensors) -> "Curves":
-        """Restore the curves whose `tensors(name)` are among the tensors.
+        """Return the curves that `tensors(name)` stored.
 
         Raises:
-            ValueError: they aren't curves of positive times over rising sizes.
+            ValueError: the tensors are not curves of positive times over rising sizes.
         """
         own = within(tensors, name)
         held = {key: checked_tensor(own, key, np.float64, 1) for key in own}
@@ -225,13 +234,13 @@ class Curves:
 
 
 def _on_the_way(devices: int) -> float:
-    """Compute the share of a buffer that doesn't stay on its device."""
+    """Return the share of a buffer that leaves the device."""
     return (devices - 1) / devices
 
 
 @cache
 def curves_of(gpu: str) -> Curves:
-    """Read the curves of that GPU, by its name in the file of points."""
+    """Return the curves of a GPU, by the name of the GPU in the file of points."""
     rows = [row for row in point_rows("nccl.csv") if row["gpu"] == gpu]
     sizes = [name for name in rows[0] if name.isdigit()]
     ms: dict[str, dict[int, FloatArray]] = {}
@@ -242,7 +251,10 @@ def curves_of(gpu: str) -> Curves:
 
 
 def rising(times: FloatArray) -> FloatArray:
-    """Make times (S,) fall nowhere: where they do, half-way (of factors) between what is before and after."""
+    """Return times (S,) that never fall: falling times are replaced by geometric means.
+
+    Each result is the geometric mean of the largest time up to the entry, and the smallest time from the entry on.
+    """
     before, after = np.maximum.accumulate(times), np.minimum.accumulate(times[::-1])[::-1]
     halfway: FloatArray = np.sqrt(before * after)
     return halfway

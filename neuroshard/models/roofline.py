@@ -1,7 +1,7 @@
-"""Analytic (roofline) models: arithmetic on datasheets and measurements, for machines that we can't measure.
+"""Analytic (roofline) models: arithmetic on datasheets and published measurements, for machines that were not measured.
 
-A kernel takes the time of its bytes at the memory's bandwidth, times a published factor for rows of that width, plus
-the time of its threads, which was measured on one H100. An exchange takes the published time for its bytes and devices
+A kernel takes the time of the moved bytes at memory bandwidth, times a published factor for rows of that width, plus
+the time of the threads, which was measured on one H100. An exchange takes the published time for its bytes and devices
 (`neuroshard/models/published_points.py`). docs/results/roofline_errors.md compares predicted with published and
 measured times.
 """
@@ -27,29 +27,29 @@ from neuroshard.models.interface import CommModel, ComputeModel, Coverage, Narro
 from neuroshard.models.kernels import KernelModels
 from neuroshard.models.network import LARGEST_BYTES, MOST_HOSTS, Links, Network, Speed
 from neuroshard.models.published_points import EVEN, Curves, KernelPoint, Widths
-from neuroshard.models.stored import Held, Stored
+from neuroshard.models.stored import Stored, TensorField
 from neuroshard.plumbing.arrays import BoolArray, Float32Array, FloatArray
 from neuroshard.plumbing.schema import Devices
 from neuroshard.tables.misses import touched_rows
 from neuroshard.tables.reuse import BOTTOMS
 from neuroshard.tasks.memory import STATE_FLOATS
 from neuroshard.words.collective import ELEMENT_BYTES, IN_STEP, Collective
-from neuroshard.words.form import CALLS, IN_COLUMNS, ON_DEVICE_CALLS, Call
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, ON_DEVICE_CALLS, Call
 from neuroshard.words.placement import TIERS, Tier
 from neuroshard.words.topology import Topology
 
-_BYTES_PER_MS = 1e6  # of 1 GB/s
-_NS = 1e-6  # of a ms
+_BYTES_PER_MS = 1e6  # at 1 GB/s
+_NS = 1e-6  # ms in a nanosecond
 
-# Shares of the bandwidth: of rows that are read and written one by one, because Adam's backward takes 1.7 times as long
-# as SGD's (recsys-examples, H100); and of a memory copy within a device, measured on an H100.
+# Shares of the bandwidth that are reached. Rows that are read and written one by one: because the backward pass of Adam
+# takes 1.7 times as long as that of SGD (recsys-examples, H100). A memory copy within a device: measured on an H100.
 _UPDATE_SHARE, _COPY_SHARE = 0.5, 0.9
-# recsys-examples, H100 SXM and PCIe, shares of PCIe 5's 64 GB/s: lookups without a cache 69 to 72 GB/s; unique rows and
-# states read and written 79 to 87 together; rows that a cache fetches 52 to 56, as memory copies do.
+# Shares of the 64 GB/s of PCIe 5, from recsys-examples on H100 SXM and PCIe. Lookups without a cache reach 69 to 72
+# GB/s; unique rows and states, read and written, together 79 to 87; rows that a cache fetches 52 to 56, like copies.
 _LOOKED_UP, _UPDATED, _FETCHED = 72 / 64, 84 / 64, 54 / 64
-_HOT = BOTTOMS >= 32  # bins of rows that are looked up more often
-_UNIT_MS = 1 / 64  # of costs in sums: about what a small table costs
-_CACHE_BACKWARD_MS = 0.06  # a call's fixed time backward behind a cache: recsys-examples, 0.234 ms for 65,536 lookups
+_HOT = BOTTOMS >= 32  # bins of rows that are looked up 33 times or more
+_UNIT_MS = 1 / 64  # unit of costs in sums: about the cost of a small table
+_CACHE_BACKWARD_MS = 0.06  # fixed backward time of a call with a cache: recsys-examples, 0.234 ms for 65,536 lookups
 _MOST_ROUNDS = 100
 _PAIR = 2  # devices that an NVLink bridge joins
 
@@ -65,10 +65,10 @@ _NCCL = {
 # Time of the threads of FBGEMM's kernels, in addition to moving bytes, assumed to be the same on all GPUs. Fitted to
 # 2,030 calls of pooled column-wise tables on one H100.
 FORWARD_CALL_MS = 0.022  # FBGEMM PR #5749, B200, 640 lookups
-BACKWARD_CALL_MS = 0.087  # with its update
-BAG_NS = 0.24  # of a bag of lookups
-_LOOKUP_NS, _ROW_NS = 0.071, 0.134  # of a lookup, which backward sorts; of a row that a batch looks up
-_HOT_ROW_NS = 11.7  # additional, of a row that it looks up more than 32 times: such rows get a block of threads each
+BACKWARD_CALL_MS = 0.087  # with the update
+BAG_NS = 0.24  # per bag of lookups
+_LOOKUP_NS, _ROW_NS = 0.071, 0.134  # per lookup, which the backward pass sorts; per unique row
+_HOT_ROW_NS = 11.7  # additional, per row with more than 32 lookups: such a row has a block of threads of its own
 _NARROW = NarrowCalls((32, 64, 128), np.array([0.194, 0.279, 0.168], dtype=np.float32))
 # Factors of the time of pooled tables alone, fitted to 298 other calls. Up to 32 columns FBGEMM has another kernel.
 _NARROW_SEQUENCES, _SEQUENCES = 1.96, 1.13
@@ -76,17 +76,17 @@ _NARROW_SEQUENCES, _SEQUENCES = 1.96, 1.13
 
 @dataclass(frozen=True)
 class RooflineCompute(SumModel):
-    """Bytes over memory bandwidth, times a published factor, plus the time of threads; a fixed time for every call.
+    """Kernel times as moved bytes over memory bandwidth, times a published factor, plus threads, plus a fixed time.
 
     Column-wise and row-wise tables have fused calls, data-parallel tables a dense call. Calls of pooled tables are
-    faster if no table of the call is wide. Rows of tables in host memory go over the link to the host.
+    faster if no table of the call is wide. Rows of tables in host memory move over the link to the host.
 
     Attributes:
         memory_gb_per_s: memory bandwidth by the datasheet.
         host: the link and the work of caches; None: calls of tables in host memory are not known.
-        optimizer: sgd | rowwise_adagrad | adam: optimizer whose states are read and written, too.
+        optimizer: sgd | rowwise_adagrad | adam: optimizer whose states the update reads and writes.
         widths: factors of the time of a forward lookup's bytes, by width.
-        published: True if kernel times were published for this GPU; else an H100's utilisation stands in.
+        published: True if kernel times were published for this GPU; False assumes the utilisation of an H100.
         tier: tier of the tables, which decides the fixed time of a call.
     """
 
@@ -99,42 +99,42 @@ class RooflineCompute(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that adds the call's fixed time to the sum of the loads' times, less what narrow calls save."""
+        """The head that adds a call's fixed time to the sum of the loads' times, and subtracts their savings."""
         call_ms = self.forward_call_ms + self.backward_call_ms
         cost = ReluHead(np.zeros(1, np.float32), np.ones(1, np.float32), call_ms / _UNIT_MS, _UNIT_MS)
         return _NARROW.less_saved(cost)
 
     @property
     def forward_call_ms(self) -> float:
-        """A call's fixed time forward."""
+        """The fixed forward time of a call, in ms."""
         return FORWARD_CALL_MS + (0 if self.host is None else self.host.call_ms(self.tier))
 
     @property
     def backward_call_ms(self) -> float:
-        """A call's fixed time backward, with its update."""
+        """The fixed time of a call's backward pass and update, in ms."""
         return BACKWARD_CALL_MS + (_CACHE_BACKWARD_MS if self.tier is Tier.UVM_CACHING else 0)
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """The kernel calls that the model knows: each cost is arithmetic on a datasheet."""
+        """All kernel calls that the model knows: each cost is computed from a datasheet."""
         return self.calls
 
     @property
     def of_calls(self) -> KernelModels:
-        """The models of all kernel calls; without a link to the host, of those of tables in device memory."""
+        """Return the models of all kernel calls; without a link to the host, only those of tables in device memory."""
         of_tiers: dict[Tier, SumModel] = {tier: replace(self, tier=tier) for tier in TIERS}
         return KernelModels({call: of_tiers[call.tier] for call in (ON_DEVICE_CALLS if self.host is None else CALLS)})
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as its cost in calls with wide tables, both passes, and its savings, (n, 1 + W)."""
+        """Embed each load as the ms of both passes in a call with wide tables, and W savings, (n, 1 + W)."""
         kernels_ms = (self._lookups_ms(loads) + self._rows_ms(loads)) * _beside_wide(loads)
         rest_ms = self._fetched_ms(loads) + self._whole_ms(loads) + self._written_ms(loads)
         saved = _NARROW.saved_of((kernels_ms / _UNIT_MS).astype(np.float32), loads.dim)
-        saved *= loads.pooled[:, None]  # kernels of sequences are as they are
+        saved *= loads.pooled[:, None]  # kernels of sequence tables do not save
         return np.column_stack([(kernels_ms + rest_ms) / _UNIT_MS, saved]).astype(np.float32)
 
     def point_ms(self, point: KernelPoint) -> float:
-        """Predict the ms of a call whose time was published, with its own optimizer."""
+        """Predict the ms of a call whose time was published, with the optimizer of the publication."""
         its, loads = replace(self, optimizer=point.optimizer, tier=point.tier_assignment.tier), point.loads
         if point.backward:
             return its.backward_call_ms + float(its.backward_ms(loads).sum())
@@ -149,14 +149,16 @@ class RooflineCompute(SumModel):
         return self._rows_ms(loads) * _alone(loads) + self._whole_ms(loads) + self._written_ms(loads)
 
     def _lookups_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms of lookups by a pooled call's threads, from the device's memory, (n,)."""
+        """Predict the ms that the lookups of a pooled call take, from device memory, (n,)."""
         looked_up, outputs = passes(loads)[:2]
         row_bytes = moved_row_bytes(loads)
         return self._memory_ms(looked_up * self.widths(row_bytes) + outputs) + loads.bags * BAG_NS * _NS
 
     def _rows_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms of a pooled call's gradients, sorted lookups, and rows updated one by one, (n,)."""
-        _, outputs, _, update, _ = passes(loads)  # of an output's gradient all lookups but the first are in a cache
+        """Predict the ms that gradients, sorted lookups, and row-by-row updates of a pooled call take, (n,)."""
+        _, outputs, _, update, _ = passes(
+            loads
+        )  # the first lookup reads a gradient from memory, all others from a cache
         unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
         one_by_one = update + np.where(_copied(loads), 0, _at(loads, Tier.DEVICE) * self._states(loads))
         one_by_one += 2 * unique * STATE_FLOATS[self.optimizer][1] * SECTOR_BYTES
@@ -180,7 +182,7 @@ class RooflineCompute(SumModel):
         return ms + managed_lookups(loads) * self.host.cache_lookup_ns * _NS
 
     def _written_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms of updates over the link to the host, (n,); no cache holds optimizer states."""
+        """Predict the ms of updates over the link to the host, (n,); optimizer states are never in the cache."""
         if self.host is None:
             return np.zeros(len(loads))
         unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
@@ -188,7 +190,7 @@ class RooflineCompute(SumModel):
         return self._link_ms((rows + ~_at(loads, Tier.DEVICE) * self._states(loads)) / _UPDATED)
 
     def _states(self, loads: Loads) -> FloatArray:
-        """Count the bytes of optimizer states of the rows of a batch, read and written, (n,)."""
+        """Return the bytes of optimizer states that the update of a batch reads and writes, (n,)."""
         unique, floats = touched_rows(loads.rows, loads.lookups, loads.reuse), STATE_FLOATS[self.optimizer][0]
         return 2 * unique * floats * in_sectors(loads.dim * ELEMENT_BYTES)
 
@@ -207,24 +209,24 @@ class RooflineCompute(SumModel):
 
 def datasheet_of(model: ComputeModel) -> RooflineCompute | None:
     """Return the analytic model of column-wise calls in device memory among models; None if there is none."""
-    columns = model.by_call[IN_COLUMNS] if isinstance(model, KernelModels) else model
+    columns = model.by_call[COLUMN_WISE_CALL] if isinstance(model, KernelModels) else model
     return columns if isinstance(columns, RooflineCompute) else None
 
 
 def _beside_wide(loads: Loads) -> FloatArray:
-    """Compute the time of each load in calls with wide tables, relative to a pooled table alone, (n,).
+    """Return the time of each load in calls with wide tables, relative to a pooled table alone, (n,).
 
     A load takes longer the fewer of a kernel's threads it keeps busy. This factor rises smoothly with the width: with
     wide tables a table of 36 columns takes longer than a table of 32 columns. Alone the difference is larger, because
     36 columns need the next larger kernel (docs/explanation/roofline.md).
     """
     sequences = np.where(loads.dim <= _NARROW.widths[0], _NARROW_SEQUENCES, _SEQUENCES)
-    dim = in_sectors(loads.dim * ELEMENT_BYTES) / ELEMENT_BYTES  # a begun sector takes as long as a whole one
+    dim = in_sectors(loads.dim * ELEMENT_BYTES) / ELEMENT_BYTES  # a partly used sector takes as long as a whole sector
     return np.where(loads.pooled, 1 / _NARROW.smoothly_left_of(dim), sequences)
 
 
 def _alone(loads: Loads) -> FloatArray:
-    """Compute the same of a call without wider tables, (n,)."""
+    """Return the time of each load in a call without wider tables, relative to a pooled table alone, (n,)."""
     return _beside_wide(loads) * np.where(loads.pooled, _NARROW.left_of(loads.dim), 1.0)
 
 
@@ -239,26 +241,28 @@ def _at(loads: Loads, tier: Tier) -> BoolArray:
 
 @dataclass(frozen=True)
 class RooflineComm(Stored, CommModel):
-    """Published times for as many bytes and devices, from the start of the straggler; all wait for the busiest device.
+    """Exchange times, interpolated between published times by the busiest device's bytes and the number of devices.
 
-    Fast links join the devices of a domain: as many as the topology says, else `devices_per_host`. Bytes that leave a
+    The times begin when the straggler starts, and all devices end together.
+
+    Fast links join the devices of a domain, as many as in the topology, or else `devices_per_host`. Bytes that leave a
     domain go over the network at the same time (`neuroshard/models/network.py`). Collectives run one after the other;
     host collectives stay within domains or go between them.
 
     Attributes:
         curves: published times of the collectives of one host.
         network_gb_per_s: bandwidth of a device's network cards, in one direction.
-        devices_per_host: number of devices that fast links join, if the topology doesn't say.
-        gathers: True if a reduce-scatter is an all-gather here, as in the backward pass.
-        rounds: number of all-to-alls for each all-to-all of a step; all but one are empty.
+        devices_per_host: number of devices that fast links join, if the topology does not say.
+        gathers: True if an all-gather takes the place of each reduce-scatter, as in the backward pass.
+        rounds: number of all-to-alls that a step does for each all-to-all with bytes; all others are empty.
         speed: speed of the links relative to the links of the curves.
-        links: the network between hosts, and what was measured of the links.
+        links: the network between hosts, and measured bandwidths.
     """
 
     kind: ClassVar[str] = "published"
     arithmetic: ClassVar[bool] = True
 
-    curves: Annotated[Curves, Held("curves")]
+    curves: Annotated[Curves, TensorField("curves")]
     network_gb_per_s: Speed
     devices_per_host: Devices
     gathers: bool = False
@@ -275,11 +279,11 @@ class RooflineComm(Stored, CommModel):
         return np.broadcast_to(taken_ms, wait_ms.shape)
 
     def even_ms(self, given: FloatArray, batch_size: int, topology: Topology) -> FloatArray:
-        """Predict the ms, (B,), of devices that put as much each into collectives, (B, C): each is the busiest."""
+        """Predict the ms, (B,), of equal devices that send bytes (B, C) into collectives."""
         return self._taken_ms(given[:, None], topology.num_devices, topology.fast_links)[:, 0]
 
     def _taken_ms(self, size_bytes: FloatArray, devices: int, fast_links: int | None) -> FloatArray:
-        """Predict the ms of all collectives, (B, 1), by what the busiest of some devices puts in, (B, D, C)."""
+        """Predict the ms of all collectives, (B, 1), from the bytes of the devices, (B, D, C)."""
         taken_ms = np.zeros((len(size_bytes), 1))
         for one in tuple(Collective)[: size_bytes.shape[2]]:
             if one is not Collective.INPUT and (given := size_bytes[..., one]).any():
@@ -303,7 +307,10 @@ class RooflineComm(Stored, CommModel):
     def _collective_ms(
         self, given: FloatArray, collective: Collective, devices: int, fast_links: int | None
     ) -> FloatArray:
-        """Predict ms, (B, 1), of what devices put in, (B, D); fast links join so many, None: a usual host's."""
+        """Predict the ms of a collective, (B, 1), from the bytes of devices, (B, D).
+
+        `fast_links` is the number of devices in a domain of fast links; None means `devices_per_host`.
+        """
         busiest, local = given.max(axis=1, keepdims=True), min(devices, fast_links or self.devices_per_host)
         hosts = -(-devices // local)
         if collective is Collective.HOST_REDUCE_SCATTER:
@@ -311,14 +318,16 @@ class RooflineComm(Stored, CommModel):
         elif collective is Collective.HOST_ALL_TO_ALL:
             cost = self._outside_ms(collective, busiest, hosts, hosts)
         elif collective is not Collective.ALL_REDUCE and self.links.hierarchical and hosts > 1:
-            leaves = busiest / (local if collective is Collective.REDUCE_SCATTER else 1)  # sums of the host, or all
+            leaves = busiest / (
+                local if collective is Collective.REDUCE_SCATTER else 1
+            )  # after a host has summed up, or all bytes
             outside = self._outside_ms(Collective.HOST_ALL_TO_ALL, leaves, hosts, hosts)
             cost = self._inside_ms(collective, local, busiest) + outside
         else:
             stays = local / devices if collective is Collective.ALL_TO_ALL else 1.0
             inside = self._inside_ms(collective, local, busiest * stays)
             cost = np.maximum(inside, self._outside_ms(collective, busiest, devices, hosts))
-        counted: FloatArray = cost * (busiest >= 1)  # less than a byte is rounding
+        counted: FloatArray = cost * (busiest >= 1)  # fewer bytes than 1 are rounding errors
         return counted
 
     def _inside_ms(self, collective: Collective, devices: int, size_bytes: FloatArray) -> FloatArray:
@@ -329,7 +338,7 @@ class RooflineComm(Stored, CommModel):
                 times = 1.0 if name == "all_reduce" else 0.5
                 bytes_ms = times * size_bytes / (self.links.bridge_gb_per_s * _BYTES_PER_MS)
                 return self.rounds * self.curves(name, devices, 0 * size_bytes) + bytes_ms
-            if name == "alltoall":  # what goes to the other device of the pair takes the bridge
+            if name == "alltoall":  # bytes to the other device of the pair take the bridge
                 size_bytes = size_bytes * (devices - _PAIR) / (devices - 1)
         size_bytes = size_bytes / self._speed(devices)
         ms = self.curves(name, devices, size_bytes)
@@ -345,7 +354,7 @@ class RooflineComm(Stored, CommModel):
         return self.links.host_busbw_gb_per_s / usual
 
     def _outside_ms(self, collective: Collective, size_bytes: FloatArray, ranks: int, hosts: int) -> FloatArray:
-        """Predict the ms over the network between hosts, (B, 1), of buffers of so many bytes."""
+        """Predict the ms over the network between hosts, (B, 1), of buffers of `size_bytes`."""
         if hosts == 1:
             return np.zeros_like(size_bytes)
         name, links = self._nccl(collective), self.links

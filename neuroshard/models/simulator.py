@@ -1,4 +1,16 @@
-"""Costs of plans, predicted: the search's stand-in for hardware."""
+"""The simulator: predicts the costs of plans, so that searches need no hardware.
+
+Whole plans are costed exactly, by `costs`, from the kernel calls and the traffic of every device. Searches that place
+one shard after another, or compare many plans whose devices have equal work, need cheaper costs. For them the parts of
+a step other than kernels and exchanges are split in three, whose sum is the cost of a plan with equal devices:
+
+    compute_for   the ms that a shard adds to the device it is placed on, in addition to kernel time. The compute model
+                  that it returns includes these ms, so a search that adds up kernel times adds them up, too.
+    shared_ms     the ms of the counted parts on each device, except the ms that `compute_for` includes: fixed times of
+                  a step, and times by kernel call, by exchange, or by the work of the mean device.
+    waited_ms     the ms that devices wait for their host at the end of a step. They depend on the time at which the
+                  devices have done all other work, so they are computed last.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -40,14 +52,14 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import Message
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective, Precision
-from neuroshard.words.form import CALLS, IN_COLUMNS
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL
 from neuroshard.words.placement import Tier
 
-_EXACT = Margin(0.0, 0.0)  # of what takes no time
+_EXACT = Margin(0.0, 0.0)  # the margin of calls and exchanges that take no time
 
 
 class Simulator:
-    """Predictor of plans' costs by a set of cost models; many plans per call.
+    """Predicts the costs of plans by a set of cost models, for many plans per call.
 
     Attributes:
         models: the cost models.
@@ -55,7 +67,7 @@ class Simulator:
             leave it out, and pipelines hide it; costs show it in both cases if the models know it.
 
     Raises:
-        UserError: the input dist is to be counted, but the models don't know it.
+        UserError: `count_input` is True, but the models do not know the costs of the input dist.
     """
 
     def __init__(self, models: CostModels, count_input: bool = False) -> None:
@@ -70,9 +82,9 @@ class Simulator:
         self.models = models
         self.count_input = count_input
 
-    def beside_dense(self, dense_ms: float) -> "Simulator":
-        """Return the simulator of the same steps with a dense network of `dense_ms` ms (`CostModels.beside_dense`)."""
-        return Simulator(self.models.beside_dense(dense_ms), self.count_input)
+    def with_dense_ms(self, dense_ms: float) -> "Simulator":
+        """Return the simulator of the same steps with a dense network of `dense_ms` ms (`CostModels.with_dense_ms`)."""
+        return Simulator(self.models.with_dense_ms(dense_ms), self.count_input)
 
     def cost(self, task: Task, plan: Plan) -> Cost:
         """Predict the plan's cost.
@@ -84,7 +96,9 @@ class Simulator:
         return self.costs(task, [plan])[0]
 
     def costs(self, task: Task, plans: Sequence[Plan]) -> list[Cost]:
-        """Predict each plan's cost; memory and constraints are not checked, and plans may have more constraints.
+        """Predict the cost of each plan of a task, without checks of memory and constraints.
+
+        The tasks of the plans may have other constraints than `task`.
 
         A device has a kernel call for each family of sharding types (`Form`) of its tables, and other calls for
         sequence tables, one after the other: their costs add up.
@@ -108,10 +122,10 @@ class Simulator:
         return [replace(cost, caveat=self.caveat(plan)) for cost, plan in zip(costs, plans, strict=True)]
 
     def compute_for(self, task: Task) -> KernelModels:
-        """Return the compute models for searches: sums over tables, with the time that counted parts add per shard.
+        """Return the compute models for searches: sums over tables, plus the ms that other parts add per shard.
 
-        So these parts influence where shards go. A model that is not a sum is approximated by a sum
-        (`KernelModels.nearest`).
+        The additional ms of a shard are the sum of `PartModel.of_shards` over all counted parts. With them, these parts
+        influence the placement of shards. A model that is not a sum is approximated by a sum (`KernelModels.nearest`).
         """
         adds = tuple(one for part in self._counted if (one := part.of_shards(task)) is not None)
         kernels = KernelModels.nearest(self.models.compute, task.loads, task.topology.num_devices)
@@ -131,13 +145,22 @@ class Simulator:
         return KernelTimes(ms @ of_call, spread @ of_call, used @ of_call, counts.reshape(*devices, counts.shape[1]))
 
     def counts_of(self, sets: LoadSets) -> FloatArray:
-        """Count the work of each of B sets of loads, (B, C); C = 0 if no part of a step depends on counts."""
+        """Return the counts of work of each of B sets of loads, (B, C); C is 0 if no part depends on counts."""
         if not any(part.by_counts for part in self.models.parts):
             return np.zeros((len(sets), 0))
         return counts_of_sets(sets)
 
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict the ms of other parts on each of equal devices, (B,), without the ms that `compute_for` counts."""
+        """Predict the ms of the other counted parts on each of equal devices, (B,), without the ms in `compute_for`.
+
+        Waits for the host are left out, too: `waited_ms` predicts them.
+
+        Args:
+            task: the task, with the number of devices.
+            kernels: (B, K) number of kernels of each of `CALLS` on each device.
+            counts: (B, C) counts of the work of a device, as in `KernelTimes`.
+            input_bytes: (B,) bytes of indices and lengths that a device receives.
+        """
         work, ready_ms = EqualWork(kernels, counts, input_bytes), np.zeros(len(kernels))
         each = (part.shared_ms(task, work, ready_ms) for part in self._counted if part.when is not When.HOST)
         return sum(each, np.zeros(len(kernels)))
@@ -145,7 +168,13 @@ class Simulator:
     def waited_ms(
         self, task: Task, ready_ms: FloatArray, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray
     ) -> FloatArray:
-        """Predict the ms that equal devices, ready at `ready_ms`, wait at a step's end, (B,) (`PartModel`)."""
+        """Predict the ms that equal devices wait for their host at the end of a step, (B,).
+
+        Args:
+            task: the task, with the number of devices.
+            ready_ms: (B,) ms of a step until the devices have done all other work.
+            kernels, counts, input_bytes: as in `shared_ms`.
+        """
         work = EqualWork(kernels, counts, input_bytes)
         waits = (part.shared_ms(task, work, ready_ms) for part in self._counted if part.when is When.HOST)
         return sum(waits, np.zeros(len(kernels)))
@@ -164,22 +193,22 @@ class Simulator:
         known = self.models.ranges
         if known is None:
             return np.ones(len(traffic))
-        others = [one for one in traffic.held if one not in (Collective.ALL_TO_ALL, Collective.INPUT)]
-        mixed = np.any([np.zeros(len(traffic)), *(traffic.given(one).any(axis=1) for one in others)], axis=0)
+        others = [one for one in traffic.collectives if one not in (Collective.ALL_TO_ALL, Collective.INPUT)]
+        mixed = np.any([np.zeros(len(traffic)), *(traffic.sent_bytes(one).any(axis=1) for one in others)], axis=0)
         return np.where(mixed, 1.0, known.outside(EXCHANGES, *imbalance(traffic.columns)))
 
     def step(self, times: KernelTimes, traffic: Traffic, compute_ms: FloatArray) -> Step:
-        """Predict the steps of B plans whose D devices have this traffic, with input dist, and compute costs (B, D).
+        """Predict the steps of B plans, from the traffic and the compute costs (B, D) of their D devices.
 
-        Other parts depend on `times`, the kernel times of B plans, or of one plan for all.
+        Other parts of the step depend on `times`: the kernel times of B plans, or of one plan that counts for all.
         """
         return self._step(traffic, Part(COMPUTE, When.COMPUTE, compute_ms), times)
 
     def communication(self, traffic: Traffic, compute_ms: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Predict forward and backward ms, (B, D) each, of devices with this traffic and compute costs (B, D).
+        """Predict the ms of forward and of backward exchanges, (B, D) each, from traffic and compute costs (B, D).
 
-        Backward communication starts everywhere at once; forward communication on each device when its backward
-        communication and then its compute have ended: other parts of a step are left out.
+        All devices start the backward exchange together. A device starts the forward exchange when it has ended the
+        backward exchange and the compute. Other parts of a step are left out.
         """
         step = self._step(traffic, Part(COMPUTE, When.COMPUTE, compute_ms), None)
         return step.forward, step.backward
@@ -190,7 +219,7 @@ class Simulator:
         Equal devices do not wait for each other, so models need not look at every device.
         """
         forward = given.copy()
-        forward[:, Collective.ALL_REDUCE] = 0  # on the way back only
+        forward[:, Collective.ALL_REDUCE] = 0  # all-reduces are in the backward pass only
         cost_ms = compute_ms
         for (model, precision), size_bytes in zip(self._directions, (forward, given), strict=True):
             cost_ms = cost_ms + model.even_ms(size_bytes * relative_bytes(precision), task.batch_size, task.topology)
@@ -198,7 +227,7 @@ class Simulator:
 
     @property
     def _directions(self) -> tuple[tuple[CommModel, Precision], ...]:
-        """The models of forward and of backward exchanges, each with the data type of what they exchange."""
+        """The models of forward and of backward exchanges, each with the data type that is exchanged."""
         models = self.models
         return (models.forward, models.forward_precision), (models.backward, models.backward_precision)
 
@@ -237,7 +266,7 @@ class Simulator:
         return self.count_input or not part.hidden
 
     def predicted(self, plan: Plan, cost: Cost | None = None) -> Plan:
-        """Return the plan with the prediction of these models, from its `cost` if that is known already."""
+        """Return the plan with the prediction of these models; `cost` is the plan's cost if it is known already."""
         cost = cost or self.cost(plan.task, plan)
         margin_ms, expected_ms = (None, None) if cost.margin is None else (cost.margin_ms, cost.expected_ms)
         counts_input = any(part.name == INPUT for part in cost.counted)
@@ -248,7 +277,7 @@ class Simulator:
     def caveat(self, plan: Plan) -> str | None:
         """Return a caveat, in a few words, to show with the plan's predicted cost; None if there is none.
 
-        Costs that were not measured on such a machine may have a larger error than the margin.
+        If the models were not measured on a machine like this machine, errors may be larger than the margin.
         """
         kernels = self.models.compute.coverage(plan.device_loads.loads)
         each = [model.coverage(plan.traffic.in_precision(precision)) for model, precision in self._directions]
@@ -274,12 +303,12 @@ class Simulator:
 
     @cached_property
     def _elsewhere(self) -> Message | None:
-        """A warning if the models may have been measured on other hardware than this machine's; None if not."""
+        """A warning if the models may have been measured on other hardware than this machine; None if not."""
         return hardware_warning(self.models.name, self.models.hardware)
 
     @cached_property
     def _otherwise(self) -> str | None:
-        """A caveat if the models were measured with other versions than this machine's; None if not."""
+        """A caveat if the models were measured with other versions of packages than this machine has; None if not."""
         return versions_caveat(self.models.versions, self.models.hardware)
 
     def warnings(self, plan: Plan) -> tuple[Message, ...]:
@@ -326,7 +355,7 @@ class Simulator:
 
     @property
     def _replaced(self) -> tuple[Message, ...]:
-        """A warning of models that replaced others without a margin; empty if no margins are known."""
+        """A warning if models without a margin replaced models with margins; empty if no margins are known."""
         margins = self.models.margins
         if margins is None or not (unknown := [part for part in PARTS if margins.of(part) is None]):
             return ()
@@ -346,14 +375,14 @@ class Simulator:
         if ranges is None:
             return ()
         calls, _ = plan.device_loads.by_kernel()
-        counts = calls.counts[calls.calls == CALLS.index(IN_COLUMNS)].tolist()
+        counts = calls.counts[calls.calls == CALLS.index(COLUMN_WISE_CALL)].tolist()
         outside = ranges.warnings(plan.task) + ranges.device_warnings(counts, plan.traffic.columns[0].tolist())
         for part, amounts in self._amounts(plan, calls):
             outside += ranges.part_warnings(part, amounts)
         return outside
 
     def _amounts(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
-        """Yield the values on which a part of a step depends, by name; column-wise tables and all-to-alls left out."""
+        """Yield the values on which each part of a step depends, by name, except column-wise tables and all-to-alls."""
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size
         yield EXCHANGES, {"hosts": np.array([hosts])} | dict([imbalance(plan.traffic.columns)])
@@ -361,11 +390,11 @@ class Simulator:
             yield INPUT, of_exchanges(plan.traffic.alone(Collective.INPUT))
         for number, call in enumerate(CALLS):
             which = np.flatnonzero(calls.calls == number)
-            if call != IN_COLUMNS and len(which):
+            if call != COLUMN_WISE_CALL and len(which):
                 yield compute_part(call), of_calls(calls.take(which))
         for direction, its in ((FORWARD, plan.traffic.forward), (BACKWARD, plan.traffic)):
-            for one in its.held:
-                if one not in (Collective.ALL_TO_ALL, Collective.INPUT) and its.given(one).any():
+            for one in its.collectives:
+                if one not in (Collective.ALL_TO_ALL, Collective.INPUT) and its.sent_bytes(one).any():
                     yield exchange_part(direction, one), of_exchanges(its.alone(one))
 
 
@@ -386,7 +415,7 @@ def _exchanges(
 
 
 def _together(margins: Margins | None, each: Iterable[tuple[str, FloatArray, FloatArray]]) -> FloatArray | None:
-    """Combine the margins of several calls or exchanges into that of their sum, (B, D); errors taken as independent.
+    """Return the margin of a sum of calls or exchanges, (B, D), with independent errors: the root of a sum of squares.
 
     Args:
         margins: by name; None if no margin is known.

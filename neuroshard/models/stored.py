@@ -1,6 +1,6 @@
-"""How bundles hold models: arrays and networks as tensors, everything else as settings in JSON.
+"""The form of models in bundles: arrays and networks are tensors, everything else is settings in JSON.
 
-Networks are multi-layer perceptrons at inference, in numpy: small batches cost microseconds and need no torch.
+Networks are multi-layer perceptrons for inference in numpy: a small batch takes microseconds, and torch is not needed.
 """
 
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, make_dataclass
@@ -17,28 +17,28 @@ from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import parse
 
 Scale = Annotated[float, Meta(gt=0, le=1e9)]  # ms
-Offset = Annotated[float, Meta(ge=-1e9, le=1e9)]  # in multiples of a scale
+Offset = Annotated[float, Meta(ge=-1e9, le=1e9)]  # in multiples of the scale
 
-Tensors = dict[str, Any]  # arrays by name, as safetensors takes and gives them
+Tensors = dict[str, Any]  # arrays by name, as safetensors reads and writes them
 
 _LEFT_OUT = 1e9
 _LEAST_DEVIATION = 0.05
 _MOST_LAYERS = 16
 _LARGEST_FEATURE = 1e18
-_LARGEST_OUTPUT = 1e30  # of one table; fp32 sums of all tables that there may be stay finite
+_LARGEST_OUTPUT = 1e30  # limit for one table, so that sums over all tables stay finite in fp32
 
 
 def within(tensors: Tensors, name: str) -> Tensors:
-    """Select the tensors whose names begin with `name` and a dot, without that beginning."""
+    """Return the tensors whose names begin with `name` and a dot, by the rest of their names."""
     prefix = f"{name}."
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
 
 def checked_tensor(tensors: Tensors, name: str, dtype: type, dimensions: int) -> Any:
-    """Check and return the tensor of that name.
+    """Return the tensor with this name, after checks.
 
     Raises:
-        ValueError: it is missing, of another type or number of dimensions, empty, or not finite.
+        ValueError: the tensor is missing, has another type or number of dimensions, is empty, or is not finite.
     """
     if name not in tensors:
         raise ValueError(f"tensor {name!r} is missing")
@@ -68,16 +68,16 @@ class Mlp:
         return hidden
 
     def tensors(self, name: str) -> Tensors:
-        """Return weights and biases, `name` before their own names."""
+        """Return weights and biases as tensors, by names that begin with `name`."""
         pairs = enumerate(zip(self.weights, self.biases, strict=True))
         return {f"{name}.{i}.{own}": t for i, wb in pairs for own, t in zip(("weight", "bias"), wb, strict=True)}
 
     @classmethod
     def restored(cls, name: str, tensors: Tensors) -> "Mlp":
-        """Restore the network whose `tensors(name)` are among the tensors.
+        """Return the network that `tensors(name)` stored.
 
         Raises:
-            ValueError: they don't make a network of finite weights.
+            ValueError: the tensors are not a network of finite weights.
         """
         count = sum(key.startswith(f"{name}.") and key.endswith(".weight") for key in tensors)
         if not 1 <= count <= _MOST_LAYERS:
@@ -92,7 +92,7 @@ class Mlp:
         return cls(tuple(weights), tuple(biases))
 
     def largest(self, inputs: float) -> float:
-        """Bound all outputs' magnitudes where the inputs' are at most `inputs`."""
+        """Return an upper bound of the magnitude of all outputs, if no input has a magnitude above `inputs`."""
         bound = inputs
         with np.errstate(over="ignore"):
             for weight, bias in zip(self.weights, self.biases, strict=True):
@@ -101,34 +101,34 @@ class Mlp:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Width of every layer, from the inputs to the outputs."""
+        """The width of every layer, from the inputs to the outputs."""
         return (self.weights[0].shape[0], *(weight.shape[1] for weight in self.weights))
 
 
 @dataclass(frozen=True)
 class Normaliser:
-    """Shift and scale of features by statistics of the training data, never of what is being predicted.
+    """Normalisation of features by statistics of the training data: (features - shift) / scale.
 
-    `shift` and `scale` are (F,).
+    The statistics never depend on the features that are predicted. `shift` and `scale` are (F,).
     """
 
     shift: FloatArray
     scale: FloatArray
 
     def __call__(self, features: FloatArray) -> Float32Array:
-        """Normalise features (n, F)."""
+        """Return normalised features, (n, F)."""
         return ((features - self.shift) / self.scale).astype(np.float32)
 
     def tensors(self, name: str) -> Tensors:
-        """Return shift and scale, `name` before their own names."""
+        """Return shift and scale as tensors, by names that begin with `name`."""
         return {f"{name}shift": self.shift, f"{name}scale": self.scale}
 
     @classmethod
     def restored(cls, name: str, tensors: Tensors) -> "Normaliser":
-        """Restore the normaliser whose `tensors(name)` are among the tensors.
+        """Return the normaliser that `tensors(name)` stored.
 
         Raises:
-            ValueError: they don't fit together, or a scale isn't positive.
+            ValueError: shift and scale have different sizes, or a scale is not positive.
         """
         shift, scale = (checked_tensor(tensors, f"{name}{own}", np.float64, 1) for own in ("shift", "scale"))
         if shift.shape != scale.shape:
@@ -139,26 +139,26 @@ class Normaliser:
 
     @property
     def largest(self) -> float:
-        """A bound of all normalised features' magnitudes."""
+        """Upper bound of the magnitude of all normalised features."""
         with np.errstate(over="ignore"):
             return float(((_LARGEST_FEATURE + np.abs(self.shift)) / self.scale).max())
 
     @classmethod
     def fitted(cls, features: FloatArray) -> "Normaliser":
-        """Fit shift and scale to mean 0 and deviation 1 over features (n, F).
+        """Return the normaliser with which features (n, F) have mean 0 and standard deviation 1.
 
-        Nothing is divided by less than 0.05: of all features only shares of a histogram vary so little, and a table
-        with a larger share in a bin that is empty for the others would look hundreds of deviations away. A feature that
-        never varies teaches nothing, and is left out: whatever it is later, it is next to 0.
+        No scale is below 0.05. Only shares of a histogram vary less than that. Without the limit, a table with a larger
+        share in a bin that is empty for the training tables would be hundreds of standard deviations away. A feature
+        that never varies is ignored: the scale is so large that the normalised feature is always near 0.
         """
         scale = np.maximum(features.std(axis=0), _LEAST_DEVIATION)
         return cls(features.mean(axis=0), np.where(np.ptp(features, axis=0) > 0, scale, _LEFT_OUT))
 
 
 def check_bounded(normaliser: Normaliser, *networks: Mlp) -> None:
-    """Raise ValueError if networks, one after the other, don't fit, or could give numbers too large to be added up.
+    """Raise ValueError if networks that follow each other do not fit, or if their outputs could overflow in sums.
 
-    Bounds are taken from the weights: whatever passes gives finite costs for every table and plan.
+    The bounds follow from the weights, so models that pass the check predict finite costs for every table and plan.
     """
     if len(normaliser.shift) != networks[0].widths[0]:
         raise ValueError(
@@ -172,8 +172,8 @@ def check_bounded(normaliser: Normaliser, *networks: Mlp) -> None:
 
 
 @dataclass(frozen=True)
-class Held:
-    """How tensors hold a field of a model: under that name; of an array, its type and number of dimensions."""
+class TensorField:
+    """The tensor or tensors of a model's field: the name; for an array also the type and the number of dimensions."""
 
     name: str
     dtype: type = np.float32
@@ -181,16 +181,16 @@ class Held:
 
 
 class Stored:
-    """A model that a bundle can hold: a dataclass whose arrays and networks say how (`Held`).
+    """A model that a bundle can store: a dataclass whose arrays and networks have annotations (`TensorField`).
 
     Attributes:
-        kind: its class's name in bundles.
+        kind: name of the class in bundles.
     """
 
     kind: ClassVar[str]
 
     def settings(self) -> dict[str, Any]:
-        """Return what isn't a tensor, for JSON."""
+        """Return the fields that are not tensors, for JSON."""
         plain: dict[str, Any] = {}
         own: Any = type(self)
         for name, (_, held) in _fields(own).items():
@@ -202,7 +202,7 @@ class Stored:
         return plain
 
     def tensors(self) -> Tensors:
-        """Return arrays, and those of networks, normalisers and curves, by name."""
+        """Return all arrays by name, also the arrays in networks, normalisers and curves."""
         by_name: Tensors = {}
         for name, (_, held) in _tensors(type(self)).items():
             value = getattr(self, name)
@@ -211,11 +211,11 @@ class Stored:
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> Self:
-        """Restore the model from the settings and tensors that it gave.
+        """Return the model with these settings and tensors, as `settings` and `tensors` returned them.
 
         Raises:
-            UserError: it was made for features of another version.
-            ValueError: settings or tensors can't be such a model's.
+            UserError: the model was made for features of another version.
+            ValueError: the settings or tensors are invalid for this class.
         """
         own: Any = cls
         plain: dict[str, Any] = dict(vars(parse(settings, _settings(own), "settings")))
@@ -227,75 +227,78 @@ class Stored:
         return model
 
     def check(self) -> None:
-        """Raise ValueError if its tensors don't fit together, or costs could overflow."""
+        """Raise ValueError if the tensors do not fit together, or if costs could overflow."""
 
 
 def tensors_of(models: dict[str, Stored]) -> Tensors:
-    """Collect the tensors of several models, each under its model's name and a dot."""
+    """Return the tensors of several models; each name begins with the name of the model and a dot."""
     return {f"{name}.{key}": tensor for name, model in models.items() for key, tensor in model.tensors().items()}
 
 
-def _restored(field_type: Any, held: Held, tensors: Tensors) -> Any:
-    """Restore the network, normaliser, curves or array that tensors hold so."""
+def _restored(field_type: Any, held: TensorField, tensors: Tensors) -> Any:
+    """Return the network, normaliser, curves or array of a field from tensors."""
     if hasattr(field_type, "restored"):
         return field_type.restored(held.name, tensors)
     return checked_tensor(tensors, held.name, held.dtype, held.dimensions)
 
 
 @cache
-def _fields(model: Any) -> dict[str, tuple[Any, Held | None]]:
-    """Return the types of a class's fields, by name, and how tensors hold them; None of those that are settings."""
+def _fields(model: Any) -> dict[str, tuple[Any, TensorField | None]]:
+    """Return the type of each field of a class, and how tensors hold the field; None if the field is a setting."""
     hints = get_type_hints(model, include_extras=True)
-    types: dict[str, tuple[Any, Held | None]] = {}
+    types: dict[str, tuple[Any, TensorField | None]] = {}
     for name in (one.name for one in fields(model)):
         plain, *extras = get_args(hints[name]) or (hints[name],)
-        held = next((extra for extra in extras if isinstance(extra, Held)), None)
+        held = next((extra for extra in extras if isinstance(extra, TensorField)), None)
         types[name] = (hints[name] if held is None else plain, held)
     return types
 
 
-def _tensors(model: Any) -> dict[str, tuple[Any, Held]]:
-    """Return the types of the fields that are tensors, and how they are held, by name."""
+def _tensors(model: Any) -> dict[str, tuple[Any, TensorField]]:
+    """Return the types and annotations of the fields that are tensors, by name."""
     return {name: (hint, held) for name, (hint, held) in _fields(model).items() if held is not None}
 
 
 @cache
 def _settings(model: Any) -> Any:
-    """Make the type of what JSON tells: of features their name and their columns' names; what may be empty may lack."""
+    """Return the type of a model's settings in JSON.
+
+    A feature set is stored as its name and the names of its features. Fields that may be empty may be missing.
+    """
     types: list[tuple[str, Any, Any]] = []
     empty = {
         one.name: field(default_factory=one.default_factory) for one in fields(model) if callable(one.default_factory)
     }
     for name, (hint, held) in _fields(model).items():
         if held is None:
-            told = [(name, str), ("columns", tuple[str, ...])] if hint is FeatureSet else [(name, hint)]
-            types += [(its, of, empty.get(name, field())) for its, of in told]
+            stored_fields = [(name, str), ("columns", tuple[str, ...])] if hint is FeatureSet else [(name, hint)]
+            types += [(stored_name, of, empty.get(name, field())) for stored_name, of in stored_fields]
     return make_dataclass("Settings", types, frozen=True)
 
 
 @dataclass(frozen=True)
 class Described:
-    """A model in `bundle.json`; its class knows what the settings are."""
+    """A model as `bundle.json` describes it: the kind, which names the class, and the settings of this class."""
 
     kind: str
     settings: dict[str, Any]
 
     @classmethod
     def of(cls, model: Stored) -> "Described":
-        """Describe the model by its kind and settings."""
+        """Return the description of a model."""
         return cls(model.kind, model.settings())
 
     def restored(self, kinds: dict[str, Any], name: str, tensors: Tensors) -> Any:
-        """Restore the model called `name`, of one of the kinds, from the tensors that `name` and a dot precede.
+        """Return the model called `name`, from the tensors whose names begin with `name` and a dot.
 
         Raises:
-            UserError: it is of no such kind.
-            ValueError: settings or tensors can't be such a model's.
+            UserError: the kind is not one of `kinds`.
+            ValueError: the settings or tensors are invalid for the kind.
         """
         check_name(f"kind of {name} model", self.kind, kinds)
         return kinds[self.kind].restored(self.settings, within(tensors, name))
 
 
 def described(models: dict[str, Stored]) -> dict[str, Any]:
-    """Describe several models by their kinds and settings, by name."""
+    """Return the descriptions of several models, by name."""
     return {name: asdict(Described.of(model)) for name, model in models.items()}

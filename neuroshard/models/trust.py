@@ -1,4 +1,4 @@
-"""How far to trust models: the ranges that they were fitted to, their margins, and the models that these belong to."""
+"""How far to trust cost models: their training ranges, the margins of their predictions, and where they come from."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,20 +17,20 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import Fingerprint, fingerprint, other_kernels
 
 _SLACK = 0.05
-_UNREAD = 1.001  # lookups in a batch of a table that nobody reads, at most: sources count a pooling factor of 0 as 1
-_LEAST_MS = 1e-9  # models that are barely fitted predict nothing at all
+_UNREAD = 1.001  # most lookups in a batch of a table that is never read: sources count 0 lookups as 1
+_LEAST_MS = 1e-9  # for models that are barely fitted, which may predict 0 ms
 _MOST = 1e6
 _NO_EXCHANGES = {"devices": None, "columns_on_a_device": None}
-_LIKE_EXCHANGES = (INPUT, "framework", "conversion")  # parts that take a time for every byte
+_LIKE_EXCHANGES = (INPUT, "framework", "conversion")  # parts whose time is proportional to bytes, as that of exchanges
 MODELS = (COMPUTE, FORWARD, BACKWARD, INPUT, FRAMEWORK, "more")  # fields of a model set
 _MEASURED_WITH: dict[str, Any] = {"hardware": None, "versions": {}}
 _FOUND_BY: dict[str, Any] = {"choice": None, "digest": None}
 _FACTS = ("margins", "ranges", *_FOUND_BY, *_MEASURED_WITH)
 _OF_CALLS = ("rows", "dim", "pooling_factor", "bytes_per_element", "batch_size", "tables_on_a_device", "features")
 _OF_ALL_TO_ALLS = ("devices", "columns_on_a_device")
-EXCHANGES = "exchanges"  # ranges of all exchanges, of whatever collective
-LEVEL = 0.9  # share of the measurements that an interval is meant to hold
-DATASHEET = "analytic"  # of costs in caveats; docs/results/roofline_errors.md says how large errors are
+EXCHANGES = "exchanges"  # ranges of the exchanges of all collectives
+LEVEL = 0.9  # share of the measurements that should be inside an interval
+DATASHEET = "analytic"  # name of datasheet costs in caveats; docs/results/roofline_errors.md has their errors
 ELSEWHERE = "from measurements on other hardware, and may be wrong by 30% or more"
 ADAPT = (  # a remedy
     "Trust the order of plans more than the milliseconds. For exact milliseconds adapt the cost models to this "
@@ -39,13 +39,13 @@ ADAPT = (  # a remedy
 
 
 def fields_of(by_part: dict[str, Any]) -> dict[str, Any]:
-    """Group what is known of each part, by name: those of every step by themselves, all others in one."""
+    """Return values of parts as fields: one field for each part of every step, and `others` for all other parts."""
     others = {part: known for part, known in by_part.items() if part not in PARTS}
     return {part: by_part[part] for part in PARTS if part in by_part} | {"others": others}
 
 
 def hardware_warning(models: str | None, measured: Fingerprint | None) -> Message | None:
-    """Return a warning if the models may have been measured on other hardware than this machine's; None if not.
+    """Return a warning if the models may have been measured on other hardware than this machine; None if not.
 
     On a machine without such a device there is no warning: plans for GPUs are searched anywhere.
     """
@@ -95,15 +95,15 @@ class Range:
 
     @classmethod
     def of(cls, name: str, values: Sequence[float] | FloatArray) -> "Range":
-        """Compute the range of `values`, all that were measured, of the quantity `name`."""
+        """Return the range of all measured `values` of the quantity `name`."""
         return cls(name, float(np.min(values)), float(np.max(values)))
 
     def joined(self, other: "Range") -> "Range":
-        """Return the smallest range that holds both."""
+        """Return the smallest range that includes both ranges."""
         return Range(self.name, min(self.least, other.least), max(self.most, other.most))
 
     def warning(self, values: Sequence[float] | FloatArray) -> Message | None:
-        """Return a warning of the values that are outside by more than 5%; None if there are none."""
+        """Return a warning of the values that are outside the range by more than 5%; None if all are inside."""
         amounts = np.asarray(values, dtype=np.float64)
         outside = amounts[(amounts < self.least * (1 - _SLACK)) | (amounts > self.most * (1 + _SLACK))]
         if not outside.size:
@@ -151,8 +151,8 @@ class Ranges:
     """Ranges, in the measurements, of all values that a cost depends on.
 
     `others` has the ranges of other kernel calls and collectives, by the names of their parts; all other fields are of
-    column-wise tables and all-to-alls. `devices` and `columns_on_a_device` are None if no exchanges were measured: a
-    datasheet says how near its points are. Ranges are None, too, if their model was replaced by another one.
+    column-wise tables and all-to-alls. `devices` and `columns_on_a_device` are None if no exchanges were measured; a
+    datasheet has a coverage instead. The ranges of a model that was replaced are None, too.
     """
 
     rows: Range | None
@@ -256,22 +256,22 @@ def _of_exchanges(samples: Sequence[ExchangeSample]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Margin:
-    """Half the width of an interval around a prediction that is meant to hold 90% of the measurements.
+    """Half the width of an interval around a prediction that should contain 90% of the measurements.
 
-    It grows with the prediction and with what the members of an ensemble disagree by; `factor` was set on samples that
-    training didn't see (split conformal prediction).
+    The width grows with the prediction and with the spread of an ensemble's members. `factor` was fitted to samples
+    that were not in the training data (split conformal prediction).
     """
 
     relative: Annotated[float, Meta(ge=0, le=_MOST)]
     factor: Annotated[float, Meta(ge=0, le=_MOST)]
 
     def __call__(self, predicted_ms: FloatArray, spread_ms: FloatArray) -> FloatArray:
-        """Compute the margin, (...,) ms, of predictions (...,) on which members disagree by `spread_ms` (...,)."""
+        """Return the margin, (...,) ms, of predictions (...,) with a spread of an ensemble's members (...,)."""
         return self.factor * np.hypot(self.relative * predicted_ms, spread_ms)
 
     @classmethod
     def fitted(cls, predicted_ms: FloatArray, spread_ms: FloatArray, measured_ms: FloatArray) -> "Margin":
-        """Fit the margin to predictions, spreads and measurements (n,) that training didn't see."""
+        """Return the margin fitted to predictions, spreads and measurements (n,), which must not be training data."""
         error = np.abs(predicted_ms - measured_ms)
         relative = float(np.median(error / np.maximum(predicted_ms, _LEAST_MS)))
         ratios = error / np.maximum(cls(relative, 1.0)(predicted_ms, spread_ms), _LEAST_MS)
@@ -283,7 +283,7 @@ class Margin:
 class Margins:
     """Margins of predictions: of column-wise tables and all-to-alls, and (`others`) of other parts by name.
 
-    A margin is None if the part's model was replaced by another one, which nobody compared with measurements.
+    A margin is None if the part's model was replaced by a model that was not compared with measurements.
     """
 
     compute: Margin | None
@@ -312,8 +312,8 @@ class Margins:
 class Origin:
     """The models of a set as they were when their margins, ranges and provenance were set.
 
-    `dataclasses.replace` keeps all fields that it is not given. Models remember by this which facts were set for which
-    models: facts about a model that was replaced are dropped, unless new facts were given with it.
+    `dataclasses.replace` keeps all fields that it does not replace. By this record, a model set knows which models its
+    facts were set for: it drops the facts about a replaced model, unless new facts were set together with the model.
 
     Attributes:
         models: each model of the set, by the name of its field.
@@ -327,12 +327,12 @@ class Origin:
 
     @classmethod
     def of(cls, models: object, kept: Collection[str]) -> "Origin":
-        """Remember the models of a set, and the facts about them."""
+        """Return the record of a model set, with the facts about the models."""
         facts = {name: getattr(models, name) for name in _FACTS if hasattr(models, name)}
         return cls({name: getattr(models, name) for name in MODELS}, facts, frozenset(kept))
 
     def replaced(self, models: object) -> frozenset[str]:
-        """Return the names of the models that are other ones now."""
+        """Return the names of the models that have been replaced in `models`."""
         return frozenset(name for name, known in self.models.items() if getattr(models, name) is not known)
 
     def corrected(self, models: object) -> dict[str, Any]:
@@ -354,14 +354,17 @@ class Origin:
 
 
 def margins_without(margins: Margins, models: Collection[str]) -> Margins | None:
-    """Return the margins without those of some models, by name; None if none of the three main ones is left."""
+    """Return the margins without the margins of some models, by name; None if no main margin is left.
+
+    The main margins are those of kernels, forward exchanges and backward exchanges.
+    """
     for name in models:
         margins = margins_with(margins, name, None)
     return margins if any((margins.compute, margins.forward, margins.backward)) else None
 
 
 def margins_with(margins: Margins, model: str, margin: Margin | None) -> Margins:
-    """Return the margins with another one for all that a model predicts; None if that margin is unknown."""
+    """Return the margins with a new margin for all parts that a model predicts; None if the margin is unknown."""
     others = {part: known for part, known in margins.others.items() if part.partition(".")[0] != model}
     if model in PARTS:
         return replace(margins, others=others, **{model: margin})
@@ -369,9 +372,9 @@ def margins_with(margins: Margins, model: str, margin: Margin | None) -> Margins
 
 
 def ranges_without(ranges: Ranges, models: Collection[str]) -> Ranges | None:
-    """Return the ranges without those of some models, by name; None if no range is left.
+    """Return the ranges without the ranges of some models, by name; None if no range is left.
 
-    The ranges of all-to-alls are of both directions together, so they go with either model.
+    All-to-alls have common ranges for both directions, which are removed with the model of either direction.
     """
     of_exchanges = not {FORWARD, BACKWARD}.isdisjoint(models)
     gone = {*(_OF_CALLS if COMPUTE in models else ()), *(_OF_ALL_TO_ALLS if of_exchanges else ())}

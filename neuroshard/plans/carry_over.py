@@ -8,7 +8,7 @@ from glob import escape
 import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.layouts import Layout, in_columns, layout_of, placed_loads
+from neuroshard.layouts import Layout, layout_of, place_column_wise, placed_loads
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.grouping import grouped
@@ -46,7 +46,7 @@ class Carried:
         elsewhere = {placed.shard.table for placed in self.others}
         if any(dims[i] != table.dim for i, table in enumerate(self.task.tables) if i not in elsewhere):
             return None
-        placed = in_columns(self.task, self.columns)
+        placed = place_column_wise(self.task, self.columns)
         assigned = self.tier_assignments
         columns = (replace(column, tier_assignment=assigned.get(column.shard.table, ON_DEVICE)) for column in placed)
         plan = Plan(self.task, (*columns, *self.others))
@@ -84,7 +84,7 @@ class Carried:
         devices = np.array([device for _, _, device in self.columns], dtype=np.int64)
         loads = Loads.of(tables, self.task.batch_size).at(assignments)
         together, size_bytes = LoadSets.grouped(loads, devices, self.task.topology.num_devices), np.zeros_like(devices)
-        size_bytes[np.argsort(devices, kind="stable")] = self.task.memory.bytes_beside(together)
+        size_bytes[np.argsort(devices, kind="stable")] = self.task.memory.bytes_with_caches(together)
         sizes = size_bytes.tolist()
         left, kept = self._left_by_others, set[int]()
         for number in sorted(range(len(sizes)), key=lambda n: (self.columns[n][0] in self.changed, -sizes[n])):
@@ -208,7 +208,7 @@ def _other_columns(old: Table, task: Task, new: int, placements: Sequence[Placem
         if len(dims) > 1:
             return None
         dims = Counter(dict.fromkeys(dims, dim))
-    return in_columns(task, [(new, dim, device) for device, dim in dims.items()])
+    return place_column_wise(task, [(new, dim, device) for device, dim in dims.items()])
 
 
 def _other_blocks(
@@ -249,7 +249,7 @@ def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placem
     staying = {device for device in dims if device < task.topology.num_devices}
     counts = limits.may_count(layout, len(dims)) if len(staying) == len(dims) else len(staying) < limits.max_shards
     has_type = limits.sharding_types & layout.allowed_by(placements, task.topology)
-    has_tier = limits.may_lie_in(assignment) and (assignment == ON_DEVICE or task.topology.host_bytes > 0)
+    has_tier = limits.allows_tier(assignment) and (assignment == ON_DEVICE or task.topology.host_bytes > 0)
     wide_enough = min(dims.values()) >= limits.min_dim
     return bool(has_type) and has_tier and counts and wide_enough and staying.issubset(limits.devices)
 

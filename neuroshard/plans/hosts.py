@@ -12,7 +12,7 @@ from glob import escape
 
 import numpy as np
 
-from neuroshard.layouts import COLUMNS
+from neuroshard.layouts import COLUMN_WISE_LAYOUT
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.errors import UserError
@@ -64,7 +64,7 @@ def kept_on_hosts(plan: Plan) -> Plan:
         return plan
     constraints, rules, pins = task.constraints, list[TableRule](), list[PinnedShard]()
     for table, placements in enumerate(plan.by_table):
-        in_columns = plan.layouts[table] is COLUMNS and placements[0].tier_assignment.tier is not Tier.DEVICE
+        in_columns = plan.layouts[table] is COLUMN_WISE_LAYOUT and placements[0].tier_assignment.tier is not Tier.DEVICE
         if not in_columns or task.tables[table].name in constraints.pins:
             continue
         piece = _Piece.of_table(task, table)

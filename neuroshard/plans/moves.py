@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from neuroshard.layouts import COLUMNS, Layout
+from neuroshard.layouts import COLUMN_WISE_LAYOUT, Layout
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import IntArray
 from neuroshard.plumbing.schema import readable_bytes
@@ -17,7 +17,7 @@ from neuroshard.words.placement import Shard
 
 Places = tuple[tuple[int, int], ...]
 
-_NOWHERE: tuple[Places, Layout] = (), COLUMNS  # stands for a table that a plan does not have
+_NOWHERE: tuple[Places, Layout] = (), COLUMN_WISE_LAYOUT  # stands for a table that a plan does not have
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class TableChange:
         before, after: (device, columns) of the table's shards; empty if the plan does not have the table.
         size_bytes: bytes of weights and optimizer state that arrive on devices that did not have them before. The bytes
             of a new table count too, although they are initialised on the devices, not moved.
-        layout_before, layout_after: the layout of the table; `COLUMNS` if the plan does not have the table.
+        layout_before, layout_after: the layout of the table; `COLUMN_WISE_LAYOUT` if the plan does not have the table.
     """
 
     table: str
     before: Places
     after: Places
     size_bytes: int
-    layout_before: Layout = COLUMNS
-    layout_after: Layout = COLUMNS
+    layout_before: Layout = COLUMN_WISE_LAYOUT
+    layout_after: Layout = COLUMN_WISE_LAYOUT
 
     @property
     def is_new(self) -> bool:

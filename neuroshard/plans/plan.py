@@ -11,7 +11,7 @@ import numpy as np
 
 from neuroshard.cost.cost import Prediction
 from neuroshard.cost.loads import LoadSets, Traffic
-from neuroshard.layouts import Layout, given_bytes, in_columns, layouts_of, placed_loads
+from neuroshard.layouts import Layout, layouts_of, place_column_wise, placed_loads, sent_bytes_of
 from neuroshard.layouts.layout import table_of
 from neuroshard.layouts.sharding_types import COLUMN_WISE, SHARDING_TYPES
 from neuroshard.plans.kept_files import is_kept, kept_content
@@ -83,7 +83,7 @@ class Plan:
         return tuple(layout.sharding_type(placed, self.task.topology) for layout, placed in each)
 
     @property
-    def in_columns(self) -> bool:
+    def all_column_wise(self) -> bool:
         """True if every table is table-wise or column-wise."""
         return all(layout.free for layout in self.layouts)
 
@@ -143,7 +143,7 @@ class Plan:
     def traffic(self) -> Traffic:
         """The traffic between devices in a step, as `Traffic` of one plan (B = 1)."""
         topology = self.task.topology
-        given = given_bytes(self.device_loads.loads, topology.num_devices)
+        given = sent_bytes_of(self.device_loads.loads, topology.num_devices)
         return Traffic.of(self.device_loads, given, topology.num_devices, self.task.batch_size, topology.fast_links)
 
     @cached_property
@@ -151,7 +151,7 @@ class Plan:
         """(D, F) bytes of the shards on each device by family, with the state and buffers that the task counts."""
         sets = self.device_loads
         total = np.zeros((len(sets), len(FORMS)), dtype=np.int64)
-        np.add.at(total, (sets.owners, sets.loads.form), self.task.memory.bytes_beside(sets))
+        np.add.at(total, (sets.owners, sets.loads.form), self.task.memory.bytes_with_caches(sets))
         return total
 
     @cached_property
@@ -265,7 +265,7 @@ class Plan:
         The text is empty if there are no such bytes.
         """
         here, memory = self.device_loads.take(np.array([device])), self.task.memory
-        more = int((memory.bytes_beside(here) - memory.device_bytes(here.loads)).sum())
+        more = int((memory.bytes_with_caches(here) - memory.device_bytes(here.loads)).sum())
         if not more:
             return ""
         widest = int(memory.cache_widths(here)[here.loads.tier == TIERS.index(Tier.UVM_CACHING)].max())
@@ -449,7 +449,7 @@ def assemble(task: Task, placed: Iterable[tuple[int, int, int]]) -> Plan:
     Raises:
         UserError: the columns do not cover each table of the task exactly once, or a table or device does not exist.
     """
-    return Plan(task, tuple(in_columns(task, placed)))
+    return Plan(task, tuple(place_column_wise(task, placed)))
 
 
 def _as_fields(placement: Placement) -> dict[str, Any]:
@@ -499,7 +499,7 @@ def _broken_tier(name: str, assignment: TierAssignment, limits: TableLimits) -> 
     if assignment.tier not in limits.tiers:
         allowed = " or ".join(sorted(limits.tiers))
         yield f"table {name!r} is in tier {assignment.tier.value}, but constraints allow only {allowed}"
-    elif not limits.may_lie_in(assignment):
+    elif not limits.allows_tier(assignment):
         yield (
             f"table {name!r} has cache_load_factor {assignment.cache_load_factor}, but constraints need "
             f"{limits.cache_load_factor}"
@@ -566,7 +566,7 @@ def _s(count: int) -> str:
     return "" if count == 1 else "s"
 
 
-def copies_remarks(plan: Plan) -> tuple[Message, ...]:
+def data_parallel_remarks(plan: Plan) -> tuple[Message, ...]:
     """Return the warning that the fused optimizer does not update data-parallel tables; empty if a plan has none."""
     copied = plan.names_where(lambda layout: layout.dense)
     if not copied:

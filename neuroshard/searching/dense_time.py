@@ -34,7 +34,7 @@ def find_plan(searcher: Searcher, task: Task, simulator: Simulator) -> Found:
     """
     if not simulator.models.dense_is_unknown:
         return searcher.find(task, simulator)
-    found = [searcher.find(task, simulator.beside_dense(dense_ms)) for dense_ms in _SEARCHED_MS]
+    found = [searcher.find(task, simulator.with_dense_ms(dense_ms)) for dense_ms in _SEARCHED_MS]
     costs_ms = _costs_ms(task, [candidate.plan for candidate in found], simulator)
     chosen = int(np.argmin((costs_ms - costs_ms.min(axis=0)).max(axis=1)))
     return replace(found[chosen], warning=both_in_one(_described(costs_ms, chosen), found[chosen].warning))
@@ -42,7 +42,7 @@ def find_plan(searcher: Searcher, task: Task, simulator: Simulator) -> Found:
 
 def _costs_ms(task: Task, plans: Sequence[Plan], simulator: Simulator) -> FloatArray:
     """Return the costs in ms, (P, J), of P plans at the J dense times of `_JUDGED_MS`."""
-    judges = [simulator.beside_dense(float(dense_ms)) for dense_ms in _JUDGED_MS]
+    judges = [simulator.with_dense_ms(float(dense_ms)) for dense_ms in _JUDGED_MS]
     return np.array([[cost.total_ms for cost in judge.costs(task, plans)] for judge in judges]).T
 
 

@@ -39,8 +39,6 @@ class Found:
         rejected: another plan of the task, predicted to be cheaper, whose gain the search did not accept; None if there
             is none.
         remark: a line about the search that the plan does not show; None if there is no remark.
-        fewer: another plan with fewer shards and a higher predicted cost, between which and the plan the search has not
-            yet chosen; None if there is none.
 
     Raises:
         InfeasibleError: the plan breaks a memory limit or a constraint.
@@ -50,7 +48,6 @@ class Found:
     warning: Message | None = None
     rejected: Plan | None = None
     remark: str | None = None
-    fewer: Plan | None = None
 
     def __post_init__(self) -> None:
         if self.plan.violations:
@@ -66,9 +63,8 @@ class Found:
 
     def of(self, task: Task) -> "Found":
         """Return the result with its plans as plans of another task with the same tables and devices."""
-        others = self.rejected, self.fewer
-        rejected, fewer = (None if plan is None else replace(plan, task=task) for plan in others)
-        return replace(self, plan=replace(self.plan, task=task), rejected=rejected, fewer=fewer)
+        rejected = None if self.rejected is None else replace(self.rejected, task=task)
+        return replace(self, plan=replace(self.plan, task=task), rejected=rejected)
 
 
 class Searcher(ABC):

@@ -1,7 +1,7 @@
 """Exports to TorchRec: files of TorchRec's own sharding plans for DistributedModelParallel, of all sharding types."""
 
 from neuroshard.layouts import LAYOUTS
-from neuroshard.plans.plan import Plan, copies_remarks
+from neuroshard.plans.plan import Plan, data_parallel_remarks
 from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.targets.target import Exported, Target
 
@@ -28,7 +28,7 @@ def write(plan: Plan, module: str = "") -> Exported:
 
 def _remarks(plan: Plan) -> tuple[Message, ...]:
     """Return the requirements of a plan for training: the optimizer of data-parallel tables, and the pod size."""
-    return (*copies_remarks(plan), *_pod_remarks(plan))
+    return (*data_parallel_remarks(plan), *_pod_remarks(plan))
 
 
 def _dotted_remarks(plan: Plan) -> tuple[Message, ...]:

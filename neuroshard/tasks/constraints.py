@@ -217,7 +217,7 @@ class TableLimits:
         tier = min(self.tiers, key=TIERS.index)
         return TierAssignment(tier, (self.cache_load_factor or DEFAULT_CACHED) if tier is Tier.UVM_CACHING else None)
 
-    def may_lie_in(self, assignment: TierAssignment) -> bool:
+    def allows_tier(self, assignment: TierAssignment) -> bool:
         """Return True if the table may have this tier assignment."""
         return assignment.tier in self.tiers and (
             assignment.cache_load_factor is None or self.cache_load_factor in (None, assignment.cache_load_factor)

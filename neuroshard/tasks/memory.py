@@ -152,7 +152,7 @@ class MemoryUse:
         """
         return self.pipeline != "prefetch" and self.host_tables == "fbgemm"
 
-    def bytes_beside(self, sets: LoadSets) -> IntArray:
+    def bytes_with_caches(self, sets: LoadSets) -> IntArray:
         """Return the bytes of device memory, (n,), of each load, with caches as wide as the other loads make them.
 
         Each set has all loads of one device.
@@ -197,7 +197,7 @@ class MemoryUse:
         A table in host memory needs device memory for the optimizer state of every row, as in FBGEMM, and for its cache
         and the lists of the cache; in a hash table, it needs memory for the keys and scores of all slots. The rows of a
         cache have `cache_widths` (n,) columns. With None they have the columns of the load, as if no wider cached table
-        were on the device (`bytes_beside` includes wider tables).
+        were on the device (`bytes_with_caches` includes wider tables).
 
         The buffers of a batch are the indices and offsets of a load (every column shard has all indices of its table),
         the outputs, and the gradients of the outputs. Blocks of rows have pooled embeddings of all samples, as column

@@ -35,7 +35,7 @@ from neuroshard.testing.toys import (
     toy_task,
 )
 from neuroshard.words.collective import Collective
-from neuroshard.words.form import FORMS, IN_COLUMNS
+from neuroshard.words.form import COLUMN_WISE_CALL, FORMS
 from neuroshard.words.placement import Tier, TierAssignment
 from neuroshard.words.topology import Topology
 
@@ -220,7 +220,7 @@ class ComputeModelConformance:
         Costs must be finite and not negative, and 0 for an empty set of loads.
         """
         model, loads = self.make(), Loads.of(self._tables(), 256)
-        assert IN_COLUMNS in model.calls
+        assert COLUMN_WISE_CALL in model.calls
         for call in model.calls:
             form, pooled = np.full(len(loads), FORMS.index(call.form)), np.full(len(loads), call.pooled)
             assignment = TierAssignment(call.tier, 0.25 if call.tier is Tier.UVM_CACHING else None)

@@ -21,7 +21,6 @@ from torchrec.distributed.types import EmbeddingModuleShardingPlan, ModuleSharde
 from neuroshard.plumbing.errors import InfeasibleError, UserError, first_line, raised_by
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import DIM_MULTIPLE, MAX_SHARD_DIM, padded
-from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.kernels import COPIED, DENSE, PREFETCH, PREFETCHED, SPLIT, WHOLE, widest_shard
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import (
@@ -32,13 +31,14 @@ from neuroshard.torchrec.options import (
     storage_taken,
 )
 from neuroshard.torchrec.parameters import ANY_DEVICE, Parameter
+from neuroshard.torchrec.planning_request import PlanningRequest
 from neuroshard.torchrec.prefetching import flagged, flagged_constraint
 
 _OF_COPIES = "Sharding spec not found for "  # the first words of TorchRec's warning
 
 
 @contextmanager
-def without_copies_remarks() -> Iterator[None]:
+def without_data_parallel_remarks() -> Iterator[None]:
     """Suppress the warning of TorchRec's planner that a data-parallel table has no shards.
 
     The warning is useless, because no data-parallel table has shards. The root logger emits this warning, so the level
@@ -56,26 +56,30 @@ def _is_other(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith(_OF_COPIES)
 
 
-def delegate(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecTopology, asked: Asked) -> ShardingPlan:
+def delegate(
+    parameters: Sequence[Parameter], module: nn.Module, left: TorchRecTopology, request: PlanningRequest
+) -> ShardingPlan:
     """Let TorchRec plan these parameters of a model on devices with the memory that is left; return the plan.
 
     Raises:
         InfeasibleError: TorchRec finds no plan.
         UserError: TorchRec cannot plan the parameters.
     """
-    parameters = [_as_served(parameter, left, asked.data_parallel) for parameter in parameters]
-    if asked.pipeline != PREFETCH:
-        return _planned(parameters, module, left, asked)
+    parameters = [_as_served(parameter, left, request.data_parallel) for parameter in parameters]
+    if request.pipeline != PREFETCH:
+        return _planned(parameters, module, left, request)
     ahead = [replace(table, constraints=flagged_constraint(table.constraints)) for table in parameters]
-    sharding_plan = flagged(_planned(ahead, module, left, asked), asked.pipeline, "TorchRec's plan")
+    sharding_plan = flagged(_planned(ahead, module, left, request), request.pipeline, "TorchRec's plan")
     for parameter in parameters:
         sharding = parameter.sharding_in(sharding_plan)
         if sharding.compute_kernel not in PREFETCHED:
-            sharding.cache_params = parameter.said.cache_params
+            sharding.cache_params = parameter.user_constraints.cache_params
     return sharding_plan
 
 
-def _planned(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecTopology, asked: Asked) -> ShardingPlan:
+def _planned(
+    parameters: Sequence[Parameter], module: nn.Module, left: TorchRecTopology, request: PlanningRequest
+) -> ShardingPlan:
     """Let TorchRec plan parameters; their constraints must allow only sharding types that TorchRec can train."""
     for parameter in parameters:
         _check_offered(parameter, left.compute_device)
@@ -85,21 +89,24 @@ def _planned(parameters: Sequence[Parameter], module: nn.Module, left: TorchRecT
     # TorchRec identifies parameters by name alone.
     if others := [table for table in parameters if table.constraints != first[table.name]]:
         agreeing = [table for table in parameters if table.constraints == first[table.name]]
-        theirs = _planned(agreeing, module, left, asked)
-        return joined(theirs, _planned(others, module, without(left, theirs, agreeing, asked), asked))
-    constraints = {**asked.constraints, **{table.name: table.constraints for table in parameters if table.constraints}}
+        theirs = _planned(agreeing, module, left, request)
+        return joined(theirs, _planned(others, module, without(left, theirs, agreeing, request), request))
+    constraints = {
+        **request.constraints,
+        **{table.name: table.constraints for table in parameters if table.constraints},
+    }
     planner = EmbeddingShardingPlanner(
         topology=left,
-        batch_size=asked.batch_size,
-        enumerator=EmbeddingEnumerator(left, asked.batch_size, constraints, _estimators(left, constraints, asked)),
+        batch_size=request.batch_size,
+        enumerator=EmbeddingEnumerator(left, request.batch_size, constraints, _estimators(left, constraints, request)),
         storage_reservation=FixedPercentageStorageReservation(0.0),  # the reservation is subtracted already
         stats=[],
         constraints=constraints,
         debug=False,
-        timeout_seconds=asked.timeout_s,
+        timeout_seconds=request.timeout_s,
     )
     try:
-        with without_copies_remarks():
+        with without_data_parallel_remarks():
             plan = planner.plan(module, _only(parameters))
     except PlannerError as error:
         raise InfeasibleError(
@@ -149,11 +156,11 @@ def _check_width(parameter: Parameter, plan: ShardingPlan) -> None:
 
 
 def _estimators(
-    topology: TorchRecTopology, constraints: dict[str, ParameterConstraints], asked: Asked
+    topology: TorchRecTopology, constraints: dict[str, ParameterConstraints], request: PlanningRequest
 ) -> list[ShardEstimator]:
     """Return TorchRec's default estimators; the memory estimator counts the pipeline of the job."""
     perf = EmbeddingPerfEstimatorFactory.create(DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=constraints)
-    return [perf, storage_estimator(topology, constraints, asked.pipeline)]
+    return [perf, storage_estimator(topology, constraints, request.pipeline)]
 
 
 def _as_served(parameter: Parameter, left: TorchRecTopology, data_parallel: bool) -> Parameter:
@@ -181,7 +188,7 @@ def _as_served(parameter: Parameter, left: TorchRecTopology, data_parallel: bool
     if parameter.is_virtual and device != "cpu":  # on CPUs a virtual table is an ordinary table
         why = "TorchRec shards a virtual table only row_wise, in whole buckets of rows on all devices"
         return _limited_to(parameter, why, sharding_types=[ShardingType.ROW_WISE.value])
-    withheld = frozenset[str]() if parameter.said.sharding_types else parameter.withheld_types
+    withheld = frozenset[str]() if parameter.user_constraints.sharding_types else parameter.withheld_types
     if not (data_parallel or parameter.names_data_parallel):
         withheld |= COPIED
     offered = _offered(parameter, device)
@@ -194,14 +201,14 @@ def _as_served(parameter: Parameter, left: TorchRecTopology, data_parallel: bool
 
 def _offered(parameter: Parameter, device: str) -> list[str]:
     """Return the sharding types that the constraints of a parameter allow and its sharder supports on these devices."""
-    said, sharder = parameter.said, parameter.sharder
+    constraints, sharder = parameter.user_constraints, parameter.sharder
     return [
         sharding_type
         for sharding_type in dict.fromkeys(sharder.sharding_types(device))
-        if (not said.sharding_types or sharding_type in said.sharding_types)
+        if (not constraints.sharding_types or sharding_type in constraints.sharding_types)
         and (
-            not said.compute_kernels
-            or {*said.compute_kernels}.intersection(sharder.compute_kernels(sharding_type, device))
+            not constraints.compute_kernels
+            or {*constraints.compute_kernels}.intersection(sharder.compute_kernels(sharding_type, device))
         )
     ]
 
@@ -211,16 +218,16 @@ def _limited_to(parameter: Parameter, why: str = "", or_else: str = "", **limits
     raise UserError if its constraints exclude them.
     """
     for word, only in limits.items():
-        asked = getattr(parameter.said, word)
-        if asked and not set(asked).intersection(only):
+        values = getattr(parameter.user_constraints, word)
+        if values and not set(values).intersection(only):
             raise UserError(
                 "delegated-constraints-untrainable",
-                f"{word} is {asked}",
+                f"{word} is {values}",
                 where=f"constraints of table {parameter.qualified_name!r}",
                 limit=why,
                 remedy=f"Add {only[0]!r} to {word}{or_else}",
             )
-    return replace(parameter, constraints=replace(parameter.said, **limits))
+    return replace(parameter, constraints=replace(parameter.user_constraints, **limits))
 
 
 def _described(parameters: Sequence[Parameter]) -> str:
@@ -231,11 +238,11 @@ def _described(parameters: Sequence[Parameter]) -> str:
 
 def _check_offered(parameter: Parameter, device: str) -> None:
     """Raise UserError if a parameter's sharder supports no allowed sharding type on this type of device."""
-    said, sharder = parameter.said, parameter.sharder
+    constraints, sharder = parameter.user_constraints, parameter.sharder
     if _offered(parameter, device):
         return
     has = list(dict.fromkeys(sharder.sharding_types(device)))
-    types = [kind for kind in has if not said.sharding_types or kind in said.sharding_types]
+    types = [kind for kind in has if not constraints.sharding_types or kind in constraints.sharding_types]
     table, sharder_name = f"table {parameter.qualified_name!r}", type(sharder).__name__
     if not has:
         elsewhere = list(dict.fromkeys(sharder.sharding_types(ANY_DEVICE)))
@@ -255,14 +262,14 @@ def _check_offered(parameter: Parameter, device: str) -> None:
         also = f", or add {WHOLE!r} to have NeuroShard plan the table" if parameter.forms else ""
         raise UserError(
             "delegated-types-unavailable",
-            f"TorchRec's planner must plan {table}, but cannot use sharding_types={said.sharding_types}",
+            f"TorchRec's planner must plan {table}, but cannot use sharding_types={constraints.sharding_types}",
             limit=f"on {device} {sharder_name} has only the sharding types {', '.join(has)}",
             remedy=f"Add one of these sharding types to sharding_types{also}",
         )
     kernels = dict.fromkeys(kernel for kind in types for kernel in sharder.compute_kernels(kind, device))
     raise UserError(
         "delegated-kernels-unavailable",
-        f"TorchRec's planner must plan {table}, but cannot use compute_kernels={said.compute_kernels}",
+        f"TorchRec's planner must plan {table}, but cannot use compute_kernels={constraints.compute_kernels}",
         limit=f"on {device} {sharder_name} has only the compute kernels {', '.join(kernels)} for the sharding types "
         f"{', '.join(types)}",
         remedy="Add one of these compute kernels to compute_kernels",
@@ -305,7 +312,7 @@ def joined(*plans: ShardingPlan) -> ShardingPlan:
 
 
 def without(
-    topology: TorchRecTopology, sharding_plan: ShardingPlan, parameters: Sequence[Parameter], asked: Asked
+    topology: TorchRecTopology, sharding_plan: ShardingPlan, parameters: Sequence[Parameter], request: PlanningRequest
 ) -> TorchRecTopology:
     """Return the devices without the memory of a plan's parameters; every device keeps at least one byte.
 
@@ -315,12 +322,12 @@ def without(
     """
     if not parameters:
         return topology
-    options = sharding_options(sharding_plan, parameters, asked.batch_size, topology)
+    options = sharding_options(sharding_plan, parameters, request.batch_size, topology)
     sharders = list({id(parameter.sharder): parameter.sharder for parameter in parameters}.values())
-    estimate(storage_estimator(topology, dict(asked.constraints), asked.pipeline), options, sharders)
+    estimate(storage_estimator(topology, dict(request.constraints), request.pipeline), options, sharders)
     left, memory = deepcopy(topology), memory_of_tables(topology)
-    memory_use = asked.memory_use(parameters)
-    beside = bytes_beside_tables(parameters) // topology.world_size + sum(
+    memory_use = request.memory_use(parameters)
+    beside = untrained_bytes(parameters) // topology.world_size + sum(
         memory_use.dense_bytes(parameter.weights.shape[0], prod(parameter.weights.shape[1:]))
         for parameter in parameters
         if parameter.sharding_in(sharding_plan).sharding_type in COPIED
@@ -332,7 +339,7 @@ def without(
     return left
 
 
-def bytes_beside_tables(parameters: Sequence[Parameter]) -> int:
+def untrained_bytes(parameters: Sequence[Parameter]) -> int:
     """Return the bytes of untrained tensors of the parameters' modules outside tables,
     such as ids, which are row-wise.
     """

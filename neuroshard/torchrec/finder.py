@@ -23,7 +23,7 @@ from neuroshard.tasks.changes import TaskChanges
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.kept import DEVICES, KeptPlan
 from neuroshard.torchrec.modules import Served, listed
-from neuroshard.words.form import IN_COLUMNS
+from neuroshard.words.form import COLUMN_WISE_CALL
 from neuroshard.words.placement import TIERS, Tier
 
 _log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class Finder:
         """The reason why this search or these models cannot plan sequence tables; None if they can."""
         if not self.searcher.takes_sequences:
             return f"{type(self.searcher).__name__} places pooled tables only"
-        if replace(IN_COLUMNS, pooled=False) not in self.simulator.models.compute.calls:
+        if replace(COLUMN_WISE_CALL, pooled=False) not in self.simulator.models.compute.calls:
             return "no cost models for sequence tables: collect with compute.pooled=[true,false] and pretrain"
         return None
 

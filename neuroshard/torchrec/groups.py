@@ -175,7 +175,7 @@ class Groups:
         return ranks % number == 0 or number % ranks == 0
 
     def _among(self, ranks: int) -> int:
-        """Return the number of a group's ranks among `ranks` successive ranks of the job."""
+        """Return how many of `ranks` successive ranks of the job belong to the same group."""
         if self.use_inter_host_allreduce:
             return min(ranks, self.sharding_group_size)
         return max(ranks // self.num_groups, 1)

@@ -50,23 +50,23 @@ def cut_widths(sharding: ParameterSharding) -> list[int]:
     return [shard.shard_sizes[1] for shard in shards_of(sharding)] if sharding.sharding_type == SPLIT else []
 
 
-def kernel_of(layout: Layout, home: TierAssignment) -> str:
+def kernel_of(layout: Layout, assignment: TierAssignment) -> str:
     """Return the compute kernel of a table, given the table's layout and tier assignment."""
-    return DENSE if layout.dense else KERNELS[home.tier]
+    return DENSE if layout.dense else KERNELS[assignment.tier]
 
 
-def cache_params(home: TierAssignment, cache: CacheParams | None = None) -> CacheParams | None:
+def cache_params(assignment: TierAssignment, cache: CacheParams | None = None) -> CacheParams | None:
     """Return the parameters of a table's cache with the load factor of its tier assignment;
     None for tables without a cache.
 
     The other parameters come from `cache`; if that is None, the cache is an LRU cache with FBGEMM's settings.
     """
-    if home.cache_load_factor is None:
+    if assignment.cache_load_factor is None:
         return None
-    return replace(cache or CacheParams(algorithm=CacheAlgorithm.LRU), load_factor=home.cache_load_factor)
+    return replace(cache or CacheParams(algorithm=CacheAlgorithm.LRU), load_factor=assignment.cache_load_factor)
 
 
-def home_of(table: str, kernel: str, cache: CacheParams | None) -> TierAssignment:
+def tier_assignment_of(table: str, kernel: str, cache: CacheParams | None) -> TierAssignment:
     """Return the tier assignment for a compute kernel and its cache;
     raise UserError if plans do not support the kernel.
     """

@@ -27,19 +27,19 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError, first_line, raised_by
 from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import MAX_SHARD_DIM, parse
-from neuroshard.torchrec.asked import Asked
 from neuroshard.torchrec.delegated import delegate, joined, without
 from neuroshard.torchrec.kernels import SPLIT, WHOLE, cut_widths, shards_of, widest_shard
-from neuroshard.torchrec.known_tables import warn_of_growth, warn_of_guesses
 from neuroshard.torchrec.modules import EVERYTHING, Division, Served, divide, listed
 from neuroshard.torchrec.options import PASSED_ON
 from neuroshard.torchrec.parameters import Parameter
+from neuroshard.torchrec.planning_request import PlanningRequest
 from neuroshard.torchrec.pods import check_by_pod
 from neuroshard.torchrec.prefetching import flagged
 from neuroshard.torchrec.releases import CONTEXT_ERRORS, OTHER_CONTEXT
 from neuroshard.torchrec.sharding_file import ReadModules, modules_json, sharding_plan_of
 from neuroshard.torchrec.sharding_plan import from_sharding_plan, to_sharding_plan
 from neuroshard.torchrec.stashing import without_stashed
+from neuroshard.torchrec.table_statistics import warn_of_growth, warn_of_guesses
 
 _log = logging.getLogger(__name__)
 _ON_ALL = (ShardingType.ROW_WISE.value, ShardingType.DATA_PARALLEL.value)
@@ -55,7 +55,7 @@ class Model:
         division: who plans each parameter.
         tables: the tables that NeuroShard plans, by their names in tasks.
         left: the devices with the memory that the reservation leaves.
-        asked: the requirements of the plan.
+        request: the requirements of the plan.
     """
 
     module: nn.Module
@@ -63,14 +63,14 @@ class Model:
     division: Division
     tables: Mapping[str, Parameter]
     left: TorchRecTopology
-    asked: Asked
+    request: PlanningRequest
 
     @classmethod
     def read(
         cls,
         module: nn.Module,
         sharders: Sequence[ModuleSharder[nn.Module]],
-        asked: Asked,
+        request: PlanningRequest,
         served: Served = EVERYTHING,
     ) -> "Model":
         """Read the parameters that the sharders would shard;
@@ -82,14 +82,14 @@ class Model:
             InfeasibleError: the reservation leaves no memory.
             UserError: constraints name devices of another type, or devices of this type do not support a table.
         """
-        division = divide(module, sharders, asked.constraints, asked.fixed, served)
-        _check_devices(division.planned + division.delegated, asked.topology.compute_device)
+        division = divide(module, sharders, request.constraints, request.fixed, served)
+        _check_devices(division.planned + division.delegated, request.topology.compute_device)
         tables = division.tables
-        asked = asked.named_in(tables, division.parameters)
-        left = without_stashed(asked.left(module, sharders), division.parameters)
+        request = request.named_in(tables, division.parameters)
+        left = without_stashed(request.left(module, sharders), division.parameters)
         division.warn()
-        for path in sorted(asked.fixed.plan):
-            given, names = asked.fixed.plan[path], {p.name for p in division.parameters if p.path == path}
+        for path in sorted(request.fixed.plan):
+            given, names = request.fixed.plan[path], {p.name for p in division.parameters if p.path == path}
             if not names:
                 _log.warning(
                     Message(
@@ -110,21 +110,21 @@ class Model:
                         remedy="Remove these tables from the given plan, or make a plan of this model",
                     )
                 )
-        division.warn_of_unknown(asked.constraints)
-        warn_of_guesses({name: parameter.is_guessed for name, parameter in tables.items()}, asked.known)
-        guessed = [parameter.table(name, asked.batch_size, left.world_size) for name, parameter in tables.items()]
-        warn_of_growth(guessed, asked.known)
-        return cls(module, sharders, division, tables, left, asked)
+        division.warn_of_unknown(request.constraints)
+        warn_of_guesses({name: parameter.is_guessed for name, parameter in tables.items()}, request.known)
+        guessed = [parameter.table(name, request.batch_size, left.world_size) for name, parameter in tables.items()]
+        warn_of_growth(guessed, request.known)
+        return cls(module, sharders, division, tables, left, request)
 
-    def on(self, asked: Asked) -> "Model":
+    def on(self, request: PlanningRequest) -> "Model":
         """Return the same model with other requirements; constraints and the fixed plan must be unchanged.
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
         """
-        asked = asked.named_in(self.tables, self.division.parameters)
-        left = without_stashed(asked.left(self.module, self.sharders), self.division.parameters)
-        return replace(self, asked=asked, left=left)
+        request = request.named_in(self.tables, self.division.parameters)
+        left = without_stashed(request.left(self.module, self.sharders), self.division.parameters)
+        return replace(self, request=request, left=left)
 
     def others(self) -> tuple[ShardingPlan, TorchRecTopology]:
         """Plan all parameters that NeuroShard does not plan;
@@ -134,12 +134,12 @@ class Model:
             InfeasibleError: TorchRec finds no plan for the delegated parameters.
             UserError: TorchRec cannot plan the delegated parameters, or the given plan is for another number of ranks.
         """
-        asked, division = self.asked, self.division
-        _check_given(division.fixed, asked)
-        left = without(self.left, asked.fixed, division.fixed, asked)
-        theirs = delegate(division.delegated, self.module, left, asked)
-        left = without(left, theirs, division.delegated, asked)
-        return joined(asked.fixed, theirs), left
+        request, division = self.request, self.division
+        _check_given(division.fixed, request)
+        left = without(self.left, request.fixed, division.fixed, request)
+        theirs = delegate(division.delegated, self.module, left, request)
+        left = without(left, theirs, division.delegated, request)
+        return joined(request.fixed, theirs), left
 
     def whole(self, others: ShardingPlan, plan: Plan | None) -> ShardingPlan:
         """Return the plan of the whole model: `others` joined with NeuroShard's plan and
@@ -155,7 +155,7 @@ class Model:
     def restored(self, sharding_plan: ShardingPlan) -> ShardingPlan:
         """Return a plan from a file, completed with the fixed plan and the kernel settings of constraints."""
         _pass_on(self.division.planned + self.division.delegated, sharding_plan)
-        return joined(sharding_plan, self.asked.fixed)
+        return joined(sharding_plan, self.request.fixed)
 
     def forgotten(self, sharding_plan: ShardingPlan) -> str | None:
         """Return the first field that the plan would lose when it is saved and `restored`, as text;
@@ -178,15 +178,15 @@ class Model:
         return ShardingPlan(ours)
 
 
-def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
+def _check_given(fixed: Iterable[Parameter], request: PlanningRequest) -> None:
     """Raise UserError if a given plan puts parameters on ranks that the job lacks,
     or leaves out ranks that it must use.
     """
-    size = int(asked.topology.world_size)
+    size = int(request.topology.world_size)
     for parameter in fixed:
-        sharding = parameter.sharding_in(asked.fixed)
+        sharding = parameter.sharding_in(request.fixed)
         ranks = list(range(size)) if sharding.ranks is None else list(sharding.ranks)
-        parameter.check_extent(asked.fixed)
+        parameter.check_extent(request.fixed)
         table = f"table {parameter.qualified_name!r}"
         if any(not 0 <= rank < size for rank in ranks):
             raise UserError(
@@ -214,7 +214,7 @@ def _check_given(fixed: Iterable[Parameter], asked: Asked) -> None:
                 limit=f"a {sharding.sharding_type!r} table must be on all ranks",
                 remedy="Pass as given= a plan that was made for this job",
             )
-        check_by_pod(parameter.qualified_name, sharding, asked.topology, "given")
+        check_by_pod(parameter.qualified_name, sharding, request.topology, "given")
         _check_width("given", parameter, sharding)
 
 
@@ -244,7 +244,7 @@ def _check_devices(parameters: Iterable[Parameter], device: str) -> None:
                 limit="FBGEMM has no kernels for BF16 weights on CPUs",
                 remedy="Set data_type of the table to FP16 or FP32",
             )
-        if (group := parameter.said.device_group) not in (None, device):
+        if (group := parameter.user_constraints.device_group) not in (None, device):
             raise UserError(
                 "constraints-device-group",
                 f"device_group is {group!r}",
@@ -265,13 +265,13 @@ def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> No
             continue
         planned = sharding.cache_params
         for field in PASSED_ON:
-            if (asked := getattr(constraints, field)) is not None:
-                setattr(sharding, field, asked)
+            if (wanted := getattr(constraints, field)) is not None:
+                setattr(sharding, field, wanted)
         if planned is not None:
-            asked, kept = sharding.cache_params or planned, {"load_factor": planned.load_factor}
+            wanted, kept = sharding.cache_params or planned, {"load_factor": planned.load_factor}
             if planned.prefetch_pipeline is not None:
                 kept["prefetch_pipeline"] = planned.prefetch_pipeline
-            sharding.cache_params = replace(asked, **kept)
+            sharding.cache_params = replace(wanted, **kept)
         types = constraints.sharding_types or (WHOLE, SPLIT)
         if sharding.sharding_type == SPLIT and SPLIT not in types:
             sharding.sharding_type = WHOLE  # one shard: both types mean the same, and constraints name only table_wise
@@ -302,13 +302,13 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
     Raises:
         UserError: the plan fails one of these checks.
     """
-    asked = model.asked
-    _check_given(model.division.fixed, asked)
+    request = model.request
+    _check_given(model.division.fixed, request)
     try:
-        enumerator = EmbeddingEnumerator(asked.topology, asked.batch_size, dict(asked.constraints))
+        enumerator = EmbeddingEnumerator(request.topology, request.batch_size, dict(request.constraints))
         space = enumerator.enumerate(model.module, list(model.sharders))
         stored = loader.plan_context_hash()
-        if stored is not None and stored != _context_hash(asked, enumerator):
+        if stored is not None and stored != _context_hash(request, enumerator):
             raise UserError(
                 "plan-loader-context-differs",
                 "the context hash of the stored plan differs from the context hash of this job",
@@ -322,9 +322,9 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
                 "plan_loader returned no plan",
                 remedy="Store a plan that was made for this job, or remove plan_loader=",
             )
-        loaded = plan_of_options(extract_plan(space, options), asked.topology)
-        loaded = flagged(loaded, asked.pipeline, "the stored plan")
-        return _checked(joined(loaded, asked.fixed), model, models)
+        loaded = plan_of_options(extract_plan(space, options), request.topology)
+        loaded = flagged(loaded, request.pipeline, "the stored plan")
+        return _checked(joined(loaded, request.fixed), model, models)
     except (PlannerError, AssertionError, OSError) as error:  # a missing file, a reservation without a topology
         if isinstance(error, AssertionError) and not raised_by(error, "torchrec"):
             raise
@@ -336,13 +336,13 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
         ) from error
 
 
-def _context_hash(asked: Asked, enumerator: EmbeddingEnumerator) -> str:
+def _context_hash(request: PlanningRequest, enumerator: EmbeddingEnumerator) -> str:
     """Return TorchRec's hash of all inputs of a plan; `enumerator` must have enumerated the sharding options.
 
     Raises:
         UserError: TorchRec cannot compute the hash, for example because statistics of a cache have no fingerprint.
     """
-    context = asked.topology, asked.batch_size, enumerator, asked.reservation, dict(asked.constraints)
+    context = request.topology, request.batch_size, enumerator, request.reservation, dict(request.constraints)
     try:
         return str(hash_planner_context_inputs_str(*context))
     except CONTEXT_ERRORS as error:
@@ -375,7 +375,7 @@ def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[Sha
     if not model.tables:
         return whole, None
     others = (*model.division.delegated, *model.division.fixed)
-    task = model.asked.task(model.tables, without(model.left, whole, others, model.asked))
+    task = model.request.task(model.tables, without(model.left, whole, others, model.request))
     plan = from_sharding_plan(task, model.ours_in(whole))
     if plan.violations:
         raise UserError(

@@ -215,9 +215,9 @@ def _why_not_placed(parameter: Parameter, served: Served) -> str | None:
     """
     if served.calls_of(parameter):
         return None
-    said = parameter.said
-    types = [f"sharding_types={said.sharding_types}"] if said.sharding_types else []
-    kernels = [f"compute_kernels={said.compute_kernels}"] if said.compute_kernels else []
+    constraints = parameter.user_constraints
+    types = [f"sharding_types={constraints.sharding_types}"] if constraints.sharding_types else []
+    kernels = [f"compute_kernels={constraints.compute_kernels}"] if constraints.compute_kernels else []
     unknown = "the searcher or the cost models do not support this" if parameter.calls else ""
     if served.calls.intersection(parameter.calls):
         unknown = f"the table has too few rows for {served.num_devices} devices, or is too wide"

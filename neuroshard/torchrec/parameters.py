@@ -24,7 +24,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.types import DataType
 
-from neuroshard.layouts import COLUMNS, LAYOUTS, ROWS
+from neuroshard.layouts import COLUMN_WISE_LAYOUT, LAYOUTS, ROW_WISE_LAYOUT
 from neuroshard.layouts.sharding_types import types_of
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import number_of
@@ -71,7 +71,7 @@ class Parameter:
 
     def __post_init__(self) -> None:
         for word in ("pooling_factors", "num_poolings", "batch_sizes"):
-            numbers = getattr(self.said, word) or ()
+            numbers = getattr(self.user_constraints, word) or ()
             if not all(0 < number < inf for number in numbers):
                 raise UserError(
                     "constraints-numbers-not-positive",
@@ -123,13 +123,15 @@ class Parameter:
         """Bytes per element of the outputs of lookups,
         as the constraints set them or otherwise the sharder's `fused_params`.
         """
-        asked = self.said.output_dtype or (getattr(self.sharder, "fused_params", None) or {}).get("output_dtype")
-        known = data_type_to_sparse_type(asked or DataType.FP32) if isinstance(asked, DataType | None) else asked
+        wanted = self.user_constraints.output_dtype or (getattr(self.sharder, "fused_params", None) or {}).get(
+            "output_dtype"
+        )
+        known = data_type_to_sparse_type(wanted or DataType.FP32) if isinstance(wanted, DataType | None) else wanted
         bits: int = known.bit_rate()
         return bits // 8
 
     @property
-    def said(self) -> ParameterConstraints:
+    def user_constraints(self) -> ParameterConstraints:
         """The constraints of the table, or TorchRec's default constraints if it has none."""
         return self.constraints or ParameterConstraints()
 
@@ -206,10 +208,10 @@ class Parameter:
 
     def _pooling_factor(self, batch_size: int) -> float:
         """Return the lookups per sample of a device's batch, summed over all features."""
-        features, said = self.num_features, self.said
-        lookups = _for_each(said.pooling_factors, features)
-        poolings = _for_each(said.num_poolings or [1.0], features)
-        batches = _for_each(said.batch_sizes or [batch_size], features)
+        features, constraints = self.num_features, self.user_constraints
+        lookups = _for_each(constraints.pooling_factors, features)
+        poolings = _for_each(constraints.num_poolings or [1.0], features)
+        batches = _for_each(constraints.batch_sizes or [batch_size], features)
         counts = {"pooling_factors": lookups, "num_poolings": poolings, "batch_sizes": batches}
         if wrong := [word for word, numbers in counts.items() if len(numbers) != features]:
             raise UserError(
@@ -221,16 +223,16 @@ class Parameter:
             )
         return _over_all(lookups, poolings, batches, batch_size)
 
-    def told_lookups(self, table: Table, batch_size: int) -> list[float]:
+    def reported_lookups(self, table: Table, batch_size: int) -> list[float]:
         """Return the lookups of each feature for TorchRec's reports: the constraints, scaled to the lookups of `table`.
 
         Reports multiply these lookups by `num_poolings` and `batch_sizes` of the constraints, feature by feature.
         """
-        said = self.said
-        poolings, batches = said.num_poolings or [1.0], said.batch_sizes or [batch_size]
-        alone = not said.num_poolings and not said.batch_sizes
-        count = self.num_features if alone else max(map(len, (said.pooling_factors, poolings, batches)))
-        factors = _for_each(said.pooling_factors, count)
+        constraints = self.user_constraints
+        poolings, batches = constraints.num_poolings or [1.0], constraints.batch_sizes or [batch_size]
+        alone = not constraints.num_poolings and not constraints.batch_sizes
+        count = self.num_features if alone else max(map(len, (constraints.pooling_factors, poolings, batches)))
+        factors = _for_each(constraints.pooling_factors, count)
         total = _over_all(factors, _for_each(poolings, count), _for_each(batches, count), batch_size)
         return [factor * table.pooling_factor / total for factor in factors]
 
@@ -240,8 +242,8 @@ class Parameter:
 
         They follow from the sharding types in the constraints, or otherwise from the sharder's sharding types.
         """
-        kernels, types = self.said.compute_kernels, self._types
-        columns = (COLUMNS.form,) if self.tiers and {WHOLE, SPLIT}.intersection(types) else ()
+        kernels, types = self.user_constraints.compute_kernels, self._types
+        columns = (COLUMN_WISE_LAYOUT.form,) if self.tiers and {WHOLE, SPLIT}.intersection(types) else ()
         named = (_OTHERS[sharding_type] for sharding_type in types if sharding_type in _OTHERS)
         others = (layout for layout in named if not kernels or kernel_of(layout, ON_DEVICE) in kernels)
         return (*columns, *(layout.form for layout in others if layout.form in self._known_forms))
@@ -251,13 +253,17 @@ class Parameter:
         """The sharding types in the constraints, or otherwise the sharder's,
         without types that the table cannot have.
         """
-        types = self.said.sharding_types or set(self.sharder.sharding_types(ANY_DEVICE)) - self.withheld_types
+        types = (
+            self.user_constraints.sharding_types or set(self.sharder.sharding_types(ANY_DEVICE)) - self.withheld_types
+        )
         return COPIED.intersection(types) if self.unlike_kernels else frozenset(types)
 
     @property
     def names_data_parallel(self) -> bool:
         """True if the constraints name data_parallel, or the compute kernel that only data-parallel tables have."""
-        return not COPIED.isdisjoint(self.said.sharding_types or ()) or DENSE in (self.said.compute_kernels or ())
+        return not COPIED.isdisjoint(self.user_constraints.sharding_types or ()) or DENSE in (
+            self.user_constraints.compute_kernels or ()
+        )
 
     @property
     def withheld_types(self) -> frozenset[str]:
@@ -279,17 +285,17 @@ class Parameter:
         if device != "cpu" or self.config is None:
             return frozenset()
         copies = frozenset[str]() if self.pooled and not self.fused else COPIED
-        return copies if ROWS.fits(self.config.num_embeddings, num_devices) else copies | IN_ROWS
+        return copies if ROW_WISE_LAYOUT.fits(self.config.num_embeddings, num_devices) else copies | IN_ROWS
 
     def without_failing(self, device: str, num_devices: int) -> "Parameter":
         """Return the parameter without the types that fail on these devices;
         raise UserError if constraints name no other.
         """
-        failing, named = self.failing_types(device, num_devices), self.said.sharding_types or []
+        failing, named = self.failing_types(device, num_devices), self.user_constraints.sharding_types or []
         left = [kind for kind in named if kind not in failing]
         if named and not left:
             raise self.failing_error(named, num_devices)
-        return self if left == named else replace(self, constraints=replace(self.said, sharding_types=left))
+        return self if left == named else replace(self, constraints=replace(self.user_constraints, sharding_types=left))
 
     def failing_error(self, types: Sequence[str], num_devices: int) -> UserError:
         """Return the error for a table all of whose possible sharding types fail on this number of devices."""
@@ -329,7 +335,7 @@ class Parameter:
         With `enforce_hbm` only tier device counts, if its kernel is allowed: FBGEMM then keeps the whole table in
         device memory with the other kernels, too.
         """
-        kernels = self.said.compute_kernels
+        kernels = self.user_constraints.compute_kernels
         tiers = tuple(tier for tier, kernel in KERNELS.items() if not kernels or kernel in kernels)
         return (Tier.DEVICE,) if self.enforces_hbm and Tier.DEVICE in tiers else tiers
 
@@ -338,8 +344,8 @@ class Parameter:
         """True if the constraints, or otherwise the sharder,
         make FBGEMM keep the table in device memory with any kernel.
         """
-        asked, fused = self.said.enforce_hbm, getattr(self.sharder, "fused_params", None) or {}
-        return bool(fused.get("enforce_hbm") if asked is None else asked)
+        wanted, fused = self.user_constraints.enforce_hbm, getattr(self.sharder, "fused_params", None) or {}
+        return bool(fused.get("enforce_hbm") if wanted is None else wanted)
 
     @property
     def calls(self) -> frozenset[Call]:
@@ -360,27 +366,27 @@ class Parameter:
         Raises:
             UserError: `min_partition` is below 1 column.
         """
-        said = self.said
-        if said.min_partition is not None and said.min_partition < 1:
+        constraints = self.user_constraints
+        if constraints.min_partition is not None and constraints.min_partition < 1:
             raise UserError(
                 "constraints-min-partition",
-                f"min_partition is {said.min_partition}",
+                f"min_partition is {constraints.min_partition}",
                 where=f"constraints of table {self.name!r}",
                 limit="the minimum is 1 column",
                 remedy="Set min_partition to 1 or more",
             )
-        may_split = not said.sharding_types or SPLIT in said.sharding_types
+        may_split = not constraints.sharding_types or SPLIT in constraints.sharding_types
         # In a collection, all sequence tables must be split in the same way.
         may_split &= self.pooled or not self.beside_others
-        if may_split and said.min_partition is None:
+        if may_split and constraints.min_partition is None:
             return None  # thousands of unnecessary rules would slow the search down
         if not may_split and any(LAYOUTS[form].blocks for form in self.forms):
             return TableRule(escape(name), min_dim=self.config.embedding_dim)  # any number of row blocks is allowed
-        return TableRule(escape(name), max_shards=None if may_split else 1, min_dim=said.min_partition)
+        return TableRule(escape(name), max_shards=None if may_split else 1, min_dim=constraints.min_partition)
 
     def type_rule(self, name: str) -> TableRule | None:
         """Return NeuroShard's rule on the sharding types of the table; None if the table may have any type."""
-        if set(self.forms) == set(self._known_forms) and not self.said.sharding_types:
+        if set(self.forms) == set(self._known_forms) and not self.user_constraints.sharding_types:
             return None
         types = tuple(kind for kind in types_of(*self.forms) if kind in self._types)
         return TableRule(escape(name), sharding_types=types)
@@ -393,12 +399,12 @@ class Parameter:
             UserError: the cache's load factor is not a share of the table, or `enforce_hbm` is set and all kernels use
                 host memory.
         """
-        cache, tiers = self.said.cache_params, self.tiers
+        cache, tiers = self.user_constraints.cache_params, self.tiers
         if self.enforces_hbm and tiers and Tier.DEVICE not in tiers:
-            set_in = "" if self.said.enforce_hbm else " in fused_params of the sharder"
+            set_in = "" if self.user_constraints.enforce_hbm else " in fused_params of the sharder"
             raise UserError(
                 "constraints-enforce-hbm",
-                f"enforce_hbm is True{set_in}, but compute_kernels is {self.said.compute_kernels}",
+                f"enforce_hbm is True{set_in}, but compute_kernels is {self.user_constraints.compute_kernels}",
                 where=f"constraints of table {self.qualified_name!r}",
                 limit="enforce_hbm=True keeps all weights in device memory, and these kernels use host memory",
                 remedy=f"Remove enforce_hbm or compute_kernels, or add {KERNELS[Tier.DEVICE]!r} to compute_kernels",
@@ -461,8 +467,8 @@ def parameters_of(
         sharder, configs = by_type[type(sharded)], _configs(sharded)
         for name, weights in sharder.shardable_parameters(sharded).items():
             found = Parameter(path, name, sharded, sharder, weights, configs.get(name))
-            said = constraints.get(found.qualified_name, constraints.get(name))
-            yield replace(found, constraints=said)
+            own = constraints.get(found.qualified_name, constraints.get(name))
+            yield replace(found, constraints=own)
 
 
 def _sharded(path: str, module: nn.Module, sharders: Mapping[Any, Any]) -> Iterator[tuple[str, nn.Module]]:

@@ -39,13 +39,11 @@ from neuroshard.tasks.changes import TaskChanges
 from neuroshard.tasks.constraints import Constraints
 from neuroshard.tasks.memory import MemoryUse
 from neuroshard.tasks.task import Task
-from neuroshard.torchrec.asked import Asked, device_memory, host_memory, no_table_planned
 from neuroshard.torchrec.bandwidths import with_bandwidths
 from neuroshard.torchrec.finder import Finder, Replanned, kept_plan_outdated
 from neuroshard.torchrec.groups import Groups, groups_of
+from neuroshard.torchrec.input_digests import input_digests
 from neuroshard.torchrec.kept import KeptPlan, check_replaceable, kept_in
-from neuroshard.torchrec.known_tables import Known, known_tables
-from neuroshard.torchrec.made_for import made_for
 from neuroshard.torchrec.model import Model, loaded_plan
 from neuroshard.torchrec.planner_report import (
     Callback,
@@ -60,11 +58,13 @@ from neuroshard.torchrec.planner_report import (
     unsound_remarks,
     withheld_remedy,
 )
+from neuroshard.torchrec.planning_request import PlanningRequest, device_memory, host_memory, no_table_planned
 from neuroshard.torchrec.pods import ignored_pods_remark, pod_size_remark
 from neuroshard.torchrec.prefetching import check_prefetching, flagged, pipeline_of
+from neuroshard.torchrec.table_statistics import Statistics, table_statistics
 from neuroshard.torchrec.unread import no_data_parallel_remark, unread_remarks, unused_arguments
 from neuroshard.torchrec.variable_batches import variable_batch_remarks
-from neuroshard.words.model_choice import TORCHREC, ModelChoice, told
+from neuroshard.words.model_choice import TORCHREC, ModelChoice, settings_text
 
 _log = logging.getLogger(__name__)
 _BATCH_SIZE = 512  # TorchRec's default
@@ -142,6 +142,13 @@ class NeuroShardPlanner(ShardingPlanner):
             as "adam"; None for "sgd". The setting changes costs alone: `memory` sets the optimizer whose states take
             memory.
 
+    The constructor checks the arguments and loads the cost models; it neither reads a model nor searches. It sorts the
+    arguments into three roles. A `Finder` finds plans: `models`, `framework`, `dense_ms`, `exchange_dtype` and
+    `model_optimizer` make its simulator, `searcher` and `settings` its search method, `verify`, `candidate_plans` and
+    `passes` its measurements. One `PlanningRequest` for each possible number of groups describes the job: all arguments
+    about ranks, memory, constraints and tables. `keep`, `plan_loader`, `stats`, `callbacks` and `debug` decide where
+    plans come from and go to.
+
     Attributes:
         last_plan: the latest plan of the tables that NeuroShard plans; None before the first plan, or if NeuroShard
             plans no table.
@@ -162,7 +169,7 @@ class NeuroShardPlanner(ShardingPlanner):
         memory: MemoryUse | None = None,
         searcher: Searcher | str = "neuroshard",
         given: ShardingPlan | None = None,
-        tables: Known = None,
+        tables: Statistics = None,
         keep: str | Path | None = None,
         keep_types: bool = False,
         stats: Stats | Sequence[Stats] | None = None,
@@ -183,6 +190,7 @@ class NeuroShardPlanner(ShardingPlanner):
         model_optimizer: str | None = None,
         **settings: Any,
     ) -> None:
+        # 1. Check the arguments; warn of arguments without effect.
         _check_one_source(keep, plan_loader)
         _check_timeout(timeout_seconds)
         _check_type("topology", topology, TorchRecTopology)
@@ -210,6 +218,7 @@ class NeuroShardPlanner(ShardingPlanner):
             num_groups, sync_steps, use_inter_host_allreduce, keep_types and keep is None, verify, **of_verify
         ):
             _log.warning(remark)
+        # 2. The finder: cost models, search method, measurements.
         models = models or _default_models(topology.compute_device, dense_ms)
         costs, choice = _loaded_models(models, framework, dense_ms, exchange_dtype, model_optimizer)
         pipeline, constraints = pipeline_of(pipeline, memory), _checked_constraints(constraints or {})
@@ -226,13 +235,14 @@ class NeuroShardPlanner(ShardingPlanner):
                 )
             verify = verifier_of(verify, choice, topology.compute_device, candidate_plans, passes, hides_input)
         self._finder = Finder(searcher_of(searcher, **settings), simulator, verify, keep_types)
+        # 3. The job, once for each possible number of groups.
         ways = groups_of(topology, num_groups, sync_steps, use_inter_host_allreduce)
         _warn_of_groups(ways, simulator.models, topology.compute_device)
         if ignored := ignored_pods_remark(topology):
             _log.warning(ignored)
         reservation = storage_reservation or FixedPercentageStorageReservation(_RESERVED_SHARE)
-        self._asked = tuple(
-            Asked(
+        self._requests = tuple(
+            PlanningRequest(
                 topology=groups.topology,
                 batch_size=batch_size,
                 # A reservation stores the memory that it left last.
@@ -242,13 +252,14 @@ class NeuroShardPlanner(ShardingPlanner):
                 rules=rules or Constraints(),
                 memory=memory,
                 pipeline=pipeline,
-                known=known_tables(tables, batch_size * groups.sharding_group_size),
+                known=table_statistics(tables, batch_size * groups.sharding_group_size),
                 groups=groups,
                 timeout_s=timeout_seconds,
                 data_parallel=data_parallel,
             )
             for groups in ways
         )
+        # 4. Sources and destinations of plans, and the state that `plan` leaves.
         self._loader = plan_loader
         self._keep = None if keep is None else Path(keep)
         self._reports = Reports([stats] if isinstance(stats, Stats) else [*(stats or ())], list(callbacks or ()), debug)
@@ -416,10 +427,10 @@ class NeuroShardPlanner(ShardingPlanner):
         "constraints" if these devices contradict them.
         """
         try:
-            asked = self._asked_for(model)
+            digests = self._input_digests(model)
         except UserError:  # planning this model raises the error again
             return ("constraints",)
-        return kept.differences(asked, device_memory(model.left), host_memory(model.left))
+        return kept.differences(digests, device_memory(model.left), host_memory(model.left))
 
     def _loaded(self, models: Sequence[Model]) -> "_Way | None":
         """Return the plan of the plan loader; None without a loader or, with a warning,
@@ -459,7 +470,7 @@ class NeuroShardPlanner(ShardingPlanner):
         if not found:
             raise errors[0]
         if len(found) > 1:
-            costs = ", ".join(f"{way.model.asked.groups.num_groups}: {way.total_ms:.3f}" for way in found)
+            costs = ", ".join(f"{way.model.request.groups.num_groups}: {way.total_ms:.3f}" for way in found)
             _log.info("predicted ms by number of groups: %s", costs)
         return min(found, key=lambda way: way.total_ms)
 
@@ -472,7 +483,7 @@ class NeuroShardPlanner(ShardingPlanner):
         finder = self._finder_of(model)
         others, left = model.others()
         try:
-            plan = search(finder, model.asked.task(model.tables, left)) if model.tables else None
+            plan = search(finder, model.request.task(model.tables, left)) if model.tables else None
         except InfeasibleError as error:
             remedies = error.message.remedy, withheld_remedy(model.tables.values())
             raise error.changed(remedy=". ".join(filter(None, remedies))) from None
@@ -522,9 +533,9 @@ class NeuroShardPlanner(ShardingPlanner):
         model, reports, took_s = found.model, self._reports, perf_counter() - started
         if found.kept:
             reports = replace(reports, callbacks=())  # callbacks have changed the plan before it was kept
-        elif remark := late_remark(took_s, model.asked.timeout_s):
+        elif remark := late_remark(took_s, model.request.timeout_s):
             _log.warning(remark)
-        whole, plan = reports.told(found.finder.simulator, model, found.whole, found.plan, took_s)
+        whole, plan = reports.pass_on(found.finder.simulator, model, found.whole, found.plan, took_s)
         self._remember(found, whole, plan)
         self._warn_of_whole(model, whole)
         parameters, ranks = model.division.parameters, int(model.left.world_size)
@@ -534,11 +545,13 @@ class NeuroShardPlanner(ShardingPlanner):
             *variable_batch_remarks(parameters, whole, model.left.compute_device),
         ):
             _log.warning(remark)
-        if model.asked.groups.num_groups == 1 and (remark := pod_size_remark(whole, model.left)):
+        if model.request.groups.num_groups == 1 and (remark := pod_size_remark(whole, model.left)):
             _log.warning(remark)
         if self._keep and not found.kept and (group is None or dist.get_rank(group) == 0):
             left = model.left
-            kept_plan = KeptPlan(self._asked_for(model), self.last_plan, whole, device_memory(left), host_memory(left))
+            kept_plan = KeptPlan(
+                self._input_digests(model), self.last_plan, whole, device_memory(left), host_memory(left)
+            )
             if reports.callbacks and (lost := model.forgotten(whole)):
                 _log.warning(
                     Message(
@@ -552,15 +565,15 @@ class NeuroShardPlanner(ShardingPlanner):
                 kept_plan.keep_in(self._keep)
         return whole
 
-    def _asked_for(self, model: Model) -> dict[str, str]:
+    def _input_digests(self, model: Model) -> dict[str, str]:
         """Return the digests of all inputs that a kept plan depends on; empty without `keep`."""
-        return made_for(model, self._finder, self._reports.callbacks) if self._keep else {}
+        return input_digests(model, self._finder, self._reports.callbacks) if self._keep else {}
 
     def _models(self, module: nn.Module, sharders: Sharders | None) -> list[Model]:
         """Return the model for each possible division into groups; raise UserError if `sharders` is not a list."""
         _check_type("sharders", sharders, Sequence)
         sharders = sharders or get_default_sharders()
-        first = self._asked[0]
+        first = self._requests[0]
         served = self._finder.served(first.topology)
         if first.data_parallel and (unused := no_data_parallel_remark(served, self._finder.searcher.takes_forms)):
             _log.warning(unused)
@@ -569,21 +582,21 @@ class NeuroShardPlanner(ShardingPlanner):
             _log.warning(remark)
         for remark in unread_remarks(model):
             _log.warning(remark)
-        return [model, *(model.on(asked) for asked in self._asked[1:])]
+        return [model, *(model.on(request) for request in self._requests[1:])]
 
     def _finder_of(self, model: Model) -> Finder:
         """Return the finder for a model; its costs count the synchronisation of the model's groups."""
-        groups, simulator = model.asked.groups, self._finder.simulator
+        groups, simulator = model.request.groups, self._finder.simulator
         if groups.num_groups == 1 or not model.tables:
             return self._finder
-        task = model.asked.task(model.tables, model.left)
+        task = model.request.task(model.tables, model.left)
         counted = Simulator(groups.counted(simulator.models, task), simulator.count_input)
         return replace(self._finder, simulator=counted)
 
     def _remember(self, found: "_Way", whole: ShardingPlan, plan: Plan | None) -> None:
         """Set the latest plan, its cost and its groups; log the cost and the warnings of the cost models."""
         self._selected = partial(options_of, found.finder.simulator, found.model, whole, plan)
-        self.last_plan, self.last_cost, self.last_groups = None, None, found.model.asked.groups
+        self.last_plan, self.last_cost, self.last_groups = None, None, found.model.request.groups
         if plan is None:
             return
         simulator, task = found.finder.simulator, plan.task
@@ -651,7 +664,7 @@ def _of_first(group: dist.ProcessGroup, find: Callable[[], _Answer]) -> _Answer:
     return found
 
 
-def _said(value: object) -> str:
+def _shown_value(value: object) -> str:
     """Return a value as an error shows it; a text is called a text, because quotes alone are easily overlooked."""
     return f"the text {value!r}" if isinstance(value, str) else repr(value)
 
@@ -684,7 +697,7 @@ def _check_timeout(timeout_seconds: int | None) -> None:
     if timeout_seconds is not None and not (isinstance(timeout_seconds, Real) and timeout_seconds > 0):
         raise UserError(
             "planner-timeout-not-positive",
-            f"timeout_seconds is {_said(timeout_seconds)}",
+            f"timeout_seconds is {_shown_value(timeout_seconds)}",
             limit="timeout_seconds must be a number above 0",
             remedy="Set timeout_seconds to a number above 0, without quotes, or leave timeout_seconds out",
         )
@@ -696,7 +709,7 @@ def _checked_batch_size(batch_size: int | None) -> int:
     if not isinstance(batch_size, int) or batch_size < 1:
         raise UserError(
             "planner-batch-size-invalid",
-            f"batch_size is {_said(batch_size)}",
+            f"batch_size is {_shown_value(batch_size)}",
             limit="batch_size must be a whole number, 1 or more",
             remedy="Set batch_size to the number of samples per step on one device, without quotes",
         )
@@ -800,7 +813,7 @@ def _loaded_models(
     if given:
         raise UserError(
             "planner-models-loaded-already",
-            f"{told(given)} cannot be set for the cost models {models.label!r}",
+            f"{settings_text(given)} cannot be set for the cost models {models.label!r}",
             limit="models is an object, so the cost models are loaded already",
             remedy="Pass the setting to CostModels.load, or pass cost models by name",
         )

@@ -26,13 +26,13 @@ from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.messages import Message, number_of
 from neuroshard.plumbing.schema import padded
-from neuroshard.torchrec.asked import device_memory, named_optimizer
 from neuroshard.torchrec.delegated import joined
 from neuroshard.torchrec.kernels import COPIED, DENSE, IN_ROWS, cut_widths
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.modules import listed
 from neuroshard.torchrec.options import estimate, sharding_options, storage_estimator
 from neuroshard.torchrec.parameters import Parameter
+from neuroshard.torchrec.planning_request import device_memory, named_optimizer
 from neuroshard.torchrec.prefetching import flagged
 from neuroshard.torchrec.releases import TORCHREC
 from neuroshard.torchrec.sharding_plan import from_sharding_plan
@@ -120,7 +120,7 @@ def _ways_out(lost: Sequence[Parameter]) -> str:
         if table.unlike_kernels
     ]
     ways = [] if len(odd) == len(lost) else ["remove data_parallel=True and remove data_parallel from sharding_types"]
-    if any(DENSE in (table.said.compute_kernels or ()) for table in lost):
+    if any(DENSE in (table.user_constraints.compute_kernels or ()) for table in lost):
         ways.append(f"remove {DENSE!r} from compute_kernels")
     if odd:
         ways.append(f"pad {listed(odd)}, because fused kernels need a multiple of 4 columns")
@@ -241,7 +241,7 @@ def withheld_remedy(parameters: Iterable[Parameter]) -> str:
     withheld = [
         parameter.qualified_name
         for parameter in parameters
-        if not parameter.said.sharding_types and parameter.withheld_types & IN_ROWS
+        if not parameter.user_constraints.sharding_types and parameter.withheld_types & IN_ROWS
     ]
     if not withheld:
         return ""
@@ -259,7 +259,7 @@ class Reports:
     callbacks: Sequence[Callback]
     debug: bool
 
-    def told(
+    def pass_on(
         self, simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None, run_time_s: float
     ) -> tuple[ShardingPlan, Plan | None]:
         """Pass the whole model's plan and NeuroShard's plan in it to the callbacks, then to the reports.
@@ -272,30 +272,30 @@ class Reports:
         """
         if not self.stats and not self.callbacks:
             return sharding_plan, plan
-        asked, options = model.asked, options_of(simulator, model, sharding_plan, plan)
+        request, options = model.request, options_of(simulator, model, sharding_plan, plan)
         for callback in self.callbacks:
             options = callback(options)
         if self.callbacks:
-            changed = flagged(to_sharding_plan(options, asked.topology), asked.pipeline, "callbacks")
+            changed = flagged(to_sharding_plan(options, request.topology), request.pipeline, "callbacks")
             sharding_plan = joined(sharding_plan, changed)
             plan = None if plan is None else from_sharding_plan(plan.task, model.ours_in(sharding_plan))
         for report in self.stats:
             report.log(
                 sharding_plan=sharding_plan,
-                topology=asked.topology,
-                batch_size=asked.batch_size,
-                storage_reservation=asked.reservation,
+                topology=request.topology,
+                batch_size=request.batch_size,
+                storage_reservation=request.reservation,
                 num_proposals=1,  # one search counts as one proposal
                 num_plans=1,
                 run_time=run_time_s,
                 best_plan=options,
-                constraints=dict(asked.constraints),
+                constraints=dict(request.constraints),
                 sharders=list(model.sharders),
                 debug=self.debug,
-                debug_stats=PlanDebugStats(planner_type="NeuroShardPlanner", timeout_seconds=asked.timeout_s),
+                debug_stats=PlanDebugStats(planner_type="NeuroShardPlanner", timeout_seconds=request.timeout_s),
             )
         if self.stats and plan is not None:
-            _log.info(_summary_of(plan, simulator, device_memory(asked.topology)))
+            _log.info(_summary_of(plan, simulator, device_memory(request.topology)))
         return sharding_plan, plan
 
 
@@ -306,13 +306,17 @@ def options_of(
 
     The options of NeuroShard's `plan` come first, with the lookups of its tables and the simulator's costs.
     """
-    batch_size, topology, constraints = model.asked.batch_size, model.asked.topology, dict(model.asked.constraints)
+    batch_size, topology, constraints = (
+        model.request.batch_size,
+        model.request.topology,
+        dict(model.request.constraints),
+    )
     options = sharding_options(sharding_plan, model.division.parameters, batch_size, model.left)
     ours, others = options[: len(model.tables)], options[len(model.tables) :]
     tables = () if plan is None else plan.task.tables
     for option, parameter, table in zip(ours, model.tables.values(), tables, strict=True):
-        option.input_lengths = parameter.told_lookups(table, batch_size)
-    estimate(storage_estimator(topology, constraints, model.asked.pipeline), options, model.sharders)
+        option.input_lengths = parameter.reported_lookups(table, batch_size)
+    estimate(storage_estimator(topology, constraints, model.request.pipeline), options, model.sharders)
     perf = EmbeddingPerfEstimatorFactory.create(DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=constraints)
     estimate(perf, others, model.sharders)
     if plan is not None:

@@ -19,9 +19,9 @@ from neuroshard.tables.statistics.lookups import Lookups
 from neuroshard.tables.statistics.measured import MeasuredTables
 from neuroshard.tables.statistics.tally import Features, TableShape
 from neuroshard.tables.table import MAX_ROW_BLOCKS
-from neuroshard.torchrec.known_tables import with_statistics
 from neuroshard.torchrec.modules import divide
 from neuroshard.torchrec.parameters import Parameter
+from neuroshard.torchrec.table_statistics import with_statistics
 
 
 @checked

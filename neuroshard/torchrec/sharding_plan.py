@@ -15,7 +15,7 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
-from neuroshard.layouts import Layout, in_columns, in_copies, layout_of
+from neuroshard.layouts import Layout, layout_of, place_column_wise, place_data_parallel
 from neuroshard.layouts.layout import check_cover
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError, check_name, unknown_name
@@ -23,7 +23,7 @@ from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.schema import MAX_SHARD_DIM
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
-from neuroshard.torchrec.kernels import SHARDING_TYPES, cache_params, home_of, kernel_of, shards_of
+from neuroshard.torchrec.kernels import SHARDING_TYPES, cache_params, kernel_of, shards_of, tier_assignment_of
 from neuroshard.torchrec.prefetching import check_cache, flagged
 from neuroshard.torchrec.releases import COMPUTE_DEVICES
 from neuroshard.torchrec.sequences import check_sequences
@@ -152,15 +152,15 @@ def _parameter(
     """Return a table's sharding, given its placements in order of columns and then rows,
     with the names of their devices.
     """
-    copied, home = sharding_type is ShardingType.DATA_PARALLEL, places[0][0].tier_assignment
+    copied, assignment = sharding_type is ShardingType.DATA_PARALLEL, places[0][0].tier_assignment
     shards = [
         ShardMetadata([placed.shard.row, placed.shard.column], [placed.shard.rows, placed.shard.dim], at)
         for placed, at in places
     ]
     return ParameterSharding(
         sharding_type=sharding_type.value,
-        compute_kernel=kernel_of(layout, home),
-        cache_params=cache_params(home, cache),
+        compute_kernel=kernel_of(layout, assignment),
+        cache_params=cache_params(assignment, cache),
         ranks=[placed.device for placed, _ in places],
         sharding_spec=None if copied else EnumerableShardingSpec(shards),
     )
@@ -207,8 +207,10 @@ def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
                 remedy=remedy,
             )
         ((path, parameter),) = parameters
-        home = home_of(table.name, parameter.compute_kernel, parameter.cache_params)
-        placed += (replace(placed_shard, tier_assignment=home) for placed_shard in _placements(task, index, parameter))
+        assignment = tier_assignment_of(table.name, parameter.compute_kernel, parameter.cache_params)
+        placed += (
+            replace(placed_shard, tier_assignment=assignment) for placed_shard in _placements(task, index, parameter)
+        )
         shardings.append((path, table, parameter))
     check_sequences(shardings)
     return Plan(task, tuple(placed))
@@ -234,7 +236,9 @@ def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Pl
     check_cover(table, rectangles)
     layout = layout_of(table, rectangles)
     if layout.free and all(shard.dim <= MAX_SHARD_DIM for shard in rectangles):
-        placed = in_columns(task, ((index, shard.dim, rank) for shard, rank in zip(rectangles, ranks, strict=True)))
+        placed = place_column_wise(
+            task, ((index, shard.dim, rank) for shard, rank in zip(rectangles, ranks, strict=True))
+        )
     else:
         placed = sorted(_placed(table, shard, rank) for shard, rank in zip(rectangles, ranks, strict=True))
         layout.check(table, placed, task.topology)
@@ -274,7 +278,7 @@ def _copies(task: Task, index: int, parameter: ParameterSharding) -> list[Placem
             limit=f"a data_parallel table must be on all {len(devices)} ranks",
             remedy="Make a plan for this number of devices, or correct the table's ranks",
         )
-    return in_copies(task, index)
+    return place_data_parallel(task, index)
 
 
 def _rectangle(index: int, table: Table, shard: ShardMetadata) -> Shard:

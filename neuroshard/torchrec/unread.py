@@ -33,40 +33,40 @@ def unread_remarks(model: Model) -> Iterator[Message]:
             )
     yield from _of_sharders(model, planned)
     yield from _of_given(model)
-    if model.asked.pipeline != PREFETCH and (names := [table.qualified_name for table in _prefetching(model)]):
+    if model.request.pipeline != PREFETCH and (names := [table.qualified_name for table in _prefetching(model)]):
         yield Message(
             "prefetching-not-counted",
             f"prefetch_pipeline=True is set for caches of {number_of(len(names), 'table')} ({listed(names)})",
-            limit=f"with pipeline={model.asked.pipeline!r} the planner counts no memory for prefetching",
+            limit=f"with pipeline={model.request.pipeline!r} the planner counts no memory for prefetching",
             remedy=f"Set pipeline={PREFETCH!r} if the job prefetches, or remove prefetch_pipeline=True",
         )
 
 
 def _is_weighted(table: Parameter) -> bool:
-    return bool(table.said.is_weighted)
+    return bool(table.user_constraints.is_weighted)
 
 
 def _is_called_virtual(table: Parameter) -> bool:
-    return bool(table.said.use_virtual_table) and not table.is_virtual
+    return bool(table.user_constraints.use_virtual_table) and not table.is_virtual
 
 
 def _has_other_features(table: Parameter) -> bool:
-    names = table.said.feature_names
+    names = table.user_constraints.feature_names
     return names is not None and sorted(names) != sorted(table.config.feature_names)
 
 
 def _has_cache_statistics(table: Parameter) -> bool:
-    cache = table.said.cache_params
+    cache = table.user_constraints.cache_params
     return cache is not None and cache.stats is not None
 
 
 def _has_other_precision(table: Parameter) -> bool:
-    cache = table.said.cache_params
+    cache = table.user_constraints.cache_params
     return cache is not None and cache.precision not in (None, table.config.data_type)
 
 
 def _has_no_cache(table: Parameter) -> bool:
-    kernels, cache = table.said.compute_kernels, table.said.cache_params
+    kernels, cache = table.user_constraints.compute_kernels, table.user_constraints.cache_params
     return cache is not None and cache.load_factor is not None and bool(kernels) and PREFETCHED.isdisjoint(kernels)
 
 
@@ -116,9 +116,9 @@ def _prefetching(model: Model) -> Iterator[Parameter]:
     if model.left.compute_device == "cpu":
         return
     for parameter in model.division.parameters:
-        given = parameter.sharding_in(model.asked.fixed) if parameter.is_in(model.asked.fixed) else None
-        kernels = parameter.said.compute_kernels if given is None else [given.compute_kernel]
-        cache = parameter.said.cache_params if given is None else given.cache_params
+        given = parameter.sharding_in(model.request.fixed) if parameter.is_in(model.request.fixed) else None
+        kernels = parameter.user_constraints.compute_kernels if given is None else [given.compute_kernel]
+        cache = parameter.user_constraints.cache_params if given is None else given.cache_params
         flag = None if cache is None else cache.prefetch_pipeline
         prefetches = _fused(parameter).get("prefetch_pipeline") if flag is None else flag
         if prefetches and (not kernels or PREFETCHED.intersection(kernels)):
@@ -148,7 +148,7 @@ def _of_sharders(model: Model, planned: Sequence[Parameter]) -> Iterator[Message
 def _of_given(model: Model) -> Iterator[Message]:
     """Yield the warning that a given plan, which is kept unchanged, contradicts constraints."""
     differing = [
-        f"{table.qualified_name} ({field}={getattr(table.said, field)})"
+        f"{table.qualified_name} ({field}={getattr(table.user_constraints, field)})"
         for table in model.division.fixed
         for field in _unfollowed(table, model)
     ]
@@ -163,24 +163,24 @@ def _of_given(model: Model) -> Iterator[Message]:
 
 def _unfollowed(table: Parameter, model: Model) -> Iterator[str]:
     """Yield the fields of a table's constraints that the given plan contradicts."""
-    sharding, said = table.sharding_in(model.asked.fixed), table.said
-    if said.sharding_types and sharding.sharding_type not in said.sharding_types:
+    sharding, constraints = table.sharding_in(model.request.fixed), table.user_constraints
+    if constraints.sharding_types and sharding.sharding_type not in constraints.sharding_types:
         yield "sharding_types"
-    if said.compute_kernels and sharding.compute_kernel not in said.compute_kernels:
+    if constraints.compute_kernels and sharding.compute_kernel not in constraints.compute_kernels:
         yield "compute_kernels"
     for field in PASSED_ON:
-        asked, has = getattr(said, field), getattr(sharding, field)
-        followed = _follows(sharding, asked) if isinstance(asked, CacheParams) else asked in (None, has)
+        wanted, has = getattr(constraints, field), getattr(sharding, field)
+        followed = _follows(sharding, wanted) if isinstance(wanted, CacheParams) else wanted in (None, has)
         if not followed:
             yield field
 
 
-def _follows(sharding: ParameterSharding, asked: CacheParams) -> bool:
-    """Return True if a sharding has no cache, or if its cache has all parameters that `asked` sets."""
+def _follows(sharding: ParameterSharding, wanted: CacheParams) -> bool:
+    """Return True if a sharding has no cache, or if its cache has all parameters that `wanted` sets."""
     if sharding.compute_kernel not in PREFETCHED:
         return True
     has = sharding.cache_params or CacheParams()
-    return all(getattr(asked, field.name) in (None, getattr(has, field.name)) for field in fields(CacheParams))
+    return all(getattr(wanted, field.name) in (None, getattr(has, field.name)) for field in fields(CacheParams))
 
 
 def no_data_parallel_remark(served: Served, forms: Collection[Form]) -> Message | None:

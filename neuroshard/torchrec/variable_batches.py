@@ -19,7 +19,7 @@ def variable_batch_remarks(
     No setting shows that a job will have variable batches. `batch_sizes` in constraints are a hint; without
     `batch_sizes` there are no warnings.
     """
-    if not any(parameter.said.batch_sizes for parameter in parameters):
+    if not any(parameter.user_constraints.batch_sizes for parameter in parameters):
         return
     for sharding_type in (*FAILS_WITH_VARIABLE_BATCHES, *(COPIED if device == "cpu" else ())):
         names = [

@@ -64,7 +64,7 @@ CALLS = (
     *(replace(call, tier=tier) for tier in TIERS[1:] for call in _CUT),
 )
 ON_DEVICE_CALLS = tuple(call for call in CALLS if call.tier is Tier.DEVICE)
-IN_COLUMNS = CALLS[0]
+COLUMN_WISE_CALL = CALLS[0]
 
 
 def call_named(name: str) -> Call:

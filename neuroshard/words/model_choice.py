@@ -149,11 +149,11 @@ def check_plain(name: str) -> None:
             "model-name-with-settings",
             f"unknown model {name!r}",
             limit="settings are not part of the name of a model",
-            remedy=f"Give the name {base!r} and the settings {told(settings)}",
+            remedy=f"Give the name {base!r} and the settings {settings_text(settings)}",
         )
 
 
-def told(settings: Mapping[str, Any]) -> str:
+def settings_text(settings: Mapping[str, Any]) -> str:
     """Return settings as text, as people write them: "framework=torchrec, dense_ms=8"."""
     return ", ".join(_written(settings))
 

@@ -182,7 +182,7 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
 
 
 def provenance_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str]:
-    """Yield lines on what predicted costs count, for which hardware, and by which models.
+    """Yield lines on the scope of predicted costs, and on the hardware and the models that they are for.
 
     Lines that begin with "warning:" say that models predict for other hardware than `here`, or that models differ.
     """
@@ -195,7 +195,7 @@ def provenance_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterato
         if target is not None and target.differs(here):
             message = Message(
                 "predicted-for-other-hardware",
-                f"costs of {_methods(group)} were {target.told(here)}",
+                f"costs of {_methods(group)} were {target.mismatch_text(here)}",
                 remedy="Compare measured costs only with measured costs" if target.other_kind(here) else ADAPT,
             )
             yield f"warning: {message}"

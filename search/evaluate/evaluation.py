@@ -14,8 +14,7 @@ from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import digest_of
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.stages.search.evaluate.comparison import Evaluated, plans_of, runnable_by_task
-from neuroshard.stages.search.evaluate.evaluate_result import EvaluateResult
-from neuroshard.stages.search.evaluate.measurer import Measure, Measurer
+from neuroshard.stages.search.evaluate.measurer import EvaluateResult, Measure, Measurer
 from neuroshard.words.fingerprint import versions
 
 

@@ -29,8 +29,7 @@ from neuroshard.stages.search.evaluate.comparison import (
     runnable_by_task,
     trust_lines,
 )
-from neuroshard.stages.search.evaluate.evaluate_result import Drawn, EvaluateResult
-from neuroshard.stages.search.evaluate.measurer import Measure, Measurer
+from neuroshard.stages.search.evaluate.measurer import Drawn, EvaluateResult, Measure, Measurer
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import Fingerprint
 

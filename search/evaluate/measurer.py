@@ -5,25 +5,92 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table as Grid
 
 from neuroshard.measure import Hardware
 from neuroshard.measure.hardware import Warn
 from neuroshard.measure.plan_costs import Advance
 from neuroshard.measure.steps.step_samples import StepProtocol
 from neuroshard.measure.store.plan_measurements import Pass
+from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import warn_of
-from neuroshard.stages.search.evaluate.comparison import Evaluated
-from neuroshard.stages.search.evaluate.evaluate_result import EvaluateResult
+from neuroshard.plumbing.files import write_atomically
+from neuroshard.plumbing.parquet import write_frame
+from neuroshard.plumbing.progress import print_lines
+from neuroshard.stages.search.evaluate.comparison import Evaluated, failures, provenance_lines, runnable_by_task
+from neuroshard.stages.search.evaluate.plan_comparison import Comparison
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.model_choice import TORCHREC
 
+Drawn = tuple[str, Callable[[], bytes]]  # the name of the file, and the function that draws the picture
 # Measures plans of one task once, as the pass with the given number. The sequence is the seed of the lookups and of the
 # order of the plans, the callback receives the progress, and measurements that models can be fitted to are stored in
 # the run's directory.
 Measure = Callable[[Sequence[Plan], int, Sequence[int], Advance, Path], Pass]
+
+
+@dataclass(frozen=True)
+class EvaluateFacts:
+    """The measurements of plans.
+
+    Attributes:
+        directory: directory of the run.
+        tables: rows of the written Parquet files, by the files' names without suffix.
+    """
+
+    directory: str
+    tables: Mapping[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class EvaluateResult:
+    """The measurements of plans, their files, and their presentation for people.
+
+    Attributes:
+        path: directory of the run.
+        entries: the plans.
+        frames: rows of the written files, by the files' names.
+        told: tables and lines for people.
+        tasks: the comparison of each task's plans, if training steps were measured.
+        picture: a picture of the results; None if there is none.
+    """
+
+    path: Path
+    entries: tuple[Evaluated, ...] = field(repr=False)
+    frames: Mapping[str, list[dict[str, Any]]] = field(repr=False)
+    told: Sequence[Grid | str] = field(repr=False)
+    tasks: tuple[Comparison, ...] = field(default=(), repr=False)
+    picture: Drawn | None = None
+
+    def save(self, facts: Mapping[str, object]) -> None:
+        """Write the frames, `run.json` with the facts, and the picture."""
+        for name, rows in self.frames.items():
+            write_frame(self.path / f"{name}.parquet", pd.DataFrame(rows))
+        RunDirectory(self.path).finish("evaluate", facts)
+        if self.picture is not None:
+            name, draw = self.picture
+            write_atomically(self.path / name, draw())
+
+    @property
+    def facts(self) -> EvaluateFacts:
+        """The rows of the written files, which `format=json` prints."""
+        return EvaluateFacts(str(self.path), self.frames)
+
+    def show(self, console: Console) -> None:
+        """Print the tables and lines, and the paths of the files."""
+        files = [f"results: {self.path}"]
+        files += [] if self.picture is None else [f"picture: {self.path / self.picture[0]}"]
+        for table_or_line in (*self.told, *files):
+            if isinstance(table_or_line, str):
+                print_lines(console, [table_or_line])
+            else:
+                console.print(table_or_line)
 
 
 class Measurer(ABC):
@@ -96,6 +163,7 @@ class TorchRecMeasurer(Measurer):
     """
 
     framework: ClassVar[str | None] = TORCHREC
+    detail: ClassVar[str]  # the name of the file with the rows of `details`
 
     protocol: StepProtocol = field(default_factory=StepProtocol)
 
@@ -126,3 +194,38 @@ class TorchRecMeasurer(Measurer):
     @abstractmethod
     def check_together(self, plans: Sequence[Plan], hardware: Hardware) -> None:
         """Raise UserError if these plans of one task, all live together, cannot be measured on this machine."""
+
+    def result(
+        self, run: Path, entries: Sequence[Evaluated], measured: Mapping[int, Sequence[Pass]], here: Fingerprint
+    ) -> EvaluateResult:
+        """Return the comparison of each task's plans, and a picture of the first task's plans."""
+        by_task = runnable_by_task(entries)
+        compared = tuple(self.compared(task, by_task[task], passes) for task, passes in measured.items())
+        shown = [line for task in compared for line in self.told(task)]
+        frames = {
+            "results": [row for task in compared for row in task.rows],
+            self.detail: [row for task in compared for row in self.details(task, measured[task.task])],
+        }
+        told = [*shown, *provenance_lines(entries, here), *failures(entries)]
+        return EvaluateResult(run, tuple(entries), frames, told, compared, self.drawn(compared[0]))
+
+    @abstractmethod
+    def compared(self, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass]) -> Comparison:
+        """Compare the plans of a task."""
+
+    @abstractmethod
+    def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
+        """Return the rows of a further file on the plans of a task."""
+
+    @abstractmethod
+    def told(self, compared: Comparison) -> list[Grid | str]:
+        """Return tables and lines for people on the plans of a task."""
+
+    def drawn(self, compared: Comparison) -> Drawn | None:
+        """Return a picture of the plans of a task; None if there is none."""
+        return None
+
+
+def plans_once(plans: Sequence[Plan]) -> list[Plan]:
+    """Return the plans without the objects that occur again."""
+    return list({id(plan): plan for plan in plans}.values())

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -25,20 +25,12 @@ from neuroshard.plumbing.grouping import grouped
 from neuroshard.plumbing.schema import PathName
 from neuroshard.stages.search.evaluate.comparison import (
     Evaluated,
-    failures,
-    grid_of,
-    names_and_forms,
     plans_of,
-    provenance_lines,
-    runnable_by_task,
 )
-from neuroshard.stages.search.evaluate.evaluate_result import EvaluateResult
-from neuroshard.stages.search.evaluate.measurer import Measure, TorchRecMeasurer
-from neuroshard.stages.search.evaluate.plan_comparison import Comparison
-from neuroshard.stages.search.evaluate.step_measurer import once_each
+from neuroshard.stages.search.evaluate.measurer import Measure, TorchRecMeasurer, plans_once
+from neuroshard.stages.search.evaluate.plan_comparison import Cell, Comparison
 from neuroshard.tasks.task import Task
 from neuroshard.words.collective import Collective
-from neuroshard.words.fingerprint import Fingerprint
 
 
 class ExchangesOfStep(NamedTuple):
@@ -81,6 +73,7 @@ class MirroredMeasurer(TorchRecMeasurer):
     """
 
     kind: ClassVar[str] = "mirrored"
+    detail: ClassVar[str] = "stretches"
 
     exchanges: PathName | None = None
     exchange_dtype: str | None = None
@@ -107,19 +100,48 @@ class MirroredMeasurer(TorchRecMeasurer):
         fits = all((row.phase in known) is (row.device is not None) for row in rows if row.error is None)
         return None if fits else "does not have the times of mirrored steps"
 
-    def result(
-        self, run: Path, entries: Sequence[Evaluated], measured: Mapping[int, Sequence[Pass]], here: Fingerprint
-    ) -> EvaluateResult:
-        """Return the comparison of each task's plans by their local work, with predicted exchanges."""
-        by_task = runnable_by_task(entries)
-        steps = [_TaskSteps.of(task, by_task[task], passes, self) for task, passes in measured.items()]
-        tables = (item for task in steps for item in task.told())
-        shown = [*tables, *provenance_lines(entries, here), *failures(entries)]
-        frames = {
-            "results": [row for task in steps for row in task.rows()],
-            "stretches": [row for task in steps for row in _stretch_rows(task.compared, measured[task.compared.task])],
+    def compared(self, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass]) -> Comparison:
+        """Compare the local work of a task's plans; phases and exchanges are from passes without errors."""
+        by_pass = [by_plan(one_pass, len(entries)) for one_pass in passes]
+        steps = [self._steps([plans[k] for plans in by_pass]) for k in range(len(entries))]
+        exchanges = zip(self.exchanges_of(plans_of(entries)), steps, strict=True)
+        added = [float(np.median([of_plan.in_step(step) for step in done] or np.nan)) for of_plan, done in exchanges]
+        ranks = [list(dict.fromkeys(row.device for row in rows if row.device is not None)) for rows in by_pass[0]]
+        compared = Comparison.of(task, entries, passes, self._local_ms, _mean_phases(steps))
+        columns = (
+            {"local_ms": float(compared.step_ms[k]), "exchange_ms": added[k], "ranks": ranks[k]}
+            | {phase: float(ms[k]) for phase, ms in compared.phase_ms.items()}
+            for k in range(len(entries))
+        )
+        return replace(compared, columns=tuple(columns))
+
+    def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
+        """Return the rows of `stretches.parquet`: the stretches of every measured rank in a step, in order."""
+        return [
+            {
+                **{"method": name, "task": compared.task, "build": number, "rank": rank, "place": place},
+                **{"phase": row.phase, "until": row.until, "ms": row.ms},
+                **{"sent_bytes": row.sent_bytes, "received_bytes": row.received_bytes},
+            }
+            for number, one_pass in enumerate(passes)
+            for name, rows in zip(compared.names, by_plan(one_pass, len(compared.names)), strict=True)
+            for rank, of_rank in grouped(rows, lambda row: row.device).items()
+            for place, row in enumerate(of_rank)
+            if rank is not None and row.error is None
+        ]
+
+    def told(self, compared: Comparison) -> list[Grid | str]:
+        """Return tables and lines for people, including the difference of equal plans and the failures."""
+        devices = plans_of(compared.entries)[0].task.topology.num_devices
+        columns: Mapping[str, Cell] = {
+            "ranks measured": lambda row: _ranges(row["ranks"]),
+            "local work": lambda row: f"{row['local_ms']:.2f}",
+            "beside the first": lambda row: f"{row['beside_first']:.3f}",
+            "exchanges": lambda row: _known(row["exchange_ms"]),
+            "predicted cost": lambda row: _known(row["predicted_ms"]),
         }
-        return EvaluateResult(run, tuple(entries), frames, shown, tuple(task.compared for task in steps))
+        floor = f"the first plan, measured twice, differs from itself by {compared.floor:.1%}"
+        return compared.told(f"Mirrored steps on {devices} ranks, ms", columns, "Local work by phase", floor)
 
     def exchanges_of(self, plans: Sequence[Plan]) -> list[ExchangesOfStep]:
         """Predict the exchanges of each plan, (K,); NaN without models."""
@@ -135,6 +157,14 @@ class MirroredMeasurer(TorchRecMeasurer):
         except ValueError as error:
             return str(error)
 
+    def _steps(self, passes: Sequence[Pass]) -> list[MirroredStep]:
+        """Return a plan's step in each pass without errors, given the rows of the plan."""
+        return [step for step in map(self.timeline, passes) if not isinstance(step, str)]
+
+    def _local_ms(self, rows: Pass) -> list[float]:
+        """Return the plan's step in a pass without exchanges; nothing after an error."""
+        return [step.step_ms for step in self._steps([rows])]
+
     def _measured(
         self,
         hardware: Hardware,
@@ -146,7 +176,7 @@ class MirroredMeasurer(TorchRecMeasurer):
         _run: Path,
     ) -> Pass:
         """Measure every plan once; a plan's cost is its local work and its predicted exchanges."""
-        check_mirrored(once_each(plans), hardware)
+        check_mirrored(plans_once(plans), hardware)
         rows: Pass = ()
         for job in rank_jobs(plans):
             rows += measure_rank(job, plans, self.protocol, number, seed, hardware, warn)
@@ -164,88 +194,11 @@ class MirroredMeasurer(TorchRecMeasurer):
         return (*rows, *costs)
 
 
-@dataclass(frozen=True)
-class _TaskSteps:
-    """Mirrored steps of one task's plans.
-
-    Attributes:
-        compared: the comparison of the plans by their local work.
-        exchange_ms: (K,) predicted ms of exchanges, the median over passes; NaN without models.
-        ranks: (K,) the measured ranks of each plan.
-    """
-
-    compared: Comparison
-    exchange_ms: tuple[float, ...]
-    ranks: tuple[list[int], ...]
-
-    @classmethod
-    def of(
-        cls, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass], measurer: MirroredMeasurer
-    ) -> "_TaskSteps":
-        """Compare the local work of a task's plans; phases and exchanges are from passes without errors."""
-
-        def local_ms(rows: Pass) -> list[float]:
-            """Return the plan's step without exchanges; nothing after an error."""
-            return [step.step_ms for step in [measurer.timeline(rows)] if not isinstance(step, str)]
-
-        of_plans = [[by_plan(one_pass, len(entries))[k] for one_pass in passes] for k in range(len(entries))]
-        every = [[measurer.timeline(rows) for rows in of_plan] for of_plan in of_plans]
-        steps = [[step for step in of_plan if not isinstance(step, str)] for of_plan in every]
-        exchanges = measurer.exchanges_of(plans_of(entries))
-        added = [[of_plan.in_step(step) for step in done] for of_plan, done in zip(exchanges, steps, strict=True)]
-        compared = Comparison.of(task, entries, passes, local_ms, _mean_phases(steps))
-        ranks = tuple(list(dict.fromkeys(row.device for row in rows[0] if row.device is not None)) for rows in of_plans)
-        return cls(compared, tuple(float(np.median(ms or np.nan)) for ms in added), ranks)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of `results.parquet`: one for each plan."""
-        phase_ms = self.compared.phase_ms
-        return self.compared.rows(
-            [
-                {"local_ms": float(self.compared.step_ms[k]), "exchange_ms": exchange_ms, "ranks": ranks}
-                | {phase: float(ms[k]) for phase, ms in phase_ms.items()}
-                for k, (exchange_ms, ranks) in enumerate(zip(self.exchange_ms, self.ranks, strict=True))
-            ]
-        )
-
-    def told(self) -> list[Grid | str]:
-        """Return tables and lines for people, including the difference of equal plans and the failures."""
-        compared, rows = self.compared, self.rows()
-        devices = plans_of(compared.entries)[0].task.topology.num_devices
-        columns = {
-            **names_and_forms(compared.entries),
-            "ranks measured": [_ranges(row["ranks"]) for row in rows],
-            "local work": [f"{row['local_ms']:.2f}" for row in rows],
-            "beside the first": [f"{row['beside_first']:.3f}" for row in rows],
-            "exchanges": [_known(row["exchange_ms"]) for row in rows],
-            "predicted cost": [_known(row["predicted_ms"]) for row in rows],
-        }
-        steps = grid_of(f"Mirrored steps on {devices} ranks, ms, task {compared.task}", columns)
-        floor = f"the first plan, measured twice, differs from itself by {compared.floor:.1%}"
-        return [steps, compared.phases("Local work by phase"), floor, *compared.failures]
-
-
 def _mean_phases(steps: Sequence[Sequence[MirroredStep]]) -> dict[str, FloatArray]:
     """Return the mean ms of each phase over the steps of each plan, (K,), by name; NaN without steps."""
     none = np.full((1, len(LOCAL_PHASES)), np.nan)
     means = np.array([np.mean([step.slowest_ms for step in of_plan] or none, axis=0) for of_plan in steps])
     return dict(zip(LOCAL_PHASES, means.T, strict=True))
-
-
-def _stretch_rows(compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
-    """Return the rows of `stretches.parquet`: the stretches of every measured rank in a step, in order."""
-    return [
-        {
-            **{"method": name, "task": compared.task, "build": number, "rank": rank, "place": place},
-            **{"phase": row.phase, "until": row.until, "ms": row.ms},
-            **{"sent_bytes": row.sent_bytes, "received_bytes": row.received_bytes},
-        }
-        for number, one_pass in enumerate(passes)
-        for name, rows in zip(compared.names, by_plan(one_pass, len(compared.names)), strict=True)
-        for rank, of_rank in grouped(rows, lambda row: row.device).items()
-        for place, row in enumerate(of_rank)
-        if rank is not None and row.error is None
-    ]
 
 
 def _known(ms: float) -> str:

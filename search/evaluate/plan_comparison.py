@@ -9,7 +9,9 @@ from rich.table import Table as Grid
 
 from neuroshard.measure.store.plan_measurements import Pass, by_plan, errors_of
 from neuroshard.plumbing.arrays import FloatArray
-from neuroshard.stages.search.evaluate.comparison import Evaluated, failures, grid_of
+from neuroshard.stages.search.evaluate.comparison import Evaluated, failures, grid_of, names_and_forms
+
+Cell = Callable[[dict[str, Any]], str]  # returns the cell of a table for people from a row of `results.parquet`
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +25,7 @@ class Comparison:
             failed measurements are NaN.
         phase_ms: (K,) mean ms of each phase of a step, by name of the phase.
         errors: (K,) first error of each plan.
+        columns: (K,) further columns of each plan's row in `results.parquet`.
     """
 
     task: int
@@ -30,6 +33,7 @@ class Comparison:
     turns_ms: FloatArray
     phase_ms: Mapping[str, FloatArray]
     errors: tuple[str | None, ...]
+    columns: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
     def of(
@@ -79,8 +83,9 @@ class Comparison:
         ratios: FloatArray = np.median(self.turns_ms / self.turns_ms[:1], axis=2)
         return ratios
 
-    def rows(self, more: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the rows of `results.parquet`: one for each plan, with `more` columns of each plan, (K,)."""
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `results.parquet`: one for each plan."""
         return [
             entry.row()
             | dict(columns)
@@ -90,7 +95,7 @@ class Comparison:
                 "floor": self.floor,
                 "error": error,
             }
-            for entry, columns, ratios, error in zip(self.entries, more, self.ratios, self.errors, strict=True)
+            for entry, columns, ratios, error in zip(self.entries, self.columns, self.ratios, self.errors, strict=True)
         ]
 
     def phases(self, title: str) -> Grid:
@@ -98,7 +103,16 @@ class Comparison:
         ms = {name: [f"{ms:.2f}" for ms in of_plans] for name, of_plans in self.phase_ms.items()}
         return grid_of(f"{title}, ms, task {self.task}", {"plan by": self.names, **ms})
 
-    @property
-    def failures(self) -> list[str]:
-        """A line for people for each plan that failed."""
-        return failures(self.entries, self.errors)
+    def told(self, title: str, columns: Mapping[str, Cell], phases: str, floor: str) -> list[Grid | str]:
+        """Return tables and lines for people, the last of them on the plans that failed.
+
+        Args:
+            title: title of the table with a row for each plan.
+            columns: the further columns of this table, by heading.
+            phases: title of the table of phases.
+            floor: line on the difference of equal plans.
+        """
+        rows = self.rows
+        cells = {heading: [cell(row) for row in rows] for heading, cell in columns.items()}
+        steps = grid_of(f"{title}, task {self.task}", {**names_and_forms(self.entries), **cells})
+        return [steps, self.phases(phases), floor, *failures(self.entries, self.errors)]

@@ -12,7 +12,7 @@ from neuroshard.tasks.task import Task
 
 def search_task(searcher: Searcher, task: Task, simulator: Simulator, candidate_plans: int = 0) -> Searched:
     """Search for a plan of a task, with at most `candidate_plans` candidate plans;
-    an InfeasibleError becomes the answer.
+    an InfeasibleError is returned, not raised.
     """
     start = time.perf_counter()
     try:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,18 +21,11 @@ from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.messages import Message
 from neuroshard.stages.search.evaluate.comparison import (
     Evaluated,
-    failures,
-    grid_of,
-    names_and_forms,
-    provenance_lines,
-    runnable_by_task,
 )
-from neuroshard.stages.search.evaluate.evaluate_result import EvaluateResult
-from neuroshard.stages.search.evaluate.measurer import Measure, TorchRecMeasurer
-from neuroshard.stages.search.evaluate.plan_comparison import Comparison
+from neuroshard.stages.search.evaluate.measurer import Drawn, Measure, TorchRecMeasurer, plans_once
+from neuroshard.stages.search.evaluate.plan_comparison import Cell, Comparison
 from neuroshard.stages.search.report.figures import phase_bars
 from neuroshard.tasks.task import Task
-from neuroshard.words.fingerprint import Fingerprint
 
 _TRUSTED = 0.03  # differences between plans are reliable only if equal plans differ by less than this
 
@@ -49,6 +42,7 @@ class StepMeasurer(TorchRecMeasurer):
     """
 
     kind: ClassVar[str] = "steps"
+    detail: ClassVar[str] = "phases"
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
         """Raise UserError if TorchRec is not installed,
@@ -76,7 +70,7 @@ class StepMeasurer(TorchRecMeasurer):
 
             def measured(plans: Sequence[Plan], number: int, seed: Sequence[int], advance: Advance, _run: Path) -> Pass:
                 """Build every plan and time its steps."""
-                check_steps(once_each(plans), hardware)
+                check_steps(plans_once(plans), hardware)
                 built = builds(plans, number, seed)
                 advance(1)
                 return built
@@ -94,75 +88,44 @@ class StepMeasurer(TorchRecMeasurer):
         fits = all(error_of(of_plan) or Counter(row.phase for row in of_plan) == expected for of_plan in of_plans)
         return None if fits else "does not have the times of training steps"
 
-    def result(
-        self, run: Path, entries: Sequence[Evaluated], measured: Mapping[int, Sequence[Pass]], here: Fingerprint
-    ) -> EvaluateResult:
-        """Return the comparison of each task's plans, turn by turn, with a picture of the first task's phases."""
-        by_task = runnable_by_task(entries)
-        compared = tuple(compared_steps(task, by_task[task], passes) for task, passes in measured.items())
-        tables = (item for task in compared for item in _told(task))
-        shown = [*tables, *provenance_lines(entries, here), *failures(entries)]
-        frames = {
-            "results": [row for task in compared for row in _rows(task)],
-            "phases": [row for task in compared for row in phase_rows(task)],
+    def compared(self, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass]) -> Comparison:
+        """Compare the steps of a task's plans turn by turn within each build; phases are means over builds."""
+        by_build = [by_plan(build, len(entries)) for build in passes]
+        phase_ms = {
+            phase: np.mean([[(times_ms(rows, phase) or [np.nan])[0] for rows in plans] for plans in by_build], axis=0)
+            for phase in (*PHASES, LOOKUPS_ALONE)
         }
-        return EvaluateResult(run, tuple(entries), frames, shown, compared, ("steps.png", partial(_drawn, compared[0])))
-
-
-def once_each(plans: Sequence[Plan]) -> list[Plan]:
-    """Return the plans without the objects that occur again."""
-    return list({id(plan): plan for plan in plans}.values())
-
-
-def compared_steps(task: int, entries: Sequence[Evaluated], builds: Sequence[Pass]) -> Comparison:
-    """Compare the steps of a task's plans turn by turn within each build; phases are means over builds."""
-
-    def mean_ms(phase: str) -> Any:
-        """Return the mean of a phase over builds for each plan, (K,) ms; NaN after errors."""
-        ms = [[(times_ms(rows, phase) or [np.nan])[0] for rows in by_plan(build, len(entries))] for build in builds]
-        return np.mean(ms, axis=0)
-
-    phases = {phase: mean_ms(phase) for phase in (*PHASES, LOOKUPS_ALONE)}
-    return Comparison.of(task, entries, builds, partial(times_ms, phase=STEP), phases)
-
-
-def _rows(compared: Comparison) -> list[dict[str, Any]]:
-    """Return the rows of `results.parquet`: one for each plan."""
-    return compared.rows(
-        [
+        compared = Comparison.of(task, entries, passes, partial(times_ms, phase=STEP), phase_ms)
+        figures = zip(compared.step_ms, compared.ratios, strict=True)
+        columns = (
             {"step_ms": step_ms, "beside_first_least": float(ratios.min()), "beside_first_most": float(ratios.max())}
-            for step_ms, ratios in zip(compared.step_ms, compared.ratios, strict=True)
+            for step_ms, ratios in figures
+        )
+        return replace(compared, columns=tuple(columns))
+
+    def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
+        """Return the rows of `phases.parquet`: one for each plan, with ms of each phase, and of lookups one by one."""
+        return [
+            {"method": name, "task": compared.task, **{phase: float(ms[k]) for phase, ms in compared.phase_ms.items()}}
+            for k, name in enumerate(compared.names)
         ]
-    )
 
+    def told(self, compared: Comparison) -> list[Grid | str]:
+        """Return tables and lines for people, including the difference of equal plans and the failures."""
+        columns: Mapping[str, Cell] = {
+            "predicted ms": lambda row: f"{row['predicted_ms']:.2f}",
+            "step ms": lambda row: f"{row['step_ms']:.2f}",
+            "beside the first: predicted": lambda row: f"{row['predicted_beside_first']:.3f}",
+            "trained": lambda row: f"{row['beside_first']:.3f}",
+            "least to most": lambda row: f"{row['beside_first_least']:.3f} to {row['beside_first_most']:.3f}",
+        }
+        return compared.told("Training steps", columns, "Phases of a step", _floor_line(compared.floor))
 
-def phase_rows(compared: Comparison) -> list[dict[str, Any]]:
-    """Return the rows of `phases.parquet`: one for each plan, with ms of each phase, and of lookups one by one."""
-    return [
-        {"method": name, "task": compared.task, **{phase: float(ms[k]) for phase, ms in compared.phase_ms.items()}}
-        for k, name in enumerate(compared.names)
-    ]
-
-
-def _told(compared: Comparison) -> list[Grid | str]:
-    """Return tables and lines for people, including the difference of equal plans and the failures."""
-    rows = _rows(compared)
-    columns = {
-        **names_and_forms(compared.entries),
-        "predicted ms": [f"{row['predicted_ms']:.2f}" for row in rows],
-        "step ms": [f"{row['step_ms']:.2f}" for row in rows],
-        "beside the first: predicted": [f"{row['predicted_beside_first']:.3f}" for row in rows],
-        "trained": [f"{row['beside_first']:.3f}" for row in rows],
-        "least to most": [f"{row['beside_first_least']:.3f} to {row['beside_first_most']:.3f}" for row in rows],
-    }
-    steps = grid_of(f"Training steps, task {compared.task}", columns)
-    return [steps, compared.phases("Phases of a step"), _floor_line(compared.floor), *compared.failures]
-
-
-def _drawn(compared: Comparison) -> bytes:
-    """Draw a bar for each plan, made of its phases, as PNG."""
-    phase_ms = np.array([compared.phase_ms[phase] for phase in PHASES]).T
-    return phase_bars(compared.names, phase_ms, f"task {compared.task}: ms of a step")
+    def drawn(self, compared: Comparison) -> Drawn:
+        """Draw a bar for each plan, made of its phases."""
+        phase_ms = np.array([compared.phase_ms[phase] for phase in PHASES]).T
+        title = f"task {compared.task}: ms of a step"
+        return "steps.png", partial(phase_bars, compared.names, phase_ms, title)
 
 
 def _floor_line(floor: float) -> str:

@@ -1,4 +1,13 @@
-"""Plans, which items their devices hold, and what they are estimated to cost without a call of the models: compiled."""
+"""The state of a plan in the compiled local search, and estimates of the plan's cost without a call of the models.
+
+A plan is the array `widths` (I, D): units of 4 columns of each item on each device. `Contents` keeps sums over the
+shards of each device, so that a step of the local search changes two rows of them. The estimate of a step's time is
+
+    max over devices d of  r(d) + t(d),    r(d) = compute(S(d)) + fixed compute(d) + backward(u(d), max u)
+
+with the score S(d) of the compute model, the sent units u(d), and the forward transfer t(d) that is left when the last
+device is ready. Backward and forward times are interpolated in tables over (u(d), max u) (`Exchanges`).
+"""
 
 from typing import NamedTuple
 
@@ -11,12 +20,13 @@ from neuroshard.stages.search.published.shard_table import ShardTable
 
 
 class Lists(NamedTuple):
-    """Lists of the devices and items that hold each other.
+    """The n shards of a plan, listed by device.
 
     Attributes:
-        shards: (I,) devices that hold each item.
-        start, items: (D + 1,) and (n,); items[start[d] : start[d + 1]] are what device d holds, ascending.
-        without: (n,) score of each one's device if it weren't there.
+        shards: (I,) number of devices with a shard of each item.
+        start, items: (D + 1,) and (n,); items[start[d] : start[d + 1]] are the items with a shard on device d,
+            ascending.
+        without: (n,) score that the shard's device would have without the shard.
     """
 
     shards: IntArray
@@ -27,7 +37,7 @@ class Lists(NamedTuple):
 
 @jit
 def listed(widths: IntArray) -> Lists:
-    """List the items of each device, from units of each item on each device (I, D); `rescore` fills the scores."""
+    """Return the lists of a plan's shards, from `widths` (I, D); `rescore` must fill in the scores `without`."""
     num_items, num_devices = widths.shape
     shards = np.zeros(num_items, np.int64)
     start = np.zeros(num_devices + 1, np.int64)
@@ -50,19 +60,22 @@ def listed(widths: IntArray) -> Lists:
 
 @jit
 def on_device(lists: Lists, device: int) -> IntArray:
-    """List the items that a device holds, ascending."""
+    """Return the items with a shard on a device, ascending."""
     return lists.items[lists.start[device] : lists.start[device + 1]]
 
 
 @jit
 def copied(lists: Lists) -> Lists:
-    """Copy what `relisted` writes to."""
+    """Return a copy of the lists whose arrays `relisted` may change; `items` is shared, as `relisted` replaces it."""
     return Lists(lists.shards.copy(), lists.start.copy(), lists.items, lists.without.copy())
 
 
 @jit
 def relisted(lists: Lists, widths: IntArray, item: int, device: int) -> Lists:
-    """List again after `widths[item, device]` has changed; numbers are changed in place, scores left to `rescore`."""
+    """Return the lists after `widths[item, device]` has changed, with the item added, removed, or listed as before.
+
+    `shards` and `start` are changed in place; `rescore` must compute the scores `without` again.
+    """
     shards, start, items, without = lists
     place = start[device] + np.searchsorted(on_device(lists, device), item)
     listed_there = place < start[device + 1] and items[place] == item
@@ -82,15 +95,15 @@ def relisted(lists: Lists, widths: IntArray, item: int, device: int) -> Lists:
 
 
 class Contents(NamedTuple):
-    """The shards on D devices, and their sums.
+    """The shards of a plan on D devices, with sums over the shards of each device.
 
     Attributes:
         widths: (I, D) units of each item on each device.
-        lists: the same without what is 0.
-        sums: (D, H) of the vectors on each device, bias included.
+        lists: the shards by device: the entries of `widths` that are not 0.
+        sums: (D, H) sum of the vectors of each device's shards, plus the bias of the compute model's head.
         size_bytes: (D,) bytes on each device.
-        units: (D,) of 4 columns, that a sample gets of each device.
-        score: (D,) sum(relu(sums) * weight); 0 for an empty device.
+        units: (D,) units of 4 columns that each device sends for each sample.
+        score: (D,) score of each device, sum(relu(sums) * weight); 0 for an empty device.
     """
 
     widths: IntArray
@@ -102,16 +115,18 @@ class Contents(NamedTuple):
 
 
 class Exchanges(NamedTuple):
-    """Backward communication and the segments of forward transfers of a device, by its units and the widest device's.
+    """Tables of a device's exchange times, by the units of the device (rows) and of the widest device (columns).
 
-    In between, tables are interpolated; beyond, their ends count.
+    Between entries the tables are interpolated; outside of them the nearest entry counts. Units are of 4 columns that
+    a device sends for each sample.
 
     Attributes:
-        own_step, widest_first, widest_step: units of 4 columns that a sample gets, from one row to the next, of the
-            first column, and from one column to the next.
-        backward: (A, B) ms.
-        segments: (A, B, P) ms.
-        share, lead: (P,) and (P, W), of an outline.
+        own_step: difference in the device's units from one row to the next; the first row is of 0 units.
+        widest_first, widest_step: units of the widest device in the first column, and the difference from one column
+            to the next.
+        backward: (A, B) ms of the backward exchange.
+        segments: (A, B, P) ms of the segments of the forward transfer, as in `Outline`.
+        share, lead: (P,) and (P, W) weights of the segments and of the waits in them, as in `Outline`.
     """
 
     own_step: float
@@ -125,7 +140,10 @@ class Exchanges(NamedTuple):
 
 @jit_paste
 def _cell(position: float, count: int) -> tuple[int, float]:
-    """Clip a position to 0 ... count - 1; return the whole number below it, and the distance from that number."""
+    """Return the index of the table entry below a position, and the fraction of the way to the next entry.
+
+    The position is clipped to 0 ... count - 1.
+    """
     within = min(max(position, 0.0), count - 1.0)
     low = min(int(within), max(count - 2, 0))
     return low, within - low
@@ -133,7 +151,7 @@ def _cell(position: float, count: int) -> tuple[int, float]:
 
 @jit_paste
 def backward_ms(exchanges: Exchanges, own: float, widest: float) -> float:
-    """Interpolate the ms of a device's backward communication, from its own units and the widest device's."""
+    """Return the ms of a device's backward exchange, from the units of the device and of the widest device."""
     table = exchanges.backward
     a, x = _cell(own / exchanges.own_step, table.shape[0])
     b, y = _cell((widest - exchanges.widest_first) / exchanges.widest_step, table.shape[1])
@@ -146,7 +164,20 @@ def backward_ms(exchanges: Exchanges, own: float, widest: float) -> float:
 def transfer_ms(
     exchanges: Exchanges, own: float, widest: float, wait: float, next_wait: float, mean_wait: float, most_wait: float
 ) -> float:
-    """Compute what is left of a device's forward transfer when the last one has started; waits: `device_waits`'."""
+    """Return the ms that are left of a device's forward transfer when the last device starts its own.
+
+    The transfer is the sum over segments p of share_p * max(segment_p - lead_p . waits, 0): the device does some
+    segments while it waits. The waits are those of `device_waits`.
+
+    Args:
+        exchanges: tables of exchange times.
+        own: units of the device.
+        widest: units of the widest device.
+        wait: ms that the device waits for the last device.
+        next_wait: ms that the last device but one waits for the last.
+        mean_wait: mean wait of all devices, ms.
+        most_wait: longest wait of any device, ms.
+    """
     table, lead = exchanges.segments, exchanges.lead
     a, x = _cell(own / exchanges.own_step, table.shape[0])
     b, y = _cell((widest - exchanges.widest_first) / exchanges.widest_step, table.shape[1])
@@ -165,7 +196,7 @@ def transfer_ms(
 
 @jit
 def step_ms(exchanges: Exchanges, ready: FloatArray, units: FloatArray) -> float:
-    """Estimate the ms of a step of D devices with so many units (D,), each ready at so many ms (D,)."""
+    """Return the estimated ms of a training step, from the ms at which each device is ready (D,) and its units (D,)."""
     last, before = -np.inf, -np.inf
     for one in ready:
         last, before = max(last, one), max(before, min(last, one))
@@ -179,13 +210,13 @@ def step_ms(exchanges: Exchanges, ready: FloatArray, units: FloatArray) -> float
 
 
 class Costs(NamedTuple):
-    """The models' numbers that plans are estimated by.
+    """The numbers from the cost models by which plans are estimated.
 
     Attributes:
-        bias, weight: (H,) of the compute model's head.
-        offset, scale_ms: its, from scores to ms.
-        exchanges: what communication costs.
-        base_ms: (D,) compute cost of other tables on each device.
+        bias, weight: (H,) bias and weight of the compute model's head.
+        offset, scale_ms: offset and scale of the head, which turn a score into ms (`ReluHead`).
+        exchanges: tables of exchange times.
+        base_ms: (D,) compute cost of the tables on each device that the local search does not move.
     """
 
     bias: Float32Array
@@ -198,7 +229,10 @@ class Costs(NamedTuple):
 
 @jit
 def fill(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) -> None:
-    """Add up a device's sums, bytes, units and score from what it holds."""
+    """Compute a device's sums, bytes, units and scores again from its shards, in place.
+
+    This removes the rounding errors of sums in single precision that were changed step by step.
+    """
     widths, lists, sums, size, units, _ = contents
     sums[device], size[device], units[device] = costs.bias, 0, 0.0
     for item in on_device(lists, device):
@@ -211,7 +245,7 @@ def fill(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) 
 
 @jit
 def rescore(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) -> None:
-    """Compute a device's score from its sums, and what it would be without each of its shards."""
+    """Compute the score of a device from the sums, and the score without each of the device's shards, in place."""
     widths, (_, start, items, without), sums, _, units, score = contents
     nothing = np.zeros(len(costs.weight), np.float32)
     score[device] = score_with(sums[device], nothing, nothing, costs.weight) if units[device] > 0 else 0.0
@@ -223,7 +257,7 @@ def rescore(contents: Contents, device: int, all_shards: ShardTable, costs: Cost
 
 @jit
 def contents_of(widths: IntArray, all_shards: ShardTable, costs: Costs) -> Contents:
-    """Add up the sums, bytes, units and score of every device from what they hold (I, D)."""
+    """Return the contents of a plan, from `widths` (I, D)."""
     devices = widths.shape[1]
     sums, units = np.empty((devices, len(costs.bias)), np.float32), np.empty(devices)
     contents = Contents(widths, listed(widths), sums, np.empty(devices, np.int64), units, np.empty(devices))
@@ -234,14 +268,22 @@ def contents_of(widths: IntArray, all_shards: ShardTable, costs: Costs) -> Conte
 
 @jit_paste
 def ready_ms(costs: Costs, device: int, score: float, units: float, widest: float) -> float:
-    """Compute when a device's backward communication and compute have ended, ms."""
+    """Return the ms until a device has ended its kernels and the backward exchange: when it is ready for the forward.
+
+    Args:
+        costs: numbers from the cost models.
+        device: index of the device.
+        score: score of the device's shards.
+        units: units that the device sends; 0 if the device is empty.
+        widest: units of the widest device.
+    """
     compute = max(score + costs.offset, 0.0) * costs.scale_ms if units > 0 else 0.0
     return float(compute + costs.base_ms[device] + backward_ms(costs.exchanges, units, widest))
 
 
 @jit
 def ready_all(contents: Contents, costs: Costs) -> FloatArray:
-    """Compute (D,) ms at which each device has ended backward communication and compute."""
+    """Return the ms until each device is ready for the forward exchange, (D,)."""
     score, units = contents.score, contents.units
     ready, widest = np.empty(len(units)), units.max()
     for d in range(len(ready)):
@@ -251,12 +293,18 @@ def ready_all(contents: Contents, costs: Costs) -> FloatArray:
 
 @jit
 def estimate_ms(contents: Contents, costs: Costs) -> float:
-    """Estimate the cost of a plan, ms."""
+    """Return the estimated cost of a plan, ms."""
     return step_ms(costs.exchanges, ready_all(contents, costs), contents.units)
 
 
 class Others(NamedTuple):
-    """All devices but two: when the last and the one before are ready, the first, all together; the most units."""
+    """Summary of all devices except the two that a step changes.
+
+    Attributes:
+        last, before, first: ms at which the latest, the second latest and the earliest of them is ready.
+        total: sum of the ms at which they are ready.
+        widest: most units of any of them.
+    """
 
     last: float
     before: float
@@ -267,7 +315,7 @@ class Others(NamedTuple):
 
 @jit
 def others_of(ready: FloatArray, units: FloatArray, source: int, target: int) -> Others:
-    """Summarise when all devices but two are ready, and their units, from both (D,) of all devices."""
+    """Return the summary of all devices except a source and a target, from ready times (D,) and units (D,)."""
     last, before, first, total, widest = -np.inf, -np.inf, np.inf, 0.0, 0.0
     for d in range(len(ready)):
         if d not in (source, target):
@@ -290,10 +338,18 @@ def after_ms(
     ends: tuple[tuple[float, float], tuple[float, float]],
     now: tuple[float, float],
 ) -> float:
-    """Estimate a plan's cost after a step, ms.
+    """Return the estimated cost of a plan after a step, ms, from a summary of the devices that the step leaves alone.
 
-    `ends` are the scores and units of its two `devices` then, `count` all devices, `now` the widest device's units and
-    the mean before the step.
+    The step may change the units of the widest device, and so the backward exchange of every device. All other devices
+    are ready later (or earlier) by the change in the backward exchange of a device with mean units.
+
+    Args:
+        costs: numbers from the cost models.
+        others: summary of all devices except the two.
+        count: number of all devices.
+        devices: the two devices that the step changes.
+        ends: score and units of each of the two devices after the step.
+        now: units of the widest device, and mean units of all devices, before the step.
     """
     (score, units), (other_score, other_units) = ends
     widest = max(others.widest, units, other_units)

@@ -1,4 +1,7 @@
-"""Perturb a plan by random steps and improve it by local search, many times: compiled, by estimates alone."""
+"""Iterated local search, compiled: perturb a plan by random steps, improve the result step by step, many times.
+
+All costs are estimates (`estimates.py`); the caller costs the best plans with the models.
+"""
 
 from typing import NamedTuple
 
@@ -22,12 +25,12 @@ from neuroshard.stages.search.kernels.steps import Bounds, Steps, after_moving, 
 from neuroshard.stages.search.published.shard_table import PlacementRules, ShardTable
 
 _LEAST_GAIN = 1e-6  # relative
-_TRIES = 64  # to draw a step that is allowed
+_TRIES = 64  # random draws, before a perturbation gives up finding an allowed step
 _MOST_STEPS = 10_000  # float32's noise must not keep a local search going for ever
 
 
 class _Touched(NamedTuple):
-    """The items (I,) and the devices (D,) that steps have changed."""
+    """Which items (I,) and which devices (D,) steps have changed: only these need to be restored."""
 
     items: BoolArray
     devices: BoolArray
@@ -38,17 +41,24 @@ def explore(
     start: Contents, all_shards: ShardTable, bounds: Bounds, costs: Costs, perturbation_steps: int, seeds: IntArray,
     estimate: FloatArray,
 ) -> tuple[int, IntArray]:  # fmt: skip
-    """Perturb a plan K times by random steps, and improve each result by the best step until none helps.
+    """Perturb a plan K times by random steps, and improve each result by the best step until no step helps.
+
+    Every round starts from the plan `start`: P random allowed steps, then local search down to a local optimum. All
+    rounds share one set of arrays. A round marks the items and devices that it changes; `_undone` then reads the
+    differences from `start` in these rows and columns alone, and restores them for the next round.
 
     Args:
-        start: the plan.
-        bounds: with what may still be moved from `start` on.
-        perturbation_steps: random steps per perturbation.
-        seeds: (K,) one for every plan; equal seeds give equal plans.
-        estimate: (K,) of their costs, ms; filled.
+        start: the plan to perturb; not changed.
+        all_shards: all shards of the items, with their costs.
+        bounds: the limits that plans must keep, with the bytes that may still move after `start`.
+        costs: numbers from the cost models.
+        perturbation_steps: P, random steps per round.
+        seeds: (K,) seed of each round; equal seeds give equal plans.
+        estimate: (K,) array that is filled with the estimated costs of the K plans, ms.
 
     Returns:
-        how many plans were looked at, and (n, 4) what is widths otherwise than in `start`: plan, item, device, units.
+        the number of steps that were examined, and the differences of the plans from `start`, (n, 4): number of the
+        plan, item, device, and the item's units on the device in that plan.
     """
     looked, changes = 0, np.empty((0, 4), np.int64)
     mine = Contents(
@@ -64,7 +74,7 @@ def explore(
         plan, seen = _local_search(plan, touched, all_shards, left, costs)
         looked += seen
         for d in np.flatnonzero(touched.devices):
-            fill(plan, int(d), all_shards, costs)  # what single precision added up on the way is gone
+            fill(plan, int(d), all_shards, costs)  # remove rounding errors that single precision accumulated
         estimate[k] = estimate_ms(plan, costs)
         changes = np.concatenate((changes, _undone(plan, start, touched, k)))
     return looked, changes
@@ -77,7 +87,12 @@ def _with_lists(plan: Contents, lists: Lists) -> Contents:
 
 @jit
 def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> IntArray:
-    """List what plan `number` holds otherwise than the start, (n, 4), and make its arrays the start's again."""
+    """Return the differences of plan `number` from `start`, (n, 4), and set the arrays of `plan` back to `start`.
+
+    A difference is (number, item, device, units in the plan). Only touched items and devices can differ. The sums,
+    bytes, units and scores of a touched device are copied from `start`, so that no rounding error remains. The caller
+    discards the lists of `plan`, which are not restored.
+    """
     items, devices, count = np.flatnonzero(touched.items), np.flatnonzero(touched.devices), 0
     changes = np.empty((len(items) * len(devices), 4), np.int64)
     for d in devices:
@@ -95,7 +110,12 @@ def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> 
 def _perturb(
     plan: Contents, touched: _Touched, all_shards: ShardTable, bounds: Bounds, costs: Costs
 ) -> tuple[Contents, Bounds]:
-    """Take one random step that is allowed, if one is drawn before long; return the limits after it, too."""
+    """Return the plan after one random allowed step, and the limits after the step.
+
+    A step moves a random shard of a random device to another device. With probability 1/2, a random shard of the target
+    moves back; otherwise the shard may be halved, again and again with probability 1/2. If no allowed step is drawn in
+    `_TRIES` draws, the plan and the limits stay as they are.
+    """
     widths = plan.widths
     rules, first, size_bytes = all_shards.rules, all_shards.first, all_shards.size_bytes
     for _ in range(_TRIES):
@@ -137,14 +157,14 @@ def _allowed(plan: Contents, rules: PlacementRules, step: tuple[int, int, int, i
 
 @jit
 def _bytes_at(size_bytes: IntArray, first: IntArray, widths: IntArray, item: int, device: int, more: int) -> int:
-    """Count the bytes that `more` units of an item add on a device."""
+    """Return the bytes that `more` units of an item add on a device; negative if units are removed."""
     before = first[item] + widths[item, device]
     return int(size_bytes[before + more] - size_bytes[before])
 
 
 @jit_inline
 def _moved(plan: Contents, all_shards: ShardTable, bounds: Bounds, step: tuple[int, int, int, int, int]) -> int:
-    """Count the bytes more that have to be moved after a step."""
+    """Return the additional bytes that move, relative to the previous plan, if a step is taken."""
     source, target, out, portion, back = step
     moved = moved_by(all_shards, plan.widths, bounds.before, out, portion, (source, target))
     if back >= 0:
@@ -156,7 +176,7 @@ def _moved(plan: Contents, all_shards: ShardTable, bounds: Bounds, step: tuple[i
 def _apply(
     plan: Contents, touched: _Touched, all_shards: ShardTable, step: tuple[int, int, int, int, int], costs: Costs
 ) -> tuple[Contents, int]:
-    """Take a step; return the plan after it, and how many units of the item that comes back moved."""
+    """Take a step in place; return the plan after the step, and the units of the item that moved back (0: none)."""
     source, target, out, portion, back = step
     back_units = plan.widths[back, target] if back >= 0 else 0
     _put(plan, all_shards, out, source, -portion)
@@ -176,7 +196,7 @@ def _apply(
 
 @jit
 def _take_back(plan: Contents, step: tuple[int, int, int, int, int], back_units: int) -> Contents:
-    """Restore what was widths before a step."""
+    """Return the plan with the widths and lists before a step; sums and scores are not restored."""
     source, target, out, portion, back = step
     plan.widths[out, source] += portion
     plan.widths[out, target] -= portion
@@ -188,7 +208,7 @@ def _take_back(plan: Contents, step: tuple[int, int, int, int, int], back_units:
 
 @jit
 def _relisted(plan: Contents, step: tuple[int, int, int, int, int]) -> Contents:
-    """List again what a step's devices hold of its items."""
+    """Return the plan with lists that match the widths of a step's items on the step's devices."""
     source, target, out, _, back = step
     lists = plan.lists
     for item in (out, back):
@@ -199,7 +219,10 @@ def _relisted(plan: Contents, step: tuple[int, int, int, int, int]) -> Contents:
 
 @jit_inline
 def _put(plan: Contents, all_shards: ShardTable, item: int, device: int, units: int) -> None:
-    """Put so many units more (or less) of an item on a device; its score is left alone."""
+    """Add units of an item to a device, in place (remove them if negative): widths, sums, bytes and sent units.
+
+    `rescore` must compute the score again.
+    """
     before = all_shards.first[item] + plan.widths[item, device]
     plan.sums[device] += all_shards.vectors[before + units] - all_shards.vectors[before]
     plan.size_bytes[device] += all_shards.size_bytes[before + units] - all_shards.size_bytes[before]
@@ -211,7 +234,10 @@ def _put(plan: Contents, all_shards: ShardTable, item: int, device: int, units: 
 def _local_search(
     plan: Contents, touched: _Touched, all_shards: ShardTable, bounds: Bounds, costs: Costs
 ) -> tuple[Contents, int]:
-    """Take the best step from the most loaded devices until none helps; count the plans looked at."""
+    """Return a plan after the best steps, taken until no step helps, and the number of steps that were examined.
+
+    Each step takes load from the device that is ready last, or from the device that sends the most units.
+    """
     best = Steps(np.empty((1, 5), np.int64), np.empty(1))
     looked = 0
     for _ in range(_MOST_STEPS):

@@ -1,4 +1,4 @@
-"""The best steps of the local search away from one device, by estimates: compiled."""
+"""The best steps of the local search that take load from one device, by estimated cost: compiled."""
 
 from typing import NamedTuple
 
@@ -20,19 +20,20 @@ from neuroshard.stages.search.kernels.estimates import (
 from neuroshard.stages.search.published.device_room import may_hold, score_with
 from neuroshard.stages.search.published.shard_table import PlacementRules, ShardTable
 
-# Columns of a step: source, target, item that goes, units of it, item that comes back (-1: none).
+# Columns of a step: source, target, item that moves to the target, units that move, item that moves back (-1: none).
 SOURCE, TARGET, ITEM_OUT, UNITS_OUT, ITEM_BACK = range(5)
 
-_FAR = 2  # times the mean device's units: of wider ones, steps may lower what all wait for by far
+_FAR = 2  # if the widest device has more than this many times the mean units, a step away from it may shorten the
+# backward exchange of all devices a lot, and bounds must allow for that
 
 
 class Bounds(NamedTuple):
-    """Limits that no step may go beyond.
+    """Limits that every step must keep.
 
     Attributes:
-        memory_bytes: (D,).
-        before: (I, D) units that were there before anything moved.
-        bytes_left: bytes that may still be moved.
+        memory_bytes: (D,) bytes that the shards on each device may take.
+        before: (I, D) units of each item on each device in the previous plan, from which moved bytes are counted.
+        bytes_left: bytes of weights and optimizer state that may still move between devices.
     """
 
     memory_bytes: IntArray
@@ -42,12 +43,12 @@ class Bounds(NamedTuple):
 
 @jit_paste
 def after_moving(bounds: Bounds, moved: int) -> Bounds:
-    """Return the same limits once so many bytes more have moved."""
+    """Return the limits that are left after `moved` more bytes have moved."""
     return Bounds(bounds.memory_bytes, bounds.before, bounds.bytes_left - moved)
 
 
 class Steps(NamedTuple):
-    """Room for the best steps: (K, 5) the columns above, and (K,) what each leads to, estimated."""
+    """Arrays for the K best steps: five columns per step, (K, 5), and the estimated cost of the plan after it, (K,)."""
 
     steps: IntArray
     estimate: FloatArray
@@ -57,9 +58,10 @@ class Steps(NamedTuple):
 def may_move(
     rules: PlacementRules, widths: IntArray, shards: int, item: int, portion: int, ends: tuple[int, int], leaving: int
 ) -> bool:
-    """Return True if `portion` units of an item may go from one of the `ends` to the other, while `leaving` goes back.
+    """Return True if the rules allow that `portion` units of an item move from the first of `ends` to the second.
 
-    The item is on `shards` devices now.
+    `shards` is the number of devices with the item before the step. Item `leaving` moves in the opposite direction, so
+    it does not count as a rival on the target; -1 if none moves.
     """
     source, target = ends
     after = shards - (portion == widths[item, source]) + (widths[item, target] == 0)
@@ -74,7 +76,11 @@ def may_move(
 
 @jit_paste
 def _more_moved(all_shards: ShardTable, item: int, was: int, now: int, then: int) -> int:
-    """Count the bytes more to be moved to a device where `now` units of an item become `then`; once there `was`."""
+    """Return the additional bytes that a device must receive if its units of an item change from `now` to `then`.
+
+    The previous plan has `was` units there: a device receives state_bytes(units) - state_bytes(was), and never less
+    than 0.
+    """
     first, state_bytes = all_shards.first[item], all_shards.state_bytes
     there = state_bytes[first + was]
     return int(max(state_bytes[first + then] - there, 0) - max(state_bytes[first + now] - there, 0))
@@ -84,7 +90,11 @@ def _more_moved(all_shards: ShardTable, item: int, was: int, now: int, then: int
 def moved_by(
     all_shards: ShardTable, widths: IntArray, before: IntArray, item: int, portion: int, ends: tuple[int, int]
 ) -> int:
-    """Count the bytes more to be moved when `portion` units of an item go from one of the `ends` to the other."""
+    """Return the additional bytes that move, relative to the previous plan, if a step moves `portion` units of an item.
+
+    The units move from the first of `ends` to the second. Fewer bytes move (a negative number) if the step takes back
+    an earlier move.
+    """
     source, target = ends
     now_source, now_target = widths[item, source], widths[item, target]
     less = _more_moved(all_shards, item, before[item, source], now_source, now_source - portion)
@@ -94,7 +104,7 @@ def moved_by(
 
 @jit_paste
 def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: float) -> int:
-    """Write a step down, in place of the worst if there is no room; return how many there are then."""
+    """Write a step into `best`, in place of the worst step if `best` is full; return the new number of steps."""
     place = count
     if count == len(best.estimate):
         place = int(np.argmax(best.estimate))
@@ -108,13 +118,19 @@ def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: 
 def _too_late(
     costs: Costs, device: int, score: float, units: float, widest: float, left_ms: float, worth: float
 ) -> bool:
-    """Return True if a step is no better than `worth` because a device with such score and units is ready late."""
+    """Return True if a device alone makes a step cost `worth` ms or more.
+
+    That is if the ready time of a device with this `score` and these `units`, plus `left_ms` of transfer, is too late.
+    """
     return bool(ready_ms(costs, device, score, units, widest) + left_ms >= worth)
 
 
 @jit_paste
 def _last_but(order: IntArray, ready: FloatArray, source: int, target: int) -> float:
-    """Find when the last of all devices but two is ready, ms, from (D,) when each is, and their order by that."""
+    """Return the ms at which the last device except source and target is ready; -inf if there are no others.
+
+    `ready` (D,) are the ms at which each device is ready, `order` (D,) the devices in ascending order of these ms.
+    """
     for place in range(len(order) - 1, -1, -1):
         if order[place] not in (source, target):
             return float(ready[order[place]])
@@ -123,7 +139,10 @@ def _last_but(order: IntArray, ready: FloatArray, source: int, target: int) -> f
 
 @jit_paste
 def _widest_but(units: FloatArray, source: int) -> float:
-    """Compute the units of the widest device, at least, after any step from the source: another's, or the mean."""
+    """Return a lower bound of the units of the widest device after any step away from the source.
+
+    The bound is the larger of the mean, and of the most units of any device except the source.
+    """
     widest = units.mean()
     for d in range(len(units)):
         if d != source:
@@ -135,24 +154,36 @@ def _widest_but(units: FloatArray, source: int) -> float:
 def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than what they would do
     contents: Contents, source: int, all_shards: ShardTable, bounds: Bounds, costs: Costs, worth: float, best: Steps
 ) -> tuple[int, int]:
-    """Fill `best` with the best steps from `source` that are allowed and estimated below `worth`, ms.
+    """Fill `best` with the best allowed steps away from `source` whose estimated cost is below `worth`, ms.
 
-    A step moves a shard i, or a half, quarter, ... of it, from the source s to a target t; for a whole one, a shard b
-    may come back. Let S(d) and u(d) be the score and the units of device d, S(d + i - b) its score with i more and b
-    less, g(i) the units of a shard, a(i) the least that it adds to any score (`least_score`), r(S, u) when a device is
-    ready (`ready_ms`), and T what is left of the transfers then, at least about. A step costs the largest r + T of any
-    device; r and T are of the widest device that there may be after it.
-    So it is ruled out where one of these is `worth` or more, in this order:
+    A step moves a shard i, or a half, a quarter, ... of a shard, from the source s to a target t. If the step moves a
+    whole shard i, it may move a shard b back from t to s: an exchange of two shards.
 
-        floor   max r(S(d), u(d)) + T over all devices d but s and t
+    The function loops over targets t, shards i, portions of i, and shards b (first: no b). Most steps are ruled out by
+    cheap lower bounds of their cost, before the rules, the bytes and the exact score are computed. Notation:
+
+        S(d), u(d)     score and units of device d; S(d + i - b) is the score with i added and b removed
+        g(i)           units of a shard
+        a(i)           least amount that shard i adds to any score (`least_score`); -inf if the device has a shard of
+                       the same item already
+        r(S, u)        ms at which a device with score S and u units is ready (`ready_ms`)
+        T              about the least transfer time that is left when the last device is ready
+
+    A step costs the maximum of r + T over devices. r and T are computed for the smallest units of the widest device
+    that any step from s can leave. The step is ruled out if one of these is `worth` or more, tested in this order:
+
+        floor   max of r(S(d), u(d)) + T over all devices d except s and t: the same for all steps from s to t
         target  r(S(t - b) + a(i), u(t) + g(i) - g(b)) + T
         source  r(S(s - i) + a(b), u(s) - g(i) + g(b)) + T; without b, a(b) = g(b) = 0
-        sums    both once more, with S(t + i) - S(t) for a(i), and S(s + b) - S(s) for a(b)
+        sums    source and target again, with S(s + b) - S(s) instead of a(b), and S(t + i) - S(t) instead of a(i)
 
-    The sums are estimates: a shard adds another amount beside what goes than beside what takes its place.
+    The first three are bounds of the score; "sums" is an estimate, because the score is not additive: b adds another
+    amount to s with i than to s without i. `worth` falls to the worst step in `best` as soon as `best` is full, so good
+    steps found early rule out more; targets are therefore tried from the earliest ready device on. `joining` holds
+    S(s + b) - S(s) by shard b. An entry is NaN until a step needs the value, and is then used for all shards i.
 
     Returns:
-        how many there are, in no order, and how many were looked at.
+        the number of steps in `best`, which are in no order, and the number of steps that were examined.
     """
     widths, (num_shards, start, items, without), sums, size, units, score = contents
     rules, first, size_bytes = all_shards.rules, all_shards.first, all_shards.size_bytes
@@ -164,35 +195,35 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
     widest = now[0] if now[0] <= _FAR * now[1] else _widest_but(units, source)
     left_ms = step_ms(costs.exchanges, ready, np.minimum(units, widest)) - ready.max()  # T
     earlier_ms = backward_ms(costs.exchanges, now[1], now[0]) - backward_ms(costs.exchanges, now[1], widest)
-    joining = np.full(len(items), np.nan)  # S(s + x) - S(s); NaN until it is asked for
+    joining = np.full(len(items), np.nan)  # S(s + b) - S(s) by shard b; NaN: not yet computed
     rest, count, looked = np.empty_like(sums[source]), 0, 0
-    for target in order:  # from the most promising on: the better a step is, the more it rules out
+    for target in order:  # earliest ready first: good steps found early rule out more steps
         if target == source:
             continue
-        others, summed = Others(0.0, 0.0, 0.0, 0.0, 0.0), False  # until they are asked for
+        others, summed = Others(0.0, 0.0, 0.0, 0.0, 0.0), False  # computed when the first step needs them
         floor = _last_but(order, ready, source, target) - earlier_ms + left_ms
         for p_item in range(start[source], start[source + 1]):
             item = items[p_item]
             portion = widths[item, source]
             while portion > 0 and floor < worth:
                 whole = portion == widths[item, source]
-                # What both devices hold of the item before and after the step, as entries of `all_shards`.
+                # Entries of `all_shards`: the item's shard on each of both devices before and after the step.
                 source_old, target_old = first[item] + widths[item, source], first[item] + widths[item, target]
                 source_new, target_new = source_old - portion, target_old + portion
                 gone = sent[first[item] + portion]
-                source_units, source_score = units[source] - gone, without[p_item]  # while nothing comes back
+                source_units, source_score = units[source] - gone, without[p_item]  # if no shard b moves back
                 if not whole:
                     source_score = score_with(sums[source], vectors[source_new], vectors[source_old], weight)
                 target_least = least[target_new] if target_old == first[item] else -np.inf  # a(i)
                 needs_back = _too_late(costs, source, source_score, source_units, widest, left_ms, worth)
-                hopeless = needs_back and least[first[item]] == 0  # whatever came back would only add to it
+                hopeless = needs_back and least[first[item]] == 0  # 0: shards never lower a score, so no b can help
                 target_gain = 0.0  # S(t + i) - S(t)
                 if whole:
                     rest[:] = sums[source] - vectors[source_old]
                     target_gain = score_with(sums[target], vectors[target_new], vectors[target_old], weight)
                     target_gain -= score[target]
                 last_back = start[target + 1] if whole and not hopeless else start[target]
-                for p_back in range(start[target] - 1 + needs_back, last_back):  # the first: nothing comes back
+                for p_back in range(start[target] - 1 + needs_back, last_back):  # start[target] - 1: no shard b
                     if floor >= worth:
                         break
                     back = items[p_back] if p_back >= start[target] else -1
@@ -205,7 +236,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
                         continue
                     if _too_late(costs, target, target_score + target_least, target_units, widest, left_ms, worth):
                         continue
-                    moved, source_after, back_left = 0, source_score, first[item]  # an empty shard: nothing comes back
+                    moved, source_after, back_left = 0, source_score, first[item]  # an empty shard: no b
                     source_bytes = size[source] + size_bytes[source_new] - size_bytes[source_old]
                     target_bytes = size[target] + size_bytes[target_new] - size_bytes[target_old]
                     if back >= 0:
@@ -254,7 +285,7 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
 def _score_after_swap(
     base: Float32Array, plus: Float32Array, minus: Float32Array, gone: Float32Array, weight: Float32Array
 ) -> float:
-    """Compute the score of sums `base` after one vector more and two less."""
+    """Return the score of the vector base + plus - minus - gone, (H,): sum of relu(vector) * weight."""
     total = np.float32(0)
     for h in range(len(weight)):
         total += max(base[h] + plus[h] - minus[h] - gone[h], np.float32(0)) * weight[h]

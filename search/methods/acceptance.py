@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import NamedTuple
 
 from neuroshard.cost.cost import Cost
 from neuroshard.cost.loads import LoadSets
@@ -68,42 +70,77 @@ class Acceptance:
             return self
         return replace(self, margin_fraction=max(self.margin_fraction, self.sharding_type_margin_fraction))
 
-    def among(self, costs: Sequence[Cost], task: Task, simulator: Simulator) -> tuple[int, int | None]:
-        """Choose the accepted plan of a task that is expected to cost least; the first plan if none is accepted.
-
-        Return its index in `costs`, and the index of the plan that is predicted to cost least if that costs less.
-        """
-        judged = _judged(costs, simulator)
-        available = [0, *self._accepted(judged, task, simulator, has_own_margins(costs[0]))]
-        chosen = available[likeliest([judged[number] for number in available])]
-        least = cheapest(costs)
-        return chosen, least if costs[least].total_ms < costs[chosen].total_ms else None
-
-    def accepted(self, costs: Sequence[Cost], task: Task, simulator: Simulator) -> list[int]:
-        """List the plans of a task whose gain over the first plan is accepted, by their indices in `costs`."""
-        return self._accepted(_judged(costs, simulator), task, simulator, has_own_margins(costs[0]))
-
-    def _accepted(self, judged: Sequence[Cost], task: Task, simulator: Simulator, own: bool) -> list[int]:
-        """List the accepted plans by their costs with margins, which are the models' `own` or assumed ones."""
-        first, compute = judged[0], simulator.models.compute
-        known = [
-            number for number, cost in enumerate(judged) if cost.outside_training_range <= first.outside_training_range
-        ]
-        gains = [number for number in known if judged[number].total_ms < first.total_ms * (1 - self.min_gain)]
+    def assess(self, costs: Sequence[Cost], task: Task, simulator: Simulator) -> list["Assessment"]:
+        """Assess plans of a task by their costs; the first plan, which the others must improve on, is accepted."""
+        judged = [with_assumed_margins(cost, simulator.models) for cost in costs]
+        own, compute = has_own_margins(costs[0]), simulator.models.compute
         single = not compute.spread_ms(LoadSets.alone(task.loads)).any() and (own or not compute.arithmetic)
-        least_fraction = 0.0 if own else self.assumed_margin_fraction
-        return [number for number in gains if self._accepts(first, judged[number], single, least_fraction)]
+        fraction = max(
+            self.single_model_margin_fraction if single else self.margin_fraction,
+            0.0 if own else self.assumed_margin_fraction,
+        )
+        reasons = (self._reason(judged[0], cost, single, fraction) for cost in judged[1:])
+        return [Assessment.of(cost, reason) for cost, reason in zip(judged, (None, *reasons), strict=True)]
 
-    def _accepts(self, before: Cost, after: Cost, single: bool, least_fraction: float) -> bool:
-        """Return True if a gain exceeds the acceptance margin, by models that are a `single` model or an ensemble."""
-        fraction = max(self.single_model_margin_fraction if single else self.margin_fraction, least_fraction)
+    def _reason(self, before: Cost, after: Cost, single: bool, fraction: float) -> "Rejection | None":
+        """Return why a plan is rejected; None if its gain exceeds a `fraction` of both margins.
+
+        A `single` model's gain of all devices together does not count.
+        """
+        if after.outside_training_range > before.outside_training_range:
+            return Rejection.OUTSIDE_TRAINING_RANGE
+        if after.total_ms >= before.total_ms * (1 - self.min_gain):
+            return Rejection.SMALL_GAIN
         saved_ms = max(0.0, float((before.compute - after.compute).mean())) if single else 0.0
-        return before.expected_ms - after.expected_ms - saved_ms > fraction * (before.margin_ms + after.margin_ms)
+        exceeds = before.expected_ms - after.expected_ms - saved_ms > fraction * (before.margin_ms + after.margin_ms)
+        return None if exceeds else Rejection.WITHIN_MARGINS
 
 
-def _judged(costs: Sequence[Cost], simulator: Simulator) -> list[Cost]:
-    """Return costs with the models' own margins, or with assumed margins if the models know none."""
-    return [with_assumed_margins(cost, simulator.models) for cost in costs]
+class Rejection(StrEnum):
+    """Why a search rejects a plan."""
+
+    OUTSIDE_TRAINING_RANGE = "its exchanges are more unbalanced than in the training data of the cost models"
+    SMALL_GAIN = "its predicted gain is too small"
+    WITHIN_MARGINS = "its predicted gain is within the error margins"
+
+
+class Assessment(NamedTuple):
+    """A search's assessment of a plan.
+
+    Attributes:
+        predicted_ms: predicted cost.
+        margin_ms: margin of the predicted cost; NaN if no margin is known.
+        expected_ms: expected cost; the predicted cost if no margin is known.
+        rejected: why the search rejects the plan; None if the search accepts it.
+    """
+
+    predicted_ms: float
+    margin_ms: float
+    expected_ms: float
+    rejected: Rejection | None = None
+
+    @classmethod
+    def of(cls, cost: Cost, rejected: Rejection | None = None) -> "Assessment":
+        """Assess a plan by its predicted cost."""
+        return cls(cost.total_ms, cost.margin_ms, cost.likely_ms, rejected)
+
+
+def assess(acceptance: Acceptance | None, costs: Sequence[Cost], task: Task, simulator: Simulator) -> list[Assessment]:
+    """Assess plans of a task by an acceptance rule; None accepts every plan, and expects the predicted cost."""
+    if acceptance is None:
+        return [Assessment(cost.total_ms, cost.margin_ms, cost.total_ms) for cost in costs]
+    return acceptance.assess(costs, task, simulator)
+
+
+def choose(assessments: Sequence[Assessment]) -> tuple[int, int | None]:
+    """Choose the accepted plan that is expected to cost least, the earliest among equals.
+
+    Return its index, and the index of the rejected plan that is predicted to cost least if that costs less.
+    """
+    accepted = [number for number, one in enumerate(assessments) if one.rejected is None]
+    chosen = min(accepted, key=lambda number: assessments[number].expected_ms)
+    least = min(range(len(assessments)), key=lambda number: assessments[number].predicted_ms)
+    return chosen, least if assessments[least].predicted_ms < assessments[chosen].predicted_ms else None
 
 
 def cheapest(costs: Sequence[Cost]) -> int:

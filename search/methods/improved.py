@@ -20,7 +20,7 @@ from neuroshard.searching.searcher import Found, Searcher, tried_within_hosts
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
 from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch
 from neuroshard.stages.search.local.starts import Start
-from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest
+from neuroshard.stages.search.methods.acceptance import Acceptance, assess, cheapest, choose
 from neuroshard.stages.search.space.costed_space import CostedSpace
 from neuroshard.stages.search.space.fixed_load import FixedLoad
 from neuroshard.tasks.task import Task
@@ -76,9 +76,7 @@ class ImprovedSearch(Searcher):
         costs += space.costs(every[-1:])
         fits = _fitting(every, space)
         every, costs = list(compress(every, fits)), list(compress(costs, fits))
-        if self.acceptance is None:
-            return Found(space.plan(every[cheapest(costs)]))
-        chosen, rejected = self.acceptance.among(costs, space.task, space.simulator)
+        chosen, rejected = choose(assess(self.acceptance, costs, space.task, space.simulator))
         other = None if rejected is None else space.plan(every[rejected])
         return Found(space.plan(every[chosen]), rejected=other)
 

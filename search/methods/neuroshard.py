@@ -1,30 +1,28 @@
 """The default search: it chooses the sharding type, the tier and the devices of every table."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from math import isfinite
 from operator import attrgetter
 
 import numpy as np
 
 from neuroshard.layouts.sharding_types import COLUMN_WISE, ROW_WISE, forms_of, rows_on_all, rows_on_one_host
-from neuroshard.models.assumed import has_own_margins
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.errors import UserError
+from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.schema import Count, NonNegative, PositiveCount
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.local.starts import EvenLayouts, Start
-from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest, likeliest
-from neuroshard.stages.search.methods.attempts import Attempts
+from neuroshard.stages.search.methods.acceptance import Acceptance, assess, cheapest, choose, likeliest
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.methods.improved import ImprovedSearch, in_turns
 from neuroshard.stages.search.methods.published import BeamSearch
-from neuroshard.stages.search.options.equal_parts import parts_that_cost_less, parts_that_fit
-from neuroshard.stages.search.options.host_variants import host_variants
+from neuroshard.stages.search.options.equal_parts import finer_parts, parts_that_fit
 from neuroshard.stages.search.options.least_bytes import check_least_bytes
 from neuroshard.stages.search.options.merge_shards import merge_shards
 from neuroshard.stages.search.options.option_table import Choice, OptionTable
@@ -39,7 +37,7 @@ from neuroshard.stages.search.options.sharding_types import (
     with_rows_on_all,
     without_rows_on_hosts,
 )
-from neuroshard.stages.search.options.tier_changes import fix_tiers, grow_caches, improve_tiers
+from neuroshard.stages.search.options.tier_changes import fix_tiers, grow_caches, improve_tiers, unify_tiers
 from neuroshard.stages.search.options.tier_variants import tier_variants
 from neuroshard.stages.search.options.tiers import TierOptions, is_ample
 from neuroshard.stages.search.options.type_changes import move_rows_to_hosts
@@ -149,10 +147,14 @@ class NeuroShard(Searcher):
             InfeasibleError: there is no plan, or none was found.
         """
         asked = self._restricted(task)
-        found = self._with_rows_on_hosts(asked, simulator) if self._tries_hosts else self._planned(asked, simulator)
+        first, *others = self._searched(asked, simulator)
+        found = first
+        for other in others:
+            found = self._accepted(found, other, simulator)
+        found = self._with_rows_on_hosts(self._with_improved_tiers(found, simulator), simulator)
         calls = known_calls(simulator.models, self.forms)
-        plan = merge_shards(found.plan, simulator, calls, self.tolerance, found.fewer)
-        return replace(found, plan=plan if asked is task else replace(plan, task=task), fewer=None)
+        plan = merge_shards(found.plan, simulator, calls, self.tolerance, first.plan)
+        return replace(found, plan=plan if asked is task else replace(plan, task=task))
 
     @property
     def _tries_hosts(self) -> bool:
@@ -173,69 +175,103 @@ class NeuroShard(Searcher):
             rule = f"searcher.sharding_types=[{','.join(self.sharding_types)}] counts as a rule for every table"
             raise error.changed(limit="; ".join(filter(None, (error.message.limit, rule)))) from error
 
-    def _planned(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan with the rows of every row-wise table on all devices.
+    def _searched(self, asked: Task, simulator: Simulator) -> list[Found]:
+        """Search the likely choices of all options; return the best plan of each kind of choice, cheap to find first.
 
-        Tables are split into more than two equal parts if that is predicted to pay, or if nothing else fits.
-        """
-        first = Attempts.of([partial(self._with_tiers, task, simulator)])
-        if first.found:
-            return self._with_finer_parts(first.found[0], task, simulator)
-        tasks = [task.with_rules(rules) for rules in parts_that_fit(task)]
-        finer = Attempts.of(partial(self._with_tiers, one, simulator) for one in tasks)
-        return self._cheapest(finer.found or first.plans(), simulator)
-
-    def _with_tiers(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan with the tier assignments that are predicted to cost least, among them those of the task.
-
-        If all tables are in device memory with ample room, other tiers are tried only if nothing fits.
-        """
-        simulator.models.check(task)
-        check_least_bytes(task, known_calls(simulator.models, self.forms))
-        as_given = partial(self._with_types, [task], task, simulator)
-        known = any(call.tier is not Tier.DEVICE for call in simulator.models.compute.calls)
-        if not known or not task.topology.host_bytes:
-            return as_given()
-        if is_ample(task) and (ample := Attempts.of([as_given])).found:
-            return ample.found[0]
-        compute = simulator.compute_for(task)
-        options = roomier = TierOptions.of(task, compute)
-        tasks = tier_variants(task, options, compute)
-        if not tasks:
-            roomier = options.with_data_parallel(task, self._allowed(task, simulator))
-            tasks = tier_variants(task, roomier, compute)
-        variants = [task, *(one for one in tasks if one is not task)]
-        variants += [spread for one in variants[:2] for spread in host_variants(one) if spread not in variants]
-        attempts = Attempts.of([partial(self._with_types, variants, task, simulator)])
-        if not attempts.found and not tasks and not roomier.choices(task):
-            raise roomier.shortage(task)
-        return self._with_improved_tiers(attempts.plans()[0], options, simulator)
-
-    def _with_types(self, variants: Sequence[Task], asked: Task, simulator: Simulator) -> Found:
-        """Find the best plan of the task `asked`, with the tier assignments of one of its variants.
-
-        Candidates are the first choices of sharding types (column-wise tables alone, if possible), and the likely
-        choices of all variants. If no candidate fits, the first plan of `for_scarce_memory` that fits is returned.
+        The kinds are the first choices of sharding types (column-wise tables alone, if possible), other choices, and
+        choices with more equal parts. If no choice of any kind fits, choices for scarce memory are searched until one
+        fits.
 
         Raises:
             InfeasibleError: no plan was found.
         """
-        allowed = [self._allowed(task, simulator) for task in variants]
-        if variants == [asked] and not _has_choice(allowed[0]):
-            return self.column_search.find(asked, simulator)
-        each = zip(variants, allowed, strict=True)
-        tables = [OptionTable.of(task, simulator, may, self.quick, asked) for task, may in each]
-        likely = [choice for choice in self._likely(tables) if not choice.is_first]
-        others = Attempts.of_choices(likely[: SETTINGS.searched_choices], self.beside_search)
-        first = self._first_choices(tables)
-        best = [self._cheapest(one.found, simulator) for one in (first, others) if one.found]
-        if best:
-            return self._accepted(best[0], best[-1], simulator) if len(best) > 1 else best[0]
-        scarce = (Choice(one, types) for one in tables for types in one.for_scarce_memory())
-        attempts = Attempts.of_choices(scarce, self.column_search, most=1)
-        if not attempts.found and first.error is not None:
-            raise tables[0].shortage(first.error)
-        return attempts.plans()[0]
+        errors = list[InfeasibleError]()
+        tables = self._option_tables(asked, simulator, errors)
+        firsts, likely = self._first_choices(tables), self._likely([one for one in tables if one.has_choice])
+        finer = [self._options(*tasks, simulator) for tasks in finer_parts([*firsts, *likely], simulator)]
+        others = [choice for choice in likely if not choice.is_first][: SETTINGS.searched_choices]
+        parts = self._likely(finer)[: SETTINGS.searched_choices]
+        kinds = (firsts, self.column_search), (others, self.beside_search), (parts, self.column_search)
+        plans = [tuple(self._plans(choices, columns, errors)) for choices, columns in kinds]
+        if any(plans):
+            return [self._cheapest(found, simulator) for found in plans if found]
+        scarce = (choice for one in (*tables, *finer) for choice in one.for_scarce_memory())
+        last = next(self._plans(scarce, self.column_search, errors), None)
+        if last is None:
+            raise _shortage(tables[0], errors[0])
+        return [last]
+
+    def _option_tables(self, asked: Task, simulator: Simulator, errors: list[InfeasibleError]) -> list[OptionTable]:
+        """List the options of the task and of variants with other tiers; gather the errors of variants that cannot fit.
+
+        Rows are spread over all devices first, whatever the rules, and moved to hosts later. If rules allow rows only
+        on one host, there are variants without such rows too. If no variant can fit, tables are split into more equal
+        parts.
+
+        Raises:
+            InfeasibleError: the tables take more memory than there is, in any option.
+            UserError: a table may have no sharding type that the search and the models know.
+        """
+        task = with_rows_on_all(asked) if self._tries_hosts else asked
+        tables = self._in_tiers([(task, asked)], simulator, errors)
+        if task is not asked:
+            with suppress(UserError):
+                tables += self._in_tiers([(without_rows_on_hosts(asked), asked)], simulator, errors)
+        if not tables:
+            finer = [(task.with_rules(rules), asked.with_rules(rules)) for rules in parts_that_fit(task)]
+            tables = self._in_tiers(finer, simulator, errors)
+        if not tables:
+            raise errors[0]
+        return tables
+
+    def _in_tiers(
+        self, tasks: Iterable[tuple[Task, Task]], simulator: Simulator, errors: list[InfeasibleError]
+    ) -> list[OptionTable]:
+        """List the options of variants, each with the task that plans are made for; with other tiers too if needed."""
+        tables = list[OptionTable]()
+        for task, asked in tasks:
+            simulator.models.check(task)
+            try:
+                check_least_bytes(task, known_calls(simulator.models, self.forms))
+            except InfeasibleError as error:
+                errors.append(error)
+                continue
+            given = self._options(task, asked, simulator)
+            tables.append(given)
+            if _knows_tiers(task, simulator) and not (is_ample(task) and isfinite(given.quick_ms(given.first))):
+                variants = tier_variants(task, simulator.compute_for(task), given.may_have)
+                tables += (self._options(variant, asked, simulator) for variant in variants)
+        return tables
+
+    def _options(self, variant: Task, asked: Task, simulator: Simulator) -> OptionTable:
+        """List the options of the tables of a variant of the task `asked`."""
+        return OptionTable(variant, simulator, self._allowed(variant, simulator), self.quick, asked)
+
+    def _first_choices(self, tables: Sequence[OptionTable]) -> list[Choice]:
+        """List the first choices of sharding types with the tiers for which quick plans or estimates are cheap."""
+        if len(tables) == 1:
+            return [tables[0].first_choice]
+        firsts = [one.first_tried() for one in tables]
+        quick, likely = (sorted(firsts, key=key)[: SETTINGS.column_wise_plans] for key in (_QUICK_MS, _ESTIMATE_MS))
+        return list(dict.fromkeys((*quick, *likely)))
+
+    def _likely(self, tables: Sequence[OptionTable]) -> list[Choice]:
+        """List the likely choices of sharding types of all tables, the cheapest first."""
+        return sorted((choice for one in tables for choice in one.likely(self.sharding_type_trials)), key=_BOTH_MS)
+
+    def _plans(
+        self, choices: Iterable[Choice], columns: ImprovedSearch, errors: list[InfeasibleError]
+    ) -> Iterator[Found]:
+        """Yield a plan of each choice that fits, with column-wise tables placed by `columns`; gather the errors."""
+        for choice in choices:
+            options = choice.options
+            try:
+                found = columns.found(options.fixed_load(choice.types), options.simulator)
+                found = found if options.asked is options.task else _of_task(found, options.asked, options.simulator)
+            except InfeasibleError as error:
+                errors.append(error)
+            else:
+                yield found
 
     def _allowed(self, task: Task, simulator: Simulator) -> BoolArray:
         """Return which sharding types each table may have, (T, F), given that OTHERS need memory on all devices.
@@ -250,24 +286,19 @@ class NeuroShard(Searcher):
             allowed[:, OTHERS] &= ~allowed[:, [COLUMNS]]
         return allowed
 
-    def _likely(self, tables: Sequence[OptionTable]) -> list[Choice]:
-        """List the likely choices of sharding types of all tables, the cheapest first."""
-        return sorted((choice for one in tables for choice in one.likely(self.sharding_type_trials)), key=_BOTH_MS)
-
-    def _first_choices(self, tables: Sequence[OptionTable]) -> Attempts:
-        """Search the first choices of sharding types with the tiers for which quick plans or estimates are cheap."""
-        firsts = [one.first_tried() for one in tables] if len(tables) > 1 else []
-        quick, likely = (sorted(firsts, key=key)[: SETTINGS.column_wise_plans] for key in (_QUICK_MS, _ESTIMATE_MS))
-        attempts = Attempts.of_choices(dict.fromkeys((*quick, *likely)), self.column_search)
-        return attempts if attempts.found else Attempts.of_choices([tables[0].first_choice], self.column_search)
-
-    def _with_improved_tiers(self, found: Found, options: TierOptions, simulator: Simulator) -> Found:
+    def _with_improved_tiers(self, found: Found, simulator: Simulator) -> Found:
         """Choose tiers again on every device, and place column-wise tables again, as long as that helps."""
+        if all(its.tier is Tier.DEVICE for its in found.plan.tier_assignments):
+            return found
+        compute = simulator.compute_for(found.plan.task)
+        options = TierOptions.of(found.plan.task, compute)
         for _ in range(SETTINGS.tier_rounds):
-            compute = simulator.compute_for(found.plan.task)
-            plan = grow_caches(improve_tiers(found.plan, options, compute), options, simulator)
-            attempts = Attempts.of([partial(self._placed_again, plan, simulator)])
-            best = self._cheapest([found, replace(found, plan=plan, fewer=None), *attempts.found], simulator)
+            plan = improve_tiers(found.plan, options, compute)
+            plan = unify_tiers(grow_caches(plan, options, simulator), options, simulator)
+            every = [found, replace(found, plan=plan)]
+            with suppress(InfeasibleError):
+                every.append(self._placed_again(plan, simulator))
+            best = self._cheapest(every, simulator)
             if best is found:
                 break
             found = best
@@ -283,46 +314,15 @@ class NeuroShard(Searcher):
         fixed = FixedLoad.of_plan(start, simulator.compute_for(start.task))
         return self.column_search.found(fixed, simulator).of(plan.task)
 
-    def _with_finer_parts(self, found: Found, task: Task, simulator: Simulator) -> Found:
-        """Split tables into more than two equal parts if the gain over a plan of the task is accepted."""
-        plan, tables = fix_tiers(found.plan), []
-        for rules in parts_that_cost_less(plan, simulator):
-            variant, asked = (one.with_rules(rules) for one in (plan.task, task))
-            tables.append(OptionTable.of(variant, simulator, self._allowed(variant, simulator), self.quick, asked))
-        finer = Attempts.of_choices(self._likely(tables)[: SETTINGS.searched_choices], self.column_search)
-        every = [found, *finer.found]
-        costs = [simulator.cost(one.plan.task, one.plan) for one in every]
-        if self.acceptance is None or has_own_margins(costs[0]):
-            return self._cheapest(every, simulator)
-        return every[self.acceptance.among(costs, found.plan.task, simulator)[0]]
-
-    def _with_rows_on_hosts(self, asked: Task, simulator: Simulator) -> Found:
-        """Find a plan with row-wise tables on one host each where that pays, or where they must not be on all devices.
-
-        The search spreads rows over all devices first, whatever the rules; then it moves tables to hosts.
-        """
-        searched = with_rows_on_all(asked)
-        found = self._planned(searched, simulator)
-        plan, hosts = fix_tiers(found.plan), len(asked.topology.domains)
-        rows = (index for index, layout in enumerate(plan.layouts) if layout.blocks)
-        forced = [index for index in rows if not rows_on_all(asked.limits[index].sharding_types, hosts)]
-        moved = move_rows_to_hosts(plan, simulator, forced)
-        if not forced:
-            kept = found if searched is asked else _of_task(found, asked)
-            other = replace(kept, plan=replace(moved or plan, task=kept.plan.task))
-            return kept if other.plan == kept.plan else self._accepted(kept, other, simulator)
-        on_hosts = () if moved is None else (_of_task(replace(found, plan=moved), asked),)
-        without = Attempts.of([partial(self._without_rows_on_hosts, asked, simulator)], errors=UserError)
-        return self._cheapest((*on_hosts, *without.found) or without.plans(), simulator)
-
-    def _without_rows_on_hosts(self, asked: Task, simulator: Simulator) -> Found:
-        """Find a plan in which no table that must have its rows on one host is row-wise.
-
-        Raises:
-            UserError: a table may have no other sharding type.
-            InfeasibleError: no plan was found.
-        """
-        return _of_task(self._planned(without_rows_on_hosts(asked), simulator), asked)
+    def _with_rows_on_hosts(self, found: Found, simulator: Simulator) -> Found:
+        """Move row-wise tables to one host each if the search may, and if the gain is accepted."""
+        if not self._tries_hosts:
+            return found
+        start = fix_tiers(found.plan)
+        moved = move_rows_to_hosts(start, simulator) or start
+        if moved is start:
+            return found
+        return self._accepted(found, replace(found, plan=replace(moved, task=found.plan.task)), simulator)
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
         """List first plans and ends of local searches, for several choices of sharding types and the plan's tiers.
@@ -343,21 +343,21 @@ class NeuroShard(Searcher):
         They are column-wise tables alone, the best choices by quick searches, and the best choices that leave one
         sharding type out.
         """
-        if not _has_choice(self._allowed(plan.task, simulator)):
+        if not self._options(plan.task, plan.task, simulator).has_choice:
             return []
         calls = known_calls(simulator.models, self.forms)
         own, distinct = np.array([FORMS.index(form) for form in plan.forms]), dict[bytes, Choice]()
         for left_out in (None, *(FORMS[form] for form in OTHERS)):
             allowed = allowed_types(plan.task, [call for call in calls if call.form is not left_out])
             if allowed.any(axis=1).all():
-                choices = OptionTable.of(plan.task, simulator, allowed, self.quick)
+                choices = OptionTable(plan.task, simulator, allowed, self.quick, plan.task)
                 for one in (choices.first_choice, *choices.likely(self.sharding_type_trials)):
                     distinct.setdefault(one.types.tobytes(), one)
         return [one for forms, one in distinct.items() if forms != own.tobytes()]
 
     def _candidate_plans(self, choice: Choice, simulator: Simulator, count: int) -> Iterator[Plan]:
         """Yield candidate plans with the chosen sharding types; none if nothing fits."""
-        for found in Attempts.of_choices([choice], self.column_search).found:
+        for found in self._plans([choice], self.column_search, []):
             yield from self.column_search.candidate_plans(found.plan, simulator, count)
 
     def _cheapest(self, found: Sequence[Found], simulator: Simulator) -> Found:
@@ -367,26 +367,54 @@ class NeuroShard(Searcher):
         costs = [simulator.cost(one.plan.task, one.plan) for one in found]
         return found[cheapest(costs) if self.acceptance is None else likeliest(costs)]
 
-    def _accepted(self, columns: Found, other: Found, simulator: Simulator) -> Found:
-        """Return `other`, a plan of the same task, if its gain over `columns` is accepted; else return `columns`."""
-        task = columns.plan.task
-        costs = simulator.costs(task, [columns.plan, other.plan])
-        chosen, rejected = cheapest(costs), None
-        if self.acceptance is not None:
-            chosen, rejected = self.acceptance.of_forms(simulator.models).among(costs, task, simulator)
-        if not chosen:
-            unsaid = [plan for plan in (columns.rejected, other.plan if rejected else None) if plan is not None]
-            least = min(unsaid, key=lambda plan: simulator.cost(task, plan).total_ms, default=None)
-            return replace(columns, rejected=least)
-        more = len(other.plan.placements) > len(columns.plan.placements)
-        return replace(other, fewer=columns.plan if more else other.fewer)
+    def _accepted(self, found: Found, other: Found, simulator: Simulator) -> Found:
+        """Return `other`, a plan of the same tables, if its gain over `found` is accepted; else return `found`."""
+        task, rule = found.plan.task, self.acceptance
+        if rule is not None and _sharding(found.plan) != _sharding(other.plan):
+            rule = rule.of_forms(simulator.models)
+        costs = simulator.costs(task, [found.plan, other.plan])
+        chosen, rejected = choose(assess(rule, costs, task, simulator))
+        if chosen:
+            return other
+        unsaid = [plan for plan in (found.rejected, other.plan if rejected else None) if plan is not None]
+        least = min(unsaid, key=lambda plan: simulator.cost(task, plan).total_ms, default=None)
+        return replace(found, rejected=least and replace(least, task=task))
 
 
-def _of_task(found: Found, task: Task) -> Found:
-    """Return what was found with the plan for `task`, which has other rules; fewer shards are not tried then."""
-    return replace(found, plan=replace(found.plan, task=task), fewer=None)
+def _sharding(plan: Plan) -> list[tuple[Form, int]]:
+    """Return the sharding type of each table, and its number of shards unless it is column-wise."""
+    each = zip(plan.layouts, plan.by_table, strict=True)
+    return [(layout.form, 0 if layout.free else len(placed)) for layout, placed in each]
 
 
-def _has_choice(allowed: BoolArray) -> bool:
-    """Return True if some table may be row-wise or data-parallel, by sharding types `allowed` (T, F)."""
-    return bool(np.delete(allowed, COLUMNS, axis=1).any())
+def _of_task(found: Found, task: Task, simulator: Simulator) -> Found:
+    """Return the plan for `task`, which has other rules: rows are moved to one host where these rules require it.
+
+    Raises:
+        InfeasibleError: the plan breaks a rule.
+    """
+    plan, hosts = found.plan, len(task.topology.domains)
+    forced = [
+        index
+        for index, (layout, limits) in enumerate(zip(plan.layouts, task.limits, strict=True))
+        if layout.blocks and not rows_on_all(limits.sharding_types, hosts)
+    ]
+    moved = move_rows_to_hosts(fix_tiers(plan), simulator, forced) if forced else plan
+    return replace(found, plan=moved or plan).of(task)
+
+
+def _knows_tiers(task: Task, simulator: Simulator) -> bool:
+    """Return True if hosts have memory for tables and the models know the costs of host memory."""
+    return bool(task.topology.host_bytes) and any(
+        call.tier is not Tier.DEVICE for call in simulator.models.compute.calls
+    )
+
+
+def _shortage(given: OptionTable, error: InfeasibleError) -> UserError:
+    """Return the error that no plan was found for the task as given; `error` if memory is not the reason."""
+    task, simulator = given.task, given.simulator
+    if _knows_tiers(task, simulator):
+        options = TierOptions.of(task, simulator.compute_for(task)).with_data_parallel(task, given.may_have)
+        if not options.choices(task):
+            return options.shortage(task)
+    return given.shortage(error)

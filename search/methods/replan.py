@@ -21,7 +21,7 @@ from neuroshard.plumbing.schema import ByteSize, NonNegative, readable_bytes, sh
 from neuroshard.searching.searcher import Found, Searcher
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.local.starts import ExistingPlan
-from neuroshard.stages.search.methods.acceptance import Acceptance, cheapest
+from neuroshard.stages.search.methods.acceptance import Acceptance, assess, cheapest
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.options.sharding_types import known_calls
@@ -110,7 +110,7 @@ class Replan(Searcher):
         left = self._left(moved_bytes(before, start))
         found = [replace(begun, plan=start)]
         if self.min_gain < 1:
-            firsts = chain([start], self._in_other_forms(start, left, simulator))
+            firsts = chain([start], self._with_other_types(start, left, simulator))
             found += [self._improved(start, first, left, simulator) for first in firsts]
         costs = simulator.costs(start.task, [one.plan for one in found])
         accepted = self._accepted(found, costs, simulator)
@@ -173,15 +173,12 @@ class Replan(Searcher):
 
         If tables change their sharding type, models that do not know whole steps must predict a larger gain.
         """
-        if self.acceptance is None:
-            return list(range(len(found)))
-        task, start = found[0].plan.task, found[0].plan
-        same, other = (
-            acceptance.accepted(costs, task, simulator)
-            for acceptance in (self.acceptance, self.acceptance.of_forms(simulator.models))
-        )
-        changes = [one.plan.forms != start.forms for one in found]
-        return [0, *(number for number in range(1, len(found)) if number in (other if changes[number] else same))]
+        task, start, same = found[0].plan.task, found[0].plan, self.acceptance
+        other = same and same.of_forms(simulator.models)
+        of_same, of_other = (assess(acceptance, costs, task, simulator) for acceptance in (same, other))
+        each = zip(found, of_same, of_other, strict=True)
+        judged = [by_other if one.plan.forms != start.forms else by_same for one, by_same, by_other in each]
+        return [number for number, assessment in enumerate(judged) if assessment.rejected is None]
 
     def _worth_it(self, before: Plan, found: Sequence[Found], costs: Sequence[Cost]) -> Found:
         """Choose the plan that moves least from `before` on, of all nearly as cheap as the cheapest.
@@ -197,7 +194,7 @@ class Replan(Searcher):
         ]
         return found[min(enough)[2]]
 
-    def _in_other_forms(self, start: Plan, most: int | None, simulator: Simulator) -> Iterator[Plan]:
+    def _with_other_types(self, start: Plan, most: int | None, simulator: Simulator) -> Iterator[Plan]:
         """Yield plans with other sharding types that move at most `most` bytes, then at most half as many."""
         changes = TypeChanges.of(start, simulator, known_calls(simulator.models, forms_of(self.sharding_types)))
         if changes is None:

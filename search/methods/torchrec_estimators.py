@@ -18,7 +18,7 @@ from neuroshard.cost.loads import Loads, LoadSets, Traffic
 from neuroshard.layouts import placed_loads
 from neuroshard.models.simulator import Simulator
 from neuroshard.tasks.task import Task
-from neuroshard.torchrec.kernels import home_of
+from neuroshard.torchrec.kernels import tier_assignment_of
 from neuroshard.torchrec.sharding_plan import from_sharding_plan
 from neuroshard.words.placement import Placement
 from neuroshard.words.placement import Shard as PlanShard
@@ -28,9 +28,9 @@ def _loads(task: Task, options: Sequence[ShardingOption]) -> Loads:
     """Compute the load of every shard of the options, by their sharding types; loads don't depend on the device."""
     tables = {table.name: table for table in task.tables}
     placed = [
-        Placement(PlanShard(number, shard.offset[1], shard.size[1], shard.offset[0], shard.size[0]), device, home)
+        Placement(PlanShard(number, shard.offset[1], shard.size[1], shard.offset[0], shard.size[0]), device, assignment)
         for number, option in enumerate(options)
-        for home in [home_of(option.name, option.compute_kernel, option.cache_params)]
+        for assignment in [tier_assignment_of(option.name, option.compute_kernel, option.cache_params)]
         for device, shard in enumerate(option.shards)
     ]
     of_each = [tables[option.name] for option in options]
@@ -114,5 +114,5 @@ class WidestCacheStorageEstimator(TaskStorageEstimator):
 
     def _device_bytes(self, loads: Loads) -> list[int]:
         """List the bytes of device memory of n loads, as if all of them were on one device."""
-        sizes: list[int] = self._task.memory.bytes_beside(LoadSets(loads, np.array([len(loads)]))).tolist()
+        sizes: list[int] = self._task.memory.bytes_with_caches(LoadSets(loads, np.array([len(loads)]))).tolist()
         return sizes

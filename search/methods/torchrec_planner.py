@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from neuroshard.layouts import LAYOUTS, in_columns
+from neuroshard.layouts import LAYOUTS, place_column_wise
 from neuroshard.layouts.sharding_types import TABLE_ROW_WISE, forms_of
 from neuroshard.layouts.widths import fewest_parts
 from neuroshard.models.simulator import Simulator
@@ -132,7 +132,7 @@ def _plans(
 
     from neuroshard.measure.steps.stand_in import StandIn
     from neuroshard.torchrec import from_sharding_plan
-    from neuroshard.torchrec.delegated import without_copies_remarks
+    from neuroshard.torchrec.delegated import without_data_parallel_remarks
 
     # A module's parameters can't bear every name that a table can.
     tables = tuple(replace(table, name=f"table{index}") for index, table in enumerate(task.tables))
@@ -150,7 +150,7 @@ def _plans(
         planner = _planner(settings.estimates, renamed, simulator, constraints, sort_by, storage)
         module = StandIn(tables, ()).pooled
         try:
-            with without_copies_remarks():
+            with without_data_parallel_remarks():
                 sharding_plan = planner.plan(module, [EmbeddingBagCollectionSharder()])
         except PlannerError:
             continue
@@ -158,16 +158,19 @@ def _plans(
             if not raised_by(error, "torchrec"):
                 raise
             continue
-        yield _cut_to_width(Plan(task, from_sharding_plan(renamed, sharding_plan).placements))
+        yield cut_to_width(Plan(task, from_sharding_plan(renamed, sharding_plan).placements))
 
 
-def _cut_to_width(plan: Plan) -> Plan:
+def cut_to_width(plan: Plan) -> Plan:
     """Cut columns of tables that are wider than a shard may be: TorchRec's planner merges those that share a device."""
     wide = {table for table, its in enumerate(plan.by_table) if any(one.shard.dim > MAX_SHARD_DIM for one in its)}
     if not wide:
         return plan
     held = [(one.shard.table, one.shard.dim, one.device) for one in plan.placements if one.shard.table in wide]
-    cut = (replace(one, tier_assignment=plan.tier_assignments[one.shard.table]) for one in in_columns(plan.task, held))
+    cut = (
+        replace(one, tier_assignment=plan.tier_assignments[one.shard.table])
+        for one in place_column_wise(plan.task, held)
+    )
     return replace(plan, placements=(*(one for one in plan.placements if one.shard.table not in wide), *cut))
 
 

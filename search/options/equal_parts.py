@@ -5,9 +5,10 @@ each way to split tables into more parts is a task with one more rule (`min_shar
 task.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from glob import escape
+from math import inf, isnan
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import DIM_MULTIPLE
+from neuroshard.stages.search.options.option_table import Choice
 from neuroshard.stages.search.options.settings import SETTINGS
 from neuroshard.tables import Table
 from neuroshard.tasks.constraints import TableRule
@@ -23,6 +25,21 @@ from neuroshard.tasks.task import Task
 
 _Share = Callable[[Table], float]
 Rules = tuple[TableRule, ...]
+
+
+def finer_parts(choices: Sequence[Choice], simulator: Simulator) -> Iterator[tuple[Task, Task]]:
+    """Yield variants of the task with the cheapest quick plan in which tables are split into more equal parts.
+
+    With every variant comes the task that plans are made for, which has the same rules. If no quick plan fits, the
+    variants have parts that fit; else parts that cost less.
+    """
+    best = min(choices, key=lambda one: inf if isnan(one.quick_ms) else one.quick_ms)
+    task, asked = best.options.task, best.options.asked
+    if not any(limits.equal_widths for limits in task.limits):
+        return
+    plan = best.quick_plan()
+    for rules in parts_that_fit(task) if plan is None else parts_that_cost_less(plan, simulator):
+        yield task.with_rules(rules), asked.with_rules(rules)
 
 
 def parts_that_fit(task: Task) -> Iterator[Rules]:
@@ -42,8 +59,6 @@ def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
 
     The cost of a part is its kernel time alone and its share of the exchanges. Data-parallel tables stay as they are.
     """
-    if not any(limits.equal_widths for limits in plan.task.limits):
-        return iter(())
     cost = simulator.cost(plan.task, plan)
     columns = float(np.mean(plan.traffic.columns))
     column_ms = float(np.mean(cost.forward + cost.backward)) / columns if columns else 0.0

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets, calls_of
-from neuroshard.layouts import LAYOUTS, Layout, given_bytes, placed_loads
+from neuroshard.layouts import LAYOUTS, Layout, placed_loads, sent_bytes_of
 from neuroshard.models.interface import ReluHead
 from neuroshard.models.kernels import KernelModels
 from neuroshard.models.simulator import Simulator
@@ -121,7 +121,7 @@ class ReplicatedTables:
         everywhere = cls(form, called, model.head, vectors, given, size_bytes, tables, loads)
         if len(tables):
             everywhere.vectors[tables] = model.embed(loads)
-        everywhere.given[tables] = given_bytes(loads, task.topology.num_devices)
+        everywhere.given[tables] = sent_bytes_of(loads, task.topology.num_devices)
         everywhere.size_bytes[tables] = task.memory.device_bytes(loads)
         return everywhere
 
@@ -131,7 +131,7 @@ class ReplicatedTables:
             return 0
         its = self.loads.take(np.flatnonzero(types[self.tables] == self.form))
         together = LoadSets(its, np.array([len(its)]))
-        return int((task.memory.bytes_beside(together) - task.memory.device_bytes(its)).sum())
+        return int((task.memory.bytes_with_caches(together) - task.memory.device_bytes(its)).sum())
 
 
 def slowest_loads(task: Task, tables: IntArray, layout: Layout) -> Loads:
@@ -287,7 +287,7 @@ class StepInputs(NamedTuple):
         counts = np.zeros((len(in_columns), len(FORMS), in_columns.shape[1]))
         kernel, input_bytes = np.repeat(task.loads.kernel[:, None], len(FORMS), axis=1), np.zeros(counts.shape[:2])
         counts[:, COLUMNS] = in_columns
-        input_bytes[:, COLUMNS] = given_bytes(task.loads, devices)[:, Collective.INPUT] / devices
+        input_bytes[:, COLUMNS] = sent_bytes_of(task.loads, devices)[:, Collective.INPUT] / devices
         for group in others:
             counts[group.tables, group.form] = simulator.counts_of(LoadSets.alone(group.loads))
             kernel[group.tables, group.form] = group.loads.kernel

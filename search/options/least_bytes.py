@@ -72,7 +72,7 @@ class LeastBytes:
         least = np.full((3, len(whole)), _UNKNOWN, dtype=np.int64)
         for assignments in tiers:
             may = np.array(
-                [its.may_lie_in(assignment) for its, assignment in zip(task.limits, assignments, strict=True)]
+                [its.allows_tier(assignment) for its, assignment in zip(task.limits, assignments, strict=True)]
             )
             for form, layout in enumerate(LAYOUTS.values()):
                 loads = replace(whole.at(assignments), form=np.full(len(whole), form))

@@ -45,7 +45,7 @@ def merge_shards(
 
 def _fewer_types(start: Plan, simulator: Simulator, calls: Collection[Call], most_ms: float) -> Plan:
     """Make row-wise and data-parallel tables table-wise while the plan costs no more than `most_ms`."""
-    changes = TypeChanges.of(start, simulator, calls) if not start.in_columns else None
+    changes = TypeChanges.of(start, simulator, calls) if not start.all_column_wise else None
     return start if changes is None else changes.in_columns(most_ms)
 
 

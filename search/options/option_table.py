@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from math import isinf
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from neuroshard.cost.loads import LoadSets
 from neuroshard.layouts import LAYOUTS
 from neuroshard.models.simulator import Simulator
+from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.stages.search.local.starts import Start
@@ -39,49 +41,62 @@ class OptionTable:
     A variant is a task with further rules: tier assignments, or finer equal parts.
 
     Attributes:
-        asked: the task that plans are made for.
-        task: the variant, which has the same tables.
+        task: the variant.
         simulator: costs plans.
-        allowed: (T, F) sharding types that each table may have.
-        leaders: (T,) the table whose sharding type each table takes: the first of the tables kept together with it.
+        may_have: (T, F) sharding types that the constraints and the models allow for each table.
         quick: places column-wise tables quickly.
-        estimates: estimated costs of choices.
-        spread: placements of row-wise and data-parallel tables.
-        may: (t,) tables that the constraints allow to be column-wise.
-        space: all shards of the tables in `may`; None if there are none.
+        asked: the task that plans are made for, which has the same tables.
     """
 
-    asked: Task
     task: Task
     simulator: Simulator
-    allowed: BoolArray
-    leaders: IntArray
+    may_have: BoolArray
     quick: Start
-    estimates: CostEstimates
-    spread: SpreadPlacements
-    may: IntArray
-    space: CostedSpace | None
+    asked: Task
 
-    @classmethod
-    def of(
-        cls, task: Task, simulator: Simulator, allowed: BoolArray, quick: Start, asked: Task | None = None
-    ) -> "OptionTable":
-        """Gather sharding types `allowed` (T, F), without column_wise for tables that are too large for a device.
+    @cached_property
+    def allowed(self) -> BoolArray:
+        """The sharding types that each table may have, (T, F): column_wise only if a device has room for a shard."""
+        allowed = self.may_have.copy()
+        if self._uncosted is not None:
+            _, least, room = narrowest_shards(self._uncosted)
+            too_large = [table for item in np.flatnonzero(least > room) for table, _ in self._uncosted.items[item]]
+            allowed[too_large, COLUMNS] = False
+            allowed[:, COLUMNS] |= ~allowed.any(axis=1)  # the search raises an error about tables that fit nowhere
+        return allowed
 
-        Plans are made for the task `asked`, which has the same tables; None stands for `task`.
-        """
-        may, fitting, space = np.flatnonzero(allowed[:, COLUMNS]), allowed.copy(), None
-        if len(may):
-            uncosted = SearchSpace.of(FixedLoad.empty(task, may))
-            space = CostedSpace.costed(uncosted, simulator, simulator.compute_for(task))
-            _, least, room = narrowest_shards(space)
-            too_large = [table for item in np.flatnonzero(least > room) for table, _ in space.items[item]]
-            fitting[too_large, COLUMNS] = False  # their narrowest shards do not fit
-            fitting[:, COLUMNS] |= ~fitting.any(axis=1)  # the search raises an error about tables that fit nowhere
-        estimates = CostEstimates.of(task, simulator, allowed, space)
-        return cls(
-            asked or task, task, simulator, fitting, leaders(task), quick, estimates, SpreadPlacements(task), may, space
-        )
+    @property
+    def has_choice(self) -> bool:
+        """True if some table may be row-wise or data-parallel."""
+        return bool(np.delete(self.may_have, COLUMNS, axis=1).any())
+
+    @cached_property
+    def leaders(self) -> IntArray:
+        """The table whose sharding type each table takes, (T,): the first of the tables kept together with it."""
+        return leaders(self.task)
+
+    @cached_property
+    def spread(self) -> SpreadPlacements:
+        """The placements of row-wise and data-parallel tables."""
+        return SpreadPlacements(self.task)
+
+    @cached_property
+    def _uncosted(self) -> SearchSpace | None:
+        """All shards of the tables that may be column-wise, without costs; None if there are none."""
+        may = np.flatnonzero(self.may_have[:, COLUMNS])
+        return SearchSpace.of(FixedLoad.empty(self.task, may)) if len(may) else None
+
+    @cached_property
+    def space(self) -> CostedSpace | None:
+        """All shards of the tables that may be column-wise; None if there are none."""
+        if self._uncosted is None:
+            return None
+        return CostedSpace.costed(self._uncosted, self.simulator, self.simulator.compute_for(self.task))
+
+    @cached_property
+    def estimates(self) -> CostEstimates:
+        """The estimated costs of choices."""
+        return CostEstimates.of(self.task, self.simulator, self.may_have, self.space)
 
     @property
     def first(self) -> IntArray:
@@ -324,10 +339,11 @@ class OptionTable:
             types[moved] = others[moved].argmin(axis=1)
             yield types[self.leaders]
 
-    def for_scarce_memory(self) -> Iterator[IntArray]:
-        """Yield choices (T,) with few large row-wise tables; then choices with ever fewer column-wise tables."""
-        yield from self.more_row_wise()
-        yield from self.fewer_column_wise()
+    def for_scarce_memory(self) -> Iterator["Choice"]:
+        """Yield the first choice; choices with few large row-wise tables; then ever fewer column-wise tables."""
+        yield self.first_choice
+        if self.has_choice:
+            yield from (Choice(self, types) for types in chain(self.more_row_wise(), self.fewer_column_wise()))
 
     def _bytes_by_type(self) -> IntArray:
         """Compute the bytes that each table takes on all devices together with each sharding type, (T, F)."""
@@ -338,7 +354,7 @@ class OptionTable:
 
     def shortage(self, error: UserError) -> UserError:
         """Return the error that no plan was found: for all tables column-wise if they may be, else `error`."""
-        if len(self.may) < len(self.task.tables):
+        if not self.may_have[:, COLUMNS].all():
             return error
         space = SearchSpace.of_task(self.task)
         try:
@@ -373,3 +389,16 @@ class Choice:
     def both_ms(self) -> float:
         """The sum of the quick plan's cost and the estimated cost."""
         return self.quick_ms + self.estimate_ms
+
+    def quick_plan(self) -> Plan | None:
+        """Return the quick plan of the variant; None if the column-wise tables do not fit."""
+        options = self.options
+        try:
+            fixed = options.fixed_load(self.types)
+            if options.space is None or not len(fixed.column_wise):
+                return fixed.plan()
+            space = options.space.take(fixed)
+            widths = options.quick.first_widths(space)
+        except InfeasibleError:
+            return None
+        return None if widths is None else space.plan(widths)

@@ -20,10 +20,10 @@ from neuroshard.plumbing.arrays import BoolArray, IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.schema import MAX_SHARD_DIM
 from neuroshard.tasks.task import Task
-from neuroshard.words.form import FORMS, IN_COLUMNS, Call
+from neuroshard.words.form import COLUMN_WISE_CALL, FORMS, Call
 from neuroshard.words.placement import Placement
 
-COLUMNS = FORMS.index(IN_COLUMNS.form)
+COLUMNS = FORMS.index(COLUMN_WISE_CALL.form)
 OTHERS = tuple(number for number, layout in enumerate(LAYOUTS.values()) if not layout.free)  # than columns
 BLOCKS = tuple(number for number, layout in enumerate(LAYOUTS.values()) if layout.blocks)
 _OF_GROUP = "this table is kept together with a table that may not have this sharding type"

@@ -138,7 +138,7 @@ class _Own(NamedTuple):
         here = self.plan.device_loads.take(np.array([self.device])).loads
         of_others = ~np.isin([placed.shard.table for placed in self._placed], self.tables)
         its = LoadSets(here.take(np.flatnonzero(of_others)), np.array([int(of_others.sum())]))
-        return int(self.plan.task.memory.bytes_beside(its).sum())
+        return int(self.plan.task.memory.bytes_with_caches(its).sum())
 
     @property
     def _placed(self) -> list[Placement]:
@@ -151,7 +151,7 @@ class _Own(NamedTuple):
             assignments[table] = self.options.tier_assignments[option]
         here = self.plan.device_loads.take(np.array([self.device]))
         there = LoadSets(here.loads.at([assignments[placed.shard.table] for placed in self._placed]), here.counts)
-        return int(self.plan.task.memory.bytes_beside(there).sum())
+        return int(self.plan.task.memory.bytes_with_caches(there).sum())
 
     def narrow(self) -> Iterator[TierOptions]:
         """Yield the options with caches of each width that only tables up to that width may have."""
@@ -207,4 +207,24 @@ def grow_caches(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
             if larger.fits and (ms := simulator.cost(plan.task, larger).total_ms) < best_ms:
                 plan, best_ms = larger, ms
                 break
+    return plan
+
+
+def unify_tiers(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
+    """Give the tables that are on one device alone the tier option of one of them, where that lowers the plan cost.
+
+    A device makes a kernel call for every tier in use, and a call has a cost of its own.
+    """
+    best_ms = simulator.cost(plan.task, plan).total_ms
+    for device in range(plan.task.topology.num_devices):
+        own = [t for t, placed in enumerate(plan.by_table) if {one.device for one in placed} == {device}]
+        present = dict.fromkeys(plan.tier_assignments[table] for table in own)
+        for assignment in present if len(present) > 1 else ():
+            option, assignments = options.tier_assignments.index(assignment), list(plan.tier_assignments)
+            for table in own:
+                if np.isfinite(options.cost_ms[table, option]):
+                    assignments[table] = assignment
+            unified = reassign_tiers(plan, plan.task, tuple(assignments))
+            if unified.fits and (ms := simulator.cost(plan.task, unified).total_ms) < best_ms:
+                plan, best_ms = unified, ms
     return plan

@@ -7,7 +7,8 @@ import numpy as np
 
 from neuroshard.models import ComputeModel
 from neuroshard.plans.caches import cut_to, of_mixed_widths, on_own_devices, parts_within, shared_caches, width_classes
-from neuroshard.plumbing.arrays import FloatArray, IntArray
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.stages.search.options.host_variants import host_variants
 from neuroshard.stages.search.options.settings import SETTINGS
 from neuroshard.stages.search.options.tier_changes import assign_tiers
 from neuroshard.stages.search.options.tiers import TierOptions
@@ -16,7 +17,35 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.placement import DEFAULT_CACHED, Tier, TierAssignment
 
 
-def tier_variants(task: Task, options: TierOptions, model: ComputeModel) -> list[Task]:
+def tier_variants(task: Task, model: ComputeModel, allowed: BoolArray) -> list[Task]:
+    """List variants of a task with other tiers, and variants whose tables in host memory are spread over all hosts.
+
+    Args:
+        task: the task.
+        model: costs the tables in each tier.
+        allowed: (T, F) sharding types that each table may have.
+    """
+    options = TierOptions.of(task, model)
+    tasks = _with_tiers(task, options, model) or _with_tiers(task, options.with_data_parallel(task, allowed), model)
+    tasks += _all_on_hosts(task, options)
+    variants = [task, *(one for one in tasks if one is not task)]
+    for one in variants[:2]:
+        variants += [spread for spread in host_variants(one) if spread not in variants]
+    return variants[1:]
+
+
+def _all_on_hosts(task: Task, options: TierOptions) -> list[Task]:
+    """Return the task with every table in host memory that may be, if hosts have room: devices make fewest calls."""
+    uvm = TierAssignment(Tier.UVM)
+    option = options.tier_assignments.index(uvm)
+    may = np.isfinite(options.cost_ms[:, option])
+    if not may.any() or int(options.host_bytes[may, option].sum()) > task.topology.all_host_bytes:
+        return []
+    each = zip(may.tolist(), task.tier_assignments, strict=True)
+    return [assign_tiers(task, tuple(uvm if on_host else assignment for on_host, assignment in each))]
+
+
+def _with_tiers(task: Task, options: TierOptions, model: ComputeModel) -> list[Task]:
     """List the task with each table's tier fixed, by the cheapest choices within several fractions of device memory.
 
     If cached tables may differ in width, tasks have rules for cached tables too. The task itself stands for the choice

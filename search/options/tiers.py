@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from neuroshard.cost.loads import Loads, LoadSets
-from neuroshard.layouts import COPIES, LAYOUTS, Layout
+from neuroshard.layouts import DATA_PARALLEL_LAYOUT, LAYOUTS, Layout
 from neuroshard.models import ComputeModel
 from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.plumbing.errors import InfeasibleError
@@ -49,7 +49,7 @@ class TierOptions:
         )
         columns = [_costed(task, assignment, model) for assignment in assignments]
         cost_ms, device_bytes, host_bytes = (np.stack(values, axis=1) for values in zip(*columns, strict=True))
-        may = np.array([[its.may_lie_in(assignment) for assignment in assignments] for its in task.limits])
+        may = np.array([[its.allows_tier(assignment) for assignment in assignments] for its in task.limits])
         for table, its in enumerate(task.limits):
             if not its.forms.intersection(CUT_FORMS):
                 device_bytes[table, 0] = min(_everywhere_bytes(task, LAYOUTS[form], table) for form in its.forms)
@@ -62,8 +62,8 @@ class TierOptions:
         has smaller buffers.
         """
         size = self.device_bytes.copy()
-        for table in np.flatnonzero(allowed[:, FORMS.index(COPIES.form)]).tolist():
-            size[table, 0] = min(size[table, 0], _everywhere_bytes(task, COPIES, table))
+        for table in np.flatnonzero(allowed[:, FORMS.index(DATA_PARALLEL_LAYOUT.form)]).tolist():
+            size[table, 0] = min(size[table, 0], _everywhere_bytes(task, DATA_PARALLEL_LAYOUT, table))
         return replace(self, device_bytes=size)
 
     def charged(self, task: Task, widths: FloatArray, parts: IntArray, model: ComputeModel) -> "TierOptions":

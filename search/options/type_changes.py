@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from neuroshard.cost.loads import LoadSets
-from neuroshard.layouts import LAYOUTS, in_columns
+from neuroshard.layouts import LAYOUTS, place_column_wise
 from neuroshard.layouts.sharding_types import rows_on_one_host
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.moves import moved_between
@@ -45,7 +45,7 @@ class TypeChanges:
         allowed[stays] = False
         if (allowed.sum(axis=1) < 2).all() or device_memory(task).min() < 1:
             return None
-        choices = OptionTable.of(task, simulator, allowed, EvenLayouts())
+        choices = OptionTable(task, simulator, allowed, EvenLayouts(), task)
         return cls(start, choices, now)
 
     def within(self, most_bytes: int | None) -> Plan:
@@ -99,7 +99,7 @@ class TypeChanges:
         kept = (placed for placed in self.start.placements if not changed[placed.shard.table])
         everywhere = np.flatnonzero(changed & (types != COLUMNS)).tolist()
         spread = (placed for table in everywhere for placed in self.choices.spread.placements(table, int(types[table])))
-        columns = in_columns(task, self._devices_for(np.flatnonzero(changed & (types == COLUMNS))))
+        columns = place_column_wise(task, self._devices_for(np.flatnonzero(changed & (types == COLUMNS))))
         return Plan(task, (*kept, *spread, *columns))
 
     @cached_property

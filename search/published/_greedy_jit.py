@@ -1,7 +1,7 @@
 """Greedy placement of many column splits under many caps, compiled: the inner loop of the search.
 
-It places shards as `greedy.place_greedily` does. It is fast because it visits devices in ascending score, and stops as
-soon as the score plus the least that the shard adds (`least_score`) exceeds the best score found.
+It places shards as `greedy.place_greedily` does, but visits devices in ascending score, and stops as soon as the score
+plus the least that the shard adds (`least_score`) exceeds the best score found.
 """
 
 from typing import NamedTuple
@@ -33,7 +33,7 @@ class _Alone(NamedTuple):
 
 @jit
 def _alone(shards: ShardTable, placed: IntArray) -> _Alone:
-    """Gather shards, given as item and width (S, 2)."""
+    """Return shards on devices without other shards of their items, from item and width of each, (S, 2)."""
     empty = shards.first[placed[:, 0]]
     row = empty + placed[:, 1]
     takes = shards.size_bytes[row] - shards.size_bytes[empty]
@@ -42,7 +42,7 @@ def _alone(shards: ShardTable, placed: IntArray) -> _Alone:
 
 @jit_inline
 def _settle(heap: IntArray, size: int, node: int, score: FloatArray) -> None:
-    """Move the device at a node of a heap, lowest score on top, to the node that its score demands."""
+    """Move the device at a node of a heap up or down to its place; the device with the lowest score is on top."""
     device = heap[node]
     while node > 0 and score[heap[(node - 1) // 2]] > score[device]:
         heap[node] = heap[(node - 1) // 2]
@@ -69,7 +69,7 @@ def _least_to_come(sends: FloatArray, least: FloatArray) -> None:
 def _remembered(shards: ShardTable, placed: IntArray) -> BoolArray:
     """Return True for each item, (I,), whose shards may meet each other or a rival, among shards placed (S, 2).
 
-    Widths on devices matter for these items alone: that matrix is large, and to write it takes longer than all else.
+    Only for these items, the loop records widths on devices: writing the large matrix would take most of the time.
     """
     has_rivals = shards.rules.rival_first[1:] > shards.rules.rival_first[:-1]
     several: BoolArray = np.bincount(placed[:, 0], minlength=len(has_rivals)) > 1
@@ -101,8 +101,14 @@ def place_all_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer
     """Place S shards of each of P column splits, in order, under each of M caps, on D devices.
 
     A shard goes to the device whose score ends lowest, among the devices with memory and units for it where the rules
-    allow it; the first among equals. Shards of one item that meet on a device become one shard. Devices that the cap
-    closes to all later shards are left out from then on.
+    allow it; the first among equals. Shards of one item that meet on a device become one shard.
+
+    Devices in use are in a heap by score, `heap[:in_use]`, without those that have fewer units left than any later
+    shard sends (`least`). A shard adds at least `adds` to a score, and nodes below a node have no lower scores. So if
+    score + adds exceeds the best score found, the whole branch is skipped; unless the item has shards already
+    (`spread`), because a shard that joins another shard may add less. Idle devices are alike, so only the first with
+    room is tried; with different fixed scores, all devices count as in use from the start (`started`). If the cap has
+    excluded no device (`capped`), the placement is the same under all higher caps, and is copied to them.
 
     Args:
         outcome: the shards; all other arrays are filled.
@@ -122,7 +128,7 @@ def place_all_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer
     heap, branches = np.empty(num_devices, np.int64), np.empty(num_devices, np.int64)
     spread, least = np.zeros(len(widths), np.int64), np.empty(num_shards)  # devices of each item; `_least_to_come`
     idle_score, by_fixed = max(0.0, floor), np.argsort(fixed_score)
-    started = num_devices if fixed_score.any() else 0  # devices that are no longer all alike
+    started = num_devices if fixed_score.any() else 0  # devices that count as in use at the start
     nothing, counting = np.zeros(len(bias), np.float32), weight[:counted]
     for p in range(num_splits):
         alone, remembered = _alone(shards, placed[p]), _remembered(shards, placed[p])
@@ -148,7 +154,7 @@ def place_all_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer
                     d = heap[node]
                     beyond = score[d] + adds > best_score
                     if beyond and spread[i] == 0:
-                        continue  # so are the devices below it
+                        continue  # nodes below have no lower scores
                     for child in range(2 * node + 1, min(2 * node + 3, in_use)):
                         branches[waiting] = child
                         waiting += 1
@@ -177,7 +183,7 @@ def place_all_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer
                         total = max(score_with(sums[d], alone.vectors[s], nothing, counting), floor)
                         if total < best_score or (total == best_score and d < best):
                             best, best_score, best_node = d, total, in_use
-                        break  # of devices that hold nothing, the first stands for all
+                        break  # idle devices are alike: the first stands for all
                 if best < 0:
                     break
                 there = widths[i, best] if spread[i] else 0

@@ -1,4 +1,4 @@
-"""All shards that the search may use, as arrays; and column splits, made of such shards.
+"""All shards that the search may use, as arrays; and column splits, which are lists of these shards.
 
 Column splits are (S,) rows of the shard table, ascending: the shards that all items are cut into before they are
 placed. P splits into as many shards each are (P, S). Widths are counted in units of 4 columns (FBGEMM's rule).

@@ -139,7 +139,7 @@ def _devices(explanation: Explanation) -> Section:
     text = "The devices are balanced: there is no straggler."
     if not explanation.is_balanced:
         text = f"Device {explanation.bottleneck}, listed first, is the straggler."
-    if not plan.in_columns:
+    if not plan.all_column_wise:
         text += " Columns are those of table-wise and column-wise tables."
     for part in cost.parts:
         text += "" if part.counts else f" {part.name.capitalize()}, {part.about}, isn't counted."
@@ -186,13 +186,13 @@ def _shards(shares: Sequence[ShardShare]) -> dict[str, list[str]]:
 
 def _besides(share: ShardShare) -> str:
     """Return, in words, how a shard differs from a column shard of a pooled table of one feature in device memory."""
-    table, home = share.table, share.placed.tier_assignment
+    table, assignment = share.table, share.placed.tier_assignment
     properties = {
         f"{share.placed.shard.rows:,} rows": share.layout.blocks,
         "data-parallel": share.layout.own_samples,
         f"{table.features} features": table.features > 1,
         "sequence": not table.pooled,
-        str(home): home.tier is not Tier.DEVICE,
+        str(assignment): assignment.tier is not Tier.DEVICE,
     }
     return "".join(f", {words}" for words, so in properties.items() if so)
 

@@ -124,7 +124,7 @@ def _tensors(space: SearchSpace, most_tables: int, most_rivals: int) -> list[tor
                 limit="learned policies place only pooled tables",
                 remedy="Set searcher=neuroshard",
             )
-    if any(home.tier is not Tier.DEVICE for home in task.tier_assignments):
+    if any(assignment.tier is not Tier.DEVICE for assignment in task.tier_assignments):
         raise UserError(
             "policy-host-table",
             "the task has tables in host memory",

@@ -23,7 +23,7 @@ from neuroshard.stages.search.evaluate.evaluation import evaluated
 from neuroshard.stages.search.evaluate.kernel_measurer import KernelMeasurer
 from neuroshard.stages.search.evaluate.measurer import Measurer
 from neuroshard.stages.search.results.search_results import SearchRun
-from neuroshard.words.model_choice import ModelSettings, told
+from neuroshard.words.model_choice import ModelSettings, settings_text
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,9 @@ class Evaluate(OutputSettings, ModelSettings):
             if given := self.model_settings:
                 raise UserError(
                     "model-settings-without-model",
-                    f"{told(given)} is set, but model is not set",
+                    f"{settings_text(given)} is set, but model is not set",
                     limit="without model, predicted costs are read from the plan files",
-                    remedy=f"Set model, such as model=cpu, or remove {told(given)}",
+                    remedy=f"Set model, such as model=cpu, or remove {settings_text(given)}",
                 )
             return None
         framework = self.measure.framework

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from neuroshard.cost.cost import Cost
 from neuroshard.models import CostModels
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.carry_over import restated
@@ -17,11 +18,18 @@ from neuroshard.plumbing.files import check_file
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.output import OutputSettings
 from neuroshard.plumbing.schema import PathName
+from neuroshard.stages.search.methods.torchrec_default import (
+    TORCHREC_DEFAULT,
+    Compare,
+    check_compare,
+    torchrec_default,
+)
 from neuroshard.stages.search.report.explained import all_shards, difference, picture, sections, titled
 from neuroshard.stages.search.report.explanation import Explanation, explain
 from neuroshard.stages.search.report.facts import ChangeFacts, ExplainFacts, PlanFacts
 from neuroshard.stages.search.report.page import Section, plain, render, save_page, show_sections
 from neuroshard.tasks.changes import TaskChanges
+from neuroshard.tasks.task import Task
 from neuroshard.words.model_choice import ModelChoice, ModelSettings
 
 _PAGES = (".html", ".htm")
@@ -39,11 +47,14 @@ class Explain(OutputSettings, ModelSettings):
         model: cost models that predict the costs: an installed name such as cpu, or a directory; None uses the models
             and settings that the plan was found with, except settings that you give.
         out: path of the HTML page to write, such as plan.html; None only prints the explanation.
+        compare: None | torchrec: torchrec adds the plan of TorchRec's default planner, which can take minutes to find,
+            to the compared plans.
     """
 
     plans: PathName | Sequence[PathName]
     model: PathName | None = None
     out: PathName | None = None
+    compare: Compare | None = None
 
     def run(self) -> "ExplainResult":
         """Explain each plan; with two plans, list the differences between them first.
@@ -51,7 +62,9 @@ class Explain(OutputSettings, ModelSettings):
         Raises:
             UserError: a file is not a plan, there are more than two plans, their tables have different names, or `out`
                 is not the name of a page.
+            MissingPackageError: `compare` is set, and TorchRec is not installed.
         """
+        check_compare(self.compare)
         paths = [self.plans] if isinstance(self.plans, str) else list(self.plans)
         if not 1 <= len(paths) <= 2:
             raise UserError(
@@ -78,10 +91,33 @@ class Explain(OutputSettings, ModelSettings):
         plans, other = _on_one_task(plans)
         notes = note, "costs count the input dist, as in the plan file" if counts_input else "", other
         explained = tuple(explain(plan, simulator) for plan in plans)
+        if self.compare is not None:
+            explained = _beside_torchrec(explained, simulator)
         note = "; ".join(filter(None, notes))
         result = ExplainResult(tuple(paths), model, note, explained, page, str(changes), moves)
         result.save()
         return result
+
+
+def _beside_torchrec(explanations: Sequence[Explanation], simulator: Simulator) -> tuple[Explanation, ...]:
+    """Return the explanations with the plan of TorchRec's default planner among the plans of other methods."""
+    costs = list[dict[str, Cost | str]]()
+    tasks = [explanation.plan.task for explanation in explanations]
+    for task in tasks:
+        first = tasks.index(task)  # two plans of one task need one search
+        costs.append(costs[first] if first < len(costs) else _torchrec_cost(task, simulator))
+    pairs = zip(explanations, costs, strict=True)
+    return tuple(replace(explanation, heuristics=explanation.heuristics | cost) for explanation, cost in pairs)
+
+
+def _torchrec_cost(task: Task, simulator: Simulator) -> dict[str, Cost | str]:
+    """Return the cost of the default planner's plan, or the reason why there is no plan, by the planner's name."""
+    try:
+        plan = torchrec_default(task, simulator)
+    except UserError as error:
+        return {TORCHREC_DEFAULT: str(error)}
+    breaks = f" ({plan.violations[0]})" if plan.violations else ""
+    return {f"{TORCHREC_DEFAULT}{breaks}": simulator.cost(task, plan)}
 
 
 def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:

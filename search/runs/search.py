@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from functools import cached_property
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ from neuroshard.stages.search.evaluate.measurer import Measure
 from neuroshard.stages.search.evaluate.search_task import search_task
 from neuroshard.stages.search.evaluate.verification import Verify, save_candidate_plans
 from neuroshard.stages.search.methods.acceptance import rejected_remark
+from neuroshard.stages.search.methods.torchrec_default import Compare, check_compare
 from neuroshard.stages.search.results.search_results import SearchRecord, SearchRun, predicted_columns
+from neuroshard.stages.search.runs.compare import ComparedPlan, compared_plans, comparison_columns, comparison_lines
 from neuroshard.targets.target import target_named
 from neuroshard.tasks.task import Task
 from neuroshard.words.fingerprint import versions
@@ -62,6 +65,8 @@ class Search(OutputSettings, ModelSettings):
         target: None | sok | hugectr | torchrec | json: system that trains with the plans (NVIDIA's SOK or HugeCTR,
             TorchRec, or a reader of JSON); the search returns only plans that `neuroshard export` can write for this
             system; None excludes no plan.
+        compare: None | torchrec: torchrec also finds the plan of TorchRec's default planner for each task, which can
+            take minutes, and compares the predicted costs; the search itself stays the same.
     """
 
     model: PathName
@@ -72,6 +77,7 @@ class Search(OutputSettings, ModelSettings):
     count_input: bool = False
     verify: Verify | None = None
     target: str | None = None
+    compare: Compare | None = None
 
     def run(self) -> "SearchResult | None":
         """Search every task; a task without a plan is recorded with its error.
@@ -81,16 +87,22 @@ class Search(OutputSettings, ModelSettings):
 
         Raises:
             InfeasibleError: the only task has no plan, which is also recorded.
+            MissingPackageError: `compare` is set, and TorchRec is not installed.
             UserError: `out` has another run, the models do not support the tasks, or plans cannot be measured on this
                 machine.
         """
+        check_compare(self.compare)
         if self.verify is not None:
             self.verify.check(self.tasks)
             if is_follower():
                 self.verify.measure.follow(self.verify.hardware)
                 return None
         with blas_threads(1):
-            return self._run()
+            result = self._run()
+            if self.compare is None:
+                return result
+            simulator, saved = Simulator(self.models, self.count_input), result.saved
+            return replace(result, compared=compared_plans(self.tasks, saved.records, simulator, saved.path))
 
     def _run(self) -> "SearchResult":
         if self.out is not None:
@@ -246,12 +258,14 @@ class SearchFacts:
         method: name of the search method.
         model: the cost models: their name and settings.
         tasks: the result of each task.
+        compared: the plans of TorchRec's default planner; empty without `compare`.
     """
 
     directory: str
     method: str
     model: Mapping[str, Any]
     tasks: tuple[SearchRecord, ...]
+    compared: tuple[ComparedPlan, ...]
 
 
 @dataclass(frozen=True)
@@ -262,24 +276,37 @@ class SearchResult:
         saved: the run, as it is stored in files.
         tasks: the tasks.
         plans: the plans of shown tasks that this process found, by number of the task; other plans are in files.
+        compared: the plans of TorchRec's default planner; empty without `compare`.
     """
 
     saved: SearchRun
     tasks: tuple[Task, ...]
     plans: Mapping[int, Plan] = field(default_factory=dict)
+    compared: tuple[ComparedPlan, ...] = ()
 
     @property
     def outcome(self) -> JobFigures:
         """The figures by which a sweep compares the run with others."""
         costs = tuple(record.predicted_ms for record in self.saved.records)
         seconds = float(np.mean([record.seconds for record in self.saved.records]))
-        return JobFigures(digest_of(self.saved.path / "tasks.json"), costs, seconds)
+        devices = {task.topology.num_devices for task in self.tasks}
+        plans = [plan for record in self.saved.records if (plan := self._plan_of(record)) is not None]
+        free = [min(map(sub, plan.task.shard_memory, plan.device_bytes)) for plan in plans]
+        scopes = dict.fromkeys(plan.prediction.scope for plan in plans if plan.prediction is not None)
+        return JobFigures(
+            digest_of(self.saved.path / "tasks.json"),
+            costs,
+            seconds,
+            devices.pop() if len(devices) == 1 else None,
+            min(free, default=None),
+            tuple(scope for scope in scopes if scope is not None),
+        )
 
     @property
     def facts(self) -> SearchFacts:
         """The results of all tasks, which `format=json` prints."""
         saved = self.saved
-        return SearchFacts(str(saved.path), saved.searcher, saved.model.fields, saved.records)
+        return SearchFacts(str(saved.path), saved.searcher, saved.model.fields, saved.records, self.compared)
 
     def show(self, console: Console) -> None:
         """Print a row for each of the first 20 tasks and a summary;
@@ -298,6 +325,7 @@ class SearchResult:
         seconds = np.mean([record.seconds for record in records])
         lines.append(f"solved {len(solved)} of {len(self.tasks)} tasks{mean}, mean search {seconds:.3f} s")
         lines.append(f"plans: {self.saved.path / 'plans'}")
+        lines += comparison_lines(records, self.compared, self.saved.path)
         if any(record.measured_ms is not None for record in records):
             lines.append(f"candidate plans: {self.saved.path / 'candidate_plans.parquet'}")
         print_lines(console, lines)
@@ -320,6 +348,7 @@ class SearchResult:
             "measured ms": [_known(record.measured_ms) for record in shown],
             "search s": [f"{record.seconds:.3f}" for record in shown],
         }
+        columns |= comparison_columns(shown, self.compared)
         known = {name: cells for name, cells in columns.items() if any(cells)}
         return grid_of(Text(f"{self.saved.searcher}: {self.saved.path}"), known, words=0)
 
@@ -330,7 +359,7 @@ class SearchResult:
         ]
 
     def _scopes(self) -> list[str]:
-        """Return what the predicted costs count, usually the same for all tasks."""
+        """Return the scope of the predicted costs (the parts that they count), usually the same for all tasks."""
         plans = (self._plan_of(record) for record in self.saved.records[:_SHOWN_TASKS])
         known = [plan.prediction.scope for plan in plans if plan is not None and plan.prediction is not None]
         return [f"count {scope}" for scope in dict.fromkeys(known) if scope is not None]

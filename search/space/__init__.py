@@ -1,1 +1,1 @@
-"""What may be chosen: items, their sizes and costs, layouts, packing, feasibility."""
+"""The space of column-wise plans: items, with the sizes and costs of all their shards; packing; checks of memory."""

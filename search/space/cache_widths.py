@@ -1,8 +1,8 @@
-"""Bounds of the cache rows' widths, by which searches add up bytes shard by shard.
+"""Upper bounds of the widths of cache rows, with which searches can add up bytes shard by shard.
 
 A device's cache has rows as wide as the widest cached shard on it, so the bytes of a shard depend on the shards beside
 it, which no search knows in advance. Searches charge each cached shard for the widest cached shard that may come to
-the same device. So they never fill a device with more than it holds. A task whose rules keep narrow and wide shards on
+the same device, so they never overfill a device. A task whose rules keep narrow and wide shards on
 different devices, or cut the wide tables, has lower bounds (`neuroshard.plans.caches`).
 """
 
@@ -26,9 +26,9 @@ def charged_widths(
 ) -> FloatArray | None:
     """Return the columns of the cache row that each of n loads is charged for, (n,), by the item of each load, (n,).
 
-    None if every load is charged for its own width: nothing is cached, each width has a cache of its own, or all cached
-    tables of a kernel call are as wide. Column shards of the latter may differ in width, so a plan of them may take
-    more than it is charged for; it is then refused, and its tables stay whole (`separated`).
+    Return None if every load is charged for its own width: no table is cached, each width has a cache of its own, or
+    all cached tables of a kernel call have equal widths. In the last case column shards may still differ in width, so a
+    plan may take more memory than it is charged for. Such a plan is rejected, and the tables stay whole (`separated`).
     """
     cached = loads.tier == TIERS.index(Tier.UVM_CACHING)
     if not cached.any() or not task.memory.shares_caches:
@@ -43,7 +43,7 @@ def charged_widths(
 
 
 def _widest_beside(items: Sequence[ItemTables], rules: PlacementRules, loads: Loads, item: IntArray) -> FloatArray:
-    """Compute (I,) columns of the widest shard that may share a device and a cache with each item.
+    """Return the columns of the widest shard that may share a device and a cache with each item, (I,).
 
     The `loads` (n,) are all shards of one kernel call, with the item (n,) of each. A shard of an item never meets
     another shard of the same item, but tables that are kept together do meet.

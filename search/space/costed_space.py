@@ -8,7 +8,7 @@ import numpy as np
 
 from neuroshard.cost.cost import Cost, KernelTimes
 from neuroshard.cost.loads import Traffic
-from neuroshard.layouts import given_bytes
+from neuroshard.layouts import sent_bytes_of
 from neuroshard.models import SumModel
 from neuroshard.models.kernels import KernelModels
 from neuroshard.models.simulator import Simulator
@@ -47,7 +47,7 @@ class CostedSpace(SearchSpace):
 
     @classmethod
     def costed(cls, space: SearchSpace, simulator: Simulator, kernels: KernelModels) -> "CostedSpace":
-        """Predict the compute time of every shard alone, in one call of their models."""
+        """Return a space with costs: the models predict the compute time of every shard alone, in one call."""
         task, shards = space.task, space.shards
         model = kernels.of_columns(task.loads.take(space.fixed.column_wise))
         row, loads = row_loads(task, space.items, shards.first, shards.full_width)
@@ -85,7 +85,7 @@ class CostedSpace(SearchSpace):
         task, devices = self.task, self.task.topology.num_devices
         loads = self.device_loads(np.concatenate(plans, axis=1))
         times = self.simulator.kernel_times(loads, devices)
-        given = given_bytes(loads.loads, devices)
+        given = sent_bytes_of(loads.loads, devices)
         traffic = Traffic.of(loads, given, devices, task.batch_size, task.topology.fast_links)
         if self._fixed_times is None:
             return self.simulator.costs_of(times, traffic)

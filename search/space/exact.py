@@ -1,4 +1,4 @@
-"""Packing by integer programming: it finds packings, close to the memory limit, that filling devices by size misses.
+"""Packing by integer programming: finds packings close to the memory limit, which filling devices by size misses.
 
 The bytes of a shard are a fixed amount (buffers, rowwise state) and an amount for every unit of 4 columns. So the
 program has two unknowns for each item on each device: the units there, and whether there are any.
@@ -13,16 +13,16 @@ from neuroshard.stages.search.published.shard_table import PlacementRules, Shard
 from neuroshard.stages.search.space.room import keeps_rules
 from neuroshard.stages.search.space.search_space import SearchSpace
 
-_MOST_UNKNOWNS = 4000  # beyond that a single node of the solver's tree takes long
+_MOST_UNKNOWNS = 4000  # with more unknowns, a single node of the solver's tree takes long
 _EFFORT = 400_000  # unknowns x nodes: counted, so that every machine gives the same answer
-_SCALE = 1 << 20  # memory of a device in the program: the solver's numbers are exact up to there
-_MARGINS = (0, 4)  # of _SCALE: room that is left free, in case rounded bytes made the first packing too large
+_SCALE = 1 << 20  # memory of a device in the program: the solver computes exactly with numbers up to this
+_MARGINS = (0, 4)  # memory left free, in units of 1 / _SCALE: rounded bytes may make the first packing too large
 
 
 def pack_exactly(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
     """Return a packing (I, D) that keeps within memory_bytes (D,) and the items' rules.
 
-    None proves nothing: the task may be too large, or the solver may have spent its budget.
+    None does not prove that there is no packing: the task may be too large, or the solver may have used up its budget.
     """
     for margin in _MARGINS:
         widths = _solved(space.shards, memory_bytes, margin)
@@ -75,18 +75,18 @@ def _bytes_fit(
     entry = shards.first + 1
     unit = np.where(whole, 0, shards.size_bytes[np.minimum(entry + 1, shards.whole)] - shards.size_bytes[entry])
     fixed = np.where(whole, shards.size_bytes[shards.whole], shards.size_bytes[entry] - unit)
-    common = max(int(np.gcd.reduce(_joined(unit, fixed))), 1)  # bytes of memory beyond a multiple of it are of no use
+    common = max(int(np.gcd.reduce(_joined(unit, fixed))), 1)  # memory is used in multiples of it
     memory = np.maximum(memory_bytes, 0) // common
     scale = np.maximum(memory / _SCALE, 1)
     weights, devices = np.zeros((len(memory), 2, shards.num_items, len(memory))), np.arange(len(memory))
     for which, size in enumerate((unit, fixed)):
         scaled = size // common / scale[:, None]
-        weights[devices, which, :, devices] = np.minimum(scaled, 2 * _SCALE)  # beyond that nothing fits anyway
+        weights[devices, which, :, devices] = np.minimum(scaled, 2 * _SCALE)  # larger shards do not fit anyway
     return weights.reshape(len(memory), -1), -np.inf, memory / scale - np.where(scale > 1, margin, 0)
 
 
 def keeps(shards: ShardTable, widths: IntArray, memory_bytes: IntArray) -> bool:
-    """Return True if `widths` (I, D) places all columns in memory_bytes (D,) and the items' rules, in whole numbers."""
+    """Return True if `widths` (I, D) places all columns, and keeps memory_bytes (D,) and the items' rules exactly."""
     size = [sum(column) for column in shards.size_bytes[shards.first[:, None] + widths].T.tolist()]
     return bool(
         (widths.sum(axis=1) == shards.full_width).all()

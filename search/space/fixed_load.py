@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from neuroshard.cost.loads import LoadSets, Traffic
-from neuroshard.layouts import COLUMNS, given_bytes, in_columns, placed_loads
+from neuroshard.layouts import COLUMN_WISE_LAYOUT, place_column_wise, placed_loads, sent_bytes_of
 from neuroshard.models import ComputeModel
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.plan import Plan
@@ -80,7 +80,7 @@ class FixedLoad:
         places = np.array([placed.device for placed in others], dtype=np.int64)
         loads = placed_loads(task.tables, others, task.batch_size, devices)
         sent_bytes = np.zeros((devices, len(Collective)))
-        np.add.at(sent_bytes, places, given_bytes(loads, devices))
+        np.add.at(sent_bytes, places, sent_bytes_of(loads, devices))
         grouped = LoadSets.grouped(loads, places, devices)
         size_bytes = _set_bytes(task, grouped)
         _check_devices(task, size_bytes)
@@ -96,7 +96,7 @@ class FixedLoad:
             InfeasibleError: the row-wise and data-parallel tables take more memory than there is.
         """
         layouts = plan.layouts
-        others = [placed for placed in plan.placements if layouts[placed.shard.table] is not COLUMNS]
+        others = [placed for placed in plan.placements if layouts[placed.shard.table] is not COLUMN_WISE_LAYOUT]
         return cls.of(plan.task, others, model)
 
     @cached_property
@@ -115,10 +115,10 @@ class FixedLoad:
 
     def plan(self, columns: Sequence[tuple[int, int, int]] = ()) -> Plan:
         """Return the plan with this load, and `dim` columns of a table for each (table index, dim, device)."""
-        return Plan(self.task, (*in_columns(self.task, columns), *self.others))
+        return Plan(self.task, (*place_column_wise(self.task, columns), *self.others))
 
     def step(self, simulator: Simulator, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return (n, D) ms of n whole plans: until each device may start the output dist, and until its end.
+        """Return two times of the devices in n plans, (n, D) ms each: until the output dist starts, and until it ends.
 
         Args:
             simulator: costs exchanges.
@@ -155,7 +155,7 @@ def placed_bytes(task: Task, placements: Sequence[Placement]) -> IntArray:
 def _set_bytes(task: Task, sets: LoadSets) -> IntArray:
     """Count the bytes of device memory that each set of loads takes, (B,)."""
     total = np.zeros(len(sets), dtype=np.int64)
-    np.add.at(total, sets.owners, task.memory.bytes_beside(sets))
+    np.add.at(total, sets.owners, task.memory.bytes_with_caches(sets))
     return total
 
 

@@ -90,8 +90,8 @@ def memory_in_all(memory: IntArray) -> str:
 def check_total(space: SearchSpace) -> None:
     """Raise InfeasibleError if the bytes alone prove that the column-wise tables do not fit.
 
-    The bytes are those of all items, or of one item at its narrowest. The memory that the error names suffices, if any
-    amount does.
+    The proof is that all items together, or one item in its narrowest shards, take too many bytes. The error names an
+    amount of memory that suffices, if there is one.
     """
     memory = space.free_bytes
     check_hosts(space.task)
@@ -127,7 +127,7 @@ def too_large(space: SearchSpace, tight: IntArray) -> InfeasibleError:
 
 
 def check_confined(space: SearchSpace) -> None:
-    """Raise InfeasibleError if the items that some devices alone may hold take more memory than these devices have."""
+    """Raise InfeasibleError if items that are confined to some devices take more memory than these devices have."""
     size = space.shards.size_bytes[space.shards.whole]
     allowed, memory = space.shards.rules.allowed, space.free_bytes
     confined = np.flatnonzero(~allowed.all(axis=1))
@@ -146,7 +146,7 @@ def _of_bounds(space: SearchSpace) -> str:
 
 
 def _advice(space: SearchSpace, why: str = "") -> str:
-    """Return the remedy for too little memory, with an amount that suffices, and `why` so much, if one was found."""
+    """Return the remedy for too little memory, with an amount that suffices if one was found, and a reason `why`."""
     named = memory_that_does(space)
     if named is None:
         return "Give each device more memory (topology.memory_bytes)"
@@ -172,7 +172,7 @@ def shortage(space: SearchSpace, proven: bool = False) -> InfeasibleError:
 
     Args:
         space: space of all shards.
-        proven: whether a sum of bytes proves that no plan exists, for every sharding type that the task allows.
+        proven: True if a sum of bytes proves that no plan exists, for every sharding type that the task allows.
     """
     memory, size = space.free_bytes, space.shards.size_bytes[space.shards.whole]
     named = memory_that_does(space)

@@ -15,10 +15,10 @@ from neuroshard.stages.search.space.exact import pack_exactly
 from neuroshard.stages.search.space.room import open_devices
 from neuroshard.stages.search.space.search_space import SearchSpace, narrowest_shards
 
-_FRACTIONS = 1000  # of how many times the memory would do
-_PRECISION = 1.002  # of the smallest factor that is reported
+_FRACTIONS = 1000  # steps per unit of a factor of memory
+_PRECISION = 1.002  # of the smallest factor: it is at most 0.2% too large
 _MOST_NAMED = 24  # amounts of memory that are checked before one is named: the last is 2.9 times the first
-_TRIES = 16  # other orders, when the usual one fails
+_TRIES = 16  # other orders of the items, if the first order fails
 _MOST_CELLS = 1 << 22  # items x devices of all tries together
 _AMPLE = 1 << 61  # more than any task takes, and still far from where 64 bits end
 
@@ -26,8 +26,8 @@ _AMPLE = 1 << 61  # more than any task takes, and still far from where 64 bits e
 def enough(space: SearchSpace, factor: float) -> tuple[str, IntArray] | None:
     """Return a `topology.memory_bytes` that leaves shards at least `factor` times the memory that they have now.
 
-    Return it as text, such as "16 GiB" or "1.5 times as much", and the bytes that it leaves for the items on each
-    device, (D,). Return None if a device cannot have this much memory.
+    The result is a text, such as "16 GiB" or "1.5 times as much", and the bytes that are then left for the items on
+    each device, (D,); or None if a device cannot have this much memory.
     """
     task, shards = space.task, np.maximum(space.free_bytes, 1)
     memory = task.topology.memory_bytes
@@ -82,7 +82,10 @@ def pack(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
 
 
 def _pack_in_other_orders(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
-    """Pack in several orders: fewest devices to go to first, then largest, and around that as drawn by seed."""
+    """Pack in several orders, the first by the number of allowed devices and then by size.
+
+    The other orders are random, with a fixed seed, and deviate more and more from the first.
+    """
     rng = np.random.default_rng(0)
     places, size = space.shards.rules.allowed.sum(axis=1), space.shards.size_bytes[space.shards.whole]
     tries = min(_TRIES, 1 + _MOST_CELLS // space.shards.rules.allowed.size)
@@ -126,12 +129,12 @@ def _pack_item(space: SearchSpace, item: int, free: IntArray, open_to: BoolArray
 
 
 def smallest_factor(space: SearchSpace, memory_bytes: IntArray) -> float | None:
-    """Find how many times memory_bytes (D,) are enough for `pack`, within 0.2%; None if no amount is."""
+    """Return the least factor of memory_bytes (D,) with which `pack` succeeds, within 0.2%; None if none is found."""
     _, least, _ = narrowest_shards(space)
     room = np.where(space.shards.rules.allowed, memory_bytes, 0).max(axis=1)
     total = int(space.shards.size_bytes[space.shards.whole].sum())
     of_one = float((least / np.maximum(room, 1)).max())
-    low: float = max(total / max(sum(memory_bytes.tolist()), 1), of_one)  # no less does
+    low: float = max(total / max(sum(memory_bytes.tolist()), 1), of_one)  # a lower factor cannot suffice
     high, most = low, 4 * (low + 1) * len(memory_bytes) * max(1.0, memory_bytes.max() / max(memory_bytes.min(), 1))
     step = _PRECISION - 1
     while pack(space, _scaled(memory_bytes, high)) is None:

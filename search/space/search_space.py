@@ -1,7 +1,7 @@
 """The column-wise tables that a search places: the items that they are cut into, and all of their shards.
 
-An item is a table as a rule. Constraints make an item of each pinned shard, and one of all tables that are kept
-together.
+Usually an item is a table. Constraints make an item of each pinned shard, and a single item of all tables that are
+kept together.
 """
 
 from collections import defaultdict
@@ -24,7 +24,7 @@ from neuroshard.stages.search.space.fixed_load import FixedLoad
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 
-_FRACTIONS = 1024  # of a unit
+_FRACTIONS = 1024  # fractions per unit of 4 columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +145,7 @@ class SearchSpace:
     def moved_bytes(self, before: IntArray, after: IntArray) -> IntArray:
         """Return the bytes of weights and optimizer state that arrive on devices, (I,), from widths before and after.
 
-        Both widths are (I, D). Columns are free to be renumbered, so a device keeps as many as it has in both.
+        Both widths are (I, D). Columns may be renumbered, so a device keeps the smaller of both widths of an item.
         """
         first, state_bytes = self.shards.first[:, None], self.shards.state_bytes
         moved: IntArray = np.maximum(state_bytes[first + after] - state_bytes[first + before], 0).sum(axis=1)
@@ -159,9 +159,10 @@ class SearchSpace:
 
 
 def narrowest_shards(space: SearchSpace) -> tuple[IntArray, IntArray, IntArray]:
-    """Split each item as finely as the rules allow; return units and bytes of the widest shard, and room, (I,) each.
+    """Return units and bytes of each item's narrowest shards, and the memory for a shard, (I,) each.
 
-    Room is the memory of the largest device that may hold the item.
+    Each item is split as finely as the rules allow; the widest of these shards counts. The memory is that of the
+    largest device on which the rules allow the item.
     """
     shards, rules, width = space.shards, space.shards.rules, space.shards.full_width
     narrowest = np.where(rules.max_shards > 1, -(-width // rules.max_shards), width)
@@ -202,8 +203,8 @@ class _Item(NamedTuple):
 
     Attributes:
         tables: the tables in it.
-        devices: the devices that may hold it.
-        min_shards, max_shards: number of devices that it is spread over.
+        devices: the devices on which the item is allowed.
+        min_shards, max_shards: number of devices over which the item is spread.
         min_width: smallest number of units on each of these devices.
     """
 
@@ -278,7 +279,10 @@ def _items(task: Task, tables: IntArray) -> tuple[_Item, ...]:
 
 
 def _rivals(task: Task, items: Sequence[_Item]) -> list[set[int]]:
-    """Return for each item the items that may not share its device: of tables kept apart, and of its own table."""
+    """Return the rivals of each item: items that may not share a device with it.
+
+    Rivals are items of tables that are kept apart from the item's tables, and other items of the same table.
+    """
     of_table: dict[str, set[int]] = defaultdict(set)
     for number, item in enumerate(items):
         for table, _ in item.tables:

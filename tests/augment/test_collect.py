@@ -79,7 +79,7 @@ def _records(path):
     ]
 
 
-def test_training_steps_are_measured_where_they_are_asked_for(tmp_path):
+def test_training_steps_are_measured_if_requested(tmp_path):
     summary = replace(collect_run(tmp_path / "data"), num_local_samples=10).run()
     directory = DataDirectory(tmp_path / "data")
     steps = directory.local().read()
@@ -115,7 +115,7 @@ def _changed(run, settings):
         ({"max_noise": 0}, "value-outside-limits", ["max_noise", 0]),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path, settings, code, names):
+def test_collect_refuses_unmeasurable_settings_before_any_measurement(tmp_path, settings, code, names):
     with refused(code, names=names):
         _changed(collect_run(tmp_path / "data"), settings)
 
@@ -128,7 +128,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path, setting
         {"hardware": {"device": DeviceSpec("cuda")}, "compute": TIERED},
     ],
 )
-def test_what_can_be_measured_elsewhere_or_is_not_is_taken(tmp_path, settings):
+def test_collect_accepts_settings_that_need_no_measurement_here(tmp_path, settings):
     assert _changed(collect_run(tmp_path / "data"), settings)
 
 
@@ -245,7 +245,7 @@ def test_every_batch_holds_the_same_references(tmp_path):
     assert references[0].sample_id not in {m.sample_id for m in parts.read()}
 
 
-def test_the_machines_speeds_are_said(tmp_path):
+def test_summary_states_the_speeds_of_the_machine(tmp_path):
     for name, spell, references in (("steady", [], 0.06), ("unknown", [1], 0.0), ("known", [1], 0.06)):
         settings = {"max_noise": None, "max_remeasure_passes": 0, "references": references}
         summary = _busy_run(tmp_path / name, spell, **settings).run()
@@ -256,7 +256,7 @@ def test_the_machines_speeds_are_said(tmp_path):
 
 
 @pytest.mark.parametrize(("spell", "again"), [([1], [16]), ([0, 2], [16, 16]), ([3], [7])])
-def test_what_a_busy_machine_disturbed_is_measured_again(tmp_path, spell, again):
+def test_samples_disturbed_by_other_load_are_measured_again(tmp_path, spell, again):
     _busy_run(tmp_path / "quiet", []).run()
     summary = _busy_run(tmp_path / "busy", spell).run()
     assert _records(tmp_path / "busy") == _records(tmp_path / "quiet")
@@ -276,7 +276,7 @@ def test_a_machine_that_stays_busy_is_refused_and_measured_on_later(tmp_path):
     assert _records(tmp_path / "busy") == _records(tmp_path / "quiet")
 
 
-def test_any_noise_may_be_taken_and_is_said(tmp_path):
+def test_max_noise_null_accepts_any_noise_and_the_summary_states_it(tmp_path):
     summary = _busy_run(tmp_path / "busy", [3], max_noise=None).run()
     assert summary["compute"].noise == pytest.approx(1.0)
     (verdict,) = (line for line in shown(summary).splitlines() if line == str(summary.verdict))
@@ -358,7 +358,7 @@ def test_another_runs_directory_is_refused(tmp_path):
         ("references", 0.06, 0.0),
     ],
 )
-def test_runs_go_on_with_what_is_drawn_as_before_only(tmp_path, name, before, after):
+def test_runs_resume_only_if_samples_are_drawn_equally(tmp_path, name, before, after):
     run, (setting, _, inner) = collect_run(tmp_path / "data", samples=1), name.partition(".")
     changed = {setting: {inner: after} if inner else after}
     run.run()

@@ -51,7 +51,7 @@ def test_precisions_that_not_all_exchanges_have_are_refused(name, code, names):
         PlanAugmentation(precisions=("fp32", name))
 
 
-def test_where_no_table_fits_the_narrowest_is_drawn():
+def test_narrowest_table_is_drawn_if_no_table_fits():
     assert all(len(sample.plan.task.tables) >= 1 for sample, _ in _drawn(PlanAugmentation(max_copy_bytes=1), 40))
 
 
@@ -74,13 +74,13 @@ def test_drawn_plans_have_all_sharding_types_and_many_sizes(drawn):
     assert any(form == "row_wise" and len(its) < plan.task.topology.num_devices for plan, its, form in placed)
 
 
-def test_tables_of_a_plan_are_of_its_split(drawn):
+def test_plans_for_steps_use_tables_of_their_split_only(drawn):
     for sample, split in drawn:
         names = {table.name for table in SPLIT[split]}
         assert {table.name for table in sample.plan.task.tables} <= names
 
 
-def test_limits_hold(drawn):
+def test_drawn_plans_keep_all_limits(drawn):
     augmentation = PlanAugmentation()
     for sample, _ in drawn:
         task, plan = sample.plan.task, sample.plan

@@ -169,7 +169,7 @@ def test_a_small_group_repeats_tables_at_other_widths_only():
 
 
 @given(st.integers(0, 10_000), st.integers(1, 15), st.integers(200_000, 10_000_000))
-def test_blocks_of_rows_are_those_that_a_device_of_some_would_hold(seed, max_tables, max_bytes):
+def test_drawn_row_blocks_are_blocks_of_one_of_several_devices(seed, max_tables, max_bytes):
     augmentation = ComputeAugmentation(128, 1, max_tables, max_bytes, sharding_types=("row_wise",), sharers=(2, 3, 8))
     sample = _of_seed(augmentation, seed)
     assert sample.form is Form.ROW_WISE
@@ -199,7 +199,7 @@ def test_data_parallel_tables_are_small_and_see_a_devices_own_samples():
     assert all(sample.tables and sample.size_bytes <= 100_000 for sample in samples)
 
 
-def test_sharding_types_and_collectives_come_as_often_as_they_are_listed():
+def test_sharding_types_and_collectives_are_drawn_as_often_as_listed():
     compute = ComputeAugmentation(sharding_types=("column_wise", "column_wise", "row_wise", "data_parallel"))
     forms = Counter(sample.form for sample in _drawn(compute, 400))
     assert forms[Form.COLUMN_WISE] == pytest.approx(200, abs=40)
@@ -322,7 +322,7 @@ def test_splits_are_disjoint_and_complete():
         ),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(kind, settings, code, names):
+def test_settings_that_allow_no_draw_are_refused(kind, settings, code, names):
     with refused(code, names=names):
         kind(**settings).check(SPLIT if kind is ComputeAugmentation else None)
 

@@ -43,7 +43,7 @@ def test_every_available_plan_is_judged_and_the_same_again():
         assert one.true_ms == same.true_ms
 
 
-def test_gains_are_told_by_what_was_predicted(monkeypatch):
+def test_gains_are_grouped_by_predicted_gain(monkeypatch):
     said = [(10.0, 12.0, 1.0), (9.94, 11.7, 1.0), (9.2, 11.4, 1.0), (9.91, 12.0, 1.0), (10.0, 12.0, 1.0)]
     plans = choices.AvailablePlans(
         toy_task(2), Simulator(linear_models()), [_Said(*numbers) for numbers in said], [4.0, 3.9, 3.6, 4.1, 4.0]

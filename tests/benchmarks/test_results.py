@@ -84,7 +84,7 @@ def test_a_baseline_has_one_name():
         assert not re.search(r"\| [^|]*TorchRec's planner[^|]*, ms \|", text), page.name
 
 
-def test_the_page_holds_the_tables_as_they_were_made():
+def test_results_pages_contain_the_generated_tables():
     for page, text in results.pages().items():
         assert text == page.read_text(), "python benchmarks/results.py"
     text = "".join(page.read_text() for page in results.PAGES)
@@ -96,13 +96,13 @@ def test_the_page_holds_the_tables_as_they_were_made():
 
 
 @pytest.mark.parametrize("name", ["headline", "summary"])
-def test_ratios_are_those_of_the_tables_and_data_that_they_sum_up(name, tmp_path):
+def test_ratios_match_the_tables_and_data_they_summarise(name, tmp_path):
     made = results.MAKERS[name](tmp_path, False)
     text = "".join(line for line in (results.TABLES / f"{name}.csv").open() if not line.startswith("# "))
     assert made.frame.to_csv(index=False) == text, f"remove docs/results/{name}.csv, and run make results"
 
 
-def test_the_page_on_an_h100_holds_what_was_measured():
+def test_h100_pages_contain_the_measured_figures():
     text = "".join(page.read_text() for page in h100.PAGES)
     assert re.findall(r"<!-- table (\w+) -->", text) == list(h100.TABLES)
     cheap = {name: partial(h100.shown, name) for name in ("points", "models", "moved", "plans")}

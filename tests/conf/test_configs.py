@@ -128,7 +128,7 @@ def _check_listed(config, key, values):
 
 
 @pytest.mark.parametrize(("command", "group", "name"), CASES)
-def test_listed_values_of_choices_are_those_that_are_taken(command, group, name, files):
+def test_listed_values_of_choices_are_accepted_and_no_others(command, group, name, files):
     used = {"verify": "kernels"} if (command, group) == ("search", "hardware") else {}
     config = _chosen(command, {group: name, **used}, files)
     for key, values in _listed(OmegaConf.to_container(config[group], resolve=False), f"{group}."):
@@ -136,7 +136,7 @@ def test_listed_values_of_choices_are_those_that_are_taken(command, group, name,
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_listed_values_of_commands_are_those_that_are_taken(command, monkeypatch):
+def test_listed_values_of_commands_are_accepted_and_no_others(command, monkeypatch):
     monkeypatch.setattr("neuroshard.targets.target.Plan", None)
     config = _with_fewer(_compose(command, [], MANDATORY.get(command, [])))
     run = OmegaConf.to_container(config.run, resolve=False)

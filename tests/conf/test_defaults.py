@@ -23,7 +23,7 @@ def _read(file):
     return yaml.safe_load((FOLDER / file).read_text())
 
 
-def test_settings_are_those_of_the_classes():
+def test_settings_files_match_the_fields_of_their_classes():
     for path, text in settings_files(SETTINGS).items():
         assert path.read_text() == text, f"{path} is out of date: make docs"
 

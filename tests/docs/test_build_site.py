@@ -30,7 +30,13 @@ def test_sections_of_the_index_become_the_navigation(site):
 
 def test_lists_are_set_apart_from_paragraphs_but_not_in_code(site):
     page = "They are:\n- one\n- two\n  more\n\n```\ncode\n- kept\n```\n# Title\n- three"
-    assert site.on_page_markdown(page) == page.replace("They are:\n", "They are:\n\n")
+    assert site.with_lists_apart(page) == page.replace("They are:\n", "They are:\n\n")
+
+
+def test_links_to_folders_become_text(site, tmp_path):
+    (tmp_path / "data").mkdir()
+    page = "[files](data), [a page](data.md), ![picture](data.png) and [web](https://data.example)"
+    assert site.without_links_to_folders(page, tmp_path) == page.replace("[files](data)", "files")
 
 
 def test_every_page_can_be_reached_from_the_index(site):

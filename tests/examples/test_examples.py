@@ -123,7 +123,7 @@ def test_torchrec_dlrm_cuda_plans_every_table_for_eight_gpus():
 @pytest.mark.slow
 @pytest.mark.xdist_group("measures")
 @pytest.mark.filterwarnings("ignore::neuroshard.NeuroShardWarning")
-def test_the_pipeline_in_python_does_what_the_commands_do(tmp_path, capsys):
+def test_python_pipeline_and_commands_leave_equal_files(tmp_path, capsys):
     """The commands take what it wrote for their own, unfinished or not, and change nothing."""
     example = _example("pipeline")
     measured = example.main(tmp_path, num_calls=60, num_exchanges=24)

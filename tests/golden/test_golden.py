@@ -126,7 +126,7 @@ def _settings(searcher, model):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("searcher", SEARCHERS)
-def test_plans(searcher, model):
+def test_plans_match_their_golden_digests(searcher, model):
     names = all_tasks() if searcher == "neuroshard" else SEARCHERS[searcher]
     settings = _settings(searcher, model)
 
@@ -137,7 +137,7 @@ def test_plans(searcher, model):
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_replanned(model):
+def test_replanned_plans_match_their_golden_digests(model):
     simulator = _simulator(model)
 
     def line(before, task, settings):
@@ -150,7 +150,7 @@ def test_replanned(model):
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("target", TARGETS)
-def test_plans_for_targets(target, model):
+def test_plans_for_targets_match_their_golden_digests(target, model):
     def line(name):
         plan = ns.search(all_tasks()[name], _simulator(model), target=target)
         exported = ns.export_plan(plan, target)
@@ -251,7 +251,7 @@ def _line_of_parts(pattern):
     return f"{len(tables)} parts, {sum(len(table) for table in tables)} rows, {_digest(held)}"
 
 
-def test_measured_data(measured):
+def test_measured_data_match_their_golden_digests(measured):
     found = {}
     for name in MEASURED:
         found |= {f"{name} | {part}": _line_of_parts(f"{name}/{part}/*.parquet") for part in ("compute", "comm")}
@@ -260,7 +260,7 @@ def test_measured_data(measured):
     _check("measured", found)
 
 
-def test_bundles(measured):
+def test_bundles_match_their_golden_digests(measured):
     for name, settings in FITTED.items():
         _run("pretrain", *settings, f"out={name}")
     found = {}

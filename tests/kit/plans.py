@@ -2,7 +2,7 @@
 
 import json
 
-from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard.layouts import place_column_wise, place_data_parallel, place_row_wise
 from neuroshard.plans.plan import Plan, assemble
 from neuroshard.tables import Table
 from neuroshard.testing import ONCE
@@ -38,16 +38,16 @@ def placed(task, index, where):
     devices for a row-wise table; or a dict of columns by sequence of devices.
     """
     if where == COPIES:
-        return in_copies(task, index)
+        return place_data_parallel(task, index)
     if isinstance(where, int):
-        return in_columns(task, [(index, task.tables[index].dim, where)])
+        return place_column_wise(task, [(index, task.tables[index].dim, where)])
     if not isinstance(where, dict):
-        return in_rows(task, index, where)
+        return place_row_wise(task, index, where)
     if isinstance(next(iter(where)), int):
-        return in_columns(task, [(index, dim, device) for device, dim in where.items()])
+        return place_column_wise(task, [(index, dim, device) for device, dim in where.items()])
     found, first = [], 0
     for devices, dim in where.items():
-        found += in_rows(task, index, devices, (first, first + dim))
+        found += place_row_wise(task, index, devices, (first, first + dim))
         first += dim
     return found
 

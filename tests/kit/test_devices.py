@@ -58,7 +58,7 @@ def test_every_collective_is_measured(collective):
     assert (there > waits).all()
 
 
-def test_what_is_looked_up_in_blocks_is_recorded():
+def test_made_up_devices_record_lookups_of_row_blocks():
     sample = ComputeSample(_TABLES[:1], 4096, Form.ROW_WISE, (RowBlock(0, _TABLES[0].rows // 2),))
     (one,) = measured_compute(MADE_UP["gpu"], [(sample, "train")], 0.0, np.random.default_rng(0))
     assert 0 < one.sample.lookups[0].count < 4096 * _TABLES[0].pooling_factor

@@ -54,14 +54,14 @@ def _error(model):
 
 
 @pytest.mark.slow
-def test_what_a_kernel_saves_without_a_wide_table_is_learned():
+def test_savings_of_narrow_calls_are_learned():
     told, untold = _fitted((NARROW,)), _fitted()
     assert _error(told) < 0.3 * _error(untold)
     assert told.saved[0] == pytest.approx(SAVED, abs=0.1)
 
 
 @pytest.mark.parametrize("kernel_widths", [(), (8, NARROW)])
-def test_additive_networks_predict_what_the_exported_model_does(kernel_widths):
+def test_additive_networks_and_exported_models_predict_equally(kernel_widths):
     """Tables as wide as a width count as narrow; the model, loaded again, is the same network."""
     torch.manual_seed(0)
     calls, features = [*_calls(40, 2), *([table] for table in TABLES)], FeatureSet("physical_reuse")
@@ -105,6 +105,6 @@ def test_fitting_further_keeps_the_starts_widths():
         ({"kernel_widths": (32,), "features": "paper"}, "kernel-widths-invalid", ["features=paper", "log_dim"]),
     ],
 )
-def test_widths_that_cannot_be_told_apart_are_refused(settings, code, names):
+def test_indistinguishable_kernel_widths_are_refused(settings, code, names):
     with refused(code, names=names):
         Additive(**settings)

@@ -57,7 +57,7 @@ def test_measurements_are_nearer_to_the_truth(data):
     assert np.std(_of_measurements(known)) < 0.09  # 0.05 of it is the noise of every single one
 
 
-def test_without_references_data_is_what_was_measured(data):
+def test_measurements_without_references_are_not_corrected(data):
     measured = _measured(data, 0.0)
     assert measured.slowness is None
     for m, level in zip(measured.columns.everything, measured.level.columns.everything, strict=True):

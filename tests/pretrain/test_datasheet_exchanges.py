@@ -67,7 +67,7 @@ def test_exchanges_are_exactly_the_datasheets(bundle):
             assert one.max() > starts.max() - starts.min(), name
 
 
-def test_what_nobody_measured_has_the_datasheets_margins_and_no_range_or_error(bundle):
+def test_unmeasured_exchanges_have_datasheet_margins_and_no_ranges(bundle):
     models, card = load_bundle(bundle)
     margin = exchanges_of(SHEET)[1]
     assert margin.factor > 1

@@ -23,7 +23,7 @@ from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.published.grid import GridSettings
 from neuroshard.tables.sources.dlrm_like import dlrm_like
 from neuroshard.words.collective import Collective, name_of
-from neuroshard.words.form import CALLS, IN_COLUMNS, ON_DEVICE_CALLS, Call, Form
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, ON_DEVICE_CALLS, Call, Form
 from tests.kit.devices import MADE_UP, measured_comm
 from tests.kit.made_up import BRIEF, BRIEF_SETS, MACHINE, begun, collected
 from tests.kit.messages import refused
@@ -65,7 +65,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def columns(data):
-    return [m for m in DataDirectory(data).compute().read() if m.sample.call == IN_COLUMNS]
+    return [m for m in DataDirectory(data).compute().read() if m.sample.call == COLUMN_WISE_CALL]
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def test_loads_outside_the_training_range_are_named_by_part(models):
     assert any(one.startswith("backward.all_reduce: bytes from a device") for one in told)
 
 
-def test_hosts_that_were_not_measured_are_told(models):
+def test_unmeasured_exchanges_between_hosts_are_warned_of(models):
     simulator = Simulator(models)
     assert "exchanges: hosts" in _outside(simulator.warnings(_mixed(None)))
     assert not any("hosts" in one for one in _outside(simulator.warnings(_mixed(2))))
@@ -136,7 +136,7 @@ def test_exchanges_are_known_as_unbalanced_as_they_were_measured(models):
     assert 1.5 < known.most <= 4.0
 
 
-def test_backward_waits_do_not_shorten_what_was_measured_without_any(models):
+def test_backward_waits_do_not_shorten_collectives_measured_without_waits(models):
     """Behind another exchange devices start an all-gather at different times, of which no sample tells."""
     plan = _mixed(None)
     gather = models.backward.exchanges[Collective.REDUCE_SCATTER]
@@ -174,7 +174,7 @@ def test_fitting_further_goes_on_from_every_part(data):
     assert after.ranges == before.ranges
 
 
-def test_rows_begin_where_columns_ended(data):
+def test_row_wise_models_start_from_fitted_column_wise_models(data):
     """Both have the same kernel; data-parallel tables have another, whose model begins from nothing."""
     networks = {"compute_model": Additive((8,), training=STILL), "comm_model": SetCommunication((8,), STILL)}
     _pretrain(data, "still", **networks)
@@ -237,8 +237,8 @@ def test_sequence_tables_are_learned_costed_and_searched(sequences):
 def test_calls_that_are_named_are_fitted_and_must_have_been_measured(tmp_path):
     _write(tmp_path / "data", 300, 200, sharding_types=("column_wise",), pooled=(True, False))
     for out, calls, known in (
-        ("pooled", (), {IN_COLUMNS}),
-        ("both", None, {IN_COLUMNS, Call(Form.COLUMN_WISE, False)}),
+        ("pooled", (), {COLUMN_WISE_CALL}),
+        ("both", None, {COLUMN_WISE_CALL, Call(Form.COLUMN_WISE, False)}),
     ):
         _pretrain(tmp_path / "data", out, calls=calls, **BRIEF_SETS)
         assert CostModels.load(tmp_path / out).compute.calls == known
@@ -247,7 +247,7 @@ def test_calls_that_are_named_are_fitted_and_must_have_been_measured(tmp_path):
             _pretrain(tmp_path / "data", "wrong", calls=(call,), **BRIEF_SETS)
 
 
-def test_parts_have_names():
+def test_every_fitted_part_has_a_name():
     sequences = ["compute.sequence_column_wise", "compute.sequence_row_wise"]
     on_device = ["compute", "compute.row_wise", "compute.data_parallel", *sequences]
     kinds = ["column_wise", "row_wise", "sequence_column_wise", "sequence_row_wise"]

@@ -73,7 +73,7 @@ def _measured(count, first=0, models=MODELS, drawn=AUGMENTATION):
     return found
 
 
-def test_it_finds_the_truth_where_there_is_no_noise():
+def test_fit_recovers_true_coefficients_without_noise():
     learned = replace(MODELS, framework=fit_framework(MODELS, _measured(150)))
     assert learned.framework.factor == pytest.approx(TRUTH.factor, rel=1e-3)
     for name, predicted in predicted_framework(learned, _measured(30, first=1000)).items():
@@ -109,7 +109,7 @@ def test_two_ranks_that_took_ten_times_as_long_change_nothing():
         assert _missed(predicted) < 1e-3, name
 
 
-def test_few_samples_are_learned_from_beside_another_machines_figures():
+def test_few_samples_refine_the_coefficients_of_another_machine():
     """Those take half as long again; a fifth of noise misleads who begins with nothing."""
     rng, start = np.random.default_rng(0), TRUTH.scaled(1.5)
     few = [replace(m, repeats=m.repeats.times(float(np.exp(rng.normal(0, 0.2))))) for m in _measured(20)]
@@ -124,7 +124,7 @@ def test_few_samples_are_learned_from_beside_another_machines_figures():
 
 
 @pytest.mark.parametrize("start", [None, TRUTH.scaled(1.5), CONVERTING.scaled(1.5)])
-def test_what_fewer_bits_take_is_learned_from_samples_with_and_without(start):
+def test_conversion_time_is_learned_from_samples_with_and_without_conversion(start):
     rng = np.random.default_rng(0)
     some = _measured(80, drawn=IN_BOTH)
     noisy = [replace(m, repeats=m.repeats.times(float(np.exp(rng.normal(0, 0.02))))) for m in some]
@@ -135,7 +135,7 @@ def test_what_fewer_bits_take_is_learned_from_samples_with_and_without(start):
     assert _missed(predicted_framework(replace(MODELS, framework=learned), fresh)["framework.outputs"]) < 0.05
 
 
-def test_what_fewer_bits_take_is_another_machines_where_nothing_tells_it():
+def test_conversion_time_is_taken_from_another_machine_if_unmeasured():
     some = _measured(20)
     assert CONVERTED not in fit_framework(MODELS, some).outputs | fit_framework(MODELS, some, TRUTH).outputs
     assert fit_framework(MODELS, some, CONVERTING).outputs[CONVERTED] == pytest.approx(CONVERTED_MS, rel=0.1)
@@ -155,7 +155,7 @@ def test_whole_steps_are_predicted_by_the_cost():
     assert local_ms[sample.rank] == pytest.approx(_measured(1)[0].repeats.times_ms[0].sum() - 100.0)
 
 
-def test_pretrain_learns_it_where_it_was_measured(tmp_path):
+def test_pretrain_fits_framework_overhead_if_steps_were_measured(tmp_path):
     drawn, swapped = ComputeAugmentation(max_tables=5, max_bytes=1 << 28), CommAugmentation(num_devices=(4,))
     directory = collected(tmp_path / "data", TABLES, (80, drawn), (60, swapped), 1024)
     steps = _measured(60, models=linear_models())
@@ -186,7 +186,7 @@ def _beside_hosts(count, first=0):
     return found
 
 
-def test_hosts_are_told_from_devices_that_wait_for_them():
+def test_launch_time_of_hosts_is_separated_from_device_time():
     learned = fit_framework(MODELS, _beside_hosts(120))
     assert learned.factor == pytest.approx(TRUTH.factor, rel=1e-3)
     assert learned.host == pytest.approx(HOST, rel=1e-3)
@@ -195,7 +195,7 @@ def test_hosts_are_told_from_devices_that_wait_for_them():
         assert len(predicted.measured_ms) == (30 if name == "framework.host" else 20), name
 
 
-def test_a_start_tells_of_what_no_rank_does():
+def test_host_bound_samples_keep_the_initial_device_coefficients():
     waiting = [m for m in _beside_hosts(30) if m.sample_id % 3 == 0]
     start = replace(TRUTH.scaled(1.5), host=HOST)
     learned = fit_framework(MODELS, waiting, start)

@@ -15,7 +15,7 @@ from neuroshard.stages.augment.compute import ComputeAugmentation
 from neuroshard.stages.pretrain.fit import fit_host_tiers
 from neuroshard.stages.pretrain.pretrain import Pretrain
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.words.form import IN_COLUMNS, Call, Form
+from neuroshard.words.form import COLUMN_WISE_CALL, Call, Form
 from tests.kit.devices import MADE_UP
 from tests.kit.made_up import BRIEF_SETS, collected, measured
 from tests.kit.messages import refused
@@ -66,7 +66,7 @@ def test_without_a_cache_there_is_no_care_to_be_fitted():
     assert found.call_ms == pytest.approx(0.15, rel=0.01)
 
 
-def test_a_run_fits_them_to_what_was_measured(tmp_path):
+def test_pretrain_fits_host_tiers_to_measurements(tmp_path):
     """Beside networks of columns; with metrics, and refused where a tier that is named wasn't measured."""
     directory = _write(tmp_path / "data")
     drawn = _drawn(("uvm_caching", "uvm_caching", "uvm"), 240, tables=TABLES)
@@ -78,7 +78,7 @@ def test_a_run_fits_them_to_what_was_measured(tmp_path):
     result = Pretrain(str(tmp_path / "data"), str(tmp_path / "bundle"), **BRIEF_SETS).run()
     models = CostModels.load(tmp_path / "bundle")
     behind, in_host = Call(Form.COLUMN_WISE, tier=Tier.UVM_CACHING), Call(Form.COLUMN_WISE, tier=Tier.UVM)
-    assert models.compute.calls == {IN_COLUMNS, behind, in_host}
+    assert models.compute.calls == {COLUMN_WISE_CALL, behind, in_host}
     assert models.compute.of_call(behind).link_ms_per_gb == pytest.approx(25.0, rel=0.2)
     for part in ("compute.uvm_caching_column_wise", "compute.uvm_column_wise"):
         assert result.metrics[part].test.mape < 0.1
@@ -86,7 +86,7 @@ def test_a_run_fits_them_to_what_was_measured(tmp_path):
         Pretrain(str(tmp_path / "data"), str(tmp_path / "no"), **BRIEF_SETS, calls=("uvm_sequence_column_wise",)).run()
 
 
-def test_a_datasheet_s_link_is_taken_where_nothing_was_measured(tmp_path):
+def test_datasheet_link_is_used_for_unmeasured_host_tiers(tmp_path):
     _write(tmp_path / "data")
     Pretrain(str(tmp_path / "data"), str(tmp_path / "bundle"), **BRIEF_SETS, host_tiers="roofline:h100").run()
     found = CostModels.load(tmp_path / "bundle").compute

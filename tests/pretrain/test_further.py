@@ -11,7 +11,7 @@ from neuroshard.measure.store.sample_loads import loads_of, traffic_of
 from neuroshard.measure.store.samples import CommSample, ComputeSample
 from neuroshard.models.comm_models import ExchangeModels
 from neuroshard.models.trust import Margin, Margins, Range, Ranges
-from neuroshard.stages.pretrain.fit import Fit, margins_of
+from neuroshard.stages.pretrain.fit import Fit
 from neuroshard.stages.pretrain.fit_additive import Additive, Ensemble, Regression
 from neuroshard.stages.pretrain.fit_set_comm import SetCommunication
 from neuroshard.stages.pretrain.measurements import Measured
@@ -76,8 +76,7 @@ def _fit(training=BRIEF, **settings):
 
 def _further(start, calls, exchanges, fit=None):
     seen = Measured.split(calls, exchanges)
-    models = (fit or _fit())(seen, start)
-    return replace(models, margins=margins_of(models, seen, start))
+    return start.update(seen, fit or _fit())
 
 
 LONGER = TrainingSettings(80, 16, 1e-2, "cosine", "absolute_relative", 80)
@@ -128,7 +127,7 @@ def test_shape_is_learned_from_more():
 
 def test_calls_too_few_for_more_than_their_speed_leave_exchanges_to_be_learned(monkeypatch):
     start, fitted = _start(), []
-    monkeypatch.setattr(Fit, "_fitted", lambda _, part, known, __: fitted.append(part.name) or known)
+    monkeypatch.setattr(Fit, "_fitted", lambda _, part, known: fitted.append(part.name) or known)
     seen = Measured.split(_calls(start.compute, 50), _exchanges(start, 20))
     for least, named in ((SPEED_ONLY, ["forward", "backward"]), (8, ["compute", "forward", "backward"])):
         fitted.clear()
@@ -214,7 +213,7 @@ def test_the_same_samples_give_the_same_models():
     assert one.forward.share.tolist() == other.forward.share.tolist()
 
 
-def test_what_is_measured_has_its_own_speed():
+def test_measured_parts_have_their_own_speed_from_four_samples_on():
     """From four samples on; with fewer it goes with columns, as what isn't measured does."""
     start = random_form_models()
     copies, one = start.compute.of_call(Call(Form.DATA_PARALLEL)), LoadSets.of([TABLES[:5]], 256)

@@ -60,7 +60,7 @@ def _silent(_epoch, _loss):
     pass
 
 
-def test_what_no_sample_was_like_costs_what_it_moves():
+def test_costs_far_from_the_samples_follow_the_moved_bytes():
     """Samples whose cost is a sum of what is moved tell what a table of twenty times the lookups costs."""
 
     def cost_ms(tables, batch_size):
@@ -90,6 +90,6 @@ class TestFittedBackward(PhysicalCommConformance):
     make = partial(_comm, BACKWARD)
 
 
-def test_any_seed_will_do():
+def test_ensemble_accepts_the_largest_seed():
     fitted = Ensemble(Additive((4,), replace(TRAINING, epochs=1)), 2).fit(_breaking_physics(), None, SEEDS - 1, _silent)
     assert len(fitted.members) == 2

@@ -30,7 +30,7 @@ def _searched(out, verify=None):
     return Search("roofline:h100", TASKS, Random(), "random", str(out), verify=verify).run()
 
 
-def test_what_a_verified_search_and_an_evaluation_measured_can_be_learned_from(tmp_path):
+def test_pretrain_accepts_measurements_of_verify_and_evaluate(tmp_path):
     _searched(tmp_path / "verified", Verify(HARDWARE, candidate_plans=3, passes=3))
     _searched(tmp_path / "plain")
     Evaluate(str(tmp_path / "plain"), None, HARDWARE, None, 1, str(tmp_path / "evaluated")).run()

@@ -111,7 +111,7 @@ def by_sets(tmp_path_factory):
 @pytest.mark.parametrize(
     "kinds", [pytest.param(PAPER, marks=pytest.mark.slow), SETS, LINEAR], ids=["paper", "sets", "linear"]
 )
-def test_a_run_learns_and_saves_what_it_learned(data, by_sets, kinds):
+def test_pretrain_fits_and_saves_models(data, by_sets, kinds):
     data, result = by_sets if kinds is SETS else (data, _pretrain(data, **kinds).run())
     models, card = load_bundle(data / "bundle")
     for name in ("compute", "forward", "backward"):
@@ -157,7 +157,7 @@ def test_fitting_further_starts_where_the_bundle_is(data, by_sets):
 
 
 @SETS_GROUP
-def test_models_worse_than_what_they_were_fitted_from_are_not_written(data, by_sets):
+def test_models_worse_than_their_initial_models_are_not_written(data, by_sets):
     """They are led astray by training and validation samples that were measured on a machine three times as slow."""
     slow = [
         m if m.split == "test" else replace(m, repeats=m.repeats.times(3.0))
@@ -209,7 +209,7 @@ def test_models_of_one_size_refuse_several(data, measure, values, setting):
     assert CostModels.load(data / "bundle").num_devices is None
 
 
-def test_models_of_columns_are_the_same_whatever_else_was_measured(data):
+def test_column_wise_models_do_not_depend_on_other_measurements(data):
     alone = _pretrain(data, "alone").run().metrics
     copies = [replace(m, sample=replace(m.sample, form=Form.DATA_PARALLEL, batch_size=128)) for m in _compute(40)]
     gathered = [
@@ -242,7 +242,7 @@ def partial(data):
     return data
 
 
-def test_what_has_an_empty_split_is_left_out(partial):
+def test_parts_with_an_empty_split_are_left_out(partial):
     result = _pretrain(partial).run()
     assert result.left_out == PARTIAL
     assert result.metrics.keys() == {"compute", "forward", "backward"}
@@ -283,7 +283,7 @@ def test_a_split_without_samples_is_refused(data):
         _pretrain(data).run()
 
 
-def test_what_is_no_bundle_is_refused_before_anything_is_fitted(data):
+def test_invalid_init_bundle_is_refused_before_fitting(data):
     (data / "bundle").mkdir()
     (data / "bundle" / "bundle.json").write_text("{}")
     with refused("bundle-format-unknown", names=[data / "bundle"]):
@@ -346,7 +346,7 @@ def test_threads_are_as_before_after_a_run(data):
         torch.set_num_threads(before)
 
 
-def test_what_never_varied_is_left_out():
+def test_features_that_never_vary_are_left_out():
     normaliser = Normaliser.fitted(np.array([[7.0, 1.0], [7.0, 2.0], [7.0, 3.0]]))
     assert np.allclose(normaliser(np.array([[12.0, 2.0], [-12.0, 3.0]])), [[0, 0], [0, 1.2247]], atol=1e-4)
 
@@ -365,7 +365,7 @@ def test_packed_batches_are_the_sets_asked_for():
     assert np.allclose(examples.targets[chosen, 0].numpy() * 2.0, table.cost_ms[chosen])
 
 
-def test_exported_networks_predict_what_the_trained_ones_do():
+def test_exported_and_trained_networks_predict_equally():
     torch.manual_seed(0)
     table = ComputeTable.of(_compute(20), FeatureSet("paper"))
     examples = table.examples(Normaliser.fitted(table.features), 1.0)

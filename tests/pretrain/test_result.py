@@ -45,7 +45,7 @@ def test_devices_of_an_exchange_are_no_further_evidence():
     assert _predicted(many + rng.uniform(0, 0.2, 40)).is_beaten_by(_predicted(many))
 
 
-def test_metrics_by_hand():
+def test_metrics_match_values_computed_by_hand():
     metrics = accuracy_of(np.array([1.0, 2.0, 5.0]), np.array([2.0, 4.0, 4.0]))
     assert metrics.mse == pytest.approx((1 + 4 + 1) / 3)
     assert metrics.mape == pytest.approx((0.5 + 0.5 + 0.25) / 3)

@@ -28,7 +28,7 @@ def test_compiled_functions_are_in_the_folders_of_the_digest():
     assert [path.name for path in SEARCH.rglob("*.py") if "from numba" in path.read_text()] == ["jit.py"]
 
 
-def test_what_was_compiled_counts_until_a_source_of_such_functions_changes(tmp_path):
+def test_compiled_code_is_reused_until_a_compiled_source_changes(tmp_path):
     """Numba itself looks at the file of the function alone, not at those of the functions that it calls."""
     for folder in FOLDERS:
         shutil.copytree(SEARCH / folder, tmp_path / "copy" / folder)
@@ -55,7 +55,7 @@ def test_what_was_compiled_counts_until_a_source_of_such_functions_changes(tmp_p
     assert kept > 10
 
 
-def test_what_was_compiled_from_other_sources_is_not_unpickled(tmp_path):
+def test_compiled_code_of_other_sources_is_not_unpickled(tmp_path):
     """It may name modules that were renamed since: reading it would fail."""
     ours = copy(explore._cache._cache_file)
     ours._index_path = tmp_path / "index"
@@ -98,7 +98,7 @@ def _searched(code, searcher, **variables):
     return json.loads(plan), compiled == "True", done.stderr
 
 
-def test_a_search_without_a_directory_for_what_is_compiled_warns_once():
+def test_search_without_a_writable_cache_directory_warns_once():
     plan, compiled, err = _searched(_NOWHERE + _SEARCHED, "size")
     assert compiled
     assert err.count("NUMBA_CACHE_DIR") == 1

@@ -101,7 +101,7 @@ def rows_for(counts: torch.Tensor, table: Table, hot_first: float, generator: to
 
 
 def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: torch.Generator) -> torch.Tensor:
-    """Choose rows such that a share `hot_first` of those with more than one lookup come first in the table."""
+    """Choose rows so that a share `hot_first` of the rows with more than one lookup come first in the table."""
     first = (counts > 1) & (uniform(len(counts), generator) < hot_first)
     hottest = torch.where(first, counts, 0).argsort(descending=True, stable=True)
     in_order = int(first.sum())

@@ -170,7 +170,7 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
     _reduce_scatter_base = reduce_scatter_tensor = reduce_scatter_single
 
     def _refused(self, *_: object) -> Work:
-        """Raise RuntimeError: the operation has a single sender or receiver."""
+        """Raise RuntimeError, because operations with a single sender or receiver cannot be mirrored."""
         raise RuntimeError("mirrored ranks take part in collectives only; nothing goes from one rank to another")
 
     send = recv = recv_anysource = gather = scatter = reduce = _refused

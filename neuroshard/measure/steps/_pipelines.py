@@ -72,7 +72,7 @@ class PhaseClock:
 
     @contextmanager
     def meeting(self, collective: str, sent: Tensors, received: Tensors) -> Iterator[None]:
-        """Leave out the time of an exchange: a stretch ends where the exchange begins, and the next begins after it."""
+        """Leave an exchange out of the measured times: local work ends before the exchange, and begins again after."""
         now = self._device.moment()
         self._ended.append(_Ended(self._phase, collective, self._began, now, size_bytes(sent), size_bytes(received)))
         yield

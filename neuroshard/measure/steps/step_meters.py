@@ -98,7 +98,7 @@ def check_held(plans: Sequence[Plan], where: str, needed_bytes: int, hardware: H
     """Raise UserError if this machine lacks the plans' tiers,
     or has too little memory for the plans that are live together.
     """
-    hardware.check_tiers({home.tier for plan in plans for home in plan.tier_assignments})
+    hardware.check_tiers({assignment.tier for plan in plans for assignment in plan.tier_assignments})
     if hardware.device.kind == "cpu" and needed_bytes > (there := hardware.fingerprint.memory_bytes):
         raise UserError(
             "steps-memory-too-small",

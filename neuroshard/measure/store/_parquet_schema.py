@@ -68,7 +68,7 @@ _STORED: dict[Any, pa.DataType] = {
     BytesPerElement: pa.int8(), Dim: pa.int32(), Features: pa.int32(), Devices: pa.int32(), Device: pa.int32(),
 }  # fmt: skip
 _DAMAGED = "Restore the file from a copy, or measure its samples again"  # the remedy for a row that contradicts itself
-_home = cache(TierAssignment)  # cached, because most samples have one of few tier assignments
+_tier_assignment = cache(TierAssignment)  # cached, because most samples have one of few tier assignments
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,10 @@ class _ComputeRow(_Row):
             )
         blocks = tuple(map(RowBlock, self.first_rows, self.rows))
         seen = tuple(map(BlockLookups, self.lookups, map(tuple, self.reuse)))
-        home = _home(self.tier or Tier.DEVICE, self.cache_load_factor)
-        return ComputeSample(tables, self.batch_size, Form(self.sharding_type), blocks, self.hot_first, seen, home)
+        assignment = _tier_assignment(self.tier or Tier.DEVICE, self.cache_load_factor)
+        return ComputeSample(
+            tables, self.batch_size, Form(self.sharding_type), blocks, self.hot_first, seen, assignment
+        )
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ class _LocalRow(_Row):
         return LocalSample(Plan.from_json(decode(self.plan.encode(), "plan")), self.rank, Precision(self.precision))
 
 
-def _schema(row: type) -> pa.Schema:
+def schema_of(row: type) -> pa.Schema:
     """Return the schema with a column for each field of a dataclass."""
     return pa.schema([(name, _stored(hint)) for name, hint in get_type_hints(row, include_extras=True).items()])
 
@@ -245,7 +247,7 @@ class RowCodec(Generic[Sample]):
     def table(self, measurements: Sequence[Measurement[Sample]]) -> pa.Table:
         """Return measurements as a Parquet table."""
         rows = [_common_fields(m) | self.fields(m.sample) for m in measurements]
-        return pa.Table.from_pylist(rows, schema=_schema(self.row))
+        return pa.Table.from_pylist(rows, schema=schema_of(self.row))
 
     def measurements(self, table: pa.Table) -> list[Measurement[Sample]]:
         """Return the measurements in a table; raise UserError, with the sample's number, if a row is malformed."""
@@ -339,7 +341,7 @@ LOCAL_CODEC = RowCodec(
 
 def tables_rows(tables: Sequence[Table]) -> pa.Table:
     """Return tables as a Parquet table."""
-    columns = [column for column in _schema(Table) if column.name != "unpadded_dim"]  # measured tables are not padded
+    columns = [column for column in schema_of(Table) if column.name != "unpadded_dim"]  # measured tables are not padded
     return pa.Table.from_pylist([vars(table) for table in tables], schema=pa.schema(columns))
 
 

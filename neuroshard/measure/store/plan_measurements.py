@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from neuroshard.measure.store._parquet_schema import schema_of
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
@@ -17,19 +18,6 @@ from neuroshard.plumbing.parquet import read_rows, write_table
 from neuroshard.plumbing.schema import Count, NonNegative
 
 COST = "cost"  # the phase of the row with the cost of a whole plan
-_SCHEMA = pa.schema(
-    [
-        ("plan", pa.int64()),
-        ("pass_number", pa.int64()),
-        ("device", pa.int64()),
-        ("phase", pa.string()),
-        ("ms", pa.float64()),
-        ("error", pa.string()),
-        ("until", pa.string()),
-        ("sent_bytes", pa.float64()),
-        ("received_bytes", pa.float64()),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -107,7 +95,7 @@ class PassFiles(Journal[Pass]):
 
     def write(self, path: Path, value: Pass) -> None:
         """Write the rows of a pass."""
-        write_table(path, pa.Table.from_pylist([asdict(row) for row in value], schema=_SCHEMA))
+        write_table(path, pa.Table.from_pylist([asdict(row) for row in value], schema=schema_of(PlanMeasurement)))
 
     def content(self, path: Path, where: str) -> Any:
         """Return the rows of a pass as plain values."""

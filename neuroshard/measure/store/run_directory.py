@@ -238,11 +238,17 @@ class JobFigures:
         tasks: digest of the searched tasks; costs can be compared if the digests are equal.
         costs_ms: predicted cost of each task; None for a task without a plan.
         seconds: search time, mean over the tasks.
+        devices: number of devices; None if the tasks have different numbers of devices.
+        headroom_bytes: smallest free memory of a device over all plans, in bytes; None without a plan.
+        scopes: the kinds of work that the costs include, usually one text for all tasks.
     """
 
     tasks: str
     costs_ms: tuple[float | None, ...]
     seconds: float
+    devices: int | None = None
+    headroom_bytes: int | None = None
+    scopes: tuple[str, ...] = ()
 
     @property
     def solved(self) -> frozenset[int]:

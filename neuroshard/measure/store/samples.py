@@ -13,7 +13,7 @@ from neuroshard.plumbing.schema import shown
 from neuroshard.plumbing.timing import typical_ms
 from neuroshard.tables import Table
 from neuroshard.words.collective import BETWEEN_HOSTS, ELEMENT_BYTES, Collective, Precision, name_of
-from neuroshard.words.form import CALLS, CUT_FORMS, IN_COLUMNS, Call, Form
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, CUT_FORMS, Call, Form
 from neuroshard.words.placement import ON_DEVICE, TierAssignment
 
 FORWARD, BACKWARD = 0, 1  # directions of an exchange, as indices into repeats
@@ -77,7 +77,7 @@ class ComputeSample:
 
     tables: tuple[Table, ...]
     batch_size: int
-    form: Form = IN_COLUMNS.form
+    form: Form = COLUMN_WISE_CALL.form
     blocks: tuple[RowBlock, ...] = ()
     hot_first: float = 0.0
     lookups: tuple[BlockLookups, ...] = ()

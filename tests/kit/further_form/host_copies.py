@@ -8,7 +8,7 @@ import numpy as np
 
 from neuroshard.cost.loads import Loads
 from neuroshard.layouts.layout import Layout, Whole
-from neuroshard.layouts.rows import Rows, in_rows
+from neuroshard.layouts.row_wise import RowWise, place_row_wise
 from neuroshard.plumbing.arrays import FloatArray, IntArray
 from neuroshard.plumbing.errors import UserError
 from neuroshard.tables import Table
@@ -44,7 +44,7 @@ class HostCopies(Layout):
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
         host = whole.topology.num_devices // _HOSTS
         hosts = (range(number * host, (number + 1) * host) for number in range(_HOSTS))
-        return [placed for its in hosts for placed in in_rows(whole, index, its)]
+        return [placed for its in hosts for placed in place_row_wise(whole, index, its)]
 
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
         host = topology.domain_size
@@ -52,24 +52,26 @@ class HostCopies(Layout):
             raise UserError("plan-host-copy-missing", f"table {table.name!r} has no copy on some host", where="plan")
         blocks = sorted(placements, key=lambda placed: placed.device)
         for its in (blocks[:host], blocks[host:]):
-            Rows().check(table, its, topology)
+            RowWise().check(table, its, topology)
 
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        blocks = Rows().placed(loads, which, tables, placements, num_devices)
+        blocks = RowWise().placed(loads, which, tables, placements, num_devices)
         sharers = blocks.sharers.copy()
         sharers[which] = num_devices // _HOSTS
         return _of_own_hosts(replace(blocks, sharers=sharers), which)
 
     def share(self, loads: Loads, count: int) -> Loads:
         form = np.full(len(loads), FORMS.index(self.form))
-        return _of_own_hosts(replace(Rows().share(loads, count // _HOSTS), form=form), np.arange(len(loads)))
+        return _of_own_hosts(replace(RowWise().share(loads, count // _HOSTS), form=form), np.arange(len(loads)))
 
     def batch_shares(self, devices: int) -> int:
         return _HOSTS
 
-    def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
+    def sent_bytes_of(
+        self, loads: Loads, output_bytes: FloatArray, num_devices: int
+    ) -> Mapping[Collective, FloatArray]:
         gradients = loads.rows * loads.dim * ELEMENT_BYTES
         return {Collective.HOST_REDUCE_SCATTER: output_bytes, Collective.ALL_REDUCE: gradients}
 

@@ -27,7 +27,7 @@ def _pairs(command, *texts):
         ("out=back\\", "back\\"),
     ],
 )
-def test_values_are_taken_as_they_are_written(text, value):
+def test_argument_values_are_passed_on_unchanged(text, value):
     assert _pairs("search", text) == [("out", value)]
 
 
@@ -98,7 +98,7 @@ def test_malformed_arguments_are_refused(command, texts, code, names, remedy):
     assert remedy in raised.value.message.remedy
 
 
-def test_what_is_hydras_is_handed_on():
+def test_hydra_arguments_are_passed_to_hydra():
     given = ["a=1", "--config-dir", "mine", "-m", "+b=2", "~c", "hydra.searchpath=[pkg://mine]", "--cfg", "job"]
     handed = ["--config-dir", "mine", "-m", "--cfg", "job", "a=1", "+b=2", "~c", "hydra.searchpath=[pkg://mine]"]
     assert for_hydra("search", given) == handed

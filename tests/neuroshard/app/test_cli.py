@@ -106,7 +106,7 @@ def test_too_little_memory_is_one_line_whose_advice_helps(here, capsys):
     done(capsys, *_search(here, "topology.memory_bytes=4.23KiB", "out=enough"))
 
 
-def test_wrong_tables(here, capsys):
+def test_cli_reports_a_malformed_table_file_in_one_line(here, capsys):
     (here / "tables.csv").write_text(f"{TABLES}x,-1,16,2\n")
     _refused(capsys, "value-outside-limits", *_search(here), names=["rows", -1])
 
@@ -199,7 +199,7 @@ def test_wrong_settings_of_a_search(here, capsys, code, names, settings):
         ("setting-is-group", ["tasks.tables"], "search tasks.tables=x"),
     ],
 )
-def test_wrong_commands(here, capsys, code, names, arguments):
+def test_cli_reports_wrong_arguments_in_one_line(here, capsys, code, names, arguments):
     _refused(capsys, code, *arguments.split(), names=names)
 
 
@@ -212,13 +212,13 @@ def test_a_job_of_a_sweep_that_cannot_be_built_leaves_the_others(here, capsys):
     assert Path("x0/results.parquet").exists()
 
 
-def test_truncated_bundle(here, capsys):
+def test_cli_reports_a_truncated_bundle_in_one_line(here, capsys):
     (path,) = (here / "models").glob("weights-*")
     path.write_bytes(path.read_bytes()[:100])
     _refused(capsys, "bundle-weights-damaged", *_search(here), names=[path.name])
 
 
-def test_malformed_plan(here, capsys):
+def test_cli_reports_a_malformed_plan_in_one_line(here, capsys):
     (here / "plan.json").write_text("{")
     _refused(capsys, "json-unreadable", "evaluate", f"{here}/plan.json", where=f"plan {here}/plan.json")
 
@@ -257,7 +257,7 @@ def test_completion_in_a_shell(tmp_path):
     assert set(fourth.split()) == {"explain", "export"}
 
 
-def test_the_list_of_models_says_what_it_is(here, capsys):
+def test_help_option_of_models_prints_usage(here, capsys):
     for flag in ("--help", "-h"):
         out = done(capsys, "models", flag)
         assert out.startswith("neuroshard models: ")
@@ -265,7 +265,7 @@ def test_the_list_of_models_says_what_it_is(here, capsys):
 
 
 @pytest.mark.parametrize("flags", [["--cfg", "job"], ["--cfg", "job", "--resolve"], ["--info", "defaults"]])
-def test_what_hydra_shows_is_shown(here, capfd, flags):
+def test_hydra_output_options_print_the_output_of_hydra(here, capfd, flags):
     cli.main(["search", *flags, "searcher=random"])
     assert "Random" in capfd.readouterr().out
 
@@ -305,7 +305,7 @@ def test_a_file_of_contradictory_constraints(here, capsys):
     _refused(capsys, "rule-matches-no-table", *_search(here, *file), names=["'z*'"])
 
 
-def test_replanning_says_what_moves_and_what_is_saved(here, capsys):
+def test_replanning_prints_moves_and_predicted_savings(here, capsys):
     done(capsys, *_search(here, "out=first", "searcher=random"))
     start = f"searcher.start={Path.cwd()}/first/plans/task-0000.json"
     out = done(capsys, *_search(here, "out=second", "searcher=replan", start))
@@ -376,7 +376,7 @@ def test_sweeps_run_in_parallel_and_go_on(capsys, here):
     assert found == {"random", "dim_greedy"}
 
 
-def test_the_version_is_told(capsys):
+def test_version_option_prints_the_version(capsys):
     assert run_command(capsys, "--version") == (0, f"neuroshard {ns.__version__}\n", "")
 
 

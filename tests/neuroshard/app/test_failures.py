@@ -198,7 +198,7 @@ def test_a_sweep_with_a_defect_and_a_mistake_ends_with_70_one_with_mistakes_alon
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_users_mistake_anywhere_is_its_own_line(logs, capsys, monkeypatch, place):
+def test_user_error_anywhere_is_printed_as_one_line(logs, capsys, monkeypatch, place):
     def mistake():
         try:
             raise UserError("rows-wrong", "rows is -1")
@@ -267,7 +267,7 @@ def test_the_first_user_error_of_the_causes_counts():
     assert user_error_in(handled) is None
 
 
-def test_errors_of_a_library_are_told_from_ours():
+def test_raised_by_recognises_errors_of_a_library():
     theirs, ours = {"__name__": "library.part"}, {"__name__": "neuroshard.part"}
     exec("def call(then): then()", theirs)
     exec("def fail(): int('x')\ndef back(): call(fail)", ours | {"call": theirs["call"]}, ours)

@@ -17,7 +17,7 @@ from tests.kit.messages import check, reported
 SMALL = ["tables.num_tables=5", "topology.num_devices=2"]
 
 
-def test_a_users_mistake_is_its_own_message():
+def test_user_error_prints_only_its_message():
     error = UserError("rows-wrong", "rows is 0", where="tables.csv, line 2", limit="the minimum is 1")
     assert report_of(error) is error.message
     assert exit_code(error) == EXIT_USER_ERROR
@@ -66,7 +66,7 @@ def test_an_interrupt_while_importing_is_one_line():
     assert "KeyboardInterrupt" not in done.stderr
 
 
-def test_a_terminal_that_is_not_utf8_shows_what_it_can():
+def test_terminal_without_utf8_shows_replacement_characters():
     environment = {"PYTHONIOENCODING": "latin-1", "PATH": "/usr/bin"}
     done = subprocess.run(
         [sys.executable, "-m", "neuroshard", "models"], capture_output=True, env=environment, check=False,

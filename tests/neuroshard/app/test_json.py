@@ -52,6 +52,17 @@ def test_a_sweep_prints_its_jobs(search, capsys):
     assert all(len(job["outcome"]["costs_ms"]) == 1 for job in jobs)
 
 
+def test_the_figures_of_a_sweep_over_devices_are_those_of_the_plans(search, capsys):
+    command, _, *settings = search
+    sweep = command, "model=cpu", *settings, "-m", "searcher=random", "topology.num_devices=2,4"
+    outcomes = [job["outcome"] for job in _object(capsys, *sweep)["jobs"]]
+    plans = [Plan.load(path) for path in sorted(Path("runs/search").glob("*/plans/*.json"))]
+    assert [outcome["devices"] for outcome in outcomes] == [2, 4]
+    free = [plan.task.shard_memory[0] - max(plan.device_bytes) for plan in plans]
+    assert [outcome["headroom_bytes"] for outcome in outcomes] == free
+    assert [outcome["scopes"] for outcome in outcomes] == [[plan.prediction.scope] for plan in plans]
+
+
 def test_explained_plans_add_up(search, capsys):
     done(capsys, *search, "out=a", "searcher=random")
     done(capsys, *search, "out=b", "searcher=dim_greedy")

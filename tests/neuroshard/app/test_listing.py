@@ -15,7 +15,7 @@ def _row(name):
     return [cell.strip() for cell in line.strip("│").split("│")]
 
 
-def test_exchanges_that_nobody_measured_are_listed_as_a_datasheets():
+def test_unmeasured_exchanges_are_listed_as_from_a_datasheet():
     _, card = load_bundle(shipped_path("h100"))
     _, _, batch_sizes, devices, _, *errors = _row("h100")
     assert (batch_sizes, devices) == ("2048 to 65536", "any")

@@ -47,7 +47,7 @@ def _found(here):
     return [json.loads(path.read_text()) for path in sorted(here.rglob("run.json"))]
 
 
-def test_the_sweep_of_the_page_has_every_part_beside_ours(here):
+def test_sweep_of_the_page_lists_own_parts_and_ours(here):
     out = _run(here, SWEEP)
     rows = [line for line in out.splitlines() if "1/1" in line]
     assert len(rows) == 8

@@ -23,7 +23,7 @@ from tests.kit.messages import check, refused
 from tests.kit.plans import whole
 
 
-def test_what_is_doubtful_is_one_line_of_one_category(capsys):
+def test_all_warnings_of_a_search_are_one_warning(capsys):
     """The messages of `Simulator.warnings`, joined; nothing of the caller's source is printed below."""
     task = toy_task(5)
     fitted_to = Range("batch size", 1, 2)
@@ -92,7 +92,7 @@ def _recorded(monkeypatch, stage):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_functions_run_what_the_commands_run(run, command, call, values, monkeypatch):
+def test_pipeline_functions_run_the_commands_with_equal_defaults(run, command, call, values, monkeypatch):
     """Every default is the same."""
     runs = _recorded(monkeypatch, run)
     call()

@@ -41,6 +41,16 @@ def test_jobs_of_other_tasks_do_not_decide_which_tasks_count():
     assert [row[1:3] for row in _shown(few, many)[1:]] == [["1/2", "8.00"], ["2/2", "2.00"]]
 
 
+def test_a_sweep_over_devices_shows_devices_memory_and_scope():
+    figures = [JobFigures(f"on {n}", (8.0 / n,), 0.5, n, n << 30, ("kernels and exchanges",)) for n in (2, 4)]
+    jobs = [Job(number, (f"n={f.devices}",), f) for number, f in enumerate(figures)]
+    failed = Job(2, ("n=8",), failure=FAILED)
+    rows = _shown(*jobs, failed)
+    assert [row[-2:] for row in rows] == [["devices", "memory headroom"], ["2", "2 GiB"], ["4", "4 GiB"], ["-", "-"]]
+    assert "kernels and exchanges" in str(compared(jobs).caption)
+    assert "memory headroom" not in _shown(jobs[0])[0]
+
+
 def test_jobs_without_figures_have_their_results():
     assert _shown(_job(0, "seed=1"), _job(1, "seed=2", failure="failed")) == [
         ["seed", "result"],

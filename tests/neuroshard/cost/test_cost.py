@@ -78,7 +78,7 @@ def test_models_are_named_as_they_were_asked_for(name):
     assert ns.CostModels.load(name).name == name
 
 
-def test_plans_read_well():
+def test_printed_plans_show_their_costs():
     text = str(_plan(Prediction(CPU, 7.1, 0.2)))
     first, *devices = text.splitlines()
     assert "7.10 ± 0.20 ms" in first
@@ -119,7 +119,7 @@ def test_this_machine_is_itself():
     assert fingerprint("cpu").same_hardware(asdict(fingerprint("cpu")))
 
 
-def test_searches_predict_what_is_expected():
+def test_searches_predict_the_expected_cost():
     task = toy_task(6)
     margins = Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
     for models, known in ((linear_models(), False), (replace(linear_models(), margins=margins), True)):
@@ -141,7 +141,7 @@ def test_without_errors_the_predicted_cost_is_expected(compute):
     assert _cost(compute).expected_ms == pytest.approx(max(compute), rel=1e-6, abs=0)
 
 
-def test_nothing_is_expected_where_nothing_is_known_of_errors():
+def test_expected_cost_is_nan_without_margins():
     ones = np.ones(2)
     assert np.isnan(cost_of(ones, ones, ones).expected_ms)
 
@@ -153,7 +153,7 @@ def test_the_expected_cost_is_the_mean_over_errors_of_each_device(compute):
     assert cost.expected_ms == pytest.approx(slowest.mean(), rel=2e-3)
 
 
-def test_more_devices_that_are_as_slow_make_it_more_expensive():
+def test_expected_cost_rises_with_the_number_of_equally_slow_devices():
     few, many, uneven = (_cost(some, 1.0).expected_ms for some in ([10.0] * 2, [10.0] * 16, [10.0] + [5.0] * 15))
     assert 10.3 < few < many
     assert uneven < few
@@ -204,7 +204,7 @@ def test_a_part_of_ones_own_counts_and_is_waited_for(tmp_path):
         save_bundle(tmp_path, own, Card())
 
 
-def test_what_devices_wait_for_their_hosts_hides_that_one_is_slower():
+def test_waiting_for_hosts_hides_slower_devices():
     alone = _cost([10.0] * 8, 1.0)
     expected = [alone.expected_ms, alone.total_ms + 5.0]  # of 10 ms, and more than 0.3 above it
     for waited_ms, expected_ms in zip((0.3, 5.0), expected, strict=True):

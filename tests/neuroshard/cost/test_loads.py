@@ -94,7 +94,7 @@ def test_the_shards_of_all_devices_make_up_the_table():
     np.testing.assert_allclose(lookups, [2 * 2 * BATCH, 2 * BATCH, 2 * BATCH])
 
 
-def test_sets_by_kernel_are_what_kernels_are_called_with():
+def test_sets_by_kernel_have_the_loads_of_each_kernel_call():
     loads = Loads.of([replace(TABLE, dim=4 * (1 + i), pooled=i != 4) for i in range(6)], BATCH)
     loads = replace(loads, form=np.array([2, 0, 0, 1, 0, 0]))
     calls, of_kernels = LoadSets(loads, np.array([3, 0, 3])).by_kernel()
@@ -149,7 +149,7 @@ def test_every_feature_has_its_own_output_with_every_sharding_type(drawn, batch_
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
-def test_loads_taken_out_keep_what_they_are(share):
+def test_taken_loads_keep_all_fields(share):
     loads = _placed(range(4), 0)
     taken = replace(loads, samples=loads.samples * share).take(np.array([3, 4]))
     assert taken.form.tolist() == [FORMS.index(Form.ROW_WISE), FORMS.index(Form.COLUMN_WISE)]
@@ -162,7 +162,7 @@ def _assert_same(one, other):
         np.testing.assert_allclose(getattr(one, field.name), getattr(other, field.name), rtol=1e-12, err_msg=field.name)
 
 
-def test_parts_of_whole_tables_are_as_they_are_placed():
+def test_loads_of_placed_shards_match_their_sharding_types():
     """The first row-wise block, and one data-parallel table, of each."""
     whole = Loads.of(TASK.tables, BATCH)
     even = replace(TASK, tables=EVEN)
@@ -179,7 +179,7 @@ POOLED = BATCH * 4  # bytes of a column
 
 
 def _given(collective, traffic=PLAN.traffic):
-    return traffic.given(collective)[0].tolist()
+    return traffic.sent_bytes(collective)[0].tolist()
 
 
 def test_every_sharding_type_has_its_own_collective():
@@ -191,7 +191,7 @@ def test_every_sharding_type_has_its_own_collective():
     assert PLAN.traffic.host_size == 2
 
 
-def test_indices_and_lengths_go_where_they_are_looked_up():
+def test_input_dist_sends_indices_to_devices_that_look_them_up():
     lookups, lengths = 2 * BATCH, BATCH
     blocks = np.ceil(lookups * np.array([0.3, 0.3, 0.3, 0.1])) + lengths
     half, columns = lookups / 2 + lengths, lookups + lengths
@@ -246,4 +246,4 @@ def test_joined_exchanges_keep_their_order():
     assert len(joined) == 2
     assert joined.batch_size.tolist() == [BATCH] * 2
     assert joined.host_size == 2
-    assert (joined.given(Collective.ALL_REDUCE) == [[640] * 4, [0] * 4]).all()
+    assert (joined.sent_bytes(Collective.ALL_REDUCE) == [[640] * 4, [0] * 4]).all()

@@ -119,7 +119,7 @@ def test_no_cuda_is_one_clear_line():
         meter.measure([ComputeSample(toy_tables(1), 64)], [0])
 
 
-def test_hosts_are_those_of_torchrun(monkeypatch):
+def test_hosts_follow_the_environment_of_torchrun(monkeypatch):
     assert CPU.devices_per_host(8) is None
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")

@@ -51,7 +51,7 @@ def _costs(plans, hardware, advance=lambda _: None, count_input=False):
         return measure_plans(meters, plans, 0, advance, count_input)
 
 
-def test_plans_with_tables_in_host_memory_need_hardware_that_has_it(plan):
+def test_plans_with_host_tables_need_hardware_with_host_tiers(plan):
     homes = tuple(replace(placed, tier_assignment=TierAssignment(Tier.UVM)) for placed in plan.placements)
     other, calls = replace(plan, placements=homes), []
     with refused("hardware-cpu-lacks-tier", names=["'uvm'"]):
@@ -84,13 +84,13 @@ def test_a_plan_of_columns_is_one_call_a_device_and_one_exchange(plan):
     assert advanced == steps([plan]) == 4
 
 
-def test_the_input_is_measured_and_counted_where_it_is_asked_for(plan):
+def test_input_dist_is_measured_and_counted_if_requested(plan):
     hardware, advanced = _Counting(DeviceSpec("cpu"), calls=[]), []
     (cost,) = _costs([plan], hardware, advanced.append, count_input=True)
     assert [call.collective for call in hardware.calls[2:]] == [
         Collective.ALL_TO_ALL, Collective.INPUT, Collective.ALL_TO_ALL
     ]  # fmt: skip
-    assert hardware.calls[3].size_bytes == tuple(plan.traffic.given(Collective.INPUT)[0].tolist())
+    assert hardware.calls[3].size_bytes == tuple(plan.traffic.sent_bytes(Collective.INPUT)[0].tolist())
     assert cost.ms("input").tolist() == [5.0, 5.0]
     assert cost.forward.tolist() == [8.0, 5.0]  # the input takes both equally long: nobody waits for it
     assert cost.total_ms == 17.0

@@ -84,7 +84,7 @@ def test_row_wise_and_data_parallel_samples_match_the_plan():
     assert copy.reuse == pytest.approx(reuse_at(np.array(TABLES[4].reuse), 1 / 4))
 
 
-def test_exchanges_are_those_of_the_traffic():
+def test_exchange_samples_have_the_traffic_of_the_plan():
     forward, backward = (exchanges(MIXED, direction) for direction in (FORWARD, BACKWARD))
     assert [exchange.collective for exchange in backward] == [
         Collective.ALL_TO_ALL,
@@ -95,7 +95,7 @@ def test_exchanges_are_those_of_the_traffic():
     ]
     assert forward == backward[:-1]  # data-parallel gradients go one way
     for exchange in backward:
-        assert exchange.size_bytes == tuple(MIXED.traffic.given(exchange.collective)[0])
+        assert exchange.size_bytes == tuple(MIXED.traffic.sent_bytes(exchange.collective)[0])
         assert exchange.devices_per_host == 2
         assert exchange.batch_size == 256
 

@@ -47,7 +47,7 @@ def test_parts_that_are_there_are_neither_drawn_nor_measured(tmp_path, meter):
     assert kept == [(number, "valid", 7, number > 2, "too much") for number in range(5)]
 
 
-def test_batches_are_of_live_samples_and_stand_behind_what_is_there(tmp_path, meter):
+def test_recorder_appends_batches_of_unmeasured_samples(tmp_path, meter):
     recorder = _recorder(tmp_path, meter)
     recorder.record(_due(9), 4)
     outcomes = recorder.measure(_due(0, 1, 2))

@@ -85,7 +85,7 @@ def test_a_dead_worker_costs_one_sample():
 
 
 @pytest.mark.parametrize("fatal", [(1,), (1, 2), (0,)])
-def test_dying_while_it_starts_costs_nothing_more(tmp_path, fatal):
+def test_worker_that_dies_at_start_loses_no_other_work(tmp_path, fatal):
     said = []
     make = _Flaky(tmp_path / "starts", fatal)
     with WorkerGroup(make, 2, PATIENCE_S, said.append) as group:
@@ -135,7 +135,7 @@ def test_a_defect_that_keeps_workers_from_starting_is_no_mistake_of_the_user(err
         (ImportError("x", name="fbgemm_gpu"), "worker-package-missing", ["ImportError: x"]),
     ],
 )
-def test_what_keeps_workers_from_starting_may_be_the_users_to_mend(error, code, names):
+def test_user_errors_at_the_start_of_workers_are_raised_as_such(error, code, names):
     with (
         WorkerGroup(_CannotBeMade(error), 1, PATIENCE_S, lambda _: None) as group,
         refused(code, names=names),
@@ -175,7 +175,7 @@ def test_workers_that_cannot_start_are_the_users_to_know(make, reason):
         group.measure([1], [0])
 
 
-def test_what_a_worker_refuses_keeps_its_parts():
+def test_user_errors_of_workers_keep_their_parts():
     with (
         WorkerGroup(partial(_refuse, "no such device"), 2, PATIENCE_S, print) as group,
         pytest.raises(UserError) as raised,

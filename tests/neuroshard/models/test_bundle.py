@@ -347,7 +347,7 @@ REFUSED |= {name: (OF_A_SHEET, *case) for name, case in BAD_EXCHANGES.items()}
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_no_sound_bundle_holds_is_named_in_a_line(tmp_path, what):
+def test_invalid_bundle_content_is_named_in_one_line(tmp_path, what):
     saved, change, (code, place, names) = REFUSED[what]
     save_bundle(tmp_path, saved, CARD)
     _change(tmp_path, change)

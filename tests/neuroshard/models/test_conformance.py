@@ -20,7 +20,7 @@ from neuroshard.testing import (
     random_models,
     toy_tables,
 )
-from neuroshard.words.form import IN_COLUMNS
+from neuroshard.words.form import COLUMN_WISE_CALL
 from tests.kit.devices import MadeUpCpu, MadeUpExchange, MadeUpGpu
 from tests.kit.random_models import (
     random_by_collective,
@@ -68,7 +68,9 @@ PHYSICAL_COMPUTE = {
     "ensemble": random_ensemble,
     "installed": lambda: INSTALLED.compute,
     "installed for GPUs": lambda: CostModels.load("h100").compute,
-    "with parts": lambda: KernelModels({IN_COLUMNS: random_ensemble()}, adds=(lambda loads: 1e-6 * loads.lookups,)),
+    "with parts": lambda: KernelModels(
+        {COLUMN_WISE_CALL: random_ensemble()}, adds=(lambda loads: 1e-6 * loads.lookups,)
+    ),
     "by sharding type": random_by_form,
     "roofline": lambda: RooflineCompute(1000.0),
     "roofline with host": lambda: RooflineCompute(1000.0, HostLink(20.0, 3.0, 0.1), "adam").of_calls,

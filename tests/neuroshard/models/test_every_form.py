@@ -74,13 +74,15 @@ def test_hosts_exchange_within_groups():
     assert traffic.groups(Collective.HOST_REDUCE_SCATTER).tolist() == [[0, 1], [2, 3]]
     assert traffic.groups(Collective.HOST_ALL_TO_ALL).tolist() == [[0, 2], [1, 3]]
     alone = traffic.alone(Collective.HOST_REDUCE_SCATTER)
-    assert alone.size_bytes[:, :, 0].tolist() == traffic.given(Collective.HOST_REDUCE_SCATTER).reshape(2, 2).tolist()
+    assert (
+        alone.size_bytes[:, :, 0].tolist() == traffic.sent_bytes(Collective.HOST_REDUCE_SCATTER).reshape(2, 2).tolist()
+    )
     chain = MODELS.forward.chain(traffic.forward, np.zeros((1, 4)))
     assert (chain.each_ms[Collective.HOST_REDUCE_SCATTER][0, :2] > 0).all()
     assert (chain.each_ms[Collective.HOST_REDUCE_SCATTER][0, 2:] == 0).all()  # nothing of the second host's
 
 
-def test_whoever_starts_later_makes_nobody_end_sooner_in_a_chain():
+def test_later_start_in_a_chain_makes_no_device_end_earlier():
     rng, traffic = np.random.default_rng(0), _mixed(_task(2)).traffic
     many = Traffic.joined([traffic] * 200)
     starts = rng.uniform(0, 1, size=(200, 4)) * rng.choice([0.0, 0.1, 2.0], size=(200, 1))
@@ -100,7 +102,7 @@ def test_a_collective_that_is_not_known_is_refused():
         Simulator(models).cost(_task(2), _mixed(_task(2)))
 
 
-def test_a_datasheet_among_the_models_of_exchanges_is_told():
+def test_caveat_names_a_datasheet_among_exchange_models():
     plan, sheet = _mixed(), CostModels.load("roofline:h100").forward
     assert MODELS.forward.coverage(plan.traffic) is None
     assert Simulator(MODELS).caveat(plan) is None
@@ -109,7 +111,7 @@ def test_a_datasheet_among_the_models_of_exchanges_is_told():
     assert DATASHEET in Simulator(replace(MODELS, forward=some)).caveat(plan)
 
 
-def test_the_input_is_shown_and_counts_where_it_is_asked_for():
+def test_input_dist_is_shown_and_counts_if_requested():
     task, plan = _task(), _mixed()
     shown, counted = (Simulator(MODELS, count_input).cost(task, plan) for count_input in (False, True))
     comes_ms = MODELS.input.predict(plan.traffic.alone(Collective.INPUT), np.zeros((1, 4)))[0]

@@ -82,7 +82,7 @@ def test_outputs_of_several_sharding_types_are_joined():
         assert _outputs_ms(plan, {"MB of outputs of several sharding types": 2.0}) == [0.0, 0.0]
 
 
-def test_where_a_table_is_cut_all_that_comes_out_of_columns_is_put_in_order():
+def test_split_table_makes_torchrec_reorder_all_column_wise_outputs():
     first, second = TASK.tables[:2]
     cut = dict.fromkeys(range(2), first.dim // 2)
     plan = laid_out(TASK, cut, 1, 0, 1)
@@ -126,7 +126,7 @@ def test_a_step_without_the_framework_is_as_before():
     assert [part.name for part in cost.parts] == [part.name for part in before.parts]
 
 
-def test_searches_move_shards_by_what_these_add():
+def test_searches_place_shards_by_framework_overhead():
     searched = Simulator(COUNTED).compute_for(TASK)
     loads = _mixed().device_loads.loads
     added = searched.predict(LoadSets.alone(loads)) - COUNTED.compute.predict(LoadSets.alone(loads))
@@ -145,7 +145,7 @@ def test_searches_move_shards_by_what_these_add():
     ],
     ids=["each shard", "the first cut"],
 )
-def test_tables_stay_whole_where_cuts_cost_more_than_they_save(expensive):
+def test_tables_stay_whole_if_splits_cost_more_than_they_save(expensive):
     task, models = toy_task(6, num_devices=2, seed=2), linear_models(2)
     free, whole = (replace(models, framework=its).in_torchrec() for its in (Framework(1.0, {}, {}, {}), expensive))
     shards = [len(search(task, Simulator(its)).placements) for its in (free, whole)]
@@ -170,15 +170,15 @@ HOST = {"step": 30.0, "calls": 20.0, "own shards": 0.5}
 ON_HOSTS = replace(PLAIN, framework=replace(FRAMEWORK, host=HOST)).in_torchrec()
 
 
-def test_devices_that_are_done_before_their_host_wait_for_it_and_dense_work_hides_that():
+def test_idle_devices_wait_for_their_host_unless_dense_work_hides_it():
     plan, frameworks = whole(TASK), (FRAMEWORK, replace(FRAMEWORK, host=HOST))
     alone, hosted = (replace(linear_models(2), framework=its).in_torchrec() for its in frameworks)
-    work, waiting = (Simulator(models).cost(TASK, plan) for models in (alone, hosted.beside_dense(0.0)))
+    work, waiting = (Simulator(models).cost(TASK, plan) for models in (alone, hosted.with_dense_ms(0.0)))
     host_ms = HOST["step"] + HOST["calls"] + HOST["own shards"] * plan.device_loads.counts
     assert work.device_ms.max() < host_ms.min()
     np.testing.assert_allclose(waiting.ms("framework.host"), 0.9 * (host_ms - work.device_ms))
     for dense_ms in (2.0, host_ms.max()):
-        beside = Simulator(hosted.beside_dense(dense_ms)).cost(TASK, plan)
+        beside = Simulator(hosted.with_dense_ms(dense_ms)).cost(TASK, plan)
         waited_ms = 0.9 * np.maximum(host_ms - dense_ms - work.device_ms, 0)
         np.testing.assert_allclose(beside.ms("framework.host"), waited_ms)
     assert beside.total_ms == work.total_ms
@@ -187,11 +187,11 @@ def test_devices_that_are_done_before_their_host_wait_for_it_and_dense_work_hide
 def test_sharding_types_with_long_host_launches_are_used_if_dense_work_hides_them():
     framework = Framework(1.0, {}, {}, {}, {"calls": 5.0})
     models = replace(CostModels.load("roofline:h100"), framework=framework).in_torchrec()
-    assert _used(models.beside_dense(0.0)) == {"column_wise"}
-    assert _used(models.beside_dense(15.0)) == {"column_wise", "row_wise", "data_parallel"}
+    assert _used(models.with_dense_ms(0.0)) == {"column_wise"}
+    assert _used(models.with_dense_ms(15.0)) == {"column_wise", "row_wise", "data_parallel"}
 
 
-def test_models_that_know_nothing_of_it_say_so():
+def test_models_without_framework_overhead_report_that():
     with refused("models-lack-framework", names=["TorchRec", "framework=torchrec", "num_local_samples"]):
         random_form_models().in_torchrec()
 
@@ -211,7 +211,7 @@ def test_datasheets_have_what_an_h100s_steps_add_by_their_memory():
     assert CostModels.load("roofline:h100").framework is None
 
 
-def test_their_choice_says_what_counts(tmp_path):
+def test_model_choice_names_the_counted_overhead(tmp_path):
     assert COUNTED.choice == ModelChoice("toy", framework="torchrec")
     save_bundle(tmp_path, replace(PLAIN, choice=None), Card())
     loaded = CostModels.load(tmp_path, framework="torchrec")
@@ -228,16 +228,16 @@ def test_a_setting_tells_of_the_dense_network(tmp_path):
     loaded, plan = CostModels.load(tmp_path, **in_steps), _mixed()
     assert loaded.choice == ModelChoice(str(tmp_path), **in_steps)
     assert (
-        Simulator(loaded).cost(TASK, plan).total_ms == Simulator(ON_HOSTS.beside_dense(2.5)).cost(TASK, plan).total_ms
+        Simulator(loaded).cost(TASK, plan).total_ms == Simulator(ON_HOSTS.with_dense_ms(2.5)).cost(TASK, plan).total_ms
     )
     for name, framework in (("cpu", "torchrec"), ("roofline:h100", None), ("cpu", None), ("h100", "none")):
         with refused("models-ignore-dense-ms", names=[f"'{name}", "dense_ms=8"]):
             CostModels.load(name, framework=framework, dense_ms=8)
     with refused("models-ignore-dense-ms", names=["dense_ms=2.5", "dense_ms=8"]):
-        loaded.beside_dense(8.0)
+        loaded.with_dense_ms(8.0)
     for nonsense in (-1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=rf"dense_ms.*{nonsense}"):
-            loaded.beside_dense(nonsense)
+            loaded.with_dense_ms(nonsense)
         with refused("value-outside-limits", names=["dense_ms", nonsense]):
             CostModels.load(tmp_path, framework="torchrec", dense_ms=nonsense)
     narrow = CostModels.load(tmp_path, exchange_dtype="fp16", **in_steps)
@@ -251,14 +251,14 @@ def test_the_margin_of_a_wait_is_the_hosts_and_hides_the_devices():
     models = replace(linear_models(2), framework=framework, margins=alone).in_torchrec()
     plan = whole(TASK)
     ready = Simulator(replace(models, more=())).cost(TASK, plan)
-    waiting = Simulator(models.beside_dense(0.0)).cost(TASK, plan)
+    waiting = Simulator(models.with_dense_ms(0.0)).cost(TASK, plan)
     assert waiting.margin_ms == pytest.approx(np.hypot(0.1 * ready.margin_ms, 0.9 * 0.2 * 100.0))
-    nearly = Simulator(models.beside_dense(110.0 - ready.total_ms)).cost(TASK, plan)
+    nearly = Simulator(models.with_dense_ms(110.0 - ready.total_ms)).cost(TASK, plan)
     assert nearly.total_ms == pytest.approx(ready.total_ms)
     assert nearly.margin_ms == pytest.approx(np.hypot(ready.margin_ms, 0.9 * (0.2 * 100.0 - 10.0)))
 
 
-def test_bundles_keep_it_exactly_and_those_from_before_hosts_were_known_are_read(tmp_path):
+def test_bundles_store_framework_overhead_and_old_bundles_still_load(tmp_path):
     save_bundle(tmp_path, PLAIN, Card())
     assert load_bundle(tmp_path)[0].framework == FRAMEWORK
     content = json.loads((tmp_path / "bundle.json").read_text())
@@ -270,7 +270,7 @@ def test_bundles_keep_it_exactly_and_those_from_before_hosts_were_known_are_read
     assert load_bundle(tmp_path)[0].framework == converting
 
 
-def test_terms_that_nobody_knows_are_refused():
+def test_unknown_terms_of_framework_overhead_are_refused():
     with refused("unknown-name", names=["'own moons'"]):
         Framework(1.0, {"own moons": 1.0}, {}, {})
     with refused("unknown-name", names=[f"'{CONVERTED}'"]):
@@ -279,19 +279,19 @@ def test_terms_that_nobody_knows_are_refused():
 
 
 @pytest.mark.parametrize(("target", "counts"), [("torchrec", True), ("hugectr", False), ("sok", False), (None, False)])
-def test_it_counts_for_torchrec_alone(target, counts):
+def test_framework_overhead_counts_only_for_torchrec(target, counts):
     assert (target_named(target).costed(PLAIN) is not PLAIN) == counts
     assert target_named(target).costed(random_form_models()).framework is None
 
 
-def test_models_loaded_to_leave_it_out_stay_so_for_torchrec():
+def test_models_loaded_without_overhead_stay_without_it_for_torchrec():
     torchrec, without = target_named("torchrec"), replace(PLAIN, choice=ModelChoice("toy", framework="none"))
     assert torchrec.costed(without) is without
     assert torchrec.cost_warnings(without) == ()
 
 
 @pytest.mark.parametrize("name", ["sok", "hugectr"])
-def test_what_other_systems_add_to_a_step_is_said_to_be_unknown(name):
+def test_warning_says_that_overhead_of_other_systems_is_unknown(name):
     target = target_named(name)
     (warning,) = target.cost_warnings(PLAIN)
     check(warning, "costs-lack-framework", names=[target.title])
@@ -299,7 +299,7 @@ def test_what_other_systems_add_to_a_step_is_said_to_be_unknown(name):
         target.costed(COUNTED)
 
 
-def test_what_torchrec_adds_is_said_to_be_unknown_where_it_is():
+def test_warning_says_if_framework_overhead_is_unknown():
     torchrec, plain = target_named("torchrec"), target_named(None)
     assert torchrec.cost_warnings(torchrec.costed(PLAIN)) == plain.cost_warnings(PLAIN) == ()
     (warning,) = torchrec.cost_warnings(random_form_models())
@@ -307,7 +307,7 @@ def test_what_torchrec_adds_is_said_to_be_unknown_where_it_is():
     assert plain.costed(COUNTED) is COUNTED
 
 
-def test_scaled_takes_so_many_times_as_long():
+def test_scaled_overhead_is_multiplied_by_the_factor():
     twice = replace(PLAIN, framework=FRAMEWORK.scaled(2)).in_torchrec()
     plan, names = _mixed(), [part.name for part in FRAMEWORK.parts]
     costs = [Simulator(models).cost(TASK, plan) for models in (COUNTED, twice)]

@@ -14,7 +14,7 @@ from neuroshard.models.host_tiers import HostLink, HostTiers, link_bytes, manage
 from neuroshard.models.roofline import RooflineCompute
 from neuroshard.plumbing.configs import choices
 from neuroshard.testing import OpaqueCompute, random_models, toy_tables
-from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, FORMS, Call, Form
 from neuroshard.words.placement import ON_DEVICE
 from tests.kit.messages import refused
 from tests.kit.plans import table
@@ -52,13 +52,13 @@ def test_without_a_cache_rows_go_over_the_link_by_hand():
     assert _cost(model, [TABLE], IN_HOST) == pytest.approx(right)
 
 
-def test_a_cache_for_all_rows_costs_its_care_by_hand():
+def test_cache_for_all_rows_costs_only_its_lookups():
     assert link_bytes(_loads([TABLE], _cached(1.0)))[0] == pytest.approx(0, abs=1)
     more = _cost(MODEL, [TABLE], _cached(1.0)) - _cost(MODEL, [TABLE], ON_DEVICE)
     assert more == pytest.approx(0.16 + 2000 * 3e-6, rel=1e-4)
 
 
-def test_what_a_cache_misses_goes_over_the_link():
+def test_rows_missed_by_a_cache_go_over_the_link():
     """Of rows that are all as hot, touched once each: what there is no room for."""
     assert link_bytes(_loads([TABLE], _cached(0.25)))[0] == pytest.approx(0.75 * 2000 * 128, rel=0.05)
 
@@ -158,13 +158,13 @@ def test_figures_that_cannot_be_are_refused(model, settings, code, names):
         model.restored(settings, model.tensors())
 
 
-def test_a_datasheet_s_link_comes_on_top_of_what_was_fitted():
+def test_datasheet_link_is_added_to_fitted_models():
     """Known calls in device memory stay as they were; the same sharding types cost more in host memory."""
     own = random_regression()
     models = replace(random_models(), compute=own)
     both = with_host_tiers(models, "roofline:h100").compute
     assert both.calls == {
-        IN_COLUMNS,
+        COLUMN_WISE_CALL,
         Call(Form.COLUMN_WISE, tier=Tier.UVM_CACHING),
         Call(Form.COLUMN_WISE, tier=Tier.UVM),
     }
@@ -178,7 +178,7 @@ def test_a_datasheet_s_link_comes_on_top_of_what_was_fitted():
         assert more[2] == pytest.approx(link_bytes(_loads(some, IN_HOST)).sum() / 64e6, rel=1e-3)
 
 
-def test_a_link_adds_nothing_to_what_is_not_certain():
+def test_datasheet_link_adds_nothing_to_the_spread():
     own = random_ensemble()
     both = with_host_tiers(replace(random_models(), compute=own), "roofline:h100").compute
     on_device, behind = (LoadSets.alone(_loads(toy_tables(5), home)) for home in (ON_DEVICE, _cached(0.3)))
@@ -187,19 +187,19 @@ def test_a_link_adds_nothing_to_what_is_not_certain():
     assert (both.predict(behind) >= own.predict(on_device)).all()
 
 
-def test_what_was_fitted_of_host_memory_goes_before_a_datasheet():
+def test_fitted_host_tiers_take_precedence_over_a_datasheet():
     models = random_form_models()
     assert with_host_tiers(models, "roofline:h100").compute.of_call(CALLS[-1]) == models.compute.of_call(CALLS[-1])
 
 
-def test_only_datasheets_lend_their_link():
+def test_only_datasheets_can_supply_a_link():
     with refused("host-tiers-not-datasheet", names=["host_tiers", "cpu", "roofline:h100"]):
         with_host_tiers(random_models(), "cpu")
     with refused("host-tiers-not-sum", names=["host_tiers"]):
         with_host_tiers(replace(random_models(), compute=OpaqueCompute()), "roofline:h100")
 
 
-def test_costs_scale():
+def test_scaled_host_tiers_multiply_all_costs():
     loads = LoadSets.alone(_loads(toy_tables(5), _cached(0.3)))
     model = HostTiers(1.0, 20.0, 3.0, 0.1)
     assert model.scaled(2.5).predict(loads) == pytest.approx(2.5 * model.predict(loads), rel=1e-5)

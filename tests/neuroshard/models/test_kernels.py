@@ -17,7 +17,7 @@ from neuroshard.testing import (
     sequence_task,
     toy_tables,
 )
-from neuroshard.words.form import IN_COLUMNS, Call, Form
+from neuroshard.words.form import COLUMN_WISE_CALL, Call, Form
 from tests.kit.devices import MADE_UP
 from tests.kit.random_models import random_by_form
 
@@ -28,7 +28,7 @@ ALL = Loads.of(TABLES, 256)
 class WithOffset(LinearCompute):
     """A call costs something by itself, and its hidden layer gives something for a sum of 0."""
 
-    calls = frozenset({IN_COLUMNS, Call(Form.COLUMN_WISE, False)})
+    calls = frozenset({COLUMN_WISE_CALL, Call(Form.COLUMN_WISE, False)})
 
     @property
     def head(self):
@@ -44,7 +44,7 @@ class TestConsecutive(SumModelConformance):
 
 
 @pytest.mark.parametrize("model", [random_by_form(), CostModels.load("roofline:h100").compute, WithOffset()])
-def test_costs_are_those_of_both_calls(model):
+def test_device_with_two_calls_costs_the_sum_of_both(model):
     rng, pooled, sequences = np.random.default_rng(0), TABLES[1::2], TABLES[::2]
     sets = [pooled[:3], sequences[:2], (), TABLES]
     sets += [tuple(TABLES[i] for i in rng.choice(14, size=n, replace=False)) for n in range(1, 12)]
@@ -55,7 +55,7 @@ def test_costs_are_those_of_both_calls(model):
     np.testing.assert_allclose(together.predict(LoadSets.of(sets, 256)), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_one_kind_alone_is_asked_of_its_own_model():
+def test_single_call_is_predicted_by_its_own_model():
     model = random_by_form()
     assert model.of_columns(Loads.of(TABLES[1::2], 256)) is model.of_call(Call(Form.COLUMN_WISE))
     of_one_width = [replace(its, dim=16) for its in TABLES[::2]]
@@ -81,21 +81,21 @@ def test_other_models_become_sums_that_are_right_if_tables_are_spread_evenly(mod
     assert near.calls == model.calls
     dealt = LoadSets.of([tables[::2], tables[1::2]], 256)
     assert near.device_ms(dealt).sum() == pytest.approx(model.device_ms(dealt).sum(), rel=1e-5)
-    together, share = near.of_columns(loads), near.by_call[IN_COLUMNS].share
+    together, share = near.of_columns(loads), near.by_call[COLUMN_WISE_CALL].share
     np.testing.assert_allclose(together.predict(dealt), near.device_ms(dealt), rtol=1e-5)
     alone = LoadSets.of([[table] for table in tables], 256)
     np.testing.assert_allclose(together.predict(alone), share * model.predict(alone), rtol=1e-5)
 
 
-def test_sums_stay_as_they_are_and_nothing_is_no_sum():
+def test_nearest_keeps_sum_models_unchanged():
     model = random_by_form()
     assert KernelModels.nearest(model, ALL, 2) is model
     nothing = KernelModels.nearest(OpaqueCompute(), ALL.take(np.zeros(0, dtype=np.int64)), 2)
-    assert nothing.by_call[IN_COLUMNS].share == 1
+    assert nothing.by_call[COLUMN_WISE_CALL].share == 1
 
 
 @pytest.mark.parametrize("fused", [random_models().compute, OpaqueCompute()])
-def test_a_device_costs_what_its_tables_cost_alone(fused):
+def test_device_cost_is_the_sum_of_its_tables_alone(fused):
     tables = toy_tables(7)
     alone = fused.predict(LoadSets.of([[table] for table in tables], 256))
     (together,) = KernelModels.one_by_one(fused).predict(LoadSets.of([tables], 256))

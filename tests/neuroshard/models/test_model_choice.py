@@ -82,7 +82,7 @@ def test_people_read_the_name_and_then_the_settings():
         ({"exchange_dtype": "fp32/fp16"}, {"exchange_dtype": "fp32/fp16"}),
     ],
 )
-def test_choices_that_cost_the_same_are_held_as_one(given, held):
+def test_equivalent_model_choices_are_stored_equally(given, held):
     models = CostModels.load("cpu", **given)
     assert Simulator(models).predicted(whole(TASK)).prediction.models == ModelChoice("cpu", **held)
 
@@ -119,7 +119,7 @@ def test_a_search_counts_the_overhead_for_torchrec_and_in_steps(settings, counts
 
 
 @pytest.mark.parametrize("settings", [{"target": "torchrec"}, {"verify": _verified(StepMeasurer())}])
-def test_models_that_do_not_know_the_overhead_are_an_error_only_if_it_is_asked_for(tmp_path, settings):
+def test_models_without_overhead_are_an_error_only_if_overhead_is_requested(tmp_path, settings):
     save_bundle(tmp_path / "models", random_form_models(), Card())
     search = Search(str(tmp_path / "models"), (TASK,), Greedy("dim"), "dim", **settings)
     assert not search.models.of_whole_steps

@@ -81,7 +81,7 @@ def test_more_bytes_ranks_and_slower_cards_take_longer(kind, collective):
 
 
 @pytest.mark.parametrize(("ranks", "hosts"), [(16, 2), (32, 4)])
-def test_cards_carry_what_a_ring_sends_across_the_border_of_a_host(ranks, hosts):
+def test_network_cards_carry_the_bytes_a_ring_sends_between_hosts(ranks, hosts):
     by_hand = sum(1 for rank in range(ranks) if (rank + 1) % ranks // 8 != rank // 8) / hosts  # borders of each host
     assert carried_share("all_gather", ranks, hosts) == pytest.approx(by_hand * (ranks - 1) / ranks / 8)
 

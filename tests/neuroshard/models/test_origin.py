@@ -10,7 +10,7 @@ from neuroshard.cost.cost import BACKWARD, COMPUTE, FORWARD, INPUT
 from neuroshard.models import Card, load_bundle, save_bundle
 from neuroshard.models.trust import EXCHANGES, Margin
 from neuroshard.testing import LinearComm, LinearCompute, toy_task
-from neuroshard.torchrec.made_for import digests
+from neuroshard.torchrec.input_digests import digests
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.plans import whole
 from tests.kit.random_models import random_regression
@@ -81,7 +81,7 @@ def test_hardware_is_known_as_long_as_one_of_the_models_was_measured_there():
 
 
 @pytest.mark.parametrize("settings", [{"framework": "torchrec"}, {"exchange_dtype": "fp16"}])
-def test_models_that_are_only_wrapped_keep_what_is_known_of_them(settings):
+def test_wrapped_models_keep_margins_ranges_and_provenance(settings):
     models = CostModels.load("cpu", **settings)
     assert models.compute is not CPU.compute or models.forward is not CPU.forward
     assert (models.margins, models.ranges, models.hardware) == (CPU.margins, CPU.ranges, CPU.hardware)

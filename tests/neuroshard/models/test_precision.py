@@ -28,7 +28,7 @@ from tests.kit.step_plans import mixed_plan
 TASK = Task(criteo(4096, dim=32), Topology(4, 16 << 30), 4096)
 
 
-def test_exchanges_cost_what_fewer_bytes_cost():
+def test_exchanges_in_fewer_bits_cost_as_much_as_fewer_bytes():
     full, half = CostModels.load("roofline:h100"), CostModels.load("roofline:h100", exchange_dtype="fp16/fp8")
     dims, start = np.array([[64, 128, 256, 512]]), np.zeros((1, 4))
     columns, less, least = (Traffic.of_columns(dims // share, 65536) for share in (1, 2, 4))
@@ -68,7 +68,7 @@ def test_conversion_is_a_part_of_datasheets_steps():
     plan = Greedy("size").find(TASK, simulator).plan
     cost, before = simulator.cost(TASK, plan), H100.cost(TASK, plan)
     (part,) = (part for part in cost.parts if part.name == "conversion")
-    elements = plan.traffic.given(Collective.ALL_TO_ALL)[0] / 4
+    elements = plan.traffic.sent_bytes(Collective.ALL_TO_ALL)[0] / 4
     assert part.ms == pytest.approx((elements + elements.mean()) * 2 * (4 + 2) / 3350e6)
     assert (cost.forward < before.forward).all()
     assert cost.compute == pytest.approx(before.compute)
@@ -89,7 +89,7 @@ def test_conversion_counts_in_steps_of_models_that_learned_it(tmp_path, name, di
     assert "conversion" not in {its.name for its in full.parts}
 
 
-def test_what_is_converted_is_what_a_device_gives_and_what_it_gets():
+def test_devices_convert_the_bytes_they_send_and_receive():
     task = toy_task(2, num_devices=4)
     outputs = [4e-6 * task.batch_size * table.dim for table in task.tables]
     columns = laid_out(task, 0, 3)
@@ -101,7 +101,7 @@ def test_what_is_converted_is_what_a_device_gives_and_what_it_gets():
     assert not converted_mb(copies.traffic).any()
 
 
-def test_searches_move_shards_by_what_is_converted():
+def test_searches_place_shards_by_conversion_time():
     simulator, plan = Simulator(replace(random_form_models(), more=(Conversion(0.25),))), mixed_plan(4)
     sets = plan.device_loads
     loads, times = sets.loads, simulator.kernel_times(sets, 4)
@@ -112,7 +112,7 @@ def test_searches_move_shards_by_what_is_converted():
     assert not simulator.models.of_whole_steps
 
 
-def test_models_that_did_not_learn_it_count_nothing_and_full_precision_changes_nothing():
+def test_conversion_costs_nothing_if_not_fitted_or_in_full_precision():
     assert not CostModels.load("cpu", exchange_dtype="fp16").more
     assert "conversion" not in {
         part.name for part in CostModels.load("cpu", framework="torchrec", exchange_dtype="fp16").more
@@ -129,7 +129,7 @@ def test_models_that_did_not_learn_it_count_nothing_and_full_precision_changes_n
         ModelChoice("roofline:h100", exchange_dtype="bf16/fp8", optimizer="adam"),
     ],
 )
-def test_searches_take_them_and_plans_say_so(choice):
+def test_searches_accept_precisions_and_plans_record_them(choice):
     models = CostModels.of(choice)
     simulator = Simulator(models)
     plan = simulator.predicted(NeuroShard().find(TASK, simulator).plan)

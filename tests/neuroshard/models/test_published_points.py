@@ -42,7 +42,7 @@ def test_exchanges_take_longer_the_more_there_is(gpu):
             assert (np.diff(curves(collective, devices, sizes)) >= 0).all()
 
 
-def test_between_numbers_of_devices_links_carry_what_they_carry_beside():
+def test_times_between_published_device_counts_are_interpolated_per_byte():
     curves, size = curves_of("h100"), np.array([2.0**29])
     ms = np.array([curves("alltoall", count, size)[0] / ((count - 1) / count) for count in (2, 4, 8)])
     assert ms[1] == pytest.approx(np.sqrt(ms[0] * ms[2]))

@@ -131,15 +131,15 @@ def test_a_wider_table_never_takes_less_time_alone_or_beside_others():
     tables = [table("a", 10**6, dim, 5.0) for dim in range(8, 260, 4)]
     wide = table("w", 10**6, 512, 5.0)
     alone_ms = H100.predict(LoadSets.of([[its] for its in tables], 65536))
-    beside_ms = H100.predict(LoadSets.of([[its, wide] for its in tables], 65536))
+    with_added_ms = H100.predict(LoadSets.of([[its, wide] for its in tables], 65536))
     assert (np.diff(alone_ms) > -1e-6).all()
-    assert (np.diff(beside_ms) > -1e-6).all()
+    assert (np.diff(with_added_ms) > -1e-6).all()
 
 
 @pytest.mark.parametrize(
     ("data", "call", "most"), [("h100_wide", "column_wise", 0.07), ("h100_features", "row_wise", 0.12)]
 )
-def test_an_h100_takes_about_as_long_as_its_datasheet_says(data, call, most):
+def test_h100_calls_take_about_as_long_as_its_datasheet_model_predicts(data, call, most):
     """Measured calls that no figure was fitted to; before any was measured these were off by 17% and 21%."""
     every = DataDirectory(DATA / data).compute().read()
     test = [one for one in every if one.split == "test" and one.error is None and one.sample.call.name == call]

@@ -61,7 +61,7 @@ def test_gpu_models_are_shipped_with_a_complete_card():
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_they_know_every_sharding_type_and_whole_steps(name):
+def test_installed_models_know_every_sharding_type_and_whole_steps(name):
     models = CostModels.load(name)
     assert models.forms == set(Form)
     assert models.input is not None
@@ -80,7 +80,7 @@ def test_gpu_models_know_host_memory_and_sequences_too():
         *[("h100", *sizes) for sizes in ((2, 2048), (5, 7000), (8, 65536), (128, 16384))],
     ],
 )
-def test_they_serve_any_number_of_devices_and_batch_size_in_range(name, num_devices, batch_size):
+def test_installed_models_serve_any_number_of_devices_and_batch_size_in_range(name, num_devices, batch_size):
     simulator = Simulator(CostModels.load(name))
     tables = tuple(table.with_dim(32) for table in dlrm_like(num_tables=20, batch_size=batch_size, seed=5))
     task = Task(tables, Topology(num_devices, 8 << 30), batch_size)
@@ -91,7 +91,7 @@ def test_they_serve_any_number_of_devices_and_batch_size_in_range(name, num_devi
     assert not [where for where in outside if where.startswith(("devices", "batch size", "dim", "tables"))]
 
 
-def test_they_warn_outside_their_range():
+def test_installed_models_warn_outside_their_training_range():
     simulator = Simulator(CostModels.load("cpu"))
     tables = tuple(table.with_dim(1024) for table in dlrm_like(num_tables=16, batch_size=64, seed=5))
     task = Task(tables, Topology(16, 8 << 30), 64)
@@ -113,7 +113,7 @@ def test_more_lookups_cost_no_less(name, batch_size):
 
 @pytest.mark.parametrize("dim", [4, 64, 512])
 @pytest.mark.parametrize(("name", "batch_size"), [("cpu", 1024), ("h100", 65536)])
-def test_beyond_what_was_measured_costs_grow_with_lookups(name, batch_size, dim):
+def test_costs_outside_the_training_range_grow_with_lookups(name, batch_size, dim):
     """Four times the lookups of a large table take about four times as long, though no sample had as many."""
     (table,) = dlrm_like(num_tables=1, batch_size=batch_size, seed=5)
     table = replace(table, dim=dim, rows=2_000_000, pooling_factor=400.0)

@@ -29,7 +29,7 @@ def test_cost_of_linear_models_by_hand():
     assert cost.total_ms == pytest.approx(compute.max() + 2 * transfer, rel=1e-5)
 
 
-def test_costs_that_nobody_measured_on_such_hardware_say_so(monkeypatch):
+def test_costs_carry_a_caveat_if_models_are_of_other_hardware(monkeypatch):
     task = toy_task(6)
     plan = whole(task)
     fitted = linear_models()
@@ -63,7 +63,7 @@ def test_costs_that_nobody_measured_on_such_hardware_say_so(monkeypatch):
     ],
     ids=["unknown", "patches", "torch", "both"],
 )
-def test_costs_measured_with_other_versions_say_so_once(monkeypatch, made_with, versions):
+def test_costs_carry_one_caveat_if_models_are_of_other_versions(monkeypatch, made_with, versions):
     installed = {"torch": "2.13.0+cpu", "fbgemm-gpu-cpu": "1.8.0", "numpy": "2.4.6"}
     monkeypatch.setattr("neuroshard.words.fingerprint.versions", lambda: installed)
     here, plan = fingerprint("cpu"), whole(toy_task(6))
@@ -86,7 +86,7 @@ def test_costs_measured_with_other_versions_say_so_once(monkeypatch, made_with, 
         check(there.warnings(plan)[0], "costs-have-caveat", names=versions)
 
 
-def test_a_datasheets_share_of_a_cost_makes_it_one():
+def test_cost_with_a_datasheet_part_has_the_caveat_of_a_datasheet():
     """Models fitted to measurements, with a datasheet's link to the host: of tables in host memory alone it is said."""
     simulator = Simulator(with_host_tiers(linear_models(2), "roofline:h100"))
     task = Task(toy_task(2).tables, Topology(2, 1 << 40, host_memory_bytes=1 << 40), 256)
@@ -148,7 +148,7 @@ def test_kernels_of_different_sharding_types_are_called_one_after_the_other():
         launches = len(set(here.form.tolist())) * (kernels.forward_call_ms + kernels.backward_call_ms)
         assert cost.compute[device] == pytest.approx(alone + launches, rel=1e-5)
     assert {len(set(loads.loads.form.tolist()))} == {3}
-    rows, copied, whole = (plan.traffic.given(one).max(axis=1) for one in (1, 4, 0))
+    rows, copied, whole = (plan.traffic.sent_bytes(one).max(axis=1) for one in (1, 4, 0))
     of = models.backward.curves
     back = of("alltoall", 4, whole) + of("all_gather", 4, rows) + of("all_reduce", 4, copied)
     np.testing.assert_allclose(cost.backward, back[0], rtol=1e-6)
@@ -156,7 +156,7 @@ def test_kernels_of_different_sharding_types_are_called_one_after_the_other():
     np.testing.assert_allclose(there, (of("alltoall", 4, whole) + of("reduce_scatter", 4, rows))[0], rtol=1e-6)
 
 
-def test_many_plans_cost_what_each_costs_alone():
+def test_costs_of_many_plans_equal_the_cost_of_each_alone():
     task = toy_task(10)
     plans = [whole(task, *(i * k % 4 for i in range(4))) for k in range(4)]
     simulator = Simulator(random_models())

@@ -46,7 +46,7 @@ def test_tasks_and_plans_are_checked_against_the_samples():
     assert known.features == Range("features of a table", 1, 3)
 
 
-def test_ranges_are_widened_by_whatever_was_measured():
+def test_ranges_include_all_further_measurements():
     task = toy_task()
     calls, exchanges = [ComputeSample(task.tables[:2], 256)], [CommSample.of_columns((8, 16), (0.0, 1.0), 256)]
     known = replace(Ranges.of(calls, exchanges), others={"compute.row_wise": (Range("rows", 1, 2),)})
@@ -67,7 +67,7 @@ def test_ranges_are_widened_by_whatever_was_measured():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_margins_hold_nine_tenths_of_what_they_have_not_seen(seed):
+def test_margins_cover_nine_tenths_of_unseen_measurements(seed):
     rng = np.random.default_rng(seed)
     predicted = rng.uniform(1, 50, size=4000)
     spread = predicted * rng.choice([0.01, 0.2], size=4000)

@@ -136,7 +136,7 @@ def test_bytes_are_those_of_a_cache_for_each_call(drawn, pipeline):
 
 
 @given(_tables_on_devices(st.just(16)))
-def test_tables_of_one_width_take_what_each_takes_alone(drawn):
+def test_cached_tables_of_equal_width_take_the_sum_of_their_bytes_alone(drawn):
     plan = _plan_of(drawn, MemoryUse("adagrad", 1))
     alone = plan.task.memory.device_bytes(plan.device_loads.loads)
     assert plan.device_bytes == tuple(plan.device_loads.totals(alone).astype(int).tolist())
@@ -151,7 +151,7 @@ def test_of_shards_that_stay_no_device_keeps_a_cache_that_it_has_no_room_for():
     assert apart.fitting == apart
 
 
-def test_a_plan_file_with_too_wide_a_cache_says_what_it_breaks(tmp_path):
+def test_plan_file_whose_cache_exceeds_memory_lists_the_violation(tmp_path):
     whole(_thin_and_wide(), 0).save(tmp_path / "plan.json")
     (broken,) = Plan.load(tmp_path / "plan.json").violations
     assert "different devices" in broken
@@ -163,4 +163,4 @@ def test_more_bytes_than_any_device_has_are_refused():
         Task(tables, Topology(1, GIB, host_memory_bytes=1 << 59), 64), (TierAssignment(Tier.UVM_CACHING, 1.0),) * 65
     ).loads
     with refused("memory-caches-too-large", where="memory", names=["2^60"]):
-        MemoryUse().bytes_beside(LoadSets(loads, np.array([65])))
+        MemoryUse().bytes_with_caches(LoadSets(loads, np.array([65])))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from neuroshard import Constraints, PinnedShard, TableRule, Task, Tier, TierAssignment, Topology
-from neuroshard.layouts import ROWS
+from neuroshard.layouts import ROW_WISE_LAYOUT
 from neuroshard.plans.carry_over import carried_over, restated
 from neuroshard.stages.search.options.tier_changes import assign_tiers
 from neuroshard.words.placement import ON_DEVICE
@@ -23,7 +23,7 @@ def _hosted(names, **fields):
     return replace(task, topology=replace(task.topology, host_memory_bytes=1 << 20))
 
 
-def test_tables_that_stay_stay_where_they_are():
+def test_unchanged_tables_keep_their_devices():
     before = laid_out(_task("abc"), 0, {1: 4, 3: 4}, 2)
     carried = carried_over(before, _task("cxb"))
     assert carried.columns == ((2, 4, 1), (2, 4, 3), (0, 8, 2))
@@ -49,8 +49,8 @@ def test_row_wise_and_data_parallel_tables_stay_on_as_many_devices():
     assert sorted(carried_over(before, task).plan.placements) == sorted(before.placements)
     pinned = carried_over(before, _task("xabcd")).pinned
     assert pinned.constraints.rules == (
-        TableRule("a", devices=(0, 1, 2, 3), sharding_types=ROWS.type_names),
-        TableRule("b", devices=(2, 3), sharding_types=ROWS.type_names),
+        TableRule("a", devices=(0, 1, 2, 3), sharding_types=ROW_WISE_LAYOUT.type_names),
+        TableRule("b", devices=(2, 3), sharding_types=ROW_WISE_LAYOUT.type_names),
         TableRule("c", devices=(0, 1, 2, 3), sharding_types=("data_parallel",)),
     )
     for other in (_task("abcd", 8), _task("abcd", per_host=4)):
@@ -103,13 +103,13 @@ def test_tables_that_grew_leave_room_to_the_others():
     assert carried_over(before, grown).fitting.columns == ((1, 8, 0), (2, 8, 1))
 
 
-def test_rows_and_copies_take_room_from_columns():
+def test_row_wise_and_data_parallel_tables_take_memory_from_column_wise_ones():
     before = laid_out(_task("abc"), COPIES, 0, 1)
     assert carried_over(before, _task("abc", memory=640)).fitting.columns == ((1, 8, 0), (2, 8, 1))
     assert carried_over(before, _task("abc", memory=639)).fitting.columns == ()
 
 
-def test_limits_come_first():
+def test_carried_plans_keep_limits_before_placements():
     before = laid_out(_task("ab"), 3, 1)
     for rule in (TableRule("a", devices=(0, 1)), TableRule("a", sharding_types=("row_wise",))):
         assert carried_over(before, _task("ab", constraints=Constraints((rule,)))).columns == ((1, 8, 1),)

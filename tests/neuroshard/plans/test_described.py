@@ -33,7 +33,7 @@ def _told(choice, count_input=False):
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
-def test_every_printed_cost_says_what_it_counts(choice):
+def test_every_printed_cost_names_the_parts_it_counts(choice):
     in_steps = choice.framework == "torchrec"
     for text in _told(choice):
         assert "kernels and exchanges" in text
@@ -48,7 +48,7 @@ def test_a_cost_says_that_it_assumes_the_dense_time_or_counts_the_input():
     assert all("input dist" in text for text in _told(ModelChoice("cpu"), count_input=True))
 
 
-def test_what_a_cost_counts_outlives_a_file(tmp_path):
+def test_plan_files_keep_the_parts_a_cost_counts(tmp_path):
     plan = Simulator(CostModels.load("h100", **IN_STEPS)).predicted(MIXED)
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json").prediction.scope == plan.prediction.scope
@@ -64,7 +64,7 @@ def test_what_a_cost_counts_outlives_a_file(tmp_path):
         (MemoryUse(pipeline="sparse_dist"), "memory of weights and buffers"),
     ],
 )
-def test_a_plan_says_what_its_bytes_count(memory, told):
+def test_printed_plan_names_the_memory_its_bytes_count(memory, told):
     first = str(whole(replace(TASK, memory=memory))).splitlines()[0]
     assert first.endswith(told)
 

@@ -18,7 +18,7 @@ from neuroshard import (
     Topology,
 )
 from neuroshard.cost.loads import Loads
-from neuroshard.layouts import in_copies
+from neuroshard.layouts import place_data_parallel
 from neuroshard.stages.search.options.tier_changes import assign_tiers, reassign_tiers
 from neuroshard.stages.search.space.memory_checks import has_tier_choice
 from neuroshard.testing import linear_models
@@ -102,7 +102,7 @@ def test_all_shards_of_a_table_must_have_one_tier_assignment():
 
 
 def test_data_parallel_tables_must_be_in_device_memory():
-    copies = [replace(one, tier_assignment=TierAssignment(Tier.UVM)) for one in in_copies(OPEN, 1)]
+    copies = [replace(one, tier_assignment=TierAssignment(Tier.UVM)) for one in place_data_parallel(OPEN, 1)]
     with refused("plan-copies-tier", names=["'b'", "data_parallel", "uvm", "device"]):
         Plan(OPEN, (*placed(OPEN, 0, 0), *copies, *placed(OPEN, 2, 3)))
 

@@ -26,7 +26,7 @@ def test_tables_are_known_by_their_names():
     assert str(only) == "table a: 320 bytes moved, device 0 (8 columns) -> device 1 (8 columns)"
 
 
-def test_what_comes_and_goes_is_named_and_not_moved():
+def test_new_and_removed_tables_are_named_and_count_no_moved_bytes():
     before, after = whole(_task("ab")), laid_out(_task("bc", 3), {1: 4, 2: 4}, 2)
     changes = {change.table: change for change in table_changes(before, after)}
     assert [change.is_new for change in changes.values()] == [True, False, False]
@@ -70,7 +70,7 @@ def test_the_most_bytes_come_first():
 
 
 @pytest.mark.parametrize(("optimizer", "copies"), [("sgd", 1), ("adam", 3)])
-def test_what_is_new_on_a_device_counts_with_its_optimizer_state(optimizer, copies):
+def test_moved_bytes_count_weights_and_optimizer_state(optimizer, copies):
     task = replace(toy_task(3), memory=MemoryUse(optimizer))
     before, after = whole(task), whole(task, 0, 1, 3)
     assert moved_between(before, after).tolist() == [0, 0, copies * task.tables[2].size_bytes]
@@ -130,7 +130,7 @@ def test_the_order_of_devices_and_of_hosts_does_not_count(host_size, devices, al
     assert layout_key(whole(task, *devices)) not in [layout_key(whole(task, *other)) for other in others]
 
 
-def test_columns_are_alike_and_rows_are_not():
+def test_moved_bytes_ignore_the_order_of_columns_but_not_of_rows():
     task = toy_task(3, num_devices=2)
     wide = next(i for i, its in enumerate(task.tables) if its.dim >= 16)
     dim = task.tables[wide].dim
@@ -146,7 +146,7 @@ GREW = {"rows": ({"rows": 20}, 320), "dim": ({"dim": 16}, 320), "data type": ({"
 
 
 @pytest.mark.parametrize(("other", "moved"), GREW.values(), ids=GREW)
-def test_a_table_that_grew_moves_what_it_had(other, moved):
+def test_table_that_grew_moves_only_its_old_rows_and_columns(other, moved):
     """New rows and columns are made where they are; a converted table moves as it is afterwards."""
     before = whole(_task("ab"))
     changed = replace(before.task, tables=(before.task.tables[0], replace(before.task.tables[1], **other)))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import neuroshard
 from neuroshard import MemoryUse, Placement, Plan, Prediction, Shard, Task, Topology
-from neuroshard.layouts import in_rows, layout_of, row_blocks
+from neuroshard.layouts import layout_of, place_row_wise, row_blocks
 from neuroshard.plans.plan import assemble
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.testing import toy_task
@@ -128,7 +128,8 @@ def test_blocks_are_equal_but_the_last_and_none_is_empty(rows, count):
         (_task(2), [_part(0), _part(1, 0, 8)], "plan-shards-overlap", ["'t'", "row 0", "column 0"]),
         (_task(3), [_part(0), _part(1), _part(2, 4, 8)], "plan-copies-and-shard", ["'t'", "column 4", "device 2"]),
         # Both column ranges on the only host: a device would have two shards, but even one range alone is refused.
-        (_task(4, 2), in_rows(_task(4, 2), 0, range(4), (0, 8)), "plan-shards-gap", ["'t'", "row 0", "column 8"]),
+        (_task(4, 2), place_row_wise(_task(4, 2), 0, range(4), (0, 8)),
+         "plan-shards-gap", ["'t'", "row 0", "column 8"]),
     ],
 )  # fmt: skip
 def test_placements_that_are_not_a_plan_are_refused(task, placements, code, names):
@@ -185,7 +186,7 @@ def test_bytes_of_all_sharding_types_make_up_a_device():
 
 
 @pytest.mark.parametrize("memory_bytes", [1000, 100_000])
-def test_a_device_that_is_too_small_is_told_with_all_that_it_needs(memory_bytes):
+def test_violation_of_a_full_device_names_all_bytes_it_needs(memory_bytes):
     """Buffers of its own samples too, which may leave shards less than nothing."""
     task = plain_task([16], memory_bytes=memory_bytes, memory=MemoryUse("adam", 1))
     plan = laid_out(task, 0)
@@ -245,7 +246,7 @@ def _in_halves(content):
         ({"device": 2}, "plan-shards-on-one-device", "mine", ["'users'", "device 2"]),
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_a_file_is_named(change, code, where, names):
+def test_plan_file_errors_name_the_wrong_field(change, code, where, names):
     """Of the whole, or in its first placement."""
     content = _content()
     content["placements"][0].update(change) if isinstance(change, dict) else change(content)

@@ -49,20 +49,20 @@ def test_limits_leave_equal_halves(dim, most, narrowest):
 
 
 @given(st.floats(0.1, 50), st.integers(1, 5), st.integers(4, 5000))
-def test_what_is_given_out_is_a_row_for_every_lookup(pooling, features, batch_size):
+def test_sequence_tables_output_one_row_per_lookup(pooling, features, batch_size):
     """Column-wise and row-wise alike: all of it goes to the devices of its samples, nothing is added up."""
     task = Task((replace(TABLE, pooling_factor=pooling, features=features),), TASK.topology, batch_size)
     lookups = batch_size * pooling
     for plan in (laid_out(task, HALVES), laid_out(task, range(4))):
         parts = len(plan.placements)
-        np.testing.assert_allclose(plan.traffic.given(Collective.ALL_TO_ALL).sum(), lookups * 16 * 4)
-        assert not plan.traffic.given(Collective.REDUCE_SCATTER).any()
+        np.testing.assert_allclose(plan.traffic.sent_bytes(Collective.ALL_TO_ALL).sum(), lookups * 16 * 4)
+        assert not plan.traffic.sent_bytes(Collective.REDUCE_SCATTER).any()
         blocks = parts if plan.forms[0] is Form.ROW_WISE else 1
         loads = plan.device_loads.loads
         np.testing.assert_allclose(loads.outputs.sum() * blocks, lookups * parts)
         lengths = 8 * batch_size * features * parts
         indices = 8 * np.ceil(loads.lookups).sum()
-        np.testing.assert_allclose(plan.traffic.given(Collective.INPUT).sum(), indices + lengths)
+        np.testing.assert_allclose(plan.traffic.sent_bytes(Collective.INPUT).sum(), indices + lengths)
 
 
 def test_buffers_hold_a_row_for_every_lookup():
@@ -76,18 +76,18 @@ def test_buffers_hold_a_row_for_every_lookup():
     assert plan.device_dims == (0, 20, 32, 20)
 
 
-def test_calls_add_up():
+def test_pooled_and_sequence_calls_of_a_device_add_up():
     """A device with both kinds calls two kernels, each with a launch of its own."""
     together, alone = (H100.cost(TASK, laid_out(TASK, where, 2)).compute for where in (2, 1))
     assert together[2] == pytest.approx(alone.sum(), rel=1e-6)
     assert alone[1] > alone[2]  # more outputs, of the same lookups
 
 
-def test_models_that_do_not_know_them_say_so():
+def test_models_without_sequence_calls_are_refused():
     task = replace(TASK, batch_size=256)
     with refused("models-lack-sequence-tables", names=["'s'", "compute.pooled"]):
         Simulator(linear_models()).cost(task, laid_out(task, 2, 2))
 
 
-def test_plans_of_them_say_so():
+def test_printed_plans_name_sequence_tables():
     assert "s (2 features, sequence)" in str(laid_out(TASK, 2, 2))

@@ -46,7 +46,7 @@ def test_tilings_that_no_cut_makes_tile_too():
 
 
 @given(tilings(), st.data())
-def test_what_is_cut_all_the_way_across_tiles_and_not_with_one_rectangle_less_or_twice(tiling, data):
+def test_rectangles_tile_a_table_only_if_none_is_missing_or_repeated(tiling, data):
     whole, pieces = tiling
     check_cover(whole, pieces)
     chosen = data.draw(st.sampled_from(pieces))
@@ -107,12 +107,12 @@ def test_the_answer_is_that_of_counting_every_element(case):
         (Shard(0, 0, 16, 3, 10), "plan-shard-rows-outside", ["'t'", 10, 12]),
     ],
 )
-def test_what_reaches_beyond_the_table_is_named(shard, code, names):
+def test_rectangles_outside_the_table_are_named(shard, code, names):
     with refused(code, names=names):
         check_cover(table(rows=10), [shard])
 
 
-def test_many_blocks_are_checked_by_what_they_touch():
+def test_tiling_check_of_many_blocks_needs_no_dense_grid():
     """A column beside as many row blocks as there are devices: no table of rows x columns is made."""
     rows = 1 << 40
     block = rows // 4096

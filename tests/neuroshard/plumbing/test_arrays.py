@@ -29,5 +29,5 @@ def test_many_places_do_not_take_long():
     assert own_places(crowded) is None
 
 
-def test_nobody_needs_no_place():
+def test_places_of_an_empty_array_are_empty():
     assert own_places(np.zeros((0, 3), dtype=np.bool_)).tolist() == []

@@ -57,7 +57,7 @@ def test_wrong_fields_are_one_line(fields, where, names):
         _Settings(**{"name": "a"} | fields)
 
 
-def test_a_class_checks_what_its_annotations_cannot_say():
+def test_checked_class_runs_its_own_check_after_the_annotations():
     with refused("shares-sum", names=[1.1]):
         _Settings("a", shares=[0.5, 0.6])
 

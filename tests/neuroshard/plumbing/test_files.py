@@ -92,7 +92,7 @@ def test_bad_yaml_is_one_line(tmp_path, text, code, line, names):
         read_yaml(path, "thing")
 
 
-def test_yaml_is_plain(tmp_path, monkeypatch):
+def test_read_yaml_returns_plain_values_only(tmp_path, monkeypatch):
     monkeypatch.setenv("SECRET", "told")
     (tmp_path / "x.yaml").write_text("a: ${oc.env:SECRET}\nb: 2024-01-01\nc: [1, 2.5, true, ~]\n")
     assert read_yaml(tmp_path / "x.yaml", "thing") == {
@@ -103,7 +103,7 @@ def test_yaml_is_plain(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["pathlib.Path.write_bytes", "os.fsync", "os.open"])
-def test_a_full_disk_names_the_path_and_leaves_what_was_there(tmp_path, monkeypatch, place):
+def test_full_disk_error_names_the_path_and_keeps_the_old_file(tmp_path, monkeypatch, place):
     """Writing to an open file fails without a name, and the name of a temporary file helps nobody."""
     path = tmp_path / "plan.json"
     path.write_text("before")
@@ -153,19 +153,19 @@ def test_a_refused_run_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(("out", "place"), [("/proc/x", "/proc"), ("/sys/x/y", "/sys"), ("/proc/self", "/proc/self")])
-def test_where_nobody_can_write_is_refused_before_the_work(out, place):
+def test_unwritable_paths_are_refused_before_any_work(out, place):
     with refused("out-unwritable", where=f"out={out}", names=[f"{place} ", "out=DIRECTORY"]):
         check_directory(Path(out))
     with refused("out-unwritable", where=f"out={out}/x", names=[f"{place} ", "out=FILE"]):
         check_file(Path(out) / "x")
 
 
-def test_places_that_can_be_written_to_are_left_as_they_are(tmp_path):
+def test_check_of_writable_paths_changes_nothing(tmp_path):
     check_directory(tmp_path / "a" / "b")
     assert not list(tmp_path.iterdir())
 
 
-def test_paths_of_one_place_are_told_from_others_however_they_are_written(tmp_path):
+def test_equal_paths_are_recognised_however_they_are_written(tmp_path):
     here, other, link = tmp_path / "here", tmp_path / "other", tmp_path / "link"
     link.symlink_to(here)
     again = other / ".." / "here"

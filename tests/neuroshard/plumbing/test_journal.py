@@ -29,7 +29,7 @@ def _make(before):
     return Step((float(len(before)),))
 
 
-def test_what_was_made_before_the_end_is_not_made_again(journal):
+def test_journal_resumes_without_repeating_finished_values(journal):
     with pytest.raises(KeyboardInterrupt):
         journal.filled(5, _make)
     found = journal.filled(5, lambda before: Step((10.0 + len(before),)))
@@ -55,7 +55,7 @@ def test_values_end_at_the_first_that_is_not_there(journal):
         ('{"format": "neuroshard-step-1", "ms": [1, 2]}', "journal-value-wrong", ["number 0 has 2 times"]),
     ],
 )
-def test_damaged_values_say_what_to_delete(journal, text, code, names):
+def test_errors_of_damaged_journals_name_the_file_to_delete(journal, text, code, names):
     journal.keep(0, Step((1.0,)))
     journal.path(0).write_text(text)
     with refused(code, names=[f"step {journal.path(0)}", *names]) as caught:

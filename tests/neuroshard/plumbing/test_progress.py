@@ -13,7 +13,7 @@ from tests.kit.processes import PATIENCE_S
 
 
 @pytest.mark.parametrize("name", ["[bold]", "[/red]", "$x_1$", ":smile:"])
-def test_markup_is_text(name, capsys):
+def test_progress_shows_markup_as_plain_text(name, capsys):
     console = plain_console()
     grid = Table(title=name)
     grid.add_column(name)

@@ -13,12 +13,12 @@ from neuroshard.stages.search.methods.heuristics import Random
 from tests.kit.messages import refused
 
 
-def test_settings_are_over_those_of_the_config():
+def test_given_settings_override_the_config():
     assert build("searcher", "random", seed=3) == Random(seed=3)
     assert build("searcher", "neuroshard", improvement={"perturbations": 1}).improvement.perturbations == 1
 
 
-def test_what_is_described_may_be_changed():
+def test_described_choice_is_a_copy_that_may_be_changed():
     described("searcher", "random")["seed"] = 9
     assert described("searcher", "random")["seed"] == 0
 

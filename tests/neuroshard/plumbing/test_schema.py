@@ -55,7 +55,7 @@ def test_plain_values_become_typed_ones():
         ({5: 5}, "unknown-name", "file", ["'5'"]),
     ],
 )
-def test_what_is_wrong_is_one_line_with_field_and_value(change, code, where, names):
+def test_schema_errors_are_one_line_with_field_and_value(change, code, where, names):
     with refused(code, where=where, names=names) as caught:
         parse(GOOD | change, _Outer, "file")
     assert len(str(caught.value)) < 300
@@ -86,7 +86,7 @@ def test_a_byte_order_mark_is_no_trouble():
     assert decode(b'\xef\xbb\xbf{"a": 1}', "file") == {"a": 1}
 
 
-def test_formats_are_told_apart():
+def test_schema_refuses_files_of_another_format():
     assert of_format({"format": "x-1", "a": 2}, "x-1", "file") == {"a": 2}
     for content, found in (({"format": "x-2"}, "'x-2'"), ({"format": 2}, 2), ([], "'x-1'"), ({}, "'format'")):
         with refused("file-format-other", where="file", names=[found, "'x-1'"]):

@@ -42,7 +42,7 @@ def _regret_ms(plan, others, models):
     """The most that a plan costs beyond the best of others, at any dense time."""
     task, regrets = plan.task, []
     for dense_ms in TIMES_MS:
-        simulator = Simulator(models.beside_dense(float(dense_ms)))
+        simulator = Simulator(models.with_dense_ms(float(dense_ms)))
         costs = [simulator.cost(task, one).total_ms for one in (plan, *others)]
         regrets.append(costs[0] - min(costs))
     return max(regrets)
@@ -50,8 +50,8 @@ def _regret_ms(plan, others, models):
 
 def test_costs_at_an_unknown_dense_time_are_those_in_the_middle_of_its_range():
     models = CostModels.load("h100", framework="torchrec")
-    costs = [Simulator(its).cost(TASK, MANY_CALLS).total_ms for its in (models, models.beside_dense(UNKNOWN_DENSE_MS))]
-    extremes = [Simulator(models.beside_dense(ms)).cost(TASK, MANY_CALLS).total_ms for ms in (0.0, 15.0)]
+    costs = [Simulator(its).cost(TASK, MANY_CALLS).total_ms for its in (models, models.with_dense_ms(UNKNOWN_DENSE_MS))]
+    extremes = [Simulator(models.with_dense_ms(ms)).cost(TASK, MANY_CALLS).total_ms for ms in (0.0, 15.0)]
     assert costs[0] == costs[1]
     assert extremes[1] < costs[0] < extremes[0] or extremes[1] == costs[0]
     assert costs[0] < extremes[0]
@@ -62,7 +62,7 @@ def test_the_plan_with_the_least_worst_case_regret_is_taken(ms_per_call):
     models, asked = _launched_in(ms_per_call), []
     found = find_plan(_ByDenseTime(asked), TASK, Simulator(models))
     regrets = {plan: _regret_ms(plan, [FEW_CALLS, MANY_CALLS], models) for plan in (FEW_CALLS, MANY_CALLS)}
-    others = {_ByDenseTime([]).find(TASK, Simulator(models.beside_dense(ms))).plan for ms in (0.0, 7.5, 15.0)}
+    others = {_ByDenseTime([]).find(TASK, Simulator(models.with_dense_ms(ms))).plan for ms in (0.0, 7.5, 15.0)}
     assert regrets[found.plan] == min(regrets[plan] for plan in others)
     assert len(asked) == 3
 
@@ -71,7 +71,7 @@ def test_a_method_is_asked_once_if_the_dense_time_is_known_or_does_not_count():
     for models in (
         SHEET,
         CostModels.load("h100", framework="torchrec", dense_ms=8),
-        _launched_in(1.0).beside_dense(0.0),
+        _launched_in(1.0).with_dense_ms(0.0),
     ):
         asked = []
         assert find_plan(_ByDenseTime(asked), TASK, Simulator(models)).warning is None
@@ -83,7 +83,8 @@ def test_no_table_is_data_parallel_to_save_a_launch_that_dense_work_may_hide():
     models = CostModels.load("h100", framework="torchrec")
     plan = find_plan(searcher_of("neuroshard"), EIGHT, Simulator(models)).plan
     at_ends = [
-        searcher_of("neuroshard").find(EIGHT, Simulator(models.beside_dense(dense_ms))).plan for dense_ms in (0.0, 15.0)
+        searcher_of("neuroshard").find(EIGHT, Simulator(models.with_dense_ms(dense_ms))).plan
+        for dense_ms in (0.0, 15.0)
     ]
     regret = _regret_ms(plan, at_ends, models)
     assert regret <= min(_regret_ms(one, at_ends, models) for one in at_ends)
@@ -95,7 +96,7 @@ def test_a_warning_says_at_which_dense_times_another_plan_is_cheaper():
     simulator = Simulator(models)
     found = find_plan(searcher_of("neuroshard"), EIGHT, simulator)
     check(found.warning, "dense-time-unknown", names=["8 ms"])
-    ends = [simulator.beside_dense(ms) for ms in (7.0, 8.0)]
+    ends = [simulator.with_dense_ms(ms) for ms in (7.0, 8.0)]
     long = searcher_of("neuroshard").find(EIGHT, ends[1]).plan
     gains = [its.cost(EIGHT, found.plan).total_ms - its.cost(EIGHT, long).total_ms for its in ends]
     assert gains[0] < 0 < gains[1]

@@ -56,7 +56,7 @@ def test_known_rates_miss_as_many_as_a_cache_does(exponent):
 
 @pytest.mark.parametrize("exponent", [0.0, 0.8, 1.0, 1.2])
 @pytest.mark.parametrize(("rows", "lookups"), [(10**6, 10**5), (10**5, 10**5), (10**6, 5000), (20_000, 200_000)])
-def test_histograms_say_what_share_is_missed(exponent, rows, lookups):
+def test_missed_share_follows_from_the_reuse_histogram(exponent, rows, lookups):
     """Of the rows that a batch touches, within 7% of them; how many these are hangs on `touched_rows`."""
     rates = _rates(rows, exponent, lookups)
     right = np.array([rates.missed_share(np.array([share]))[0] for share in SHARES])
@@ -103,7 +103,7 @@ def test_more_lookups_at_known_rates_miss_more():
     assert (np.diff(found, axis=0) > 0).all()
 
 
-def test_what_is_never_looked_up_is_not_missed():
+def test_tables_without_lookups_have_no_misses():
     once = np.eye(17)[0]
     assert _by_histogram(1000, 0.0, once) == pytest.approx(np.zeros(len(SHARES)))
 

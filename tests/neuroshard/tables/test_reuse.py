@@ -59,7 +59,7 @@ def test_zipf_reuse_agrees_with_drawing():
         ((10, 7.0, 1.0, -2.0), ["shift", -2.0]),
     ],
 )
-def test_the_helper_names_what_is_out_of_range(arguments, names):
+def test_zipf_reuse_errors_name_the_value_out_of_range(arguments, names):
     with refused("value-outside-limits", names=names):
         ns.zipf_reuse(*arguments)
 
@@ -67,7 +67,7 @@ def test_the_helper_names_what_is_out_of_range(arguments, names):
 @pytest.mark.parametrize("rows", [1, 2, 100, 1 << 40])
 @pytest.mark.parametrize("exponent", [0.0, 1.05, 10.0])
 @pytest.mark.parametrize("lookups", [1e-3, 1.0, 1e6, 1e15])
-def test_the_helper_makes_what_a_table_takes(rows, exponent, lookups):
+def test_zipf_reuse_returns_a_valid_histogram(rows, exponent, lookups):
     reuse = ns.zipf_reuse(rows, lookups, exponent)
     assert ns.Table("t", rows, 4, 1.0, reuse).reuse == reuse
 

@@ -65,7 +65,7 @@ def test_malformed_fields_are_refused(fields, code, where, names):
         Table.from_json(fields)
 
 
-def test_halvings():
+def test_halvings_list_widths_down_to_four_columns():
     assert halvings(128) == (128, 64, 32, 16, 8, 4)
     with refused("max-dim-not-halvable", names=["max_dim", 96]):
         halvings(96)

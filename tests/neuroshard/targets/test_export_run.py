@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import neuroshard as ns
-from neuroshard.plans.plan import Plan, copies_remarks
+from neuroshard.plans.plan import Plan, data_parallel_remarks
 from neuroshard.targets.target import target_named
 from neuroshard.testing import toy_task
 from tests.kit.commands import done, run_command
@@ -45,7 +45,7 @@ def test_torchrec_in_its_module(here, capsys):
     assert list(content["modules"]) == ["sparse.ebc"]
 
 
-def test_torchrec_without_a_module_is_said(here, capsys):
+def test_torchrec_export_without_a_module_warns(here, capsys):
     code, out, err = run_command(capsys, "export", "plan=plan.json", "to=torchrec", "out=trec.json")
     assert (code, err) == (0, "")
     assert len(out.splitlines()) == 2
@@ -57,7 +57,7 @@ def test_torchrec_without_a_module_is_said(here, capsys):
 
 def test_export_to_torchrec_remarks_on_data_parallel_tables(here, capsys):
     out = done(capsys, "export", "plan=copies.json", "to=torchrec", "out=trec.json", "module=ebc")
-    (remark,) = copies_remarks(Plan.load("copies.json"))
+    (remark,) = data_parallel_remarks(Plan.load("copies.json"))
     names = [4, "(toy0, toy1, toy2, toy3)", "data_parallel_optimizer"]
     check(remark, "plan-data-parallel-tables", names=names)
     assert json.loads(Path("trec.json").read_text())["remarks"] == [str(remark)]
@@ -76,7 +76,7 @@ def test_search_for_torchrec_remarks_on_data_parallel_tables(here, capsys):
     for target, count in (("torchrec", 1), ("null", 0)):
         out = done(capsys, *_search(rules, f"target={target}", f"out={target}_run", batch_size=4))
         plan = Plan.load(f"{target}_run/plans/task-0000.json")
-        (remark,) = copies_remarks(plan)
+        (remark,) = data_parallel_remarks(plan)
         check(remark, "plan-data-parallel-tables", names=["(a)"])
         assert " ".join(out.split()).count(remark.what) == count
     plan = Plan.load("torchrec_run/plans/task-0000.json")

@@ -56,7 +56,7 @@ def _golden_plan(target):
 @pytest.mark.parametrize(
     ("target", "suffix"), [("sok", ".py"), ("hugectr", ".py"), ("torchrec", ".json"), ("json", ".json")]
 )
-def test_files_are_as_they_were(target, suffix, tmp_path):
+def test_exported_files_match_recorded_files(target, suffix, tmp_path):
     exported = ns.export_plan(_golden_plan(target), target)
     paths = exported.save(tmp_path / f"{target}{suffix}")
     assert [path.suffix for path in paths] == ([".py", ".json"] if suffix == ".py" else [".json"])
@@ -118,7 +118,7 @@ def _sok_plans(draw):
 
 
 @given(_sok_plans())
-def test_sok_reads_what_was_planned_and_the_snippet_says_the_same(plan):
+def test_sok_file_and_snippet_match_the_plan(plan):
     exported = ns.export_plan(plan, "sok")
     read = _sok_placements(plan.task, json.loads(json.dumps(exported.content)))
     assert {one for one, _ in read} == {replace(one, tier_assignment=TierAssignment()) for one in plan.placements}
@@ -227,7 +227,7 @@ def _hugectr_place(draw, task, its):
 
 
 @given(_hugectr_plans())
-def test_hugectr_reads_what_was_planned_and_the_snippet_says_the_same(plan):
+def test_hugectr_file_and_snippet_match_the_plan(plan):
     exported, given_to = ns.export_plan(plan, "hugectr"), {}
     content = json.loads(json.dumps(exported.content))
     assert sorted(_hugectr_placements(plan.task, content)) == sorted(plan.placements)
@@ -249,7 +249,7 @@ def test_sequence_tables_of_hugectr_are_in_groups_of_their_width():
 
 @settings(max_examples=20)
 @given(plan=_hugectr_plans())
-def test_torchrec_reads_what_was_planned(tmp_path_factory, plan):
+def test_torchrec_file_matches_the_plan(tmp_path_factory, plan):
     from neuroshard.torchrec import from_sharding_plan, load_sharding_plan
 
     path = tmp_path_factory.mktemp("torchrec") / "plan.json"
@@ -305,7 +305,7 @@ def _plan(its, where, home=ON_DEVICE, others=4):
         ("hugetcr", _plan(table("t"), 0), "unknown-name", ["'hugetcr'", "'hugectr'"]),
     ],
 )  # fmt: skip
-def test_what_a_target_has_no_words_for_is_refused(target, plan, code, names):
+def test_plans_that_a_target_cannot_express_are_refused(target, plan, code, names):
     with refused(code, where="" if code in ("target-element-bytes", "unknown-name") else "plan", names=names):
         ns.export_plan(plan, target)
 
@@ -390,7 +390,7 @@ def test_a_task_keeps_its_own_rules():
          "target-element-bytes", "", ["'half'", 2, "bytes_per_element=4"]),
     ],
 )  # fmt: skip
-def test_what_a_target_can_not_serve_is_refused(target, task, code, where, names):
+def test_tasks_that_a_target_cannot_serve_are_refused(target, task, code, where, names):
     with refused(code, where=where, names=names):
         constrained([task], target)
 

@@ -57,7 +57,7 @@ def test_slots_are_a_power_of_two_at_least_twice_the_rows(rows, slots):
     assert use.device_bytes(loads.on_device()).tolist() == MemoryUse().device_bytes(loads.on_device()).tolist()
 
 
-def test_what_keeps_tables_in_host_memory_is_known_by_name():
+def test_host_tables_setting_is_checked_by_name():
     with refused("unknown-name", names=["'hkw'", "'hkv'"]):
         MemoryUse(host_tables="hkw")
 

@@ -243,7 +243,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
         load_constraints(str(path))
 
 
-def test_rules_survive_tasks_files_and_what_they_do_not_say_leaves_no_trace():
+def test_rules_survive_task_files_without_their_defaults():
     given = (
         TableRule("user_*", (0, 1), min_blocks=2, equal_widths=True),
         TableRule("*", sharding_types=("row_wise", "column_wise")),
@@ -298,7 +298,7 @@ def test_blocks_of_rows_are_no_fewer_than_shards():
     assert _rule("t", min_shards=2).limits(table(), 4).min_blocks == 2
 
 
-def test_only_what_concerns_some_tables():
+def test_constraints_for_some_tables_drop_all_other_rules():
     rules = constraints(
         rules=[{"tables": "item"}, {"tables": "user_a"}],
         together=[["item", "user_a", "user_b"]],

@@ -19,7 +19,7 @@ from tests.kit.plans import COPIES, laid_out, read_back, table
 TABLE = table("t", 1000, 8, 2.5)
 
 
-def test_what_is_received_is_counted_for_every_batch_in_flight():
+def test_received_indices_count_for_every_batch_in_flight():
     assert MemoryUse("sgd", 3).received_bytes(8, 64, 4) == 3 * 2 * 4 * 16 * 8
     assert MemoryUse("sgd", 0).received_bytes(8, 64, 4) == 0
 
@@ -47,7 +47,7 @@ def test_fetching_ahead_takes_lists_of_tables_behind_caches():
     assert (ahead - others).tolist() == [(2 + 7) * indices, 2 * indices]
 
 
-def test_plans_count_what_their_task_counts():
+def test_plans_use_the_memory_settings_of_their_task():
     task = Task((TABLE,), Topology(2, 40_000, (0, 10_000)), 64, MemoryUse("rowwise_adagrad", 1))
     plan = laid_out(task, {0: 4, 1: 4})
     indices = 8 * 64 * 3.5
@@ -182,7 +182,7 @@ def test_bytes_of_devices_are_exact(some, use, batch_size, data):
     assert plan.fits == all(used <= free for used, free in zip(plan.device_bytes, task.shard_memory, strict=True))
 
 
-def test_what_overflowed_is_refused():
+def test_sizes_above_64_bits_are_refused():
     """2^64 bytes of weights, and buffers beyond 2^63, once came out as next to nothing."""
     huge = table("huge", MAX_ROWS, MAX_DIM, 1.0)
     with refused("task-tables-too-large", where="task", names=["2^60 bytes"]):

@@ -11,7 +11,7 @@ from tests.kit.plans import read_back
 
 
 @pytest.mark.parametrize("rare", [{}, {"devices_per_domain": 2}, {"host_memory_bytes": 1 << 20}])
-def test_json_is_exact_and_says_nothing_of_what_is_not_there(rare):
+def test_task_json_is_exact_and_omits_absent_fields(rare):
     task = toy_task(5)
     task = replace(task, topology=replace(task.topology, devices_per_host=1, **rare))
     assert read_back(task) == task
@@ -67,7 +67,7 @@ def test_hosts_and_domains_are_ranges_of_ranks():
     assert Topology(8, "1GiB").fast_links is None
 
 
-def test_drawn_tasks_are_as_asked_and_repeat():
+def test_drawn_tasks_follow_their_settings_and_repeat():
     tables = toy_tables(30)
     draw = TaskDraw(count=8, min_tables=5, max_tables=9, max_dim=32, seed=3)
     tasks = drawn(tables, Topology(4, 1 << 30), 256, draw)
@@ -107,7 +107,7 @@ def test_malformed_task_files_are_refused(tmp_path, content, code, names):
     assert str(path) in caught.value.message.where
 
 
-def test_a_histogram_of_another_batch_size_is_said():
+def test_task_warns_of_a_histogram_of_another_batch_size():
     tables = tuple(replace(table, reuse_batch_size=256) for table in toy_tables(3))
     topology = Topology(2, 1 << 30)
     assert Task(toy_tables(3), topology, 8192).warnings == ()  # nobody knows

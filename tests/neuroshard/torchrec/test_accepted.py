@@ -60,12 +60,12 @@ class BySku(StorageReservation):
 def stored_plan(model, reservation=None, hashed=True, **settings):
     """What TorchRec's planner finds for the devices and batch size of `planner()`, stored."""
     ours = planner(**settings)
-    [asked] = ours._asked
+    [request] = ours._requests
     theirs = EmbeddingShardingPlanner(
-        topology=asked.topology,
-        batch_size=asked.batch_size,
+        topology=request.topology,
+        batch_size=request.batch_size,
         storage_reservation=reservation or FixedPercentageStorageReservation(0.0),
-        constraints=dict(asked.constraints),
+        constraints=dict(request.constraints),
         stats=[],
     )
     plan = theirs.plan(model, get_default_sharders())
@@ -85,7 +85,7 @@ def test_a_stored_plan_is_taken(device, hashed, caplog):
     assert ours.last_cost.total_ms > 0
 
 
-def test_what_ours_found_can_be_stored_and_loaded(caplog):
+def test_torchrec_stores_and_loads_plans_of_our_planner(caplog):
     """Shards of ours are of any width; TorchRec's hash of an option is of their number."""
     found, whole = [], {name: ParameterConstraints(min_partition=4) for name in "ab"}
 
@@ -216,7 +216,7 @@ def test_a_timeout_cuts_no_search_off(monkeypatch, caplog):
         (BySku, CAP * 3 // 4),
     ],
 )
-def test_every_reservation_leaves_what_it_says(make, left, caplog):
+def test_every_storage_reservation_leaves_its_stated_memory(make, left, caplog):
     caplog.set_level(logging.INFO)
     ours = planner(device="cuda", storage_reservation=make(), stats=EmbeddingStats())
     assert ours.search(bags(*"abc")).task.topology.device_memory == (left, left)
@@ -233,7 +233,7 @@ def test_every_reservation_leaves_what_it_says(make, left, caplog):
         (InferenceStorageReservation(0.5, CAP), ["InferenceStorageReservation", "1.5 MiB"]),
     ],
 )
-def test_a_reservation_of_everything_is_said(reservation, named):
+def test_reservation_of_all_memory_is_reported(reservation, named):
     kind, where = InfeasibleError, "storage_reservation"
     with refused("reservation-leaves-nothing", where=where, names=[*named, "device 0"], kind=kind):
         planner(device="cuda", storage_reservation=reservation).plan(bags(*"abc"))

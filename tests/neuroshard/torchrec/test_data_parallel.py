@@ -223,7 +223,7 @@ def _alone(model, sharder):
         ({"weight_decay_mode": WeightDecayMode.COUNTER}, "weight_decay_mode=COUNTER"),
     ],
 )
-def test_what_no_dense_gradient_supports_is_refused_until_settings_replace_it(fused_params, named):
+def test_optimizers_without_dense_support_are_refused_until_replaced(fused_params, named):
     job = _alone(shaped_bags({"a": (5, 4), "b": (5, 6)}), EmbeddingBagCollectionSharder(fused_params))
     with refused("dense-optimizer-setting", names=["'a'", named]):
         data_parallel_optimizer(job)

@@ -85,8 +85,13 @@ def test_settings_of_the_request_reach_the_planner_or_are_named(caplog):
         storage_reservation=provider.build_storage_reservation("A", request),
         ctx=context,
     )
-    [asked] = built._asked
-    assert (asked.topology, asked.batch_size, asked.pipeline, asked.timeout_s) == (topology, 8, "sparse_dist", 7)
+    [request] = built._requests
+    assert (request.topology, request.batch_size, request.pipeline, request.timeout_s) == (
+        topology,
+        8,
+        "sparse_dist",
+        7,
+    )
     (unused,) = (message for message in logged(caplog) if message.code == "dry-run-settings-unused")
     check(unused, "dry-run-settings-unused", names=["partitioner_type"])
 

@@ -64,7 +64,7 @@ def test_a_kept_plan_is_not_measured_again(path):
     assert path.read_bytes() != kept
 
 
-def test_what_is_changed_after_a_plan_is_not_measured():
+def test_replanned_plans_are_not_measured():
     model = bags("a", "b")
     before = planner().search(model)
     never = object()  # can decide nothing
@@ -73,7 +73,7 @@ def test_what_is_changed_after_a_plan_is_not_measured():
 
 @pytest.mark.parametrize("verify", ["steps", "mirrored"])
 @pytest.mark.parametrize("pipeline", ["none", "sparse_dist", "semi_sync", None])
-def test_steps_are_measured_with_the_exchange_of_indices_where_costs_count_it(verify, pipeline):
+def test_steps_are_measured_with_the_input_dist_if_costs_count_it(verify, pipeline):
     finder = planner(verify=verify, models="cpu", pipeline=pipeline)._finder
     assert finder.verifier.measure.protocol.pipeline == ("none" if pipeline == "none" else "sparse_dist")
     assert finder.simulator.count_input == (pipeline == "none")
@@ -104,7 +104,7 @@ def _devices(plan):
     return {name: sorted(parameter.ranks) for name, parameter in plan.plan[""].items()}
 
 
-def test_nothing_moves_where_nothing_may(path):
+def test_replanning_moves_nothing_if_no_bytes_may_move(path):
     ours = _unperturbed()
     before = ours.search(bags("a", "b", "c", "d"))
     where = _devices(ours.plan(bags("a", "b", "c", "d")))
@@ -125,7 +125,7 @@ def test_nothing_moves_where_nothing_may(path):
     assert same.plan == changed.plan
 
 
-def test_what_is_found_is_kept(path):
+def test_replanned_plan_is_kept_in_the_file(path):
     ours = _unperturbed(keep=path)
     before = ours.plan(bags("a", "b"))
     changed = ours.replan(bags("a", "b", "c"), previous=path, max_moved_bytes=0)
@@ -135,7 +135,7 @@ def test_what_is_found_is_kept(path):
     assert _devices(before).items() <= _devices(changed.sharding_plan).items()
 
 
-def test_every_rank_gets_it(group):
+def test_every_rank_gets_the_replanned_plan(group):
     ours = _unperturbed(1)
     before = ours.search(bags("a", "b"))
     changed = ours.collective_replan(bags("b", "c"), previous=before)
@@ -153,7 +153,7 @@ def test_every_rank_gets_it(group):
         ours.replan(bags("a", "b"), previous="nowhere.json")
 
 
-def test_what_may_move_moves_to_cost_less():
+def test_replanning_moves_shards_if_the_cost_falls():
     crowded = {name: ParameterConstraints(pooling_factors=[9.0]) for name in ("a", "b", "c", "d")}
     before = _unperturbed(searcher="neuroshard", max_splits=0).search(bags("a", "b", "c", "d"))
     ours = _unperturbed(4, constraints=crowded)
@@ -165,7 +165,7 @@ def test_what_may_move_moves_to_cost_less():
     assert costs[0] >= costs[1] > costs[2]
 
 
-def test_what_must_move_is_counted_before_what_may():
+def test_forced_moves_count_first_against_the_limit():
     """Of two devices, one goes away."""
     before = _unperturbed().search(bags("a", "b", "c", "d"))
     gone = sum(placed.shard.dim * 100 * 4 for placed in before.placements if placed.device == 1)
@@ -176,7 +176,7 @@ def test_what_must_move_is_counted_before_what_may():
     assert set(map(tuple, _devices(changed.sharding_plan).values())) == {(0,)}
 
 
-def test_what_has_no_room_is_moved():
+def test_shards_that_no_longer_fit_are_moved():
     """Of two devices with two tables each, which now hold one and a half, to four."""
     before = _unperturbed(max_splits=0).search(bags("a", "b", "c", "d"))
     changed = _unperturbed(4, SIZE * 3 // 2).replan(bags("a", "b", "c", "d"), previous=before)

@@ -45,7 +45,7 @@ def test_groups_have_the_ranks_of_dmp_collection(number, apart, host, copies):
     assert [device.rank for device in topology.devices] == list(range(16 // number))
 
 
-def test_a_device_of_a_group_has_what_the_smallest_copy_has():
+def test_group_device_has_the_memory_of_its_smallest_replica():
     job = _job(4, 4)
     job.devices[3].storage.hbm = 5
     assert [device.storage.hbm for device in Groups(job, 2).topology.devices] == [GIB, 5]
@@ -87,7 +87,7 @@ def test_a_group_is_planned_for_its_own_batch_and_pays_for_synchronising():
     assert 128 * (1 << 20) / 450e6 / 4 < extra.max() < 10 * 128 * (1 << 20) / 450e6 / 4
 
 
-def test_their_number_is_chosen_by_cost(caplog):
+def test_number_of_groups_is_chosen_by_cost(caplog):
     caplog.set_level("INFO")
     seldom, _ = _large(num_groups="auto", sync_steps=1000)
     costs = {number: _large(num_groups=number, sync_steps=1000)[0].last_cost.total_ms for number in (1, 2, 4, 8)}

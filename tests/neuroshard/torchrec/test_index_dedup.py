@@ -105,7 +105,7 @@ def _exchanged(batches, dedup):
 
 
 @pytest.mark.parametrize(("draw", "within"), [(_zipf, 0.1), (_one_row, 1e-4)])
-def test_what_is_exchanged_is_what_is_predicted(kernel, draw, within):
+def test_predicted_deduplicated_traffic_equals_the_exchanged_bytes(kernel, draw, within):
     batches = draw(np.random.default_rng(0))
     every, predicted_every = _exchanged(batches, dedup=False)
     distinct, predicted = _exchanged(batches, dedup=True)
@@ -115,7 +115,7 @@ def test_what_is_exchanged_is_what_is_predicted(kernel, draw, within):
     assert distinct < 0.5 * every
 
 
-def test_rows_asked_for_once_stay_what_they_are():
+def test_tables_with_single_lookups_are_unchanged_by_deduplication():
     table = replace(_measured(_once(np.random.default_rng(0))), rows=10**6)
     found = deduplicated(table, DEVICES * SAMPLES, DEVICES)
     assert found.pooling_factor == pytest.approx(table.pooling_factor)
@@ -127,7 +127,7 @@ def test_no_device_asks_for_more_rows_than_there_are():
     assert deduplicated(table, 256, DEVICES).pooling_factor == 3 * DEVICES / 256
 
 
-def test_what_is_left_is_reused_by_devices_and_hot_blocks_of_rows_become_less_so():
+def test_deduplicated_lookups_keep_reuse_between_devices_and_even_out_row_blocks():
     batches = _zipf(np.random.default_rng(0))
     spread = np.histogram(batches, bins=20, range=(0, ROWS))[0] / batches.size
     table = replace(_measured(batches), row_lookups=tuple(spread))
@@ -148,7 +148,7 @@ def test_expanded_embeddings_take_memory():
     assert every - once == SAMPLES * len(FEATURES) * LENGTH * DIM * 2 * 4
 
 
-def test_the_older_word_for_it_counts_too():
+def test_old_name_of_index_dedup_counts_too():
     with pytest.warns(DeprecationWarning):
         set_ec_index_dedup(True)
     try:

@@ -29,8 +29,8 @@ from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import linear_models
 from neuroshard.testing.toys import LinearCompute
 from neuroshard.torchrec import NeuroShardPlanner
+from neuroshard.torchrec.input_digests import digests, input_digests
 from neuroshard.torchrec.kept import KeptPlan
-from neuroshard.torchrec.made_for import digests, made_for
 from neuroshard.words.placement import Tier, TierAssignment
 from tests.kit.messages import logged_codes, logged_one, refused
 from tests.kit.plans import table
@@ -85,7 +85,7 @@ def test_a_restarted_job_keeps_its_plan(path):
         ({"searcher": "dim_greedy"}, "search"),
     ],
 )
-def test_what_differs_is_said_and_searched_again(path, caplog, other, names):
+def test_changed_inputs_are_named_and_searched_again(path, caplog, other, names):
     _planner(path).plan(_model("a", "b"))
     before = path.read_text()
     caplog.clear()
@@ -181,7 +181,7 @@ def test_files_without_hosts_memory_have_what_their_task_says(path, device):
 
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize(("optimizer", "kept"), [(torch.optim.SGD, True), (LAMB, False), (torch.optim.Adam, False)])
-def test_optimizers_of_what_isnt_planned_here_count(path, caplog, given, optimizer, kept):
+def test_optimizer_state_of_delegated_tables_counts(path, caplog, given, optimizer, kept):
     """They take memory that is then left to none: of tables that TorchRec plans, and of those of a given plan."""
     model, also = (nn.ModuleDict({"bags": bags("a"), "others": bags("b")}) for _ in range(2))
     asked = {"device": "cuda", "constraints": {"b": ParameterConstraints(sharding_types=["table_row_wise"])}}
@@ -196,7 +196,7 @@ def test_optimizers_of_what_isnt_planned_here_count(path, caplog, given, optimiz
         _check_differing(caplog, ADAPTED, "other parameters")
 
 
-def test_ids_beside_tables_of_what_isnt_planned_here_count(path, caplog):
+def test_untrained_tensors_of_delegated_modules_count(path, caplog):
     """They take memory that is then left to none."""
     for size in (10, 10, 20):
         caplog.clear()
@@ -255,7 +255,7 @@ RESTARTS = {
 
 
 @pytest.mark.parametrize(("before", "after", "said"), RESTARTS.values(), ids=RESTARTS)
-def test_tables_that_change_stay_where_they_are(path, caplog, before, after, said):
+def test_changed_tables_keep_their_devices(path, caplog, before, after, said):
     """All lie on the last device, which nobody who searches would choose."""
     model = {name: value for name, value in after.items() if name in ("shapes", "data_type")}
     asked = before | {name: value for name, value in after.items() if name not in model}
@@ -295,7 +295,7 @@ def test_a_table_that_no_longer_fits_moves_alone(path):
 
 
 @pytest.mark.parametrize(("searcher", "said"), [(AllOnLast(), True), ("neuroshard", False)])
-def test_what_moving_would_save_is_said_and_not_done(path, caplog, searcher, said):
+def test_kept_plan_warns_of_possible_savings_and_moves_nothing(path, caplog, searcher, said):
     first = places(_planner(path, searcher=searcher, tables=_known(2.0)).plan(_shaped()))
     again = _planner(path, searcher=searcher, tables=_known(2.1))
     assert places(again.plan(_shaped())) == first
@@ -324,7 +324,7 @@ def test_commands_read_kept_plans(path, tmp_path):
 
 @pytest.mark.parametrize("other", [{"batch_size": 8}, {"devices": 4}])
 @pytest.mark.parametrize("keep_types", [False, True])
-def test_types_that_lose_optimizer_state_are_said_or_kept(path, caplog, other, keep_types):
+def test_sharding_types_that_lose_optimizer_state_are_warned_of_or_kept(path, caplog, other, keep_types):
     """Searched again and adapted: the first plan's types follow from rules that are gone afterwards."""
     asked = QUICK | {"memory": MemoryUse(), "tables": _known(200.0), "acceptance": None}
     _planner(path, **asked, rules=Constraints((TableRule("*", sharding_types=("column_wise",)),))).plan(_shaped())
@@ -383,7 +383,7 @@ OTHER_FILES = {
 
 
 @pytest.mark.parametrize("content", OTHER_FILES.values(), ids=OTHER_FILES)
-def test_what_isnt_a_kept_plan_is_never_overwritten(path, content):
+def test_foreign_file_is_never_overwritten_by_keep(path, content):
     searcher, previous = AllOnLast(), _planner(None).search(_model("a"))
     if content is None:
         previous.save(path)
@@ -400,7 +400,7 @@ def test_what_isnt_a_kept_plan_is_never_overwritten(path, content):
         _planner(path.parent).plan(_model("a"))
 
 
-def test_where_nothing_can_be_written_jobs_run(path, caplog):
+def test_jobs_run_if_the_plan_cannot_be_written(path, caplog):
     """A file that comes while searching stays, as does one where a directory should be."""
 
     class Late(AllOnLast):
@@ -491,7 +491,7 @@ def test_models_without_pooled_tables_are_kept_too(path):
         Plan.load(path)
 
 
-def test_digests_say_what_differs():
+def test_digests_identify_the_changed_input():
     one, other = (digests({"x": value, "same": [1, {"a": (2.5, None)}]}) for value in (AllOnLast, {"a": 1}))
     assert one["same"] == other["same"]
     assert one["x"] != other["x"]
@@ -501,10 +501,10 @@ def test_digests_say_what_differs():
     assert digests({"rule": here}) != digests({"rule": elsewhere})
 
 
-def test_what_a_plan_is_made_for_is_worked_out_once(path, monkeypatch):
+def test_digests_of_inputs_are_computed_once(path, monkeypatch):
     asked = []
-    counted = lambda *args: asked.append(args) or made_for(*args)  # noqa: E731
-    monkeypatch.setattr("neuroshard.torchrec.planner.made_for", counted)
+    counted = lambda *args: asked.append(args) or input_digests(*args)  # noqa: E731
+    monkeypatch.setattr("neuroshard.torchrec.planner.input_digests", counted)
     _planner(path).plan(_model("a"))
     assert len(asked) == 1
     _planner(None).plan(_model("a"))

@@ -36,7 +36,7 @@ import neuroshard as ns
 from neuroshard import Constraints, InfeasibleError, TableRule, UserError
 from neuroshard.plumbing.messages import number_of
 from neuroshard.testing import toy_task
-from neuroshard.torchrec.delegated import without_copies_remarks
+from neuroshard.torchrec.delegated import without_data_parallel_remarks
 from neuroshard.torchrec.modules import EVERYTHING, divide, find_tables
 from neuroshard.torchrec.releases import TORCHREC
 from neuroshard.words.form import Form
@@ -126,7 +126,7 @@ QUANTISED = ("EmbeddingBagCollection", "EmbeddingCollection")  # TorchRec's quan
         (_sequences("c"), {"sharding_types": ["row_wise", "table_wise"]}, None),
     ],
 )
-def test_every_table_is_in_the_plan_and_only_what_cannot_be_costed_or_said_is_delegated(module, given, named, caplog):
+def test_every_table_is_planned_and_only_unsupported_ones_are_delegated(module, given, named, caplog):
     """Managed collision collections are sharded together with the remapping of their ids, row-wise only.
 
     The warning of a delegated table names the table, and the class, data type or setting that NeuroShard lacks.
@@ -174,7 +174,7 @@ def test_sharders_that_cannot_split_are_delegated():
     [({}, "compute.pooled=[true,false]"), ({"models": "roofline:h100", "searcher": "torchrec"}, "TorchRecSearch")],
     ids=["unknown to the models", "unknown to the search"],
 )
-def test_sequence_tables_that_nobody_here_knows_are_delegated(settings, named, caplog):
+def test_unknown_sequence_tables_are_delegated(settings, named, caplog):
     ours, plan = planned(_beside(_sequences("s")), **settings)
     assert set(plan.plan["other"]) == {"s"}
     assert _ours(ours) == ["a", "b"]
@@ -268,7 +268,7 @@ def test_one_collection_may_be_planned_by_two(caplog):
         ({"compute_kernels": ["fused_uvm"]}, ("table_wise", "fused_uvm")),
     ],
 )
-def test_what_constraints_leave_alone_is_what_plans_have(make, asked, found):
+def test_plans_have_the_types_and_kernels_that_constraints_allow(make, asked, found):
     """Data-parallel sequence tables are TorchRec's; everything else is planned here."""
     constraints = _said("b", **asked)
     ours, plan = planned(make("a", "b"), device="cuda", models="roofline:h100", constraints=constraints)
@@ -314,7 +314,7 @@ def test_a_search_with_torchrecs_planner_is_quiet_about_data_parallel_tables(cap
 
 
 def test_warnings_about_other_things_than_data_parallel_tables_are_kept(caplog):
-    with without_copies_remarks():
+    with without_data_parallel_remarks():
         logging.warning("Sharding spec not found for %s", "a")
         logging.warning("something else")
     logging.warning("Sharding spec not found for b")
@@ -437,14 +437,14 @@ BAGS = "EmbeddingBagCollectionSharder"
         ),
     ],
 )
-def test_what_torchrec_cannot_plan_is_one_line_of_that_table_alone(device, model, given, code, named, remedies):
+def test_errors_of_torchrec_planner_name_only_the_failing_table(device, model, given, code, named, remedies):
     with refused(code, names=named) as raised:
         planner(4, device, 1 << 30, constraints=_said("v", **given)).plan(model)
     assert all(str(remedy) in raised.value.message.remedy for remedy in remedies)
     assert "innocent" not in str(raised.value)
 
 
-def test_where_torchrec_finds_no_plan_it_is_said():
+def test_error_says_if_torchrec_planner_finds_no_plan():
     with refused("delegated-no-plan", kind=InfeasibleError, names=["(s)", "constraints"]) as raised:
         planner(cap=1000).plan(_sequences("s"))
     assert not raised.value.message.limit.endswith(".")  # as TorchRec's sentence does
@@ -467,7 +467,7 @@ def test_errors_of_ours_are_not_taken_for_torchrecs(monkeypatch):
     assert not isinstance(raised.value, UserError)
 
 
-def test_what_is_said_of_rows_alone_works():
+def test_rules_narrow_sharding_types_to_row_wise():
     constraints = _said("b", sharding_types=["row_wise", "table_wise"])
     rules = Constraints((TableRule("b", sharding_types=("row_wise",)),))
     plan = planner(models="roofline:h100", constraints=constraints, rules=rules).plan(_bags("a", "b")).plan[""]
@@ -648,10 +648,10 @@ def test_devices_without_a_row_which_fail_on_cpus_are_refused(rows, devices):
 def test_types_that_fail_on_cpus_are_withheld_where_others_are_named(module, fails):
     said, on_cpus = _said("t", sharding_types=[fails, "table_wise"]), replace(EVERYTHING, num_devices=2, device="cpu")
     (parameter,) = divide(module, get_default_sharders(), said, served=on_cpus).planned
-    assert parameter.said.sharding_types == ["table_wise"]
+    assert parameter.user_constraints.sharding_types == ["table_wise"]
 
 
-def test_what_is_withheld_is_withheld_from_delegated_tables_too():
+def test_withheld_types_are_withheld_from_delegated_tables_too():
     mean = EmbeddingBagCollection(
         [bag("t", 4000, 64, pooling=PoolingType.MEAN, data_type=DataType.INT8), bag("u", ROWS, DIM)], device=META
     )

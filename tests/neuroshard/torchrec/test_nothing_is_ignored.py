@@ -117,7 +117,7 @@ def _set(case, make, caplog):
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(ParameterConstraints)])
-def test_constraints(field, caplog):
+def test_every_field_of_constraints_has_an_effect_or_a_warning(field, caplog):
     def make(value):
         return ParameterConstraints() if value is None else ParameterConstraints(**{field: value})
 
@@ -140,7 +140,7 @@ def test_the_size_of_a_cache_that_no_kernel_has_is_warned_of(kernels, warned, ca
     assert is_warned(_outcome(asked, caplog)) is warned
 
 
-def test_what_constraints_merely_repeat_is_not_warned_of(caplog):
+def test_constraints_that_repeat_defaults_do_not_warn(caplog):
     same = ParameterConstraints(
         feature_names=["f_t"], cache_params=CacheParams(precision=DataType.FP32), pooling_factors=[2.0]
     )
@@ -215,7 +215,7 @@ LOST = {
 
 
 @pytest.mark.parametrize("field", LOST)
-def test_what_files_do_not_hold_is_said(field, path, caplog):
+def test_warning_names_fields_that_files_cannot_store(field, path, caplog):
     plan = planner().plan(bags("t"))
     setattr(plan.plan[""]["t"], field, LOST[field])
     save_sharding_plan(plan, path)

@@ -36,7 +36,7 @@ def _of_t(**fields):
     return {"constraints": {"t": ParameterConstraints(**fields)}}
 
 
-def test_it_is_a_planner_and_covers_all_collections():
+def test_planner_covers_all_collections_of_a_model():
     ours = planner(batch_size=128)
     assert isinstance(ours, ShardingPlanner)
     plan = ours.plan(TWO)
@@ -71,7 +71,7 @@ def test_pods_are_domains_of_fast_links():
     ("dtype", "coded", "warned"),
     [(None, True, 1), ("fp16/bf16", True, 0), (None, False, 0)],
 )
-def test_other_precisions_of_exchanges_than_the_models_count_are_said_once(dtype, coded, warned, caplog):
+def test_exchange_precisions_unlike_the_models_are_warned_of_once(dtype, coded, warned, caplog):
     config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.BF16)
     registry = get_qcomm_codecs_registry(config) if coded else None
     sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=registry)
@@ -404,7 +404,7 @@ def test_limits_of_a_table_are_not_those_of_another_of_its_name():
         ({"constraints": ["t"]}, "constraints-not-mapping", ["constraints", ["t"], "ParameterConstraints"]),
     ],
 )
-def test_what_nobody_could_mean_is_refused_in_a_line(settings, code, named):
+def test_meaningless_arguments_are_refused_in_one_line(settings, code, named):
     with refused(code, where="", names=named):
         planner(**settings).plan(SMALL)
 
@@ -422,7 +422,7 @@ def test_what_nobody_could_mean_is_refused_in_a_line(settings, code, named):
         ),
     ],
 )
-def test_constraints_that_nobody_could_mean_are_refused_with_the_name_of_their_table(settings, code, named):
+def test_meaningless_constraints_are_refused_with_the_table_name(settings, code, named):
     with refused(code, where="constraints of table 't'", names=named):
         planner(**settings).plan(SMALL)
 

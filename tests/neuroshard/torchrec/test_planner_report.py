@@ -40,7 +40,7 @@ def _planned(model=None, **settings):
     return ours, plan, *listening.told
 
 
-def test_reports_are_told_of_the_whole_model():
+def test_reports_cover_the_whole_model():
     constraints = {"a": ParameterConstraints(min_partition=8), "s": ParameterConstraints(sharding_types=["table_wise"])}
     ours, plan, told = _planned(constraints=constraints)
     assert told["sharding_plan"] is plan
@@ -70,7 +70,7 @@ def test_compute_stands_where_torchrec_has_it():
     assert sum(perf.fwd_compute + perf.bwd_compute for perf in perfs) == pytest.approx(total)
 
 
-def test_sequence_tables_are_told_what_they_give_out():
+def test_reports_share_communication_by_output_columns_of_sequence_tables():
     """Communication of a device is shared out by the columns that samples get, not by those of the tables."""
     constraints = {n: ParameterConstraints(sharding_types=["table_wise"]) for n in "abcs"}
     constraints["s"].pooling_factors = [20.0]
@@ -128,7 +128,7 @@ def test_reports_have_the_time_that_devices_wait_for_their_hosts(models, waits, 
         ({"pooling_factors": [3.0], "num_poolings": [2.0], "batch_sizes": [4]}, [1.25]),
     ],
 )
-def test_reports_are_told_the_lookups_that_were_planned_with(given, told):
+def test_reports_have_the_lookups_used_for_planning(given, told):
     """What constraints say is scaled to what was measured; reports multiply it by the constraints' poolings."""
     model = bags("a", rows=ROWS, dim=DIM, features=("f", "g"))
     constraints = {"a": ParameterConstraints(**given)} if given else {}
@@ -181,7 +181,7 @@ def test_a_kept_plan_is_reported_and_not_called_back_again(path):
     assert _ranks_of_bags(told) != {3}
 
 
-def test_callbacks_that_break_tables_are_said():
+def test_callbacks_that_break_tables_raise_an_error():
     def broken(options):
         options[0].shards = options[0].shards[:1]
         options[0].shards[0] = replace(options[0].shards[0], size=[ROWS, DIM // 2])

@@ -84,7 +84,7 @@ def test_cached_tables_prefetch_exactly_where_the_pipeline_does(pipeline, said):
 
 
 @pytest.mark.parametrize("cache", [CacheParams(load_factor=0.3), CacheParams(load_factor=0.3, prefetch_pipeline=True)])
-def test_what_constraints_say_of_caches_stays(cache):
+def test_cache_parameters_in_constraints_are_kept(cache):
     plan = _planner(constraints=_constraints(cache), pipeline="prefetch").plan(MODEL)
     for name, path in (("a", "ours"), ("b", "theirs")):
         assert plan.plan[path][name].cache_params == CacheParams(load_factor=0.3, prefetch_pipeline=True)
@@ -153,7 +153,7 @@ def test_caches_that_fbgemm_would_fail_with_are_refused(cache, pipeline, code, s
         _planner(constraints={"a": _behind_cache(cache)}, pipeline=pipeline)
 
 
-def test_a_loaded_plan_is_told_to_prefetch(caplog):
+def test_loaded_plan_is_set_to_prefetch(caplog):
     found = []
     first = _planner(callbacks=[lambda options: found.extend(options) or options])
     first.plan(MODEL["ours"])

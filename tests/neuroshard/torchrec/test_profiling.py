@@ -63,7 +63,7 @@ BATCHES = [_tensor(drawn, *KEYS) for drawn in DRAWN]
     ("settings", "size", "batches"),
     [({"world_size": 3}, 48, 2), ({"world_size": 1}, 16, 6), ({"global_batch_size": 16}, 16, 6)],
 )
-def test_tensors_say_what_plain_lookups_do(settings, size, batches):
+def test_profiles_of_tensors_and_plain_lookups_are_equal(settings, size, batches):
     """Local batches of several devices make a global one; of shared tables, both features count."""
     found, plain = profile(MODEL, BATCHES, **settings), _plain(DRAWN, size)
     assert _statistics(found) == _statistics(plain)
@@ -188,7 +188,7 @@ def _planned(known, constraints=None, model=NARROW, **settings):
     return ours.last_plan.task.tables
 
 
-def test_plans_are_for_what_was_counted(tmp_path):
+def test_plans_use_the_profiled_statistics(tmp_path):
     """Of pooled tables and of sequence tables alike."""
     configs = [sequence(name, *shape, FEATURES[name]) for name, shape in SHAPES.items()]
     followed = EmbeddingCollection(configs, device=META)
@@ -238,7 +238,7 @@ SAID = ParameterConstraints(pooling_factors=[2.0])
         ([_table("a"), _table("b")], {}, []),
     ],
 )
-def test_lookups_that_nobody_named_are_said_once(known, given, warnings, caplog, path):
+def test_planner_warns_once_of_tables_without_statistics(known, given, warnings, caplog, path):
     caplog.set_level("WARNING", logger="neuroshard.torchrec.planner")  # whatever level earlier tests left
     _planned(known, given, keep=path)
     messages = logged(caplog)

@@ -82,7 +82,7 @@ def test_tpus_are_left_to_torchrec_with_their_kernels():
 
 
 @SINCE_1_9
-def test_sharders_that_nobody_here_knows_are_delegated(caplog):
+def test_unknown_sharders_are_delegated(caplog):
     from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
 
     model = nn.ModuleDict({"pec": PECEmbeddingCollection(sequences("s")), "bags": bags("a")})
@@ -92,7 +92,7 @@ def test_sharders_that_nobody_here_knows_are_delegated(caplog):
 
 
 @SINCE_1_9
-def test_kernels_that_nobody_here_knows_are_delegated(caplog):
+def test_unknown_kernels_are_delegated(caplog):
     kernel = "fused_triton"
     sharder = get_default_sharders()[0]
     sharder.compute_kernels = lambda *_: ["fused", kernel]

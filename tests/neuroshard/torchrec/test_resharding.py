@@ -176,7 +176,7 @@ def test_the_difference_is_the_shards_on_other_devices():
         (_planned(WHOLE), ShardingPlan({}), "reshard-tables-differ", ["bags.a", "bags.b", "bags.c"]),
     ],
 )
-def test_what_cannot_move_is_said(before, after, code, words):
+def test_tables_that_cannot_be_resharded_are_named(before, after, code, words):
     with refused(code) as raised:
         plan_difference(before, after)
     assert re.findall(r"bags\.\w|\w+_wise|data_parallel|fused\w*", raised.value.message.what) == words
@@ -203,5 +203,5 @@ def _refused(rank):
     assert job.plan.plan["bags"]["a"].ranks == [0]
 
 
-def test_what_would_be_lost_is_refused():
+def test_resharding_that_loses_optimizer_state_is_refused():
     on_gloo(2, _refused)

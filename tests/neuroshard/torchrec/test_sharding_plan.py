@@ -166,7 +166,7 @@ def test_shards_on_one_device_become_one():
     assert from_sharding_plan(TASK, exported) == assemble(TASK, [(0, 8, 3), (1, 16, 1)])
 
 
-def test_what_a_file_does_not_hold_is_said(path, caplog):
+def test_warning_names_settings_that_the_file_cannot_store(path, caplog):
     exported = to_sharding_plan(PLAN, "b")
     exported.plan["b"]["a"].output_dtype = DataType.FP16
     exported.plan["b"]["c"].enforce_hbm = False
@@ -311,7 +311,7 @@ def test_rows_cut_otherwise_than_by_ceil_are_refused(rows):
          "table 'a' in the sharding plan", ["dim", 6, 4]),
     ],
 )  # fmt: skip
-def test_what_our_plans_cannot_say_is_refused(exported, code, where, names):
+def test_sharding_plans_that_our_plans_cannot_express_are_refused(exported, code, where, names):
     with refused(code, where=where, names=names):
         from_sharding_plan(TASK, exported)
 

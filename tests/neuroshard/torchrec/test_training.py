@@ -105,7 +105,7 @@ def _train(rank, world_size, plan):
 
 
 @pytest.mark.parametrize(("world_size", "placed"), [pytest.param(2, PLANS, marks=pytest.mark.slow), (4, PLANS | WIDE)])
-def test_sharded_training_computes_what_the_whole_module_does(world_size, placed):
+def test_sharded_training_equals_training_of_the_unsharded_module(world_size, placed):
     task = _task(world_size)
     plans = {name: laid_out(task, *places) for name, places in (placed | _formed(world_size)).items()}
     rows = laid_out(task, *[range(world_size)] * 2, CUT)

@@ -12,7 +12,7 @@ from neuroshard.measure import DeviceSpec, Hardware
 from neuroshard.measure.steps.step_samples import LOOKUPS_ALONE, PHASES, STEP, StepProtocol
 from neuroshard.measure.store.plan_measurements import COST, PlanMeasurement, by_plan, passes_in, times_ms
 from neuroshard.stages.search.evaluate.comparison import Evaluated
-from neuroshard.stages.search.evaluate.step_measurer import StepMeasurer, compared_steps, phase_rows
+from neuroshard.stages.search.evaluate.step_measurer import StepMeasurer
 from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.testing import toy_task
 from tests.kit.commands import shown
@@ -107,11 +107,11 @@ ENTRIES = tuple(Evaluated(name, 3, None, None, 1.0, None) for name in ("a", "b")
 
 
 def test_plans_are_compared_turn_by_turn_within_each_build():
-    times = compared_steps(3, ENTRIES, BUILDS)
+    times = STEPS.compared(3, ENTRIES, BUILDS)
     assert times.ratios == pytest.approx(np.array([[1.0, 1.0], [0.5, 0.8]]))
     assert times.step_ms == pytest.approx([10.0, 8.0])
     assert times.floor == pytest.approx(((0.0**2 + 0.1**2) / 2 / 2) ** 0.5)
-    row = phase_rows(times)[1]
+    row = STEPS.details(times, BUILDS)[1]
     assert (row["method"], row["task"], row[PHASES[0]], row[PHASES[1]]) == ("b", 3, pytest.approx(65 / 6), 0.0)
     assert row[LOOKUPS_ALONE] == pytest.approx((2.5 + 4.0) / 2)
 
@@ -119,7 +119,7 @@ def test_plans_are_compared_turn_by_turn_within_each_build():
 def test_a_failed_build_leaves_the_others_comparable():
     others = [row for row in BUILDS[0] if row.plan != 1]
     broken = ((*others, PlanMeasurement(1, 0, error="out of memory")), BUILDS[1])
-    times = compared_steps(3, ENTRIES, broken)
+    times = STEPS.compared(3, ENTRIES, broken)
     assert times.errors == (None, "out of memory")
     assert np.isnan(times.step_ms).tolist() == [False, True]
     assert np.isfinite(times.floor)

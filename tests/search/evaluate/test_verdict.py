@@ -59,7 +59,7 @@ def test_a_slow_pass_counts_for_nothing():
     assert one.taken == other.taken == 1
 
 
-def test_what_could_not_be_measured_is_left_out():
+def test_plans_without_measurements_are_left_out_of_verdicts():
     costs = np.array([[10.0, 10.1, 9.9], [5.0, NAN, 5.0], [9.0, 9.1, 8.9]])
     verdict = Verdict.of(costs)
     assert verdict.taken == 2

@@ -95,7 +95,7 @@ def _predicted_best(count):
     return {number: SMALL.find(task, Simulator(HOME.truth)).plan for number, task in enumerate(_dlrm_tasks(count))}
 
 
-def test_what_is_decided_at_once_is_what_a_run_takes(bundle, tmp_path):
+def test_run_takes_the_plan_of_the_immediate_decision(bundle, tmp_path):
     verify = Verify(NOISY, candidate_plans=4, passes=3)
     run = _search(bundle, tmp_path / "run", verify, (TASK,)).run().saved
     found = verify.decided(SMALL, TASK, Simulator(CostModels.load(str(bundle))))
@@ -103,7 +103,7 @@ def test_what_is_decided_at_once_is_what_a_run_takes(bundle, tmp_path):
     assert found.remark in run.records[0].remark
 
 
-def test_noise_alone_keeps_what_is_predicted(tmp_path, monkeypatch):
+def test_predicted_plan_is_kept_if_differences_are_noise(tmp_path, monkeypatch):
     monkeypatch.setattr(CostModels, "of", staticmethod(lambda *_: HOME.truth))
     verify = Verify(MadeUpHardware(made_up=HOME, noise=0.3), candidate_plans=6, passes=3)
     run = _search("home", tmp_path / "verified", verify, _dlrm_tasks(3)).run().saved
@@ -112,7 +112,7 @@ def test_noise_alone_keeps_what_is_predicted(tmp_path, monkeypatch):
     assert set(frame[frame.taken].candidate_plan) == {0}
 
 
-def test_what_a_verified_run_leaves(bundle, tmp_path):
+def test_verified_run_leaves_its_files(bundle, tmp_path):
     result = _search(bundle, tmp_path / "run", Verify(NOISY, candidate_plans=4, passes=3)).run()
     frame = pd.read_parquet(tmp_path / "run" / "candidate_plans.parquet")
     assert frame.task.tolist() == [0] * 4 + [1] * 4
@@ -145,7 +145,7 @@ def test_what_a_verified_run_leaves(bundle, tmp_path):
             _search(bundle, tmp_path / "run", other).run()
 
 
-def test_nothing_is_said_of_measuring_where_nothing_is_measured(bundle, tmp_path):
+def test_output_does_not_mention_measuring_if_nothing_is_measured(bundle, tmp_path):
     result = _search(bundle, tmp_path / "run", None).run()
     assert "measured" not in shown(result)
     names = {"plans", "records", "results.parquet", "run.json", "settings.json", "tasks.json"}
@@ -240,7 +240,7 @@ def test_a_method_with_one_plan_has_it_measured(bundle, tmp_path):
     assert all(f"{record.measured_ms:.2f} ms" in record.remark for record in run.records)
 
 
-def test_what_a_search_remarks_stands_before_the_verdict_and_is_kept(bundle, tmp_path):
+def test_remarks_of_a_search_precede_the_verdict_and_are_kept(bundle, tmp_path):
     replan = Replan(
         Random().find(TASK, Simulator(CostModels.load(bundle))).plan, improvement=Improvement(perturbations=3)
     )

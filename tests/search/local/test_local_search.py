@@ -92,7 +92,7 @@ def test_other_plans_depend_on_their_seeds_alone():
     assert len({other.widths.tobytes() for other in local.others(state, 2, range(20))}) > 1
 
 
-def test_plans_are_improved_by_what_exchanges_cost_too():
+def test_local_search_reduces_exchange_costs_too():
     """A device may compute little and still be the slowest by its columns."""
     task, _, local = _search(0, 3)
     start = local.costed(_random_held(task, np.random.default_rng(3)))

@@ -26,7 +26,7 @@ def _cases():
 
 
 @pytest.mark.parametrize(("task", "simulator"), _cases())
-def test_plans_on_the_way_cost_what_the_simulator_says(task, simulator):
+def test_costs_inside_local_search_equal_simulator_costs(task, simulator):
     space = costed_space_of(task, simulator)
     start = packed(space)
     local = LocalSearch(space, start)

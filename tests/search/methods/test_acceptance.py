@@ -12,7 +12,7 @@ from neuroshard.models.trust import EXCHANGES, Margin, Margins
 from neuroshard.plumbing.registry import build
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.local.starts import ExistingPlan
-from neuroshard.stages.search.methods.acceptance import Acceptance, rejected_remark
+from neuroshard.stages.search.methods.acceptance import Acceptance, choose, rejected_remark
 from neuroshard.stages.search.methods.improved import ImprovedSearch
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
@@ -56,7 +56,7 @@ def _two_plans():
 
 def _chosen(acceptance, first, other, simulator):
     costs = simulator.costs(first.task, [first, other])
-    return (first, other)[acceptance.among(costs, first.task, simulator)[0]]
+    return (first, other)[choose(acceptance.assess(costs, first.task, simulator))[0]]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ OF_DATASHEET = CostModels.load("roofline:h100")
 
 def _taken(models, first, other, acceptance=None):
     """Whether the second of two plans' costs is taken."""
-    chosen, rejected = (acceptance or Acceptance()).among([first, other], toy_task(2), Simulator(models))
+    chosen, rejected = choose((acceptance or Acceptance()).assess([first, other], toy_task(2), Simulator(models)))
     assert rejected == (None if chosen else 1)
     return bool(chosen)
 
@@ -180,10 +180,10 @@ def test_plans_with_exchanges_more_unbalanced_than_any_measured_are_left_unless_
     of_first, of_other = simulator.costs(task, [first, other])
     for before, after, chosen in ((1.0, 1.1, 0), (1.1, 1.2, 0), (1.1, 1.1, 1), (1.2, 1.0, 1)):
         costs = [replace(of_first, outside_training_range=before), replace(of_other, outside_training_range=after)]
-        assert Acceptance().among(costs, task, simulator) == (chosen, None if chosen else 1)
+        assert choose(Acceptance().assess(costs, task, simulator)) == (chosen, None if chosen else 1)
 
 
-def test_a_plan_that_is_rejected_for_its_exchanges_says_so():
+def test_rejection_for_unbalanced_exchanges_is_reported():
     """A hot table alone on a device: cheaper by the model, in an exchange of 32 and 128 columns."""
     table = replace(toy_tables(1)[0].with_dim(32), pooling_factor=1.0)
     tables = replace(table, pooling_factor=20.0), *(replace(table, name=f"t{i}") for i in range(4))
@@ -230,7 +230,7 @@ def test_the_setting_comes_from_the_config():
     assert none.column_search.acceptance is None
 
 
-def test_a_gain_that_is_not_taken_is_said():
+def test_rejected_gain_is_reported():
     first, other = _two_plans()
     starts, simulator = (ExistingPlan(first), ExistingPlan(other)), _simulator(LinearCompute(), 0.5)
     cautious, accepting, bold = (
@@ -250,7 +250,7 @@ def test_a_gain_that_is_not_taken_is_said():
     assert best.find(first.task, simulator).rejected is None  # there was nothing to gain
 
 
-def test_what_nobody_would_miss_is_not_said():
+def test_negligible_rejected_gains_are_not_reported():
     """Gains below 1%, and plans that don't fit."""
     first, other = _two_plans()
     simulator = _simulator(LinearCompute(), 0.5)

@@ -30,14 +30,14 @@ def _candidate_plans(searcher, task, models, count):
 
 @pytest.mark.parametrize("models", [random_models(), random_form_models()], ids=["column_wise", "forms"])
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow), 6])
-def test_they_differ_and_the_one_found_is_the_first(models, count):
+def test_candidate_plans_differ_and_the_found_plan_is_first(models, count):
     found, plans = _candidate_plans(SMALL, toy_task(12), models, count)
     assert plans[0] is found
     assert min(count, 4) <= len(plans) == len(set(map(layout_key, plans))) <= count
     assert _candidate_plans(SMALL, toy_task(12), models, count)[1] == plans
 
 
-def test_of_columns_they_are_first_plans_and_what_becomes_of_each():
+def test_column_wise_candidates_are_first_plans_and_their_improvements():
     task, simulator = toy_task(12), Simulator(random_models())
     _, plans = _candidate_plans(SMALL, task, simulator.models, 20)
     keys = {layout_key(plan) for plan in plans}
@@ -71,7 +71,7 @@ def test_candidate_plans_include_other_choices_of_sharding_types():
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_they_keep_memory_and_constraints(seed):
+def test_candidate_plans_keep_memory_and_constraints(seed):
     task = constrained_task(seed)
     models = linear_models(task.topology.num_devices) if seed % 2 else random_form_models()
     _, plans = _candidate_plans(SMALL, task, models, 6)
@@ -79,7 +79,7 @@ def test_they_keep_memory_and_constraints(seed):
     assert [plan.violations for plan in plans] == [()] * len(plans)
 
 
-def test_what_is_more_expensive_by_more_than_both_margins_is_left_out():
+def test_candidates_more_expensive_than_both_margins_are_left_out():
     task, simulator = toy_task(12), Simulator(random_models())
     plan = replace(SMALL, acceptance=None).find(task, simulator).plan
     expensive, near = Random(1).find(task, simulator).plan, SMALL.candidate_plans(plan, simulator, 2)[1]

@@ -27,13 +27,13 @@ def _task(seed):
 
 
 @pytest.mark.parametrize("model", ["cpu", "roofline:h100"])
-def test_nothing_changes_where_nothing_counts(model):
+def test_plans_are_equal_if_the_input_dist_does_not_count(model):
     simulator = Simulator(CostModels.load(model))
     assert simulator.compute_for(_task(0)) is simulator.models.compute
 
 
 @pytest.mark.parametrize("model", ["cpu", "roofline:h100"])
-def test_what_a_load_adds_is_in_the_compute_model_that_searches_take(model):
+def test_compute_model_of_searches_includes_the_ms_per_load(model):
     simulator, task = Simulator(CostModels.load(model), count_input=True), _task(0)
     loads = task.loads.take(np.arange(2))
     plain, counted = simulator.models.compute, simulator.compute_for(task)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from neuroshard import CostModels, InfeasibleError, MemoryUse, Plan, Simulator, Table, Task, Topology, search
-from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard.layouts import place_column_wise, place_data_parallel, place_row_wise
 from neuroshard.models.kernels import KernelModels
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.local.starts import EvenLayouts
@@ -24,7 +24,7 @@ from neuroshard.tables.sources.criteo import criteo
 from neuroshard.tasks.constraints import Constraints, PinnedShard, TableRule
 from neuroshard.testing import constrained_task, linear_models, sequence_task, toy_task
 from neuroshard.torchrec import to_sharding_plan
-from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, FORMS, Call, Form
 from tests.kit.messages import refused
 from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100, best_ms, found, ms_of, uncertain
@@ -77,8 +77,14 @@ def _layouts(task):
         splits = product(range(table.dim // 4 + 1), repeat=devices)
         cuts = [[(index, 4 * units, d) for d, units in enumerate(split) if units] for split in splits]
         whole = [cut for cut in cuts if sum(dim for _, dim, _ in cut) == table.dim]
-        columns = [in_columns(task, cut) for cut in whole if table.pooled or len({dim for _, dim, _ in cut}) == 1]
-        yield [*columns, in_rows(task, index, range(devices)), *([in_copies(task, index)] if table.pooled else [])]
+        columns = [
+            place_column_wise(task, cut) for cut in whole if table.pooled or len({dim for _, dim, _ in cut}) == 1
+        ]
+        yield [
+            *columns,
+            place_row_wise(task, index, range(devices)),
+            *([place_data_parallel(task, index)] if table.pooled else []),
+        ]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +117,7 @@ def test_devices_hold_one_data_type_where_a_kernel_costs_much_by_itself():
     plan = found(ALONE, task)
     for device in range(2):
         assert len({tables[p.shard.table].bytes_per_element for p in plan.placements if p.device == device}) == 1
-    mixed = Plan(task, tuple(in_columns(task, [(i, 16, i // 2 % 2) for i in range(12)])))
+    mixed = Plan(task, tuple(place_column_wise(task, [(i, 16, i // 2 % 2) for i in range(12)])))
     assert ms_of(plan) < 0.8 * ms_of(mixed)
 
 
@@ -331,10 +337,10 @@ def test_no_more_choices_are_placed_than_asked_for(monkeypatch):
     ],
     ids=["pooled", "sequences, sum", "sequences, by call"],
 )
-def test_choices_are_ranked_by_what_their_plans_cost(task, models, rel):
+def test_choices_are_ranked_by_the_cost_of_their_plans(task, models, rel):
     """Placed quickly, without a plan, a choice costs what a plan of the same placements does."""
     start, simulator, count = EvenLayouts(), Simulator(models), len(task.tables)
-    choices = OptionTable.of(task, simulator, allowed_types(task, CALLS), start)
+    choices = OptionTable(task, simulator, allowed_types(task, CALLS), start, task)
     rng, in_rows_too = np.random.default_rng(0), 0
     for share in (0.0, 0.3, 0.7, 1.0):
         forms = np.where(rng.uniform(size=count) < share, rng.integers(1, 3, size=count), COLUMNS)
@@ -349,7 +355,7 @@ def test_choices_are_ranked_by_what_their_plans_cost(task, models, rel):
 def test_choices_that_leave_no_room_cost_infinitely_much():
     tables = tuple(hot_table(f"t{i}", 1_000_000, 16, 1) for i in range(4))
     task = Task(tables, Topology(2, int(tables[0].size_bytes * 2.5)), BATCH)
-    choices = OptionTable.of(task, H100, allowed_types(task, CALLS), EvenLayouts())
+    choices = OptionTable(task, H100, allowed_types(task, CALLS), EvenLayouts(), task)
     finite = [np.isfinite(choices.quick_ms(np.array(forms))) for forms in ([COPIES] * 4, [COPIES] * 2 + [COLUMNS] * 2)]
     assert finite == [False, False]
     assert np.isfinite(choices.quick_ms(np.array([ROWS, ROWS, COLUMNS, COLUMNS])))
@@ -383,7 +389,9 @@ def test_sharding_types_are_chosen_by_a_setting():
 
 def test_sequence_tables_stay_column_wise_if_models_do_not_know_row_wise_ones():
     compute = random_form_models().compute
-    known = {call: compute.by_call[call] for call in (IN_COLUMNS, Call(Form.ROW_WISE), Call(Form.COLUMN_WISE, False))}
+    known = {
+        call: compute.by_call[call] for call in (COLUMN_WISE_CALL, Call(Form.ROW_WISE), Call(Form.COLUMN_WISE, False))
+    }
     simulator = Simulator(replace(random_form_models(), compute=KernelModels(known)))
     for seed in range(4):
         plan = ALL.find(sequence_task(6, 2, seed), simulator).plan
@@ -486,6 +494,6 @@ def test_sharding_types_are_changed_from_a_fitting_choice_if_estimates_lead_to_n
     )
     task = Task(tables, Topology(8, 10_166_948), 1024)
     allowed = allowed_types(task, CALLS)
-    choices = OptionTable.of(task, H100, allowed, EvenLayouts())
+    choices = OptionTable(task, H100, allowed, EvenLayouts(), task)
     every = (np.array(forms) for forms in product(range(3), repeat=5) if allowed[range(5), forms].all())
     assert min(tried.quick_ms for tried in choices.likely(8)) < 1.02 * min(map(choices.quick_ms, every))

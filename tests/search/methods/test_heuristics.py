@@ -44,7 +44,7 @@ def test_no_more_halvings_than_there_may_be():
 
 
 @pytest.mark.parametrize("searcher", [Greedy("size"), Random()])
-def test_what_has_room_stays_whole(searcher):
+def test_tables_with_room_stay_whole(searcher):
     for seed in range(5):
         plan = searcher.find(toy_task(12, seed=seed), SIMULATOR).plan
         assert len(plan.placements) == 12
@@ -74,7 +74,7 @@ def test_the_most_confined_choose_first(name, limits):
 
 
 @pytest.mark.parametrize("name", NAMES[1:])
-def test_tables_that_others_leave_no_device_are_told_so_and_not_halved(name):
+def test_tables_kept_apart_from_every_device_raise_an_error(name):
     limits = Constraints(apart=tuple((f"t{number}", "t4") for number in range(4)))
     with refused("searcher-no-device-allowed", names=["greedy", "'t4'"], kind=InfeasibleError):
         search(_task([64, 64, 64, 64, 32], constraints=limits), SIMULATOR, name)

@@ -68,7 +68,7 @@ CASES = {case.__name__.strip("_"): case for case in (_pooled_and_sequence, _many
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_known_plan_costs_what_is_said(name):
+def test_known_plan_has_its_recorded_cost(name):
     case = CASES[name]()
     plan = case.plan or ns.search(case.task, case.simulator, sharding_types=list(case.sharding))
     assert plan.violations == ()

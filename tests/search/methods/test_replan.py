@@ -11,7 +11,7 @@ from neuroshard import Constraints, CostModels, Found, Plan, Searcher, Simulator
 from neuroshard.plans.moves import moved_between, moved_bytes, table_changes
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.stages.search.local.improvement import Improvement
-from neuroshard.stages.search.methods.acceptance import Acceptance
+from neuroshard.stages.search.methods.acceptance import Acceptance, choose
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.replan import Replan
@@ -101,7 +101,7 @@ def _where(plan):
     return found
 
 
-def test_what_can_stay_stays_where_tables_and_devices_come_and_go():
+def test_unaffected_tables_stay_if_tables_or_devices_change():
     """Nothing is moved but what has to be, as long as nothing else is worth it."""
     task, few = toy_task(8), {"improvement": FEW, "min_gain": 1e9}
     simulator, start = Simulator(linear_models()), Random().find(task, Simulator(linear_models())).plan
@@ -156,7 +156,7 @@ def test_with_a_min_gain_of_1_nothing_is_searched_that_can_stay():
     assert never.find(task, simulator).plan == start
 
 
-def test_what_limits_force_is_moved_whatever_it_gains():
+def test_moves_forced_by_limits_ignore_the_gain():
     task, simulator = toy_task(6), Simulator(linear_models())
     start = Random().find(task, simulator).plan
     first = start.placements[0]
@@ -295,7 +295,7 @@ def test_a_gain_is_accepted_as_in_the_default_search(relative, types):
     acceptance = Acceptance()
     if taken.forms != start.forms:
         acceptance = acceptance.of_forms(simulator.models)
-    (chosen, rejected) = acceptance.among(simulator.costs(task, [start, taken]), task, simulator)
+    (chosen, rejected) = choose(acceptance.assess(simulator.costs(task, [start, taken]), task, simulator))
     assert (found.plan, found.rejected) == ((taken, None) if chosen else (start, taken))
     assert (chosen, rejected) == ((1, None) if relative < 0.5 else (0, 1))
 
@@ -346,7 +346,7 @@ def test_columns_stay_apart_from_rows_of_a_host():
 @pytest.mark.parametrize(
     ("gain", "costs", "chosen"), [(0.2, (10, 9.2, 7.9), 2), (0.2, (10, 9.2, 8.1), 0), (0.05, (10, 9.2, 9), 1)]
 )
-def test_what_moves_less_must_be_worth_it_too(gain, costs, chosen):
+def test_plans_with_fewer_moves_must_gain_enough_too(gain, costs, chosen):
     task = toy_task(3, num_devices=2)
     found = [Found(laid_out(task, *(int(t < moved) for t in range(3)))) for moved in range(3)]
     start, predicted = found[0].plan, [SimpleNamespace(total_ms=ms) for ms in costs]

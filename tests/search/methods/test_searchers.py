@@ -149,7 +149,7 @@ def test_the_smallest_cap_named_by_an_error_works():
     assert BeamSearch().find(Task(tables, Topology(3, int(cap * 1.01)), 256), simulator).plan.fits
 
 
-def test_neuroshard_splits_what_fits_no_device():
+def test_neuroshard_splits_tables_that_fit_on_no_device():
     task = plain_task([64, 64, 64], memory_bytes=1000 * 100 * 4)
     named = ["'t2'", "250 KiB", "141 KiB"]
     with refused("searcher-no-device-with-room", names=named, kind=InfeasibleError):
@@ -159,7 +159,7 @@ def test_neuroshard_splits_what_fits_no_device():
     assert len(plan.placements) == 4
 
 
-def test_infeasible_errors_name_what_is_in_the_way():
+def test_infeasible_errors_name_the_limiting_tables():
     simulator = Simulator(linear_models(2))
     with refused("tables-exceed-devices", names=["750 KiB", "topology.memory_bytes"], kind=InfeasibleError):
         BeamSearch().find(plain_task([128] * 3, memory_bytes=600_000), simulator)

@@ -26,7 +26,7 @@ def _searched(target):
     return plan, sorted(placed.shard.dim for placed in plan.placements if placed.shard.table == 0)
 
 
-def test_a_target_gets_the_best_of_what_it_has_words_for():
+def test_target_gets_the_best_plan_that_it_can_express():
     (free, thirds), (equal, halves), (whole, alone) = map(_searched, (None, "hugectr", "sok"))
     assert (len(thirds), halves, alone) == (3, [32, 32], [64])
     assert [whole.task] == list(constrained([_hot_task()], "sok"))

@@ -150,7 +150,7 @@ def test_the_memory_that_is_short_is_named(share, host_share, rules, code):
         _found(share, host_share=host_share, constraints=Constraints(rules))
 
 
-def test_caches_of_tables_on_several_devices_take_what_is_left():
+def test_caches_on_several_devices_grow_into_the_free_memory():
     task = _task(0.5, count=3)
     rows = laid_out(task, *[range(4)] * 3)
     plan = reassign_tiers(
@@ -229,7 +229,7 @@ def test_tables_that_no_host_has_room_for_are_divided(searcher):
         found(searcher, _in_gib(sizes, host_gib))
 
 
-def test_what_is_given_to_hosts_fits_and_keeps_the_rules():
+def test_tables_assigned_to_hosts_fit_and_keep_the_rules():
     pinned = (PinnedShard("t0", 32, (5, 6)),)
     rules = (TableRule("*", tiers=("uvm",)), TableRule("t1", devices=(0, 1, 2)), TableRule("t2", equal_widths=True))
     found(Greedy("size"), _in_gib([20, 30, 50], 62, rules, pinned=pinned))

@@ -19,7 +19,7 @@ from tests.kit.tasks import plain_tables, plain_task
 EVERY_FORM = TorchRecSearch((1, 2), sharding_types=("column_wise", "row_wise", "data_parallel"))
 
 
-def test_it_splits_what_does_not_fit_whole():
+def test_torchrec_planner_splits_tables_that_do_not_fit_whole():
     task, simulator = plain_task([64, 8, 8], memory_bytes=1000 * 50 * 4), Simulator(linear_models(2))
     task = replace(task, tables=tuple(replace(table, name=f"odd name. {table.name}") for table in task.tables))
     with refused("torchrec-search-no-plan", kind=InfeasibleError):
@@ -28,7 +28,7 @@ def test_it_splits_what_does_not_fit_whole():
     assert sorted(p.shard.dim for p in plan.placements if p.shard.table == 0) == [32, 32]
 
 
-def test_the_best_of_its_settings_counts():
+def test_best_setting_of_torchrec_planner_counts():
     task, simulator = toy_task(8, seed=3), Simulator(linear_models())
     alone = [
         ms_of(TorchRecSearch((factor,), (sort,)).find(task, simulator).plan, simulator)
@@ -39,7 +39,7 @@ def test_the_best_of_its_settings_counts():
     assert len(set(alone)) > 1
 
 
-def test_our_estimates_make_its_plans_cheaper():
+def test_our_estimates_make_plans_of_torchrec_planner_cheaper():
     """By our own simulator, on average."""
     simulator = Simulator(linear_models())
     theirs, ours = (
@@ -56,7 +56,7 @@ def test_unknown_words_are_named():
         TorchRecSearch(estimates="simulated")
 
 
-def test_it_uses_all_of_torchrecs_types_where_asked_to():
+def test_torchrec_planner_uses_all_types_if_requested():
     """A table that fits with no column split becomes row-wise, and small tables may be data-parallel."""
     task = plain_task(8, [40_000, 10, 10, 10], devices=4, memory_bytes=40_000 * 4 * 3)
     with refused("table-exceeds-device", names=["'t0'", "4 columns"], kind=InfeasibleError):
@@ -73,7 +73,7 @@ def test_buffers_that_leave_no_memory_are_named():
 
 
 @pytest.mark.parametrize(("devices", "domain"), [(4, None), (8, 4), (4, 4)])
-def test_its_rows_may_be_on_hosts_that_fast_links_join(devices, domain):
+def test_torchrec_planner_may_place_rows_on_hosts_with_fast_links(devices, domain):
     """TorchRec chooses the type, we read it right."""
     rules = Constraints((TableRule("*", sharding_types=("row_wise",)),))
     topology = Topology(devices, 1 << 30, devices_per_host=2, devices_per_domain=domain)
@@ -83,7 +83,7 @@ def test_its_rows_may_be_on_hosts_that_fast_links_join(devices, domain):
     assert {len(its) for its in plan.by_table} <= {topology.domain_size, devices}
 
 
-def test_what_it_counts_of_memory_is_what_the_task_counts():
+def test_torchrec_planner_counts_the_memory_of_the_task():
     """Of every sharding type, shard by shard."""
     task = plain_task([16], devices=4, memory=MemoryUse("adam", batches_in_flight=1))
     for where in (range(4), COPIES, {0: 4, 3: 12}):

@@ -7,7 +7,7 @@ import pytest
 
 import neuroshard as ns
 from neuroshard import Constraints, InfeasibleError, PinnedShard, Placement, Plan, Simulator, TableRule, Task, Topology
-from neuroshard.layouts import in_columns
+from neuroshard.layouts import place_column_wise
 from neuroshard.layouts.widths import equal_parts, shard_widths
 from neuroshard.plans.moves import moved_bytes
 from neuroshard.plumbing.configs import choices
@@ -127,7 +127,7 @@ def test_bytes_and_costs_of_what_a_device_holds_are_those_of_its_shards():
         assert moved_bytes(plan, plan) == 0
 
 
-def test_that_there_is_no_plan_is_said_only_where_no_cut_fits():
+def test_no_plan_is_reported_only_if_no_split_fits():
     task = wide_task(2, dims=(4096, 6000))
     space = SearchSpace.of_task(task)
     total = int(space.shards.size_bytes[space.shards.whole].sum())
@@ -272,7 +272,7 @@ def test_plans_with_wide_tables_are_explained():
 
 
 @pytest.mark.parametrize("stage", ["compute", "local"])
-def test_nobody_draws_wide_shards_to_be_measured(stage):
+def test_wide_shards_are_never_drawn_for_measurement(stage):
     drawn = {"compute": ComputeAugmentation, "local": PlanAugmentation}[stage]
     assert drawn(max_dim=2048).max_dim == LIMIT == MAX_SHARD_DIM
     with refused("value-outside-limits", names=["max_dim", 4096, 2048]):
@@ -282,5 +282,5 @@ def test_nobody_draws_wide_shards_to_be_measured(stage):
 def test_models_that_are_no_datasheets_plan_wide_tables_too():
     task = wide_task(2)
     check_width(found(NeuroShard(), task, Simulator(linear_models(2))))
-    placed = in_columns(task, [(2, 4096, 1)])
+    placed = place_column_wise(task, [(2, 4096, 1)])
     assert [one.shard.dim for one in placed] == [2048, 2048]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neuroshard import Constraints, CostModels, Plan, Simulator, Task, Topology
-from neuroshard.layouts import LAYOUTS, in_columns, in_copies, in_rows, placed_loads
+from neuroshard.layouts import LAYOUTS, place_column_wise, place_data_parallel, place_row_wise, placed_loads
 from neuroshard.models.parts import Framework
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.options import estimates
@@ -72,7 +72,7 @@ def _cost(task, forms):
     ],
 )
 @pytest.mark.parametrize("forms", [[ROWS] * 12, [COPIES] * 12, [ROWS, COPIES] * 6])
-def test_row_wise_and_data_parallel_tables_cost_what_is_estimated(forms, simulator):
+def test_estimates_of_row_wise_and_data_parallel_tables_are_exact(forms, simulator):
     task, forms = _task(), np.array(forms)
     plan = Plan(task, tuple(SpreadPlacements(task).others(forms)))
     held_up, evenly = _estimates(task, simulator).costs(TypeChoices(forms[None]))
@@ -93,7 +93,7 @@ def test_placed_column_wise_tables_cost_what_their_plan_does_beside_any_sharding
         forms = np.where(sequences & (choice == COPIES), COLUMNS, choice)
         in_one = np.flatnonzero(forms == COLUMNS).tolist()
         places = [(table, tables[table].dim, int(rng.integers(4))) for table in in_one]
-        plan = Plan(task, (*in_columns(task, places), *SpreadPlacements(task).others(forms)))
+        plan = Plan(task, (*place_column_wise(task, places), *SpreadPlacements(task).others(forms)))
         units, given = np.zeros((4, 12), dtype=np.int64), np.zeros(4)
         for index, dim, device in places:
             units[device, index] = dim // 4
@@ -104,7 +104,7 @@ def test_placed_column_wise_tables_cost_what_their_plan_does_beside_any_sharding
         assert np.isfinite(estimates.costs(TypeChoices(forms[None]))[0][0])
 
 
-def test_columns_cost_about_what_is_estimated():
+def test_estimates_of_column_wise_tables_are_near_their_cost():
     """Many tables on few devices can be spread nearly evenly."""
     task, rng = _task(), np.random.default_rng(1)
     choices = np.stack([np.full(12, COLUMNS), *rng.choice(len(FORMS), (8, 12), p=[0.6, 0.2, 0.2])])
@@ -123,7 +123,7 @@ def test_a_table_that_cannot_be_cut_holds_a_device_up():
     assert held_up[0] == pytest.approx(_cost(task, np.full(12, COLUMNS)), rel=0.05)
 
 
-def test_what_memory_cannot_hold_costs_infinitely_much():
+def test_choices_that_exceed_memory_cost_infinity():
     task = _task()
     tight = Task(task.tables, Topology(4, int(task.size_bytes * 0.4)), BATCH)
     held_up, evenly = _estimates(tight).costs(TypeChoices(np.array([[COLUMNS] * 12, [ROWS] * 12, [COPIES] * 12])))
@@ -185,8 +185,8 @@ def test_parts_are_the_loads_that_plans_have():
     hot = replace(base.tables[2], row_lookups=(0.1, 0.1, 0.7, 0.1))
     task = replace(base, tables=(*base.tables[:2], hot, *base.tables[3:]))
     tables = np.array([0, 2, 5])
-    blocks = [placed for table in tables.tolist() for placed in in_rows(task, table, range(4))]
-    copies = [placed for table in tables.tolist() for placed in in_copies(task, table)]
+    blocks = [placed for table in tables.tolist() for placed in place_row_wise(task, table, range(4))]
+    copies = [placed for table in tables.tolist() for placed in place_data_parallel(task, table)]
     for form, placed, which in ((Form.ROW_WISE, blocks, [0, 4 + 2, 8]), (Form.DATA_PARALLEL, copies, [0, 4, 8])):
         loads = placed_loads(task.tables, placed, task.batch_size, 4).take(np.array(which))
         _same_loads(slowest_loads(task, tables, LAYOUTS[form]), loads)

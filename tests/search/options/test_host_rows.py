@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neuroshard import Constraints, Simulator, TableRule, Task, Topology
-from neuroshard.layouts import in_columns, in_rows
+from neuroshard.layouts import place_column_wise, place_row_wise
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.acceptance import Acceptance
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
@@ -49,15 +49,15 @@ def test_tables_alike_are_spread_over_the_hosts_as_the_best_of_all_plans_has_the
     start = _everywhere(task)
     plan = move_rows_to_hosts(start, H100)
     groups = (*(range(first, first + 8) for first in range(0, 32, 8)), range(32))
-    rows = [[in_rows(task, table, group) for group in groups] for table in range(4)]
-    best = best_ms(task, [*rows, [in_columns(task, [(4, 16, 0)])]])
+    rows = [[place_row_wise(task, table, group) for group in groups] for table in range(4)]
+    best = best_ms(task, [*rows, [place_column_wise(task, [(4, 16, 0)])]])
     assert ms_of(plan) == pytest.approx(best, rel=1e-3)
     assert ms_of(plan) < 0.95 * ms_of(start)
     assert sorted(map(min, _hosts(plan)[:4])) == [0, 1, 2, 3]
     assert {len(hosts) for hosts in _hosts(plan)[:4]} == {1}
 
 
-def test_the_search_finds_them_if_asked_to():
+def test_search_finds_table_row_wise_plans_if_requested():
     task = _task([128] * 4)
     plan, alone = (found(searcher, task) for searcher in (SEARCH, replace(SEARCH, sharding_types=FORMS)))
     assert {len(hosts) for hosts in _hosts(alone)[:4]} == {4}
@@ -87,7 +87,7 @@ def test_no_plan_gets_more_expensive():
     ],
     ids=["one host", "hosts of one device", "more shards wanted", "all devices wanted", "narrow tables"],
 )
-def test_rows_stay_on_all_devices_where_hosts_will_not_do(task):
+def test_rows_stay_on_all_devices_if_one_host_is_too_small(task):
     start = _everywhere(task)
     assert start.violations == ()
     assert move_rows_to_hosts(start, H100) is start
@@ -101,7 +101,7 @@ def test_a_host_has_no_more_than_its_memory_holds():
         assert sum(len(hosts) == 1 for hosts in _hosts(plan)[:7]) in moved
 
 
-def test_models_that_do_not_know_hosts_exchanges_are_not_asked():
+def test_models_without_host_collectives_are_not_called():
     known = random_form_models()
     some = {one: model for one, model in random_by_collective().exchanges.items() if "HOST" not in one.name}
     unknown = replace(known, forward=replace(known.forward, exchanges=some))

@@ -79,7 +79,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("task", REFUSED.values(), ids=REFUSED)
-def test_what_cannot_fit_is_refused_before_any_model_is_asked(task, asked):
+def test_infeasible_task_is_refused_before_any_model_call(task, asked):
     with pytest.raises(InfeasibleError):
         QUICKLY.find(task, H100)
     assert len(asked) == 0
@@ -135,7 +135,7 @@ FITTING = {
 
 
 @pytest.mark.parametrize("task", FITTING.values(), ids=FITTING)
-def test_what_just_fits_is_not_refused(task):
+def test_task_that_just_fits_is_accepted(task):
     check_least_bytes(task, CALLS)
     found(QUICKLY, task)
 

@@ -67,7 +67,7 @@ def test_shards_join_as_long_as_the_tolerance_lasts(compute):
     assert ms_of(found[1], simulator) <= ms_of(plan, simulator) * 1.2
 
 
-def test_what_a_step_takes_whatever_the_plan_gives_no_room_for_more():
+def test_fixed_step_time_does_not_widen_the_tolerance():
     """A tolerance of so much less of a cost that is so much more: the same shards join."""
     plan, models = _in_quarters(), linear_models(4)
     step = Framework(1.0, {"step": 99 * ms_of(plan, Simulator(models))}, {}, {})
@@ -85,7 +85,7 @@ def test_sharding_types_that_save_next_to_nothing_are_undone():
     assert len(found.placements) == 8
 
 
-def test_limits_are_kept():
+def test_merged_shards_keep_all_limits():
     """Whatever it may cost; some plans get no fewer shards."""
     kept, fewer = 0, 0
     for seed in range(10):

@@ -16,7 +16,7 @@ from neuroshard.stages.search.options.choices import (
     total_by_type,
 )
 from neuroshard.stages.search.options.sharding_types import allowed_types, known_calls
-from neuroshard.words.form import CALLS, FORMS, IN_COLUMNS, Call, Form
+from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, FORMS, Call, Form
 from tests.kit.random_models import random_form_models
 from tests.kit.tasks import plain_tables
 
@@ -63,7 +63,7 @@ def test_rows_must_be_enough_for_blocks(rows, may):
 
 def test_one_device_and_settings_leave_columns_only():
     assert _allowed(Task(TABLES, Topology(1, 1 << 20), 64)) == ["m"] * 4
-    assert _allowed(TASK, {IN_COLUMNS}) == ["m"] * 4
+    assert _allowed(TASK, {COLUMN_WISE_CALL}) == ["m"] * 4
 
 
 def test_sequence_tables_are_never_data_parallel():
@@ -81,7 +81,7 @@ def test_calls_are_known_where_their_exchanges_are():
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12))
-def test_changes_give_what_the_choices_give(seed, num_tables):
+def test_changed_sharding_types_match_the_choice(seed, num_tables):
     rng = np.random.default_rng(seed)
     before = rng.integers(len(FORMS), size=num_tables)
     changes = np.column_stack([rng.integers(num_tables, size=20), rng.integers(len(FORMS), size=20)])
@@ -172,7 +172,7 @@ def test_sharding_types_that_are_not_allowed_are_never_taken():
     assert len(search_choices(FIRST, none, _weights)) == 1
 
 
-def test_what_fits_nowhere_stays_and_what_fits_somewhere_is_found():
+def test_types_that_fit_nowhere_are_not_chosen_and_fitting_ones_are():
     def never(choices):
         return np.full(len(choices), np.inf), np.full(len(choices), np.inf)
 

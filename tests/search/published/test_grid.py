@@ -66,7 +66,7 @@ def _by_widest(devices):
 @pytest.mark.parametrize("make", [linear_models, random_models, _by_widest])
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("beside", [lambda space, seed: space, _with_fixed_load], ids=["nothing", "something"])
-def test_shards_go_where_the_model_says_they_cost_least(seed, make, parts, beside):
+def test_shards_go_to_the_device_with_the_lowest_model_cost(seed, make, parts, beside):
     devices = (2, 5)[seed // 2 % 2]
     space = beside(_space(seed, devices, make(devices)), seed)
     mean = space.shards.total_sent_units / devices
@@ -92,7 +92,7 @@ def test_shards_go_where_the_model_says_they_cost_least(seed, make, parts, besid
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 @pytest.mark.parametrize(("scores", "costs"), [("by_added", _added), ("by_whole", _costs)])
-def test_on_many_devices_shards_go_where_what_they_add_by_themselves_is_least(seed, scores, costs):
+def test_on_many_devices_shards_are_placed_by_their_own_increment(seed, scores, costs):
     """And cost what the model says nevertheless; once more by whole devices."""
     space = _with_fixed_load(_space(seed, 64, _by_widest(64), count=200), seed)
     caps = np.array([1.2 * space.shards.total_sent_units / 64, space.shards.total_sent_units]).astype(np.int64)

@@ -59,13 +59,13 @@ def test_the_bottleneck_may_be_the_exchange():
     assert (found.slowest, found.widest, found.bottleneck) == (0, 1, 1)
 
 
-def test_what_all_devices_wait_for_their_hosts_is_told():
+def test_explanation_shows_the_wait_for_hosts():
     plan = whole(_task([64, 4]))
     ready_ms = Simulator(linear_models(2)).cost(plan.task, plan).total_ms
     models = replace(linear_models(2), framework=Framework(1.0, {}, {}, {}, {"step": ready_ms + 10})).in_torchrec()
-    waiting = _summary_of(explain(plan, Simulator(models.beside_dense(0.0))))["host"]
+    waiting = _summary_of(explain(plan, Simulator(models.with_dense_ms(0.0))))["host"]
     assert "9.00 ms" in waiting
-    assert "host" not in _summary_of(explain(plan, Simulator(models.beside_dense(10.0))))
+    assert "host" not in _summary_of(explain(plan, Simulator(models.with_dense_ms(10.0))))
 
 
 def test_devices_are_readable_in_120_columns_with_all_framework_parts():
@@ -259,7 +259,7 @@ def test_a_page_never_replaces_a_plan_or_a_directory(files):
         Explain(str(plan), "no such model", str(files / "folder.html")).run()
 
 
-def test_mistakes_are_named(files):
+def test_explain_errors_name_the_mistake(files):
     with refused("explain-tables-differ", names=[files / "one.json", files / "other.json", "t2"]):
         Explain([str(files / "one.json"), str(files / "other.json")], str(files / "models"), None).run()
     with refused("explain-plan-count", names=["3 plans"]):
@@ -285,7 +285,7 @@ def test_plans_are_explained_by_the_models_that_found_them(tmp_path):
         assert "model=cpu" in caught.value.message.remedy
 
 
-def test_costs_explained_are_those_that_were_promised(tmp_path):
+def test_explained_costs_equal_predicted_costs(tmp_path):
     task = toy_task(5, num_devices=2)
     plan = search(task, H100, searcher="dim_greedy")
     plan.save(tmp_path / "plan.json")

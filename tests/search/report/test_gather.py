@@ -49,7 +49,7 @@ def runs(good, tmp_path):
     return tmp_path / "runs"
 
 
-def test_what_a_run_is_stands_in_its_file_alone(runs):
+def test_kind_of_a_run_is_read_from_its_file_alone(runs):
     """Not in the files beside it: a training keeps its results in what an evaluation would have too."""
     shutil.copy(runs / "measured" / "results.parquet", runs / "trained" / "results.parquet")
     shutil.copy(runs / "trained" / "curve.parquet", runs / "measured" / "curve.parquet")
@@ -57,7 +57,7 @@ def test_what_a_run_is_stands_in_its_file_alone(runs):
     assert (len(found.measured), len(found.learned)) == (2, 2)
 
 
-def test_every_kind_is_read(good):
+def test_every_kind_of_run_is_read(good):
     found = gather([good])
     assert (len(found.searched), len(found.measured), len(found.learned)) == (4, 2, 2)
     assert list(found.references.values()) == [{"random": 3.0}]
@@ -203,7 +203,7 @@ def test_other_differences_are_named_but_no_sweep(one, other):
     assert f"({key}={one[key]}" in found[Path("0")].method
 
 
-def test_paths_tell_apart_what_settings_do_not():
+def test_runs_with_equal_settings_are_named_by_paths():
     assert [name.method for name in named(_runs({}, {})).values()] == ["neuroshard (0)", "neuroshard (1)"]
 
 

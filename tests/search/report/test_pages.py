@@ -52,7 +52,7 @@ def test_a_page_shows_whole_tables_and_a_terminal_their_first_rows():
     assert shown.count("xrow") + shown.count("\nrow") == 16
 
 
-def test_what_nobody_knows_is_left_out():
+def test_unknown_values_are_left_out_of_pages():
     frame = pd.DataFrame({"n": [1, 2], "ms": [1.25, float("nan")], "x": [float("inf"), None], "text": [None, "why"]})
     heads = {"number": ("n", "d"), "cost": ("ms", ".1f"), "nothing": ("x", ".1f"), "why": ("text", "")}
     table = in_words(frame, heads)

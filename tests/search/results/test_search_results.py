@@ -83,7 +83,7 @@ def test_two_runs_at_once_are_refused(run, tmp_path):
     run(Random()).run()
 
 
-def test_damaged_records_say_what_to_delete(run, killed, tmp_path):
+def test_errors_of_damaged_records_name_the_file_to_delete(run, killed, tmp_path):
     path = tmp_path / "run" / "records" / "task-0001.json"
     path.write_text('{"format": "neuroshard-task-1"}')
     with refused("field-missing", where=f"task {path}", names=["'task'"]) as caught:

@@ -101,14 +101,14 @@ def test_constraints_make_actions_illegal(seed):
         assert plan is None or plan.violations == ()
 
 
-def test_what_is_seen_does_not_depend_on_the_scale():
+def test_observations_do_not_depend_on_the_scale_of_costs():
     """Tables ten times as expensive look the same, beside what a device has to do on average."""
     cheap, expensive = task([1000, 2000, 4000]), task([10_000, 20_000, 40_000])
     seen = [environment.observe(state)[..., 0] for environment, state in (_played(cheap, 0), _played(expensive, 0))]
     torch.testing.assert_close(seen[0], seen[1], rtol=1e-2, atol=1e-3)
 
 
-def test_mistakes_are_named():
+def test_environment_errors_name_the_mistake():
     with refused("policy-task-shapes-differ", names=[4, 5]):
         TaskBatch.of([toy_task(4), toy_task(5)], "test")
     split = Constraints((TableRule("t0", min_shards=2),))

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from neuroshard import InfeasibleError, Simulator
-from neuroshard.layouts import in_columns
+from neuroshard.layouts import place_column_wise
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.stages.search.methods.heuristics import Random
 from neuroshard.stages.search.methods.learned import PolicySearch
@@ -33,7 +33,7 @@ KNOWN = [task(lookups) for lookups in ([9, 5, 4, 2, 1], [5, 9, 1, 4, 2], [2, 1, 
 
 def _best_ms(one, simulator):
     """Over all placements."""
-    alone = [[in_columns(one, [(index, 8, device)]) for device in range(2)] for index in range(len(one.tables))]
+    alone = [[place_column_wise(one, [(index, 8, device)]) for device in range(2)] for index in range(len(one.tables))]
     return best_ms(one, alone, simulator)
 
 
@@ -154,13 +154,13 @@ def test_installed_policies_say_where_they_come_from():
         assert card["valid_ms"] < min(card["references_ms"].values())
 
 
-def test_a_policy_that_gets_stuck_says_so():
+def test_policy_without_an_allowed_device_reports_that():
     tight = task([5, 4, 3], memory_bytes=int(1.5 * 1000 * 8 * 4))
     with refused("policy-search-stuck", where="policy dreamshard", kind=InfeasibleError):
         PolicySearch("dreamshard", samples=8).find(tight, Simulator(linear_models(2)))
 
 
-def test_samples_never_make_it_worse():
+def test_further_samples_never_worsen_the_plan():
     simulator = Simulator(linear_models())
     for seed in range(4):
         searchers = PolicySearch("dreamshard"), PolicySearch("dreamshard", samples=16)

@@ -55,7 +55,7 @@ def test_any_number_of_tables_and_devices(name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_devices_are_alike(name):
+def test_device_scores_follow_a_permutation_of_devices(name):
     """Permuting devices permutes their scores."""
     policy = _policy(name, playground([toy_task(5, 4)], random_models))
     order = torch.tensor([2, 0, 3, 1])
@@ -81,7 +81,7 @@ def test_cost_networks_see_the_same_state_as_their_training():
     torch.testing.assert_close(environment.total_ms(state), total.clamp(min=0))
 
 
-def test_alone_means_alone():
+def test_cost_of_a_table_alone_ignores_other_tables():
     network = CostNetwork(NETWORK)
     both = TaskBatch.of([toy_task(6, 3, seed=1)], "test")
     single = TaskBatch.of([toy_task(6, 1, seed=1)], "test")

@@ -96,7 +96,7 @@ def test_plans_are_measured_beside_their_prediction(bundle, tmp_path):
     assert (tmp_path / "out" / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_models_of_other_versions_are_told_of_once(tmp_path):
+def test_models_of_other_versions_are_warned_of_once(tmp_path):
     save_bundle(tmp_path / "models", random_models(2), Card(versions={"torch": "0.9.0"}))
     searched = _search(tmp_path / "models", "dim", tmp_path / "dim")
     assert shown(searched).count("torch 0.9.0") == 1
@@ -170,7 +170,7 @@ def test_methods_are_compared_on_tasks_that_all_solved_that_solve_any(entries, s
     assert [name for name in "abc" if name in caption] == left_out
 
 
-def test_predicted_costs_that_nobody_measured_say_so():
+def test_predicted_costs_without_measurements_carry_a_caveat():
     plan = Greedy("dim").find(toy_task(3), simulator := H100).plan
     entries = [replace(_entry("a", 0, 10.0), plan=simulator.predicted(plan)), _entry("b", 0, 10.0)]
     caveat, scope = trust_lines(entries, H100_GPU)
@@ -257,7 +257,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_first_task_that_is_not_measured
         assert str(result.entries[0].measured) == str(cost)
 
 
-def test_what_was_measured_is_saved_before_anything_is_drawn(unbalanced, tmp_path, monkeypatch):
+def test_measurements_are_saved_before_pictures_are_drawn(unbalanced, tmp_path, monkeypatch):
     def broken(*_arguments):
         raise RuntimeError("no picture")
 
@@ -275,7 +275,7 @@ def _trusted(predicted, measured, margin, models=None, method="m"):
     return Evaluated(method, 0, None, replace(plan, prediction=Prediction(models, predicted, margin)), 0.0, None, cost)
 
 
-def test_coverage_is_said_as_what_it_is():
+def test_coverage_of_margins_is_reported_with_its_count():
     inside = [_trusted(10.0, 10.5, 1.0)] * 9 + [_trusted(10.0, 12.0, 1.0)]
     (line,) = trust_lines(inside, EPYC)
     assert re.findall(r"\d+%?", line) == ["9", "10", "90%", "9"]  # inside, all, level, expected inside
@@ -357,7 +357,7 @@ def test_models_that_are_gone_are_for_unknown_hardware(tmp_path):
     assert PredictedFor.of(ModelChoice(str(tmp_path / "gone"))) is None
 
 
-def test_predictions_by_different_models_are_told_of():
+def test_predictions_by_different_models_are_warned_of():
     choices = ModelChoice("cpu"), ModelChoice("cpu", framework="torchrec")
     ours, theirs = (_trusted(10.0, 10.0, 1.0, *its) for its in zip(choices, "ab", strict=True))
     assert list(provenance_lines([ours, ours], EPYC)) == []
@@ -394,7 +394,7 @@ def test_every_way_of_measuring_names_other_hardware(measure, unbalanced, tmp_pa
     assert all(one in line for one in ("a GPU: H100 (datasheet)", "a CPU"))
 
 
-def test_runs_of_one_method_are_told_apart(bundle, tmp_path, fixed):
+def test_runs_of_one_method_have_distinct_names(bundle, tmp_path, fixed):
     runs = [tmp_path / "one", tmp_path / "other"]
     for out in runs:
         _search(bundle, "dim", out)

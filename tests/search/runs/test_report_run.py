@@ -61,7 +61,7 @@ def test_a_search_that_finds_no_plan_for_its_only_task_is_reported(tmp_path):
     assert gather([tmp_path / "runs"]).searched["solved"].all()  # another search may take its place
 
 
-def test_predicted_costs_that_nobody_measured_say_so(tmp_path):
+def test_report_marks_predicted_costs_without_measurements(tmp_path):
     for method in ("dim", "size"):
         Search("roofline:h100", (toy_task(6),), Greedy(method), method, str(tmp_path / "runs" / method)).run()
     Report(str(tmp_path / "runs"), str(tmp_path / "report")).run()
@@ -79,7 +79,7 @@ def test_intervals_and_p_values_are_the_textbooks():
     assert found.set_index("method").loc["b", "p"] == pytest.approx(2 / 2**10)  # all ten the same way
 
 
-def test_groups_stay_apart():
+def test_groups_are_reported_separately():
     both = pd.concat([_frame({"a": [1.0]}, "one"), _frame({"a": [3.0], "b": [2.0]}, "other")])
     found = comparisons(both, "group", "ms")
     assert [(row.group, row.method, row.mean_ms) for row in found.itertuples()] == [
@@ -191,7 +191,7 @@ def test_the_page_holds_everything_and_needs_nothing(runs, tmp_path):
     assert len(list((tmp_path / "out" / "figures").glob("*.png"))) == 4
 
 
-def test_same_names_of_different_runs_are_told_apart(runs, tmp_path):
+def test_equal_names_of_different_runs_are_made_distinct(runs, tmp_path):
     save_bundle(tmp_path / "others", random_models(seed=3), Card())
     Search(str(tmp_path / "others"), TASKS, Random(), "random", str(runs / "again")).run()
     found = gather([runs]).searched
@@ -208,7 +208,7 @@ def _reported(tmp_path):
     return " ".join(text.split()), result.num_sections
 
 
-def test_one_run_has_no_bars_and_no_numbers_that_nobody_knows(models, tmp_path):
+def test_report_of_one_run_has_no_bars_and_no_unknown_numbers(models, tmp_path):
     _search(tmp_path, "random", Random(), TASKS[:1])
     words, num_sections = _reported(tmp_path)
     assert num_sections == 1
@@ -233,7 +233,7 @@ NAN = float("nan")
         [(m, t, 1.0, NAN, 2.0, NAN) for m in "abc" for t in range(3)],
     ],
 )
-def test_what_is_not_known_is_not_shown(tmp_path, rows):
+def test_unknown_values_are_not_shown_in_reports(tmp_path, rows):
     _evaluation(tmp_path / "runs" / "one", rows)
     words, _ = _reported(tmp_path)
     assert not re.search(r"\b(nan|inf|None)\b", words)
@@ -259,7 +259,7 @@ def test_thirty_methods_are_one_picture(tmp_path):
     assert "method 59" in words
 
 
-def test_a_training_without_a_plan_is_said_so(tmp_path):
+def test_report_states_if_a_training_found_no_plan(tmp_path):
     folder = tmp_path / "runs" / "one"
     folder.mkdir(parents=True)
     pd.DataFrame({"round": [0, 1], "valid_ms": [float("inf"), NAN]}).to_parquet(folder / "curve.parquet")
@@ -306,7 +306,7 @@ def test_a_report_is_never_written_into_a_run(runs, tmp_path):
     Report(str(runs), str(runs / "page")).run()  # among them is fine
 
 
-def test_mistakes_are_named(tmp_path, runs):
+def test_report_errors_name_the_mistake(tmp_path, runs):
     with refused("report-directory-missing", names=[tmp_path / "nowhere"]):
         gather([tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()

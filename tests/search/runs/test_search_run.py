@@ -24,7 +24,7 @@ from tests.kit.searches import H100
 MARGINS = Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
 
 
-def test_predicted_costs_count_the_input_where_it_is_asked_for(tmp_path):
+def test_predicted_costs_count_the_input_dist_if_requested(tmp_path):
     save_bundle(tmp_path / "models", random_form_models(), Card())
     save_bundle(tmp_path / "columns", random_models(), Card())
     tasks, searched = (toy_task(6), toy_task(8)), (Greedy("dim"), "dim_greedy")
@@ -52,7 +52,7 @@ def test_a_run_shows_the_plans_that_it_found_as_it_shows_plans_from_files(tmp_pa
     assert shown(search.run()) == lines
 
 
-def test_costs_that_nobody_measured_say_so_once_and_in_every_file(tmp_path):
+def test_unmeasured_costs_carry_a_caveat_once_and_in_every_file(tmp_path):
     run = Search("roofline:h100", (toy_task(6),), Greedy("dim"), "dim_greedy", str(tmp_path / "out")).run()
     lines = shown(run).splitlines()
     assert sum(DATASHEET in line for line in lines) == 1
@@ -85,7 +85,7 @@ def test_the_expected_cost_is_shown_and_kept_where_margins_are_known(tmp_path, m
     assert ("expected ms" in text) == (margins is not None)
 
 
-def test_a_gain_that_is_not_taken_is_said(tmp_path):
+def test_rejected_gain_is_printed_and_kept(tmp_path):
     save_bundle(tmp_path / "models", replace(random_models(), margins=MARGINS), Card())
     cautious = NeuroShard(max_splits=0, improvement=Improvement(perturbations=5), acceptance=Acceptance(1e3, 1e3))
     for searcher, said in ((cautious, True), (replace(cautious, acceptance=None), False)):

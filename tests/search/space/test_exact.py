@@ -95,7 +95,7 @@ def test_pins_in_any_order_have_a_plan(first):
         found(searcher, task, Simulator(linear_models(2)))
 
 
-def test_what_is_kept_is_what_plans_keep():
+def test_keeps_agrees_with_violations_of_plans():
     for seed in range(20):
         task = constrained_task(seed)
         space = SearchSpace.of_task(task)
@@ -152,7 +152,7 @@ def test_the_smallest_cap_is_enough_and_near_the_bound(count, seed, num_devices)
     assert task.size_bytes / num_devices <= cap <= 1.01 * (task.size_bytes / num_devices + slice_bytes)
 
 
-def test_exact_packing_finds_what_filling_by_size_misses():
+def test_exact_packing_finds_packings_that_filling_by_size_misses():
     task = plain_task(4, UNEVEN, 1.0, memory_bytes=16 * 16)
     space, memory = SearchSpace.of_task(task), np.array(task.shard_memory)
     assert pack(space, memory) is None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from neuroshard import Constraints, InfeasibleError, MemoryUse, Plan, Simulator, Task, Topology
-from neuroshard.layouts import in_columns, in_copies, in_rows
+from neuroshard.layouts import place_column_wise, place_data_parallel, place_row_wise
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.options.sharding_types import SpreadPlacements, allowed_types, known_calls, leaders
 from neuroshard.stages.search.published.grid import GridSettings
@@ -39,12 +39,12 @@ def _fixed_load(plan):
 def test_columns_beside_others_are_costed_as_whole_plans(models):
     """Rows on one host load its devices more than others."""
     task = replace(toy_task(6), topology=Topology(4, 1 << 40, devices_per_host=2))
-    others = (*in_rows(task, 0, [2, 3]), *in_rows(task, 1, range(4)), *in_copies(task, 2))
+    others = (*place_row_wise(task, 0, [2, 3]), *place_row_wise(task, 1, range(4)), *place_data_parallel(task, 2))
     simulator = Simulator(models)
     space = CostedSpace.checked(FixedLoad.of(task, others, models.compute), simulator)
     for devices in ((0, 1, 2), (3, 3, 0)):
         columns = [(table, task.tables[table].dim, device) for table, device in zip((3, 4, 5), devices, strict=True)]
-        plan = Plan(task, (*others, *in_columns(task, columns)))
+        plan = Plan(task, (*others, *place_column_wise(task, columns)))
         widths = space.widths(plan)
         compute = space.model.predict(space.device_loads(widths))[None]
         ready, total = space.step(compute, space.shards.device_units(widths)[None])
@@ -75,7 +75,7 @@ def test_chosen_sharding_types_stay_whatever_is_searched_beside_them():
     assert plan.fits
 
 
-def test_what_leaves_no_memory_is_refused():
+def test_fixed_load_that_exceeds_memory_is_refused():
     size = TABLES[0].size_bytes
     for memory, forms in ((size - 1, [COPIES, COLUMNS]), (2 * size - 1, [COPIES, COPIES])):
         task = Task(TABLES[:2], Topology(4, memory), 64)

@@ -140,7 +140,7 @@ def test_limits_are_kept_where_plans_break_none(seed):
             assert not [line for line in broken if not line.startswith("device ")]
 
 
-def test_every_limit_counts():
+def test_keeps_rules_checks_every_limit():
     rules = Constraints((TableRule("t0", devices=(0, 1), min_shards=2), TableRule("t1", min_dim=8)))
     task = plain_task([32, 16], devices=3, constraints=rules)
     good = np.array([[7, 1, 0], [4, 0, 0]])
@@ -161,7 +161,7 @@ def _room(task):
 
 
 @SEEDS
-def test_room_is_what_is_left(seed):
+def test_device_room_is_the_memory_and_units_left(seed):
     """Shards are put wherever they may be; what may be put is worked out again each time."""
     task, rng = constrained_task(seed), np.random.default_rng(seed)
     space, room = _room(task)

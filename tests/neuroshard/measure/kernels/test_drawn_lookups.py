@@ -74,7 +74,7 @@ def test_the_same_seed_draws_the_same():
     assert not torch.equal(one, third)
 
 
-def test_hot_rows_are_different_ones_of_the_table():
+def test_hot_rows_are_distinct_rows_of_the_table():
     """Few rows of many, and most rows of few."""
     for rows in (10**7, 150):
         indices, _ = draw_lookups(table(rows=rows, pooling_factor=1.0), 100, _generator(0))
@@ -150,7 +150,7 @@ def test_a_blocks_share_of_lookups_is_not_its_share_of_rows():
     assert len(hot) > 0.6 * 4096 > 2 * len(mixed)
 
 
-def test_what_is_seen_in_a_block_is_its_own_histogram():
+def test_seen_in_counts_lookups_and_their_histogram():
     seen = seen_in(torch.tensor([5, 7, 5, 5, 1, 7]))
     assert seen.count == 6
     assert seen.reuse[:4] == pytest.approx((1 / 3, 1 / 3, 1 / 3, 0))
@@ -219,12 +219,12 @@ def test_the_same_rows_stay_popular():
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 1000, 4096])
-def test_all_rows_are_those_of_the_popular(rows):
+def test_popular_rows_cover_all_rows_if_all_are_popular(rows):
     popular = PopularRows.of(_popular(rows), 1000, CPU)
     assert popular.hottest(1.0).sort().values.tolist() == list(range(rows))
 
 
-def test_a_cache_misses_of_them_what_is_expected():
+def test_lru_cache_misses_the_expected_share_of_drawn_lookups():
     """After batches as many as it takes to forget how it was filled."""
     one, share = _popular(), 0.2
     popular, generator = PopularRows.of(one, 1000, CPU), _generator()
@@ -286,7 +286,7 @@ def test_a_cache_is_filled_before():
     assert [(len(rows), len(set(rows))) for rows in seen] == [(16_000, 16_000), (400, 400)]
 
 
-def test_what_is_drawn_fits_the_kernel():
+def test_drawn_lookups_run_in_fbgemm_kernels():
     """Filled and trained by FBGEMM's operator on the CPU, where it has no cache, pooled or not."""
     for one in (_popular(300), replace(_popular(300), pooled=False)):
         for home in (TierAssignment(Tier.UVM_CACHING, 0.5), TierAssignment(Tier.UVM)):
@@ -302,7 +302,7 @@ def test_what_is_drawn_fits_the_kernel():
             assert not torch.equal(before, operator.split_embedding_weights()[0])
 
 
-def test_blocks_of_rows_get_their_part():
+def test_row_blocks_get_their_share_of_the_lookups():
     one = _popular()
     sample = ComputeSample(
         (one,), 1000, Form.ROW_WISE, (RowBlock(5000, 10_000),), tier_assignment=TierAssignment(Tier.UVM_CACHING, 0.3)

@@ -86,7 +86,7 @@ def _stretches(rank, stretches, took_ms):
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_exchanges_are_those_of_real_ranks(tmp_path, pipeline):
+def test_mirrored_exchanges_equal_exchanges_of_real_ranks(tmp_path, pipeline):
     plan, protocol = mixed_plan(2), replace(PROTOCOL, pipeline=pipeline)
     for steps in (_steps_of_a_real_rank, _steps_beside_mirrors):
         as_if_under_torchrun(2, steps, plan, protocol, tmp_path)
@@ -118,7 +118,7 @@ def test_rows_over_hosts_that_fast_links_join_are_measured_as_on_one_host(monkey
         assert _untimed(steps[0]) == _untimed(steps[1])
 
 
-def test_fewer_bits_are_exchanged_where_a_sample_says_so():
+def test_mirrored_exchanges_use_the_data_type_of_the_sample():
     precisions = Precision.FP32, Precision.FP16
     full, half = (_rows(0, _mirrored(LocalSample(mixed_plan(4), 0, its))) for its in precisions)
     stretches = [(row.phase, row.until) for row in full]
@@ -131,7 +131,7 @@ def test_fewer_bits_are_exchanged_where_a_sample_says_so():
 
 
 @pytest.mark.parametrize("ranks", [32, pytest.param(128, marks=pytest.mark.slow)])
-def test_ranks_of_many_take_their_steps(ranks):
+def test_single_ranks_of_large_jobs_run_mirrored_steps(ranks):
     plan = mixed_plan(ranks, devices_per_host=8)
     hardware = Hardware(DeviceSpec("cpu"), EmbeddingSettings(optimizer="rowwise_adagrad"))
     jobs = rank_jobs([plan])
@@ -190,7 +190,7 @@ class _BesideItsHost(CpuDevice):
     beside_host = True
 
 
-def test_a_device_that_works_beside_its_host_tells_what_that_took_to_launch_a_step():
+def test_asynchronous_devices_report_the_launch_time_of_their_host():
     outcome = _mirrored(LocalSample(mixed_plan(2), 1), replace(PROTOCOL, turns=2, steps=2), _BesideItsHost)
     assert [one for one in outcome.seen if one.phase == "host"] == [outcome.seen[-1]]
     times_ms = by_phase(outcome).repeats.times_ms
@@ -200,7 +200,7 @@ def test_a_device_that_works_beside_its_host_tells_what_that_took_to_launch_a_st
     assert MirroredStep.of(rows).step_ms == pytest.approx(sum(row.ms for row in rows[:-1]))
 
 
-def test_all_ranks_of_few_and_those_that_stand_out_of_many_are_measured():
+def test_few_ranks_are_all_measured_and_of_many_only_outliers():
     assert measured_ranks(mixed_plan(2)) == (0, 1)
     chosen = measured_ranks(mixed_plan(128))
     assert {0, 1, 127} >= set(chosen) and len(chosen) > 1
@@ -256,7 +256,7 @@ def test_a_world_leaves_nothing_behind(monkeypatch):
     assert os.environ["LOCAL_WORLD_SIZE"] == "3"
 
 
-def test_what_can_not_be_mirrored_is_refused(monkeypatch):
+def test_operations_without_a_mirror_are_refused(monkeypatch):
     hardware, plan = Hardware(DeviceSpec("cpu")), mixed_plan(2)
     too_many = hardware.fingerprint.memory_bytes // min(plan.device_bytes) + 1
     with refused("steps-memory-too-small", names=[f"{min(too_many, 10**6):,} plans", "rank "]):

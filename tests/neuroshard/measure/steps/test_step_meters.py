@@ -38,7 +38,7 @@ class _Meter:
         return Outcome(Repeats(times, np.zeros(3)), None, 0.0) if shards else Outcome(None, "broken", 0.0)
 
 
-def test_plans_are_built_in_another_order_each_time_and_answered_in_their_own():
+def test_step_meter_shuffles_plans_and_returns_times_in_the_original_order():
     plans = _plans(toy_task(9, num_devices=2), 2) * 3
     meter = _Meter()
     for number in range(4):

@@ -12,7 +12,7 @@ MARKS = ("run.json", "settings.json", "manifest.json", "bundle.json", "policy.js
 
 
 @pytest.mark.parametrize("mark", MARKS)
-def test_what_is_marked_is_left_alone(tmp_path, mark):
+def test_directories_with_foreign_marks_are_left_unchanged(tmp_path, mark):
     (tmp_path / mark).write_text("{}")
     with refused("out-other-contents", names=[tmp_path, f"({mark})"]) as caught:
         check_nothing_else(tmp_path, ())

@@ -62,7 +62,7 @@ def test_the_same_run_goes_on(run):
         ({"reads": ["0" * 64]}, ["files"]),
     ],
 )
-def test_another_run_is_refused_with_what_differs(run, change, names):
+def test_different_run_is_refused_with_the_differing_settings(run, change, names):
     run.begin(SETTINGS, TASKS)
     with refused("out-begun-otherwise", names=[run.path, *names]):
         run.begin(SETTINGS | change, TASKS)
@@ -100,7 +100,7 @@ def test_a_whole_run_of_another_kind_is_not_gone_on_with(run):
     assert not (run.path / "settings.json").exists()
 
 
-def test_what_is_whole_says_its_format_and_kind(run, tmp_path):
+def test_finished_run_directory_states_format_and_kind(run, tmp_path):
     assert not run.finished
     run.finish("evaluate", {"seed": 0})
     assert run.finished
@@ -131,7 +131,7 @@ def test_malformed_run_files_are_one_line(run, content, code, names):
         run.read()
 
 
-def test_no_run_is_one_line(run):
+def test_path_without_a_run_is_reported_in_one_line(run):
     with refused("file-missing", names=[run.path / "run.json"]):
         run.facts("search")
 

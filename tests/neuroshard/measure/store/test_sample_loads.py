@@ -88,7 +88,7 @@ def _measured(sample):
     return Measurement(sample, 0, "train", 0, Repeats(np.arange(16.0).reshape(2, 2, 4), np.zeros(2)))
 
 
-def test_exchanges_within_hosts_are_told_apart():
+def test_exchanges_within_hosts_have_their_own_traffic():
     sample = CommSample((64, 64, 0, 0), (0.0, 1.0, 2.0, 3.0), 16, Collective.HOST_REDUCE_SCATTER, 2)
     (one,) = by_group(_measured(sample))  # nothing was exchanged on the second host
     assert one.sample == CommSample((64, 64), (0.0, 1.0), 16)
@@ -100,7 +100,7 @@ def test_exchanges_within_hosts_are_told_apart():
     assert [m.sample.start_ms for m in by_group(_measured(across))] == [(0.0, 2.0), (1.0, 3.0)]
 
 
-def test_other_exchanges_are_asked_for_as_if_they_were_all_to_alls():
+def test_other_collectives_have_the_traffic_of_an_all_to_all():
     sample = CommSample((13, 7, 0, 9), (0.0,) * 4, 16, Collective.INPUT)
     (one,) = by_group(_measured(sample))
     assert traffic_of([one.sample]).size_bytes[0, :, 0].tolist() == [13, 7, 0, 9]  # not rounded to columns

@@ -25,7 +25,7 @@ def _slowness(speeds, noise=0.0, pairs=5, seed=0, more=()):
 
 
 @given(st.lists(st.floats(0.8, 1.25), min_size=2, max_size=8))
-def test_speeds_are_found(speeds):
+def test_speeds_of_reference_samples_are_recovered(speeds):
     ratios = np.log(_slowness(speeds, pairs=20) / np.array(speeds))
     assert np.ptp(ratios) <= 0.1 * np.ptp(np.log(speeds)) + 1e-6  # a little nearer to each other than they are
 

@@ -157,7 +157,7 @@ def test_records_that_contradict_themselves_are_refused(directory, kind, number,
         parts.read()
 
 
-def test_what_holds_other_columns_is_measured_again(directory):
+def test_chunks_with_other_columns_are_measured_again(directory):
     parts = directory.comm()
     parts.write(0, _comm()[:1])
     pq.write_table(pq.read_table(parts.path(0)).drop_columns(["collective"]), parts.path(0))

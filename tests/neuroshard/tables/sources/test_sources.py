@@ -123,7 +123,7 @@ def test_own_tables_are_read(tmp_path, suffix):
     assert sum(tables[0].reuse) == pytest.approx(1)
 
 
-def test_traces_say_where_lookups_are():
+def test_traces_give_the_lookups_of_row_blocks():
     """In five rows and two blocks, row 2 begins in the first."""
     given = ([0, 1, 2, 4], [0, 4])
     assert ns.table_from_trace("t", *given, rows=5, dim=8).row_lookups == ()
@@ -224,7 +224,7 @@ def test_numbers_may_be_written_as_spreadsheets_do(tmp_path):
         (f"{HEADER}\né,3,4,1\n".encode("latin-1"), "tables-file-encoding", "", ["UTF-8"]),
     ],
 )  # fmt: skip
-def test_what_a_csv_file_leaves_open_is_refused_with_its_line(tmp_path, text, code, place, names):
+def test_incomplete_csv_lines_are_refused_with_their_number(tmp_path, text, code, place, names):
     with refused(code, where=f"{tmp_path / 'tables.csv'}{place}", names=names):
         _own(tmp_path, text)
 
@@ -306,7 +306,7 @@ def test_an_index_that_was_written_twice_and_empty_columns_are_left_out(tmp_path
     assert _own(tmp_path, f"Unnamed: 0,{HEADER},\n0,a,3,4,1,\n1,b,3,4,1,\n") == plain
 
 
-def test_wrong_tables_are_told_together(tmp_path):
+def test_errors_of_several_tables_are_reported_together(tmp_path):
     lines = [HEADER, "a,3,10,1", "b,3,4,1", "c,0,4,1", *(f"d{i},3,4,x" for i in range(9))]
     with refused(
         "tables-file-several-errors",
@@ -317,7 +317,7 @@ def test_wrong_tables_are_told_together(tmp_path):
     assert caught.value.message.what.count("line ") == 5
 
 
-def test_dims_are_padded_where_that_is_asked_for(tmp_path):
+def test_dims_are_padded_if_requested(tmp_path):
     text = f"{HEADER}\na,3,10,1\nb,3,12,1\nc,3,1,1\n"
     with refused("tables-file-several-errors", names=["2 tables", "line 2: ", 12, "line 4: ", 4, "tables.pad_dims"]):
         _own(tmp_path, text)
@@ -335,7 +335,7 @@ def test_dims_are_padded_where_that_is_asked_for(tmp_path):
 
 
 @pytest.mark.parametrize("model", ["cpu", "roofline:h100"])
-def test_tables_that_nobody_looks_up_take_room_and_hardly_time(tmp_path, model):
+def test_tables_without_lookups_take_memory_and_almost_no_time(tmp_path, model):
     reuse = {f"reuse_{i}": 0.0 for i in range(17)}
     path = _written(tmp_path / "tables.csv", [ROWS[0] | reuse | {"pooling_factor": 0}])
     (unused,) = ns.load_tables(path, batch_size=64)

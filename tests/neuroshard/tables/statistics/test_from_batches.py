@@ -106,7 +106,7 @@ def test_local_batches_make_the_global_ones(devices, steps, seed):
     assert _count(local, 8 * devices) == _count(joined, 8 * devices)
 
 
-def test_a_batch_says_what_a_trace_does():
+def test_batches_and_traces_give_equal_statistics():
     batch = _batch(64)
     found = _count([batch], 64, row_blocks=5)
     traces = [
@@ -340,7 +340,7 @@ def _tally(shape, batches, most_held):
 
 @settings(max_examples=15, derandomize=True)  # of so many draws some are beyond 4 errors now and then
 @given(st.floats(0, 1.2), st.integers(0, 999))
-def test_errors_of_a_few_batches_are_what_they_say(exponent, seed):
+def test_estimated_errors_of_few_batches_match_true_errors(exponent, seed):
     """Each batch has other rows in its share, so errors of their mean get smaller."""
     shape = ns.TableShape("a", 50_000, 8)
     batches = [_zipf_lookups(50_000, 60_000, exponent, [seed, number]) for number in range(4)]
@@ -389,7 +389,7 @@ def test_memory_stays_within_its_limit():
     assert found.tables[0].reuse[0] == pytest.approx(1)
 
 
-def test_what_was_counted_is_said_in_lines():
+def test_summary_states_the_counted_batches_and_lookups():
     found = _count([{"a": ([1, 1, 2], [0, 3]), "b": ([], [0, 0])}] * 3, 2)
     assert str(found).splitlines() == [
         "a: 3 lookups per sample; reuse of 2 unique rows, 100% of those touched, shares +- 0.00%",

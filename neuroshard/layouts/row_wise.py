@@ -22,7 +22,7 @@ from neuroshard.words.topology import Topology
 _ON_ALL, _ON_A_HOST, _ON_HOSTS = "row_wise", "table_row_wise", "grid_shard"
 
 
-class Rows(Layout):
+class RowWise(Layout):
     """Row-wise tables: each device computes partial sums of all outputs, which a reduce-scatter adds up.
 
     The load of a block of rows has the lookups of these rows, with their reuse histogram. Row-wise sequence tables use
@@ -47,7 +47,7 @@ class Rows(Layout):
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
         """Return the placements of one block of a table on each device of the group."""
-        return in_rows(whole, index, devices)
+        return place_row_wise(whole, index, devices)
 
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
         """Raise UserError unless the blocks cover the table, on the devices that TorchRec needs.
@@ -84,7 +84,9 @@ class Rows(Layout):
         sharers = np.full(len(loads), count, dtype=np.int64)
         return replace(loads, rows=rows, lookups=loads.lookups * (rows / loads.rows), form=form, sharers=sharers)
 
-    def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
+    def sent_bytes_of(
+        self, loads: Loads, output_bytes: FloatArray, num_devices: int
+    ) -> Mapping[Collective, FloatArray]:
         """Return the bytes, (n,), that each load sends into each collective.
 
         Tables over all devices use REDUCE_SCATTER. Tables on one host use HOST_REDUCE_SCATTER, then HOST_ALL_TO_ALL, to
@@ -118,7 +120,9 @@ class Rows(Layout):
         return {sharding_type, _ON_HOSTS} if sharding_type == _ON_A_HOST else {sharding_type}
 
 
-def in_rows(task: Whole, table: int, devices: Sequence[int], columns: tuple[int, int] | None = None) -> list[Placement]:
+def place_row_wise(
+    task: Whole, table: int, devices: Sequence[int], columns: tuple[int, int] | None = None
+) -> list[Placement]:
     """Return the placements of a table with one block of rows on each device of a group.
 
     Args:

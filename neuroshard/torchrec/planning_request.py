@@ -11,7 +11,7 @@ from torchrec.distributed.planner.types import Topology as TorchRecTopology
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection, FusedEmbeddingCollection
 
-from neuroshard.layouts import COPIES, LAYOUTS
+from neuroshard.layouts import DATA_PARALLEL_LAYOUT, LAYOUTS
 from neuroshard.plumbing.errors import InfeasibleError, UserError
 from neuroshard.plumbing.schema import readable_bytes
 from neuroshard.tables import Table
@@ -19,12 +19,12 @@ from neuroshard.tasks.constraints import Constraints, TableRule
 from neuroshard.tasks.memory import STATE_FLOATS, MemoryUse
 from neuroshard.tasks.task import Task
 from neuroshard.torchrec.groups import Groups
-from neuroshard.torchrec.known_tables import with_statistics
 from neuroshard.torchrec.names import TableNames, by_plain_name
 from neuroshard.torchrec.options import memory_of_tables
 from neuroshard.torchrec.parameters import Parameter
 from neuroshard.torchrec.pods import ranks_per_pod
 from neuroshard.torchrec.sequences import deduplicated
+from neuroshard.torchrec.table_statistics import with_statistics
 from neuroshard.words.topology import Topology
 
 # Optimizers by the names that `optimizer_of` returns; an unknown optimizer counts as the largest.
@@ -42,7 +42,7 @@ _UPDATED_BY_KERNELS = tuple(name for layout in LAYOUTS.values() if not layout.de
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanningRequest:
     """The requirements that every plan must meet, independent of the model.
 
     Attributes:
@@ -76,7 +76,7 @@ class Asked:
     timeout_s: int | None = None
     data_parallel: bool = False
 
-    def named_in(self, tables: Mapping[str, Parameter], parameters: Sequence[Parameter]) -> "Asked":
+    def named_in(self, tables: Mapping[str, Parameter], parameters: Sequence[Parameter]) -> "PlanningRequest":
         """Return the requirements with the names that tasks use,
         and TorchRec's constraints with the names that TorchRec uses.
 
@@ -177,7 +177,10 @@ class Asked:
         """Return True if a constraint of the table names data_parallel,
         or if TorchRec can train the table only with that type.
         """
-        ours = any(rule.sharding_types and COPIES.form in rule.sharding_types for rule in self.rules.rules_of(name))
+        ours = any(
+            rule.sharding_types and DATA_PARALLEL_LAYOUT.form in rule.sharding_types
+            for rule in self.rules.rules_of(name)
+        )
         return ours or parameter.unlike_kernels or parameter.names_data_parallel
 
 

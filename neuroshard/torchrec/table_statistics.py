@@ -13,10 +13,10 @@ from neuroshard.tables.statistics.measured import MeasuredTables
 from neuroshard.torchrec.modules import listed
 
 _log = logging.getLogger(__name__)
-Known = MeasuredTables | Sequence[Table] | str | Path | None
+Statistics = MeasuredTables | Sequence[Table] | str | Path | None
 
 
-def known_tables(tables: Known, batch_size: int) -> dict[str, Table]:
+def table_statistics(tables: Statistics, batch_size: int) -> dict[str, Table]:
     """Return tables with statistics by name: from `profile`, from a file, or from a sequence of tables.
 
     `batch_size` is the global batch size for a file without histograms.

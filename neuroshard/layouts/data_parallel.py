@@ -18,7 +18,7 @@ from neuroshard.words.placement import ON_DEVICE, Placement, Shard
 from neuroshard.words.topology import Topology
 
 
-class Copies(Layout):
+class DataParallel(Layout):
     """Data-parallel tables: each device looks up its own samples; an all-reduce adds up gradients of all weights."""
 
     form: ClassVar[Form] = Form.DATA_PARALLEL
@@ -37,7 +37,7 @@ class Copies(Layout):
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
         """Return placements of the whole table on every device of the task; `devices` has no effect."""
-        return in_copies(whole, index)
+        return place_data_parallel(whole, index)
 
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
         """Raise UserError unless every device has the whole table in device memory, without other shards."""
@@ -76,7 +76,9 @@ class Copies(Layout):
         formed = replace(loads, form=np.full(len(loads), FORMS.index(self.form)))
         return _of_own_samples(formed, count, np.arange(len(loads)))
 
-    def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
+    def sent_bytes_of(
+        self, loads: Loads, output_bytes: FloatArray, num_devices: int
+    ) -> Mapping[Collective, FloatArray]:
         """Return the bytes, (n,), that each load sends into the all-reduce: an fp32 gradient of every weight."""
         return {Collective.ALL_REDUCE: loads.rows * loads.dim * ELEMENT_BYTES}
 
@@ -99,7 +101,7 @@ def _of_own_samples(loads: Loads, num_devices: int, which: IntArray) -> Loads:
     )
 
 
-def in_copies(task: Whole, table: int) -> list[Placement]:
+def place_data_parallel(task: Whole, table: int) -> list[Placement]:
     """Return the placements of a data-parallel table: the whole table on every device.
 
     Raises:

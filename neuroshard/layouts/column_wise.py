@@ -16,7 +16,7 @@ from neuroshard.words.topology import Topology
 _WHOLE, _CUT, _ON_A_HOST = "table_wise", "column_wise", "table_column_wise"
 
 
-class Columns(Layout):
+class ColumnWise(Layout):
     """Table-wise and column-wise tables: each device looks up its shards for all samples, and sends the outputs.
 
     An all-to-all sends each output to the device of its sample. TorchRec's third sharding type of this family,
@@ -35,7 +35,7 @@ class Columns(Layout):
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
         """Return the placement of a whole table on the first of the devices."""
-        return in_columns(whole, [(index, table_of(whole, index).dim, devices[0])])
+        return place_column_wise(whole, [(index, table_of(whole, index).dim, devices[0])])
 
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
         """Raise UserError unless the shards cover the table."""
@@ -45,7 +45,9 @@ class Columns(Layout):
         """Return the loads unchanged, because one device has the whole table."""
         return loads
 
-    def given_bytes(self, loads: Loads, output_bytes: FloatArray, num_devices: int) -> Mapping[Collective, FloatArray]:
+    def sent_bytes_of(
+        self, loads: Loads, output_bytes: FloatArray, num_devices: int
+    ) -> Mapping[Collective, FloatArray]:
         """Return the bytes, (n,), that each load sends into the all-to-all: all of its outputs."""
         return {Collective.ALL_TO_ALL: output_bytes}
 
@@ -72,7 +74,7 @@ class Columns(Layout):
         return set(self.words)
 
 
-def in_columns(task: Whole, placed: Iterable[tuple[int, int, int]]) -> list[Placement]:
+def place_column_wise(task: Whole, placed: Iterable[tuple[int, int, int]]) -> list[Placement]:
     """Return the placements that put `dim` columns of a table on a device, for each (table index, dim, device).
 
     Columns of one table on one device become one shard with all rows, or several shards if they are wider than a shard

@@ -10,23 +10,23 @@ from typing import Any
 
 import numpy as np
 
-from neuroshard.torchrec.asked import optimizer_of
 from neuroshard.torchrec.bandwidths import named_bandwidths
-from neuroshard.torchrec.delegated import bytes_beside_tables
+from neuroshard.torchrec.delegated import untrained_bytes
 from neuroshard.torchrec.finder import Finder
 from neuroshard.torchrec.kept import DEVICES
 from neuroshard.torchrec.kernels import PREFETCH
 from neuroshard.torchrec.model import Model
 from neuroshard.torchrec.planner_report import Callback
+from neuroshard.torchrec.planning_request import optimizer_of
 from neuroshard.torchrec.sharding_file import modules_json
 
 
-def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dict[str, str]:
+def input_digests(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dict[str, str]:
     """Return a digest of each input that a plan depends on, except memory, which only has to be similar."""
-    asked, left, division = model.asked, model.left, model.division
-    task = asked.task(model.tables, model.left) if model.tables else None
-    models, groups = finder.simulator.models, asked.groups
-    beside = bytes_beside_tables((*division.delegated, *division.fixed))
+    request, left, division = model.request, model.left, model.division
+    task = request.task(model.tables, model.left) if model.tables else None
+    models, groups = finder.simulator.models, request.groups
+    beside = untrained_bytes((*division.delegated, *division.fixed))
     others = *zip(division.delegated, division.reasons, strict=True), *((fixed, "given") for fixed in division.fixed)
     return digests(
         {
@@ -35,9 +35,9 @@ def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dic
             DEVICES: (left.compute_device, left.local_world_size, left.intra_group_size, left.world_size),
             **({"bandwidths": named} if (named := named_bandwidths(left)) else {}),
             **({} if groups.num_groups == 1 and not groups.chosen else {"groups": groups.described}),
-            "batch size": asked.batch_size,
+            "batch size": request.batch_size,
             "memory use": task and task.memory,
-            "constraints": (task and task.constraints, asked.constraints),
+            "constraints": (task and task.constraints, request.constraints),
             "search": (finder.searcher, finder.searcher.reads()),
             **({} if finder.verifier is None else {"verify": finder.verifier}),
             "models": (models.choice.normalized, models.digest) if models.choice else models,
@@ -46,16 +46,16 @@ def made_for(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dic
                 for other, why in others
             ],
             **({"bytes beside tables": beside} if beside else {}),
-            **({"pipeline": asked.pipeline} if asked.pipeline == PREFETCH or (asked.pipeline and others) else {}),
-            "given plan": modules_json(asked.fixed),
+            **({"pipeline": request.pipeline} if request.pipeline == PREFETCH or (request.pipeline and others) else {}),
+            "given plan": modules_json(request.fixed),
             "callbacks": [getattr(callback, "__qualname__", type(callback).__qualname__) for callback in callbacks],
         }
     )
 
 
-def digests(made_for: Mapping[str, object]) -> dict[str, str]:
+def digests(inputs: Mapping[str, object]) -> dict[str, str]:
     """Return the SHA-256 digest of each value."""
-    texts = {name: json.dumps(_described(value), sort_keys=True) for name, value in made_for.items()}
+    texts = {name: json.dumps(_described(value), sort_keys=True) for name, value in inputs.items()}
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
