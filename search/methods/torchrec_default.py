@@ -81,13 +81,13 @@ def torchrec_default(task: Task, simulator: Simulator) -> Plan:
 @contextmanager
 def _without_advice() -> Iterator[None]:
     """Suppress the planner's advice about the reserved memory, which is about dense tensors: here are none."""
-    from neuroshard.torchrec.delegated import without_copies_remarks
+    from neuroshard.torchrec.delegated import without_data_parallel_remarks
 
     logger = logging.getLogger("torchrec.distributed.planner.storage_reservations")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), without_copies_remarks():
+        with warnings.catch_warnings(), without_data_parallel_remarks():
             warnings.simplefilter("ignore", FutureWarning)
             yield
     finally:
