@@ -45,6 +45,7 @@ def _commands(page):
     lines = [line.strip() for line in text.splitlines()] + re.findall(r"`(neuroshard [^`\n]+)`", page.read_text())
     for line in lines:
         command = re.sub(r"^(srun )?torchrun .*-m (?=neuroshard )", "", line)
+        command = command.partition(" > ")[0]  # what a shell writes to a file
         is_title = re.match(r"neuroshard (shards|[\w-]+:)", command)  # of a page of --help
         if command.startswith("neuroshard ") and not is_title:
             yield shlex.split(command.removeprefix("neuroshard "), comments=True)
