@@ -122,12 +122,23 @@ def _checked_value(value: object, hint: Any, name: str) -> Any:
             return msgspec.convert(_without_numpy(value), hint)
         except msgspec.ValidationError as error:
             refused = refusal(str(error), value, name)
-            raise (refused.changed(**_allowed(hint, name)) if get_origin(hint) is Literal else refused) from None
+            literals = _literals(hint)
+            raise (refused.changed(**_allowed(literals, name)) if literals else refused) from None
 
 
-def _allowed(hint: Any, name: str) -> dict[str, str]:
-    """Return the parts of a message that list the values that a `Literal` allows."""
-    values = ", ".join(map(str, get_args(hint)))
+def _literals(hint: Any) -> tuple[object, ...]:
+    """Return the values that a `Literal`, or a union of a `Literal` and None, allows; empty for other annotations."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    inner = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
+    if not any(get_origin(member) is Literal for member in inner):
+        return ()
+    return tuple(value for member in inner for value in (("null",) if member is NoneType else _literals(member)))
+
+
+def _allowed(literals: tuple[object, ...], name: str) -> dict[str, str]:
+    """Return the parts of a message that list the values that are allowed."""
+    values = ", ".join(map(str, literals))
     return {"limit": f"the allowed values are {values}", "remedy": f"Set {name} to one of these values"}
 
 

@@ -83,8 +83,9 @@ def test_printed_plans_show_their_costs():
     first, *devices = text.splitlines()
     assert "7.10 ± 0.20 ms" in first
     assert first.endswith(" cpu")
-    assert devices[3].startswith("device 3: 0 ")
-    assert len(str(_plan()).splitlines()) == 1 + 4
+    assert devices[0].startswith("fullest device: ")
+    assert devices[4].startswith("device 3: 0 ")
+    assert len(str(_plan()).splitlines()) == 2 + 4
     first, *_ = str(_plan(Prediction(CPU, 7.1, 0.2, 7.3))).splitlines()
     assert "7.30 ms" in first
     assert str(_plan(Prediction(CPU, 7.1, 0.2, 7.1001))) == text  # as good as the same

@@ -1,5 +1,5 @@
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import pytest
@@ -104,3 +104,17 @@ def test_sizes_may_be_written_as_people_do():
         _limit("4GiBs")
     with refused("size-unreadable", names=["least", "'x'"]):
         _limit(least="x")
+
+
+@checked
+def _painted(color: Literal["red", "blue"] | None = None, size: Literal["s", "m"] = "s") -> tuple[str | None, str]:
+    return color, size
+
+
+@pytest.mark.parametrize(
+    ("given", "values"), [({"color": "pink"}, ["red", "blue", "null"]), ({"size": "x"}, ["s", "m"])]
+)
+def test_a_value_that_no_literal_allows_is_refused_with_the_allowed_values(given, values):
+    assert _painted(None, "m") == (None, "m")
+    with refused("value-outside-limits", names=[*given, *values]):
+        _painted(**given)
