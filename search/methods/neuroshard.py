@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from math import isfinite
 from operator import attrgetter
 
 import numpy as np
@@ -39,7 +38,7 @@ from neuroshard.stages.search.options.sharding_types import (
 )
 from neuroshard.stages.search.options.tier_changes import fix_tiers, grow_caches, unify_tiers
 from neuroshard.stages.search.options.tier_variants import tier_variants
-from neuroshard.stages.search.options.tiers import TierOptions, is_ample
+from neuroshard.stages.search.options.tiers import TierOptions
 from neuroshard.stages.search.options.type_changes import move_rows_to_hosts
 from neuroshard.stages.search.published.grid import GridSettings
 from neuroshard.stages.search.space.fixed_load import FixedLoad, device_memory
@@ -237,7 +236,7 @@ class NeuroShard(Searcher):
                 continue
             given = self._options(task, asked, simulator)
             tables.append(given)
-            if _knows_tiers(task, simulator) and not (is_ample(task) and isfinite(given.quick_ms(given.first))):
+            if _knows_tiers(task, simulator) and not given.fits_easily:
                 variants = tier_variants(task, simulator.compute_for(task), given.may_have)
                 tables += (self._options(variant, asked, simulator) for variant in variants)
         return tables

@@ -26,6 +26,7 @@ from neuroshard.stages.search.options.choices import (
 from neuroshard.stages.search.options.estimates import CostEstimates, StepCounts
 from neuroshard.stages.search.options.settings import SETTINGS
 from neuroshard.stages.search.options.sharding_types import BLOCKS, COLUMNS, OTHERS, SpreadPlacements, leaders
+from neuroshard.stages.search.options.tiers import is_ample
 from neuroshard.stages.search.space.costed_space import CostedSpace
 from neuroshard.stages.search.space.fixed_load import FixedLoad
 from neuroshard.stages.search.space.memory_checks import check_total, shortage
@@ -97,6 +98,12 @@ class OptionTable:
     def estimates(self) -> CostEstimates:
         """The estimated costs of choices."""
         return CostEstimates.of(self.task, self.simulator, self.may_have, self.space)
+
+    @property
+    def fits_easily(self) -> bool:
+        """True if device memory is ample, and the first choice fits without a change of a table that is too large."""
+        as_allowed = bool((self.allowed[:, COLUMNS] == self.may_have[:, COLUMNS]).all())
+        return is_ample(self.task) and as_allowed and not isinf(self.quick_ms(self.first))
 
     @property
     def first(self) -> IntArray:
