@@ -1,6 +1,4 @@
-"""The decorator `checked` for dataclasses and functions.
-It checks the values of fields or arguments against the annotations.
-"""
+"""The decorator `checked`, which checks fields of dataclasses and arguments of functions against annotations."""
 
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -56,7 +54,9 @@ def _checked_class(cls: type[Any]) -> type[Any]:
     ours: Callable[[Any], None] | None = getattr(cls, "__post_init__", None)
 
     def check_fields(self: Any) -> None:
-        """Replace every field by its checked value, then run the class's own `__post_init__`."""
+        """Check the fields of an instance and store the checked values.
+        Then call the method `__post_init__` that the class defines, if any.
+        """
         try:
             vars(self).update(_checked_fields(self))
         except UserError as error:

@@ -35,7 +35,7 @@ class UserError(ValueError):
 
     def at(self, where: str) -> Self:
         """Return a copy of this error that names the place `where`.
-        A place that the error already names follows `where`.
+        If the error already names a place, `where` comes before this place.
         """
         inner = self.message.where
         return self.changed(where=f"{where}: {inner}" if inner else where)

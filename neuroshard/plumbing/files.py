@@ -122,8 +122,8 @@ def digest_of(*paths: Path) -> str:
 
 
 def has_format(path: Path, name: str) -> bool:
-    """Return True if a file starts with the JSON field "format" and the field's value starts with `name`.
-    Only the first 256 bytes of the file are read.
+    """Return True if a file begins as a JSON object whose first field is "format".
+    The value of this field must begin with `name`.
     """
     return re.match(rf'\s*\{{\s*"format"\s*:\s*"{re.escape(name)}'.encode(), beginning(path)) is not None
 

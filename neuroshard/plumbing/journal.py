@@ -1,5 +1,5 @@
 """A journal of numbered values on disk.
-A killed run reads the values again, and continues with the first value that is missing.
+If a run was killed, the next run reads the values, and continues with the first value that is missing.
 """
 
 import shutil
@@ -82,8 +82,7 @@ class Journal(Generic[Value]):
         return tuple(values)
 
     def filled(self, count: int, make: Callable[[Sequence[Value]], Value]) -> tuple[Value, ...]:
-        """Return at least `count` values: the values on disk and, if these are fewer than `count`, new values.
-        `make` makes each new value.
+        """Return at least `count` values: first the values on disk, then as many new values from `make` as are needed.
 
         `make` is called with all values before the new one; each new value is written to disk. Raises as `get` does.
         """

@@ -43,7 +43,7 @@ def number_of(count: int, noun: str, plural: str | None = None) -> str:
 
 
 def both_in_one(first: Message | None, second: Message | None) -> Message | None:
-    """Join two messages to one message that has the code of the first; a message that is None is left out.
+    """Join two messages to one message, which has the code of `first`; a message that is None is left out.
     Return None if both messages are None.
     """
     if first is None or second is None:

@@ -125,7 +125,8 @@ def _plain(value: Any) -> bool:
 
 
 def instantiate_config(config: Any, **objects: Any) -> Any:
-    """Check the settings of a config, then build the object that `_target_` names, and all objects inside it.
+    """Check the settings of a config, then build the object that the config describes by `_target_`.
+    Nested objects in the config are built, too.
 
     `objects` are further arguments of the outermost target, of types that a config cannot contain.
 
@@ -157,7 +158,7 @@ def _missing_in(settings: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _check_settings(config: Any) -> None:
-    """Raise UserError if a class or function in a config (`_target_`) lacks a setting or refuses the type of a value.
+    """Raise UserError if a config gives a class or function (`_target_`) an unknown setting, or a value of a wrong type.
 
     If a value is a reference `${...}` to another node, the error names the place of that node, where the user wrote it:
     OmegaConf returns the node itself.
@@ -176,7 +177,7 @@ def _check_settings(config: Any) -> None:
 
 
 def _check_taken(settings: Mapping[str, Any], target: str, place: str) -> None:
-    """Raise UserError if the class or function `target` lacks one of the `settings` or refuses a value.
+    """Raise UserError if `settings` has a name or a value that the class or function `target` does not accept.
     Errors put `place` before the names of settings.
     """
     made = _located(target)
@@ -256,7 +257,9 @@ def _kinds(hint: Any) -> Iterator[Any]:
 
 
 def _is_object(kind: Any) -> bool:
-    """Return True if a type is a class of this package but not an Enum: then a group of settings builds the value."""
+    """Return True if a type is a class of this package and not an Enum.
+    A group of settings builds a value of this type.
+    """
     return isinstance(kind, type) and kind.__module__.startswith(_OWN) and not issubclass(kind, Enum)
 
 

@@ -19,7 +19,7 @@ _WORTH_THREADS = 1 << 15  # steps of compiled loops, some milliseconds; starting
 
 
 def useful_threads(steps: int) -> int:
-    """Return the number of threads that is worth starting for compiled loops with about `steps` steps in all.
+    """Return the number of threads, 1 to 8, to use for compiled loops that have about `steps` steps in total.
 
     This is 1 for less than 32,768 steps, or else the number of cores that this process may use, at most 8.
     """

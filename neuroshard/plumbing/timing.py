@@ -62,7 +62,7 @@ class TimingProtocol:
 
 
 def typical_ms(times_ms: FloatArray) -> FloatArray:
-    """Return the mean time in ms, (...), of the fastest half of R repeated runs that took `times_ms`, (R, ...).
+    """Return the mean time in ms of the fastest half of R repeated runs, (...), from the times `times_ms`, (R, ...).
 
     Disturbances on a shared machine only add time, so the slower half is left out. Unlike the minimum, this mean does
     not depend on one lucky repeat. Between passes over the same samples, this mean repeats better than the median or
