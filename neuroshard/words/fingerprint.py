@@ -1,4 +1,4 @@
-"""The fingerprint of a machine, that is, the hardware of a measurement, which every record and bundle stores."""
+"""The fingerprint of the machine that took a measurement: the hardware, which every record and bundle stores."""
 
 import os
 import platform
@@ -99,7 +99,7 @@ def versions() -> dict[str, str]:
 
 def other_kernels(there: Mapping[str, str]) -> tuple[str, str] | None:
     """Compare the versions of kernel packages on another machine (`there`) with the versions on this machine.
-    Return the differing packages as two texts: with the versions there, and with the versions here.
+    Return two texts with the differing packages: with the versions on the other machine, and on this machine.
 
     `there` has the versions of the other machine, as `versions` returns them. Packages that are not installed on both
     machines are not compared, and patch versions are ignored. None if no version differs.

@@ -42,7 +42,7 @@ def forms_named(names: Iterable[str]) -> tuple[Form, ...]:
 @dataclass(frozen=True, order=True)
 class Call:
     """A type of kernel call.
-    All tables in a call have the same family of sharding types and the same tier, and all or none are pooled.
+    All tables in a call have the same family of sharding types and the same tier, and either all or none are pooled.
     """
 
     form: Form

@@ -59,7 +59,7 @@ class ModelChoice:
 
     @property
     def links(self) -> dict[str, Any]:
-        """The settings about links between devices whose value is not None, by name."""
+        """The settings about links between devices, by name, without the settings that are None."""
         return _given({name: getattr(self, name) for name in LINKS})
 
     @property
