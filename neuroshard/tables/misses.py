@@ -96,12 +96,12 @@ class Popularity:
         return cls(spread, _RATES)
 
     def take(self, indices: IntArray) -> "Popularity":
-        """Return the popularity of rows in only the tables at the given `indices` (m,)."""
+        """Return the popularity of the rows of the tables at the given `indices` (m,), without other tables."""
         return Popularity(self.rows[indices], self.rate)
 
     def unique_rows(self, batches: FloatArray) -> FloatArray:
-        """Return the number of unique rows of each table that the given numbers of batches look up in total, (n, A).
-        `batches` (A,) has the numbers of batches.
+        """Return the number of unique rows of each of n tables that are looked up in T batches, (n, A).
+        `batches` (A,) has the A values of T.
         """
         touched: FloatArray = self.rows @ -np.expm1(-np.multiply.outer(self.rate, batches))
         return touched

@@ -1,4 +1,4 @@
-"""Reuse histograms of tables and of ranges of their rows: how often a batch looks up each row that it touches.
+"""Reuse histograms of tables and of ranges of rows: how often a batch looks up each row that the batch touches.
 
 A batch touches a row if it looks up the row at least once. A histogram has 17 bins of touch counts: (0,1], (1,2],
 (2,4], ..., (16384,32768], >32768. The value of a bin is the share of the *unique* touched rows with such a count.

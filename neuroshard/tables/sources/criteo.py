@@ -20,7 +20,7 @@ def criteo(
     bytes_per_element: BytesPerElement = 4,
 ) -> tuple[Table, ...]:
     """Return the 26 tables of DLRM-DCNv2.
-    Their reuse histograms are estimated with a Zipf law, because no histograms are published.
+    The reuse histograms are estimated with a Zipf law, because no histograms are published.
 
     Args:
         batch_size: global batch size (samples per step over all devices) for the reuse histogram of each table, which

@@ -208,7 +208,7 @@ def _of_json(content: Any, path: Path) -> Iterator[Row]:
 
 
 def _of_columns(columns: dict[str, Any], path: Path) -> list[dict[str, object]]:
-    """Convert an object of columns to a list that has a dict of cells for each table.
+    """Convert a JSON object that has a list of cells for each column to a list that has a dict of cells for each table.
 
     Raises:
         UserError: a column is not a list or an object, or the columns do not have cells for the same tables.

@@ -123,7 +123,7 @@ def _read(row: Row, batch_size: int, zipf_exponent: float, pad_dims: bool) -> Ta
 
 def _together(errors: list[UserError], path: str) -> UserError:
     """Join all errors of a file in one error.
-    It has the number of errors, the first five errors, and the remedies for these five errors.
+    This error has the number of errors, the first five errors, and the remedies for these five errors.
     """
     if len(errors) == 1:
         return errors[0]

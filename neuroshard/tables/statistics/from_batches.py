@@ -109,7 +109,7 @@ def _read(shapes: Sequence[TableShape], batch: object, number: int, splits: Spli
 
 @contextmanager
 def watched(batches: Iterable[_T]) -> Iterator[Iterator[_T]]:
-    """Yield an iterator over `batches`; while it is read, a progress bar shows the number of batches."""
+    """Yield an iterator over `batches` that shows the number of batches read so far in a progress bar."""
     with progress_bar() as progress:
         bar = progress.add_task("batches", total=len(batches) if isinstance(batches, Sized) else None)
 
