@@ -423,7 +423,7 @@ def _min_dim(table: Table, rules: Sequence[TableRule], equal: bool, min_shards: 
 
 def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
     """Return the minimum number of columns of a shard if a table is split into `min_shards` or more shards.
-    The limit `min_dim` of rules is not included.
+    This minimum does not include `min_dim` of rules.
 
     A sequence table is whole or in two equal halves. With `equal`, a table is in `min_shards` (at least 2) equal parts,
     and the narrowest shard is such a part. A sequence table of more than 2,048 columns can be halved only if its number

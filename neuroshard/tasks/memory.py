@@ -118,7 +118,7 @@ class MemoryUse:
         return InFlight(loaded=0, permuted=self.batches_in_flight, outputs=self.batches_in_flight)
 
     def state_bytes(self, loads: Loads) -> IntArray:
-        """Return the bytes of weights and optimizer state of n loads, (n,); a moved shard takes this data with it."""
+        """Return the bytes of weights and optimizer state of n loads, (n,): the data that moves if a shard moves."""
         floats = np.array([STATE_FLOATS[name] for name in (self.optimizer, self.dense_optimizer or self.optimizer)])
         per_element, per_row = floats[are(loads, lambda layout: layout.dense).astype(np.int64)].T
         size: IntArray = _weights(loads, per_element) + per_row * _FLOAT_BYTES * _whole(loads.rows)
@@ -194,7 +194,7 @@ class MemoryUse:
         return np.where(cached, widest[call], loads.dim)
 
     def device_bytes(self, loads: Loads, cache_widths: FloatArray | None = None) -> IntArray:
-        """Return the bytes of device memory, (n,), that n loads need, including their buffers.
+        """Return the bytes of device memory that each of n loads needs, (n,), including the buffers of the load.
 
         A table in host memory needs device memory for the optimizer state of every row, as in FBGEMM, and for its cache
         and the lists of the cache; in a hash table, it needs memory for the keys and scores of all slots. The rows of a
@@ -241,7 +241,7 @@ class MemoryUse:
 
     def _cache_bytes(self, loads: Loads, widths: FloatArray) -> IntArray:
         """Return the bytes of device memory that tables in host memory need, (n,).
-        They are for caches, for the lists of the caches, and for optimizer state per row.
+        These bytes are for caches, for the lists of the caches, and for optimizer state per row.
 
         The rows of the caches have `widths` (n,) columns.
         """
@@ -259,7 +259,7 @@ class MemoryUse:
 
     def received_bytes(self, output_columns: float, batch_size: int, num_devices: int, inputs: float = 0) -> int:
         """Return the bytes that every device needs in any plan for the device's own samples.
-        They are for embeddings, gradients and inputs.
+        These bytes are for embeddings, gradients and inputs.
 
         Args:
             output_columns: mean number of output columns per sample, of all tables together.

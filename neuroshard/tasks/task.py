@@ -106,7 +106,7 @@ class Task:
 
     @cached_property
     def loads(self) -> Loads:
-        """Loads of the tables, (T,), if every table is table-wise on one device, in the tier in `tier_assignments`."""
+        """Loads of the tables, (T,), if every table is table-wise on one device, in the tier of `tier_assignments`."""
         return Loads.of(self.tables, self.batch_size).at(self.tier_assignments)
 
     @property
