@@ -1,4 +1,4 @@
-"""Array types for annotations, and two functions: one sums groups of values, one gives each item a different place.
+"""Array types for annotations, a function that sums groups of values, and a function that gives items different places.
 
 The docstring of each function that takes or returns an array states the array's shape and unit.
 """

@@ -158,7 +158,7 @@ def _missing_in(settings: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _check_settings(config: Any) -> None:
-    """Raise UserError if a config gives a class or function (`_target_`) an unknown setting, or a value of a wrong type.
+    """Raise UserError if a config gives a class or function (`_target_`) an unknown setting or a wrong type of value.
 
     If a value is a reference `${...}` to another node, the error names the place of that node, where the user wrote it:
     OmegaConf returns the node itself.
