@@ -86,7 +86,9 @@ def write_tables(path: Path, tables: Sequence[Table]) -> None:
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write tables to a CSV file; each share of a histogram has a column, and `row_lookups` is one text with spaces."""
+    """Write tables to a CSV file, with a column for each share of the histogram.
+    The shares in `row_lookups` are one text, with spaces between the shares.
+    """
     cells = [
         {name: value for name, value in row.items() if name != "reuse"}
         | {f"reuse_{i}": share for i, share in enumerate(row["reuse"])}

@@ -1,4 +1,4 @@
-"""Counters of the lookups of each table row in one batch, which use bounded memory."""
+"""Counters that use bounded memory to count the lookups of each table row in one batch."""
 
 from collections.abc import Sequence
 
