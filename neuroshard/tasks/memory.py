@@ -296,7 +296,8 @@ def _whole(values: FloatArray) -> IntArray:
 
 
 def _times(size: IntArray, count: int | IntArray) -> IntArray:
-    """Multiply the sizes (n,) by `count`, one number or (n,); products above 2^60 become 2^60 + 1.
+    """Multiply the sizes (n,) by `count`, which is one number or an array (n,).
+    Products above 2^60 become 2^60 + 1.
 
     This limit keeps products from wrapping around in 64 bits, and the caller refuses sizes above 2^60.
     """

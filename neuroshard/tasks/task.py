@@ -213,7 +213,9 @@ class Task:
 
 
 def check_constraints(task: Task) -> None:
-    """Raise UserError if constraints of a task name an unknown table or device, or contradict each other or tables."""
+    """Raise UserError if the constraints of a task name an unknown table or device, or contradict each other.
+    Constraints that contradict the tables of the task raise UserError, too.
+    """
     constraints, num_devices = task.constraints, task.topology.num_devices
     tables = {table.name: table for table in task.tables}
     _check_names(constraints, tables, num_devices)
