@@ -1,1 +1,1 @@
-"""Code that does not depend on sharding: files, settings, checks, threads, progress and clocks."""
+"""Helper code that is independent of sharding: files, settings, checks of values, threads, progress bars and timing."""

@@ -1,4 +1,4 @@
-"""Array types for signatures, and two functions over arrays: sums of groups, and a matching of items to places.
+"""Array types for annotations, a function that sums groups of values, and a function that gives items different places.
 
 The docstring of each function that takes or returns an array states the array's shape and unit.
 """
@@ -16,7 +16,7 @@ Floats = TypeVar("Floats", FloatArray, Float32Array)
 
 
 def sums_of(amounts: Floats, counts: IntArray) -> Floats:
-    """Return the sums, (n, ...), of n consecutive groups of `amounts`, (N, ...).
+    """Split `amounts` (N, ...) into n consecutive groups, and return the sum of each group, (n, ...).
 
     `counts` (n,) has the number of amounts in each group, at least 1; the counts sum to N.
     """
@@ -25,7 +25,8 @@ def sums_of(amounts: Floats, counts: IntArray) -> Floats:
 
 
 def own_places(allowed: BoolArray) -> IntArray | None:
-    """Return a different place for each of n items, (n,); None if there is no such assignment.
+    """Assign a different allowed place to each of n items, and return the index of each item's place, (n,).
+    Return None if no such assignment exists.
 
     `allowed` (n, m) is True for the places that an item may have. The matching takes polynomial time.
     """

@@ -1,4 +1,4 @@
-"""A decorator for dataclasses and functions that checks their fields or arguments against the annotations."""
+"""The decorator `checked`, which checks fields of dataclasses and arguments of functions against annotations."""
 
 import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -20,7 +20,8 @@ _PLAIN = (int, float, str, bool, NoneType)
 
 
 def checked(target: _T) -> _T:
-    """Decorate a function, or a class below `@dataclass`, to check arguments or fields against the annotations.
+    """Decorate a function or dataclass so that every call checks the arguments, or the fields, against the annotations.
+    For a dataclass, write `@checked` below `@dataclass`.
 
     The checks cover annotations of plain types: numbers, text, bool, None, and tuples, lists, sequences, unions or
     literals of these. The type checker covers other classes. If the annotation asks for the other type, a list becomes
@@ -34,7 +35,7 @@ def checked(target: _T) -> _T:
 
 
 def check_values(target: Callable[..., Any], values: Mapping[str, object]) -> None:
-    """Raise UserError if a value does not fit the annotation of the argument with the value's name.
+    """Raise UserError if a value in `values` does not fit the annotation of the argument that has the same name.
 
     `target` is the class or function that has the arguments; `values` are by name. Arguments whose annotation is not a
     plain type are not checked.
@@ -45,7 +46,7 @@ def check_values(target: Callable[..., Any], values: Mapping[str, object]) -> No
 
 
 def is_checked(target: object) -> bool:
-    """Return True if a class or a function is decorated with `checked`, or is derived from such a class."""
+    """Return True if `target` is decorated with `checked`, or is a class that is derived from a decorated class."""
     return getattr(target, _MARK, False) is True
 
 
@@ -53,7 +54,9 @@ def _checked_class(cls: type[Any]) -> type[Any]:
     ours: Callable[[Any], None] | None = getattr(cls, "__post_init__", None)
 
     def check_fields(self: Any) -> None:
-        """Replace every field by its checked value, then run the class's own `__post_init__`."""
+        """Check the fields of an instance and store the checked values.
+        Then call the method `__post_init__` that the class defines, if any.
+        """
         try:
             vars(self).update(_checked_fields(self))
         except UserError as error:
@@ -68,7 +71,8 @@ def _checked_class(cls: type[Any]) -> type[Any]:
 
 
 def _checked_fields(owner: Any) -> dict[str, Any]:
-    """Return the checked values of the fields of plain type, by name.
+    """Check the fields of `owner` that have plain types, such as numbers or text.
+    Return the checked values by field name.
 
     All fields are first checked together, which is fast. If this check fails, each field is checked alone, which
     converts NumPy values and sizes, or raises an error that names the field.
@@ -82,12 +86,14 @@ def _checked_fields(owner: Any) -> dict[str, Any]:
 
 @cache
 def _as_struct(target: Hashable) -> type[msgspec.Struct]:
-    """Return a msgspec class with the plain-type fields of `target`; cached, so that annotations are read only once."""
+    """Return a msgspec class that has the plain-type fields of `target`.
+    The result is cached, so that annotations are read only once.
+    """
     return msgspec.defstruct("Fields", _plain_hints(target))
 
 
 def _named(value: object) -> str:
-    """Return the class and the name of a value, such as "table 'x'"; empty if it has no name.
+    """Return the class and the name of a value as text, such as "table 'x'"; empty if the value has no name.
 
     The class alone would not help a reader, because the error already names the setting.
     """
@@ -101,7 +107,7 @@ def _checked_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def check_arguments(*positional: Any, **named: Any) -> Any:
-        """Call the function with its arguments checked."""
+        """Check the arguments against the annotations, then call the decorated function with the checked arguments."""
         bound = parameters.bind(*positional, **named)
         for name, hint in _plain_hints(function):
             if name in bound.arguments:
@@ -127,7 +133,9 @@ def _checked_value(value: object, hint: Any, name: str) -> Any:
 
 
 def _literals(hint: Any) -> tuple[object, ...]:
-    """Return the values that a `Literal`, or a union of a `Literal` and None, allows; empty for other annotations."""
+    """Return the values that an annotation allows if it is a `Literal`, or a union of a `Literal` and None.
+    Return an empty tuple for other annotations.
+    """
     if get_origin(hint) is Literal:
         return get_args(hint)
     inner = get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
@@ -137,7 +145,7 @@ def _literals(hint: Any) -> tuple[object, ...]:
 
 
 def _allowed(literals: tuple[object, ...], name: str) -> dict[str, str]:
-    """Return the parts of a message that list the values that are allowed."""
+    """Return the limit and the remedy of an error message, which list the allowed values of the setting `name`."""
     values = ", ".join(map(str, literals))
     return {"limit": f"the allowed values are {values}", "remedy": f"Set {name} to one of these values"}
 
@@ -151,7 +159,9 @@ def _is_size(hint: Hashable) -> bool:
 
 
 def _without_numpy(value: object) -> object:
-    """Return the value with NumPy's numbers and arrays, also inside lists and tuples, as Python numbers and lists."""
+    """Convert NumPy numbers and arrays to Python numbers and lists, also inside lists and tuples.
+    Other values are returned unchanged.
+    """
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     return [_without_numpy(inner) for inner in value] if isinstance(value, (tuple, list)) else value
@@ -159,7 +169,7 @@ def _without_numpy(value: object) -> object:
 
 @cache
 def _plain_hints(target: Hashable) -> tuple[tuple[str, Any], ...]:
-    """Return (name, annotation) of each field or argument of plain type."""
+    """Return the name and the annotation of each field or argument of `target` that has a plain type, such as int."""
     owner: Any = target
     hints = get_type_hints(owner, include_extras=True)
     names = [field.name for field in fields(owner)] if is_dataclass(owner) else [n for n in hints if n != "return"]

@@ -1,4 +1,4 @@
-"""Look up files in `conf/` by name without Hydra, which is slow to import."""
+"""Functions that look up config files in `conf/` by name without Hydra, which is slow to import."""
 
 import re
 from functools import cache
@@ -9,12 +9,12 @@ FOLDER = Path(__file__).resolve().parents[1] / "conf"
 
 @cache
 def choices(group: str) -> tuple[str, ...]:
-    """Return the sorted names of the configs in a group, such as "searcher"; empty if there is no such group."""
+    """Return the sorted names of the configs in the folder `conf/<group>`; empty if there is no such folder."""
     return tuple(sorted(path.stem for path in (FOLDER / group).glob("*.yaml")))
 
 
 def is_group(name: str) -> bool:
-    """Return True if `conf/` has a group called `name`."""
+    """Return True if `conf/` has a config group, that is, a folder with configs, called `name`."""
     return name.isidentifier() and bool(choices(name))
 
 
@@ -26,7 +26,7 @@ def headline(file: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return the text in quotes and with escapes, so that Hydra reads it as a plain value.
+    """Put quotes around a text and escape special characters, so that Hydra reads the text as a plain value.
 
     Quotes around the text that the user wrote are replaced, not doubled.
     """

@@ -1,4 +1,4 @@
-"""The exception for a user's mistake and the warning category of this package; both carry messages in parts.
+"""The exception for users' mistakes and the warning category of this package; both store the parts of their messages.
 
 Every exception other than UserError is a defect, unless its cause (`raise ... from`) is a UserError: see
 `user_error_in`.
@@ -19,7 +19,7 @@ _PROJECT = __name__.partition(".")[0]
 
 
 class UserError(ValueError):
-    """An error that reports a user's mistake; `str(error)` renders the parts of its message in one line.
+    """An exception that reports a user's mistake; `str(error)` joins the parts of the error's message in one line.
 
     The arguments are the fields of `Message`.
     """
@@ -30,16 +30,18 @@ class UserError(ValueError):
 
     @property
     def code(self) -> str:
-        """The short name of the message."""
+        """The short name of the error message, such as "unknown-name"."""
         return self.message.code
 
     def at(self, where: str) -> Self:
-        """Return the same error with `where` as its place; a place that the error already names follows `where`."""
+        """Return a copy of this error that names the place `where`.
+        If the error already names a place, `where` comes before this place.
+        """
         inner = self.message.where
         return self.changed(where=f"{where}: {inner}" if inner else where)
 
     def changed(self, **parts: str) -> Self:
-        """Return the same error with some parts of the message replaced; `parts` are fields of `Message`."""
+        """Return a copy of this error with some parts of the message replaced; `parts` are fields of `Message`."""
         return _restored(type(self), replace(self.message, **parts))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -50,13 +52,13 @@ _Error = TypeVar("_Error", bound=UserError)
 
 
 def _restored(kind: type[_Error], message: Message) -> _Error:
-    """Return an error of class `kind` with this message; also restores pickled errors."""
+    """Return a new error of the class `kind` with the given message; unpickling of errors calls this function, too."""
     parts = asdict(message)
     return kind(parts.pop("code"), parts.pop("what"), **parts)
 
 
 class NeuroShardWarning(UserWarning):
-    """A warning with reasons to doubt a result: a search that was cut short, tables counted in too few samples, ...
+    """A warning that lists reasons to doubt a result, such as a search that was cut short, or tables with few samples.
 
     `messages` has one message for each reason. To ignore these warnings, filter by this category:
     `warnings.simplefilter("ignore", ns.NeuroShardWarning)`.
@@ -68,7 +70,7 @@ class NeuroShardWarning(UserWarning):
 
 
 def warn_of(answered: str, messages: Sequence[Message]) -> None:
-    """Issue one warning that joins the messages; without messages do nothing.
+    """Issue one NeuroShardWarning that joins all `messages`; do nothing if there are no messages.
 
     `answered` is the full name of the function whose result the messages doubt. The warning names this function, not a
     line of the caller's source, so that Python prints a single line.
@@ -78,15 +80,18 @@ def warn_of(answered: str, messages: Sequence[Message]) -> None:
 
 
 class InfeasibleError(UserError):
-    """The error that no plan was found that fits in memory: names the limit, the excess, and a remedy."""
+    """The error raised if no plan that fits in memory is found.
+    The message names the limit, the excess and a remedy.
+    """
 
 
 class MissingPackageError(UserError, ImportError):
-    """The error that an optional package is not installed: names the command that installs the package."""
+    """The error raised if an optional package is not installed; the message has the command to install the package."""
 
 
 def user_error_in(error: BaseException) -> UserError | None:
-    """Return the first UserError in the chain of an error and its causes (`__cause__`), or None for a defect.
+    """Return the first UserError among `error`, the cause of `error` (`__cause__`), the cause of that cause, and so on.
+    Return None if none of these is a UserError: then `error` is a defect.
 
     An error that was raised while a UserError was handled (`__context__`), but not from it, is a defect.
     """
@@ -97,7 +102,7 @@ def user_error_in(error: BaseException) -> UserError | None:
 
 
 def raised_by(error: BaseException, *packages: str) -> bool:
-    """Return True if an error comes from one of `packages` (top-level names), or from a library that it calls.
+    """Return True if an error was raised in one of `packages` (top-level names), or in a library that a package calls.
 
     An error in this project's code that such a package calls back does not count. This check separates a library's
     refusal of an input from a defect of this project, because both may raise ValueError or RuntimeError.
@@ -108,12 +113,13 @@ def raised_by(error: BaseException, *packages: str) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or the name of its class if it has no text."""
+    """Return the first line of the text of an error, or the name of the error's class if the text is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def unknown_name(what: str, name: str, valid: Iterable[str], first: Sequence[str] = ()) -> UserError:
-    """Return the error for a name that is not in `valid`: it suggests the nearest valid name, or lists valid names.
+    """Return the error for a name that is not in `valid`.
+    The error suggests the nearest valid name, or lists valid names.
 
     In the list, names of the same groups as `name` come first, and then the names in `first`; it is cut after 20 names.
     Names with dots, such as `searcher.grid`, are compared without the groups that they share, because shared groups
@@ -138,7 +144,9 @@ def unknown_name(what: str, name: str, valid: Iterable[str], first: Sequence[str
 
 
 def _similar(name: str, other: str) -> bool:
-    """Return True if two names are similar without the groups that they share, and `other` is not a group of `name`."""
+    """Return True if two names with dots are similar after removal of the leading groups that both names share.
+    Return False if `other` is a group of `name`, such as `searcher` of `searcher.grid`.
+    """
     if name.startswith(f"{other}."):
         return False
     groups = _shared_groups(name, other)
@@ -148,12 +156,12 @@ def _similar(name: str, other: str) -> bool:
 
 
 def _shared_groups(name: str, other: str) -> int:
-    """Return the number of groups that two names with dots share: 1 for `searcher.grid` and `searcher.tolerance`."""
+    """Return how many leading groups two names with dots share: 1 for `searcher.grid` and `searcher.tolerance`."""
     pairs = list(zip(name.split(".")[:-1], other.split(".")[:-1], strict=False))
     return next((number for number, (group, other_group) in enumerate(pairs) if group != other_group), len(pairs))
 
 
 def check_name(what: str, name: str, valid: Collection[str]) -> None:
-    """Raise the error of `unknown_name` if `name` is not in `valid`; `what` is the noun for the name in the error."""
+    """Raise UserError if `name` is not in `valid`; the error calls the name by the noun `what`, such as "setting"."""
     if name not in valid:
         raise unknown_name(what, name, valid)

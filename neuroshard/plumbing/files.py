@@ -24,7 +24,7 @@ _BEGINNING_BYTES = 256  # that are read of a file to recognise the format
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a temporary file in the directory of `path`, force it to disk, then rename it to `path`.
+    """Write `content` to `path` atomically: write a temporary file, force the file to disk, and rename it to `path`.
 
     After a power failure `path` is either the old file or the new file: the content and the name of the new file are on
     the disk before this function returns. If several processes write `path` at the same time, the file of the last
@@ -50,7 +50,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _force_to_disk(path: Path) -> None:
-    """Force the content of a file, or the names in a directory, to disk."""
+    """Wait until the operating system has written the content of a file, or the names in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -64,12 +64,13 @@ def write_json(path: Path, content: object) -> None:
 
 
 def ending_of(path: Path) -> str:
-    """Return a clause for errors about the suffix of a file name, such as "the file name ends in '.txt'"."""
+    """Return a clause for error messages that states the suffix of a file, such as "the file name ends in '.txt'"."""
     return f"the file name ends in {path.suffix!r}" if path.suffix else "the file name has no suffix"
 
 
 def regular_file(path: Path, what: str) -> Path:
-    """Return `path` if it is a regular file of at most 1 GiB; `what` ("plan", "manifest", ...) is the noun in errors.
+    """Return `path` after checking that it is a regular file of at most 1 GiB; raise UserError if it is not.
+    Errors call the file by the noun `what`, such as "plan" or "manifest".
 
     Raises:
         UserError: the file is missing, is not regular (reading a pipe or a device might never end), or is larger than
@@ -99,7 +100,7 @@ def _unreadable(path: Path, what: str, error: Exception) -> UserError:
 
 
 def read_bytes(path: Path, what: str) -> bytes:
-    """Return the content of a regular file; raises as `regular_file` does."""
+    """Return the bytes in a regular file; the function raises the same errors as `regular_file`."""
     try:
         return regular_file(path, what).read_bytes()
     except OSError as error:
@@ -107,7 +108,7 @@ def read_bytes(path: Path, what: str) -> bytes:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """Return the JSON in `path` as plain values, for `schema.parse`.
+    """Read a JSON file; return the content as plain values (dicts, lists, numbers, text), which `schema.parse` accepts.
 
     Raises:
         UserError: the file is missing or is not JSON; `what` names the file ("plan", "manifest", ...).
@@ -116,12 +117,14 @@ def read_json(path: Path, what: str) -> Any:
 
 
 def digest_of(*paths: Path) -> str:
-    """Return the SHA-256 of the joined contents of files that a run depends on; raises as `read_bytes` does."""
+    """Return the SHA-256 hash of the contents of files, joined in order; raises the same errors as `read_bytes`."""
     return hashlib.sha256(b"".join(read_bytes(path, "file") for path in paths)).hexdigest()
 
 
 def has_format(path: Path, name: str) -> bool:
-    """Return True if a file begins as JSON whose first field, "format", has a value that begins with `name`."""
+    """Return True if a file begins as a JSON object whose first field is "format".
+    The value of this field must begin with `name`.
+    """
     return re.match(rf'\s*\{{\s*"format"\s*:\s*"{re.escape(name)}'.encode(), beginning(path)) is not None
 
 
@@ -140,17 +143,19 @@ def beginning(path: Path) -> bytes:
 
 
 def check_directory(path: Path) -> None:
-    """Raise UserError unless `path` is a writable directory or can be made; the check makes no directory."""
+    """Raise UserError unless `path` is a writable directory or can be created; the check creates no directory."""
     _check_place(path, (path, *path.absolute().parents), "DIRECTORY")
 
 
 def check_file(path: Path) -> None:
-    """Raise UserError unless the directory of the file `path` is writable or can be made; the check makes no files."""
+    """Raise UserError unless the directory of the file `path` is writable or can be created; no file is created."""
     _check_place(path, path.absolute().parents, "FILE")
 
 
 def _check_place(out: Path, places: Sequence[Path], kind: str) -> None:
-    """Raise UserError unless the first existing path in `places` is a writable directory; `out` is named in errors."""
+    """Raise UserError unless the first existing path in `places` is a writable directory.
+    The error names the path `out`.
+    """
     nearest = next(place for place in places if os.path.lexists(place))
     remedy = f"Choose another {kind.lower()} with out={kind}"
     if not nearest.is_dir():
@@ -167,13 +172,15 @@ def _check_place(out: Path, places: Sequence[Path], kind: str) -> None:
 
 
 def by_place(paths: Iterable[Path]) -> list[list[Path]]:
-    """Return the paths grouped by the place that they resolve to; the paths stay as the user wrote them, in order."""
+    """Group the paths that lead to the same file or directory, and return the groups in order.
+    The paths stay as the user wrote them.
+    """
     return list(grouped(paths, Path.resolve).values())
 
 
 @contextmanager
 def exclusive(directory: Path) -> Iterator[None]:
-    """Make a directory and lock it against other runs while the block runs.
+    """Make a directory if it does not exist, and lock the directory against other runs until the `with` block ends.
 
     The operating system releases the lock when the process ends, even if the process is killed. A run that writes no
     file to the directory, such as a run with a wrong setting, leaves no new directory.
@@ -196,7 +203,7 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 
 def _locked(lock: Path, directory: Path) -> int:
-    """Lock the lock file and return the file's descriptor.
+    """Open and lock the file `lock` in `directory`, and return the descriptor of the open file.
 
     A symbolic link is refused: the file that the link points to is neither opened nor changed.
     """

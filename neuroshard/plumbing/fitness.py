@@ -1,4 +1,4 @@
-"""The verdict that collect, pretrain and train-policy print last: is the result fit for use, and what to do if not."""
+"""The verdict at the end of collect, pretrain and train-policy: if the result is fit for use, and what to do if not."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class UseVerdict:
     advice: str = ""
 
     def __str__(self) -> str:
-        """Render the verdict as one sentence for people."""
+        """Return the verdict as one sentence for people to read."""
         opening = "Fit for use" if self.fit else "Not fit for use"
         return ": ".join(filter(None, (opening, self.reason, self.advice))) + "."
 

@@ -1,4 +1,4 @@
-"""Grouping of items by a key."""
+"""A function that groups items by a key."""
 
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
@@ -8,7 +8,7 @@ Item = TypeVar("Item")
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Return the items grouped by key; items keep their order, and keys are in the order of their first items."""
+    """Return a dict from each key to the list of items that have this key; keys and items keep the order of `items`."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)

@@ -1,4 +1,6 @@
-"""Numbered values on disk that outlive the process: a killed run continues with the first value that is missing."""
+"""A journal of numbered values on disk.
+If a run was killed, the next run reads the values, and continues with the first value that is missing.
+"""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -15,7 +17,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Journal(Generic[Value]):
-    """Numbered values of one type, each in a file `<name>-0000.json` that is either complete or missing.
+    """Numbered values of one type, each in a separate file such as `<name>-0000.json`; a file is complete or missing.
 
     A subclass may store the values in files of another format.
 
@@ -39,11 +41,11 @@ class Journal(Generic[Value]):
     version: int = 1
 
     def keep(self, number: int, value: Value) -> None:
-        """Write the value of this number to disk."""
+        """Write `value` to disk as the value with this number."""
         self.write(self.path(number), value)
 
     def get(self, number: int) -> Value | None:
-        """Return the value of a number, or None if there is no file.
+        """Return the value with this number, or None if there is no file for the number.
 
         Raises:
             UserError: the file is damaged, or `wrong` finds a defect in the value.
@@ -62,23 +64,25 @@ class Journal(Generic[Value]):
         return value
 
     def write(self, path: Path, value: Value) -> None:
-        """Write a value to its file."""
+        """Write a value as JSON to the file `path`."""
         fields: Any = value
         write_json(path, {"format": self._format, **asdict(fields)})
 
     def content(self, path: Path, where: str) -> Any:
-        """Return the value in a file as plain values; raise UserError if the file is damaged."""
+        """Read the file of a value, and return the content as plain values; raise UserError if the file is damaged."""
         return of_format(read_json(path, self.name), self._format, where)
 
     def read(self) -> tuple[Value, ...]:
-        """Return the values 0, 1, ... before the first number without a file; raises as `get` does."""
+        """Return the values with the numbers 0, 1, ... up to the first number without a file.
+        The function raises the same errors as `get`.
+        """
         values: list[Value] = []
         while (value := self.get(len(values))) is not None:
             values.append(value)
         return tuple(values)
 
     def filled(self, count: int, make: Callable[[Sequence[Value]], Value]) -> tuple[Value, ...]:
-        """Return `count` values or more: those on disk and, if these are fewer, new ones that `make` makes.
+        """Return at least `count` values: first the values on disk, then as many new values from `make` as are needed.
 
         `make` is called with all values before the new one; each new value is written to disk. Raises as `get` does.
         """
@@ -89,11 +93,11 @@ class Journal(Generic[Value]):
         return values
 
     def clear(self) -> None:
-        """Delete the folder with all values."""
+        """Delete the folder of the journal, with all values."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def path(self, number: int) -> Path:
-        """Return the path of the file for the value of a number."""
+        """Return the path of the file for the value with this number."""
         return self.folder / f"{self.name}-{number:04d}{self.suffix}"
 
     @property

@@ -1,4 +1,4 @@
-"""Errors and warnings as messages in parts, which only this module joins to text."""
+"""Messages of errors and warnings, stored in separate parts that only this module joins to a text."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -38,12 +38,14 @@ class Message:
 
 
 def number_of(count: int, noun: str, plural: str | None = None) -> str:
-    """Return the count and the noun as text, such as "1 table" or "3 tables"; `plural` is noun + "s" if not given."""
+    """Return a count and a noun as text, such as "1 table" or "3 tables"; `plural` defaults to the noun with an "s"."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def both_in_one(first: Message | None, second: Message | None) -> Message | None:
-    """Return one message that renders both messages, with the code of the first; None if both are None."""
+    """Join two messages to one message, which has the code of `first`; a message that is None is left out.
+    Return None if both messages are None.
+    """
     if first is None or second is None:
         return first or second
     return replace(first, remedy=". ".join(filter(None, (first.remedy, str(second)))))

@@ -22,17 +22,17 @@ JSON: OutputFormat = "json"
 
 
 class ResultWithFacts(Result, Protocol):
-    """The result of a command that prints JSON."""
+    """The result of a command that can print the result as JSON, from the `facts` of the result."""
 
     @property
     def facts(self) -> object:
-        """The facts of the result: a frozen dataclass."""
+        """The facts of the result, as a frozen dataclass whose fields are rows, numbers and text."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSettings:
-    """The setting of a command whose result can be printed as JSON.
+    """The setting `format` of a command that can print the result as JSON.
 
     Attributes:
         format: text | json: json prints the result as one JSON object to standard output, and everything else to
@@ -43,17 +43,19 @@ class OutputSettings:
 
 
 def print_facts(facts: object) -> None:
-    """Print facts as one indented JSON object on standard output."""
+    """Print the facts of a result on standard output, as one indented JSON object."""
     print(as_json(facts), flush=True)
 
 
 def as_json(facts: object) -> str:
-    """Return facts as one indented JSON object; dataclasses become objects, and numbers that are not finite null."""
+    """Return the facts of a result as the text of one indented JSON object.
+    Dataclasses become objects, and numbers that are not finite become null.
+    """
     return msgspec.json.format(msgspec.json.encode(facts, enc_hook=_plain), indent=2).decode()
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of a type that msgspec does not encode as a value of a plain type."""
+    """Convert a NumPy value or a path, which msgspec cannot encode, to a plain value such as a number, list or text."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     if isinstance(value, Path):
@@ -63,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def stdout_to_stderr() -> Iterator[None]:
-    """Send everything that this process, its libraries and its child processes print to standard error instead."""
+    """While the block runs, send the output of this process, of libraries and of child processes to standard error."""
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)

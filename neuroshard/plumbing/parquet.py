@@ -18,7 +18,7 @@ _MAX_ROWS = 10_000_000
 
 
 def write_frame(path: Path, frame: pd.DataFrame) -> None:
-    """Write a frame to a Parquet file, atomically.
+    """Write a pandas data frame to a Parquet file, atomically.
 
     `path` is used literally, unlike in pandas, which reads some paths as URLs and expands "~".
     """
@@ -26,19 +26,21 @@ def write_frame(path: Path, frame: pd.DataFrame) -> None:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Write a table to a Parquet file, atomically."""
+    """Write an Arrow table to a Parquet file, atomically."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     write_atomically(path, sink.getvalue().to_pybytes())
 
 
 def read_rows(path: Path, what: str) -> list[Row]:
-    """Return the rows of a Parquet file as plain values, for `schema.parse`; raises as `read_table` does."""
+    """Return the rows of a Parquet file as dicts of plain values, for `schema.parse`.
+    The function raises the same errors as `read_table`.
+    """
     return _read(path, what, pa.Table.to_pylist)
 
 
 def read_table(path: Path, what: str) -> pa.Table:
-    """Return the table in a Parquet file.
+    """Return the content of a Parquet file as an Arrow table.
 
     Only this file is read: the path does not add partition columns, and a directory is refused.
 

@@ -1,4 +1,4 @@
-"""Reading of YAML files as plain values, without aliases and tags."""
+"""Reading of YAML files as plain values; files with aliases or tags are refused."""
 
 from collections.abc import Hashable
 from pathlib import Path
@@ -17,7 +17,7 @@ _PLAIN = tuple(f"tag:yaml.org,2002:{tag}" for tag in ("null", "bool", "int", "fl
 
 
 def read_yaml(path: Path, what: str) -> Any:
-    """Return the plain values in a YAML file, or in a JSON file (`.json`), for `schema.parse`.
+    """Return the content of a YAML file, or of a JSON file (`.json`), as plain values for `schema.parse`.
 
     Scalars follow YAML 1.1, except that dates stay text. Aliases are refused, because they can expand without end.
 
@@ -48,7 +48,7 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is untyped
-    """A YAML loader for plain values that refuses aliases, other tags, and repeated fields."""
+    """A YAML loader that accepts only plain values; aliases, tags of other types and repeated fields are refused."""
 
     yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag in _PLAIN]
@@ -67,7 +67,7 @@ class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is untyped
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Return a mapping; raise UserError if a field's name is not text or occurs twice."""
+        """Return the mapping in a YAML node as a dict; raise UserError if a name is not text or occurs twice."""
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)

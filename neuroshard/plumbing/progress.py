@@ -1,4 +1,4 @@
-"""Progress output of every stage: bars on a terminal, or a plain line every half minute in a file or pipe."""
+"""Progress output of commands: bars on a terminal, or a plain line every half minute in a file or pipe."""
 
 import errno
 import os
@@ -29,7 +29,7 @@ Wait = Callable[[Event], bool]
 
 
 class Result(Protocol):
-    """The result of a command."""
+    """The result of a command, which the method `show` prints for people to read."""
 
     def show(self, console: Console) -> None:
         """Print the result on a console for people to read."""
@@ -46,7 +46,7 @@ class _Rate(ProgressColumn):
 
 @contextmanager
 def progress_bar(console: Console | None = None, wait: Wait = lambda ended: ended.wait(_EVERY_S)) -> Iterator[Progress]:
-    """Show the progress of tasks on standard error: description, count, rate, time spent and time left.
+    """Show the progress of tasks on standard error while the block runs: description, count, rate, time spent and left.
 
     A terminal shows a bar for each task. Elsewhere, a line for each unfinished task is printed every half minute, and a
     line for each task at the end. `wait` is the clock: it returns False when the next line is due, and True when the
@@ -71,7 +71,7 @@ def progress_bar(console: Console | None = None, wait: Wait = lambda ended: ende
 
 @contextmanager
 def _printed_lines(progress: Progress, wait: Wait) -> Iterator[None]:
-    """Print progress lines while the block runs and, unless the block raises, a last line for each task."""
+    """Print progress lines while the block runs, and a last line for each task if the block ends without an error."""
     ended = Event()
     printing = Thread(target=_print_until, args=(ended, progress, wait), daemon=True)
     printing.start()
@@ -84,13 +84,13 @@ def _printed_lines(progress: Progress, wait: Wait) -> Iterator[None]:
 
 
 def _print_until(ended: Event, progress: Progress, wait: Wait) -> None:
-    """Print a line for each unfinished task whenever `wait` returns False, until `ended` is set."""
+    """Print a line for each unfinished task every time that `wait` returns False, until `wait` returns True."""
     while not wait(ended):
         print_lines(progress.console, [_line(task) for task in progress.tasks if not task.finished])
 
 
 def _shown_rate(per_second: float) -> str:
-    """Return steps per second with two significant digits, and from 100 on without exponent, such as 1,230/s."""
+    """Return a rate in steps per second as text: two significant digits below 100, or else a whole number (1,230/s)."""
     return f"{per_second:.2g}/s" if per_second < 99.5 else f"{per_second:,.0f}/s"  # 99.5 would be 1e+02
 
 
@@ -110,13 +110,17 @@ def _clock(seconds: float) -> str:
 
 
 def plain_console(*, stderr: bool = False) -> Console:
-    """Return a console that prints text unchanged, because names may contain text that rich reads as markup."""
+    """Return a console that prints text unchanged.
+    Other consoles of rich would read parts of some names as markup.
+    """
     width = None if (sys.stderr if stderr else sys.stdout).isatty() else _PLAIN_WIDTH
     return _Console(stderr=stderr, width=width, markup=False, highlight=False, emoji=False)
 
 
 class _Console(Console):
-    """A console that raises BrokenPipeError if the reader of a pipe has ended; rich's console raises SystemExit."""
+    """A console that raises BrokenPipeError if the program that reads a pipe has ended.
+    The console of rich raises SystemExit.
+    """
 
     def on_broken_pipe(self) -> NoReturn:
         """Raise BrokenPipeError, which commands handle."""
@@ -129,6 +133,6 @@ def printer(progress: Progress) -> Callable[[object], None]:
 
 
 def print_lines(console: Console, lines: Iterable[object]) -> None:
-    """Print lines, or messages, unchanged, because names may contain text that rich reads as markup."""
+    """Print lines or messages unchanged; otherwise rich would read parts of some names as markup."""
     for line in lines:
         console.print(str(line), markup=False, highlight=False, soft_wrap=True)

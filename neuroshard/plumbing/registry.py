@@ -1,4 +1,4 @@
-"""Building of objects from configs in `conf/`: Hydra composes the files, and settings are checked before the building.
+"""Functions that build objects from configs in `conf/`: Hydra composes the configs, and settings are checked first.
 
 Hydra builds the object that `_target_` names, which can be any class or function. This is safe because the command line
 and the configs belong to the person who runs the command (SECURITY.md). Files from other people are never built:
@@ -29,7 +29,7 @@ _OF_USERS = ("command-line", "hydra.searchpath")  # Hydra's names for search pat
 
 
 def composed(name: str | None, overrides: Sequence[str] = (), search_path: Sequence[str] = ()) -> DictConfig:
-    """Return a config of `conf/`, composed as Hydra composes the config of a command.
+    """Return the config of the command `name` in `conf/`, composed with `overrides` as Hydra does on the command line.
 
     Args:
         name: name of the command, such as "search"; None starts from an empty config.
@@ -50,7 +50,9 @@ def composed(name: str | None, overrides: Sequence[str] = (), search_path: Seque
 
 
 def config_of(command: str, asked: Mapping[str, Any]) -> DictConfig:
-    """Return the config of a command with the choices (of groups) and values (of settings) in `asked`."""
+    """Return the config of a command after applying `asked`.
+    `asked` has the choice for each config group, and the value for each setting.
+    """
     config = composed(command, [f"{key}={value}" for key, value in asked.items() if is_group(key)], _search_path())
     for key, value in asked.items():
         if not is_group(key):
@@ -59,7 +61,7 @@ def config_of(command: str, asked: Mapping[str, Any]) -> DictConfig:
 
 
 def described(group: str, name: str) -> dict[str, Any]:
-    """Return the settings of a choice in a group as the config states them, with `${...}` unresolved.
+    """Return the settings in the config `conf/<group>/<name>.yaml`, with references `${...}` left as text.
 
     Raises:
         UserError: there is no such choice.
@@ -123,7 +125,8 @@ def _plain(value: Any) -> bool:
 
 
 def instantiate_config(config: Any, **objects: Any) -> Any:
-    """Build the objects that the `_target_` entries of a config name.
+    """Check the settings of a config, then build the object that the config describes by `_target_`.
+    Nested objects in the config are built, too.
 
     `objects` are further arguments of the outermost target, of types that a config cannot contain.
 
@@ -139,7 +142,7 @@ def instantiate_config(config: Any, **objects: Any) -> Any:
 
 
 def check_complete(config: Any) -> None:
-    """Raise UserError if a setting of a config has no value."""
+    """Raise UserError if a setting of a config has no value, which configs write as `???`."""
     settings = OmegaConf.to_container(config, resolve=False) if OmegaConf.is_config(config) else {}
     for key in _missing_in(settings):
         limit = "a value is needed"
@@ -147,7 +150,7 @@ def check_complete(config: Any) -> None:
 
 
 def _missing_in(settings: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the full names, with dots, of the settings without a value; `prefix` begins each name."""
+    """Yield the full name, such as `searcher.grid`, of each setting without a value; each name begins with `prefix`."""
     for key, value in settings.items() if isinstance(settings, dict) else ():
         if value == "???":
             yield f"{prefix}{key}"
@@ -155,7 +158,7 @@ def _missing_in(settings: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _check_settings(config: Any) -> None:
-    """Raise UserError if a target in a config does not have a setting, or the setting does not accept the value's type.
+    """Raise UserError if a config gives a class or function (`_target_`) an unknown setting or a wrong type of value.
 
     If a value is a reference `${...}` to another node, the error names the place of that node, where the user wrote it:
     OmegaConf returns the node itself.
@@ -174,7 +177,9 @@ def _check_settings(config: Any) -> None:
 
 
 def _check_taken(settings: Mapping[str, Any], target: str, place: str) -> None:
-    """Raise UserError if a target does not have a setting or refuses the value; errors put `place` before names."""
+    """Raise UserError if `settings` has a name or a value that the class or function `target` does not accept.
+    Errors put `place` before the names of settings.
+    """
     made = _located(target)
     taken = _names_of(made)
     for key in settings:
@@ -185,7 +190,7 @@ def _check_taken(settings: Mapping[str, Any], target: str, place: str) -> None:
 
 
 def _located(target: str) -> Any:
-    """Return the class or function called `target`, which is imported.
+    """Import and return the class or function with the full name `target`, such as `package.module.Class`.
 
     Raises:
         UserError: a target outside this package cannot be imported. An error from this package's own modules is a
@@ -215,7 +220,7 @@ def _names_of(made: Any) -> list[str] | None:
 
 
 def _check_types(made: Any, settings: Mapping[str, Any], place: str) -> None:
-    """Raise UserError if a setting is not of the annotated type.
+    """Raise UserError if the value of a setting is not of the type in the annotation of the parameter.
 
     Classes that are decorated with `checked` check plain types themselves.
     """
@@ -232,7 +237,9 @@ def _check_types(made: Any, settings: Mapping[str, Any], place: str) -> None:
 
 
 def _may_be(value: Any, hint: Any) -> bool:
-    """Return False if the value is plain, but the annotation allows only classes of this package (or None)."""
+    """Return True if the annotation `hint` may allow the value.
+    Return False for a plain value if the annotation allows only classes of this package (or None).
+    """
     if isinstance(value, list):
         return all(_may_be(inner, hint) for inner in value)
     kinds = [kind for kind in _kinds(hint) if kind is not Ellipsis]
@@ -242,7 +249,7 @@ def _may_be(value: Any, hint: Any) -> bool:
 
 
 def _kinds(hint: Any) -> Iterator[Any]:
-    """Yield the types in an annotation, also inside unions and sequences."""
+    """Yield each type that occurs in an annotation, including types inside unions and sequences."""
     if get_origin(hint) is None:
         yield hint
     for inner in get_args(hint):
@@ -250,12 +257,14 @@ def _kinds(hint: Any) -> Iterator[Any]:
 
 
 def _is_object(kind: Any) -> bool:
-    """Return True if a type is a class of this package that is not an Enum, and so is built by a group of settings."""
+    """Return True if a type is a class of this package and not an Enum.
+    A group of settings builds a value of this type.
+    """
     return isinstance(kind, type) and kind.__module__.startswith(_OWN) and not issubclass(kind, Enum)
 
 
 def _resolved(config: DictConfig) -> Any:
-    """Return a config's plain values, with each `${...}` replaced by the setting that it refers to.
+    """Return a config as plain values, in which each reference `${...}` is replaced by the setting that it refers to.
 
     Raises:
         UserError: a `${...}` refers to a setting that does not exist, or to itself; unlike Hydra's error, this error
@@ -268,7 +277,8 @@ def _resolved(config: DictConfig) -> Any:
 
 
 def _unwrapped(make: Callable[[], Any]) -> Any:
-    """Return the result of `make`, which builds an object with Hydra; raise the errors that Hydra wraps.
+    """Call `make`, which builds an object with Hydra, and return the object.
+    If the call fails, raise the original error without Hydra's wrapper.
 
     Of a wrapped error, the UserError in its chain of causes is raised, or else the original error, because the text of
     Hydra's wrapper advises to set a variable that has no effect here. An error of OmegaConf is a defect here, because
@@ -286,7 +296,7 @@ def _unwrapped(make: Callable[[], Any]) -> Any:
 
 
 def _of_config(error: OmegaConfBaseException) -> UserError:
-    """Return an error of OmegaConf as a UserError: the setting that it is about, and the first line of its text."""
+    """Convert an error of OmegaConf to a UserError that names the setting and the first line of OmegaConf's text."""
     text = first_line(error)
     named = _FULL_KEY.search(str(error))
     key = "" if named is None else named[1].removeprefix("run.")

@@ -1,4 +1,4 @@
-"""Parsing of external input: files, settings and sizes become typed values, or an error of one line.
+"""Parsing of external input: files, settings and sizes are converted to typed values, or refused with a one-line error.
 
 Types are annotations such as `Annotated[int, Meta(ge=1)]`. msgspec checks them, because msgspec imports in 20 ms. The
 limits below are large enough for the largest task that NeuroShard supports, and small enough that every number of bytes
@@ -91,7 +91,7 @@ _SIZE = re.compile(r"\s*(\d{1,25}(?:\.\d{0,25})?(?:e[+-]?\d{1,3})?)\s*([a-z]*)\s
 
 
 def parse(content: object, hint: type[_T], where: str) -> _T:
-    """Return `content`, plain values from JSON or YAML, as a value of the type `hint`.
+    """Convert plain values from JSON or YAML to a value of the type `hint`, such as a dataclass.
 
     Raises:
         UserError: a field is missing, unknown, of the wrong type or out of range; the error begins with `where`, the
@@ -111,7 +111,7 @@ def parse(content: object, hint: type[_T], where: str) -> _T:
 
 
 def decode(text: str | bytes, where: str) -> Any:
-    """Return a JSON text as plain values.
+    """Parse a JSON text, and return the content as plain values: dicts, lists, numbers and text.
 
     Raises:
         UserError: the text is not JSON in UTF-8, has a field twice in one object or a number that is not finite, or is
@@ -137,7 +137,7 @@ def decode(text: str | bytes, where: str) -> Any:
 
 
 def _check_fields(pairs: list[tuple[str, object]]) -> None:
-    """Raise UserError if an object of JSON has a field twice or a number that is not finite.
+    """Raise UserError if a JSON object has a field twice, or has a number that is not finite.
 
     msgspec would keep the last of two equal fields, and its error about such a number does not name the field.
     """
@@ -153,19 +153,21 @@ def _check_fields(pairs: list[tuple[str, object]]) -> None:
 
 
 def as_fields(value: Any, rare: Collection[str]) -> dict[str, Any]:
-    """Return a dataclass as JSON-ready fields, without the fields in `rare` whose value is the default."""
+    """Return the fields of a dataclass as a JSON-ready dict.
+    A field in `rare` is left out if it has the default value.
+    """
     defaults = {field.name: field.default for field in fields(value) if field.name in rare}
     named = asdict(value).items()
     return {name: plain for name, plain in named if name not in defaults or getattr(value, name) != defaults[name]}
 
 
 def padded(columns: int) -> int:
-    """Return a number of columns rounded up to a multiple of 4, which FBGEMM needs for tables and shards."""
+    """Round a number of columns up to a multiple of 4, because FBGEMM needs such widths for tables and shards."""
     return -(-columns // DIM_MULTIPLE) * DIM_MULTIPLE
 
 
 def of_format(content: object, name: str, where: str) -> dict[str, Any]:
-    """Return the fields of a file's content without "format".
+    """Check the format of a file's content, and return all fields of the content except "format".
 
     Raises:
         UserError: the content does not have the format `name`; the error begins with `where`, the place of the content.
@@ -184,7 +186,7 @@ def of_format(content: object, name: str, where: str) -> dict[str, Any]:
 
 
 def check_depth(content: object, left: int = MAX_DEPTH) -> None:
-    """Raise UserError if lists and fields are nested in more than `left` levels."""
+    """Raise UserError if lists and dicts in `content` are nested more than `left` levels deep."""
     if not isinstance(content, (list, dict)):
         return
     if not left:
@@ -194,7 +196,7 @@ def check_depth(content: object, left: int = MAX_DEPTH) -> None:
 
 
 def nested_too_deeply(levels: int) -> UserError:
-    """Return the error for a value whose lists or fields are nested in more than `levels` levels."""
+    """Return the error for a value in which lists or fields are nested more than `levels` levels deep."""
     limit = f"the maximum is {number_of(levels, 'level')}"
     remedy = "Write the value with fewer levels"
     return UserError("value-nested-deeply", "the value is nested too deeply", limit=limit, remedy=remedy)
@@ -226,7 +228,7 @@ def refuse_unknown(content: object, hint: Any) -> None:
 
 @cache
 def _hints(hint: Hashable) -> dict[str, Any]:
-    """Return the annotation of each field of a dataclass by name; None if the annotation contains no dataclass.
+    """Return the annotation of each field of a dataclass, by name; an annotation without any dataclass becomes None.
 
     Values of these fields cannot have unknown fields, so nothing needs to be checked there.
     """
@@ -241,7 +243,7 @@ def _has_fields(hint: Any) -> bool:
 
 
 def refusal(message: str, content: object, name: str = "") -> UserError:
-    """Return the error for a value that msgspec refuses.
+    """Return the UserError for a value that msgspec refuses, made from the text of msgspec's error.
 
     Args:
         message: msgspec's text.
@@ -268,13 +270,15 @@ def refusal(message: str, content: object, name: str = "") -> UserError:
 
 
 def _path_in(message: str) -> str:
-    """Return the path in a message of msgspec, such as `tables[3].rows`; empty if the whole content is refused."""
+    """Return the path of the refused value in a message of msgspec, such as `tables[3].rows`.
+    Return an empty text if msgspec refuses the whole content.
+    """
     path = message.rpartition(" - at `")[2] if " - at `" in message else ""
     return path.removeprefix("key` in `").rstrip("`").removeprefix("$").removeprefix(".")
 
 
 def _wanted(text: str) -> tuple[str, str]:
-    """Return the limit that a message of msgspec states, as a clause, and a description of right values.
+    """Return two texts from a message of msgspec: the limit as a clause, and the right values, such as "4 or more".
 
     `text` is the message without its path. The description is empty if the message does not imply one.
     """
@@ -315,7 +319,9 @@ def shown(value: object) -> str:
 
 
 def _value_at(content: object, path: str) -> object:
-    """Return the value at a path such as `tables[3].rows`; `content` itself if there is no value at the path."""
+    """Return the value in `content` at a path such as `tables[3].rows`.
+    Return `content` itself if there is no value at the path.
+    """
     value: Any = content
     for key, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
         try:
@@ -326,7 +332,8 @@ def _value_at(content: object, path: str) -> object:
 
 
 def to_bytes(size: object, name: str) -> int:
-    """Return a size as people write it, such as "32GiB", in bytes; `name` is the setting that the error names.
+    """Convert a size as people write it, such as "32GiB" or 1e9, to a number of bytes.
+    Errors name the setting `name`.
 
     Raises:
         UserError: the value is not a size, or is larger than 2^60 bytes.
@@ -348,7 +355,7 @@ def is_size(text: str) -> bool:
 
 
 def _named_bytes(text: str) -> float | None:
-    """Return the number of bytes that a text names; None if the text is not a size."""
+    """Return the number of bytes that a text such as "80GB" stands for; None if the text is not a size."""
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _UNITS:
         return None
@@ -357,7 +364,7 @@ def _named_bytes(text: str) -> float | None:
 
 
 def readable_number(value: float) -> str:
-    """Format a number as people write it: 0.97, 205, 65,536, 3.4 million."""
+    """Return a number as text in the way that people write numbers: 0.97, 205, 65,536, 3.4 million."""
     for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if value >= unit * _FOUR_DIGITS / 1000:
             return f"{value / unit:.3g} {name}" if value < _MOST_NAMED else f"{value:.3g}"
@@ -365,20 +372,20 @@ def readable_number(value: float) -> str:
 
 
 def readable_list(texts: Sequence[str], shown: int) -> str:
-    """Return the first `shown` texts and the number of the others, such as "a, b, 3 more"."""
+    """Join the first `shown` texts with commas, and add the number of remaining texts: "a, b, 3 more"."""
     more = len(texts) - shown
     return ", ".join([*texts[:shown], *([f"{more:,} more"] if more > 0 else [])])
 
 
 def readable_bytes(size_bytes: float) -> str:
-    """Format a size in bytes for people, in the largest unit in which the size is 1 or more: "512 MiB"."""
+    """Return a size in bytes as text, such as "512 MiB", in the largest unit in which the size is 1 or more."""
     unit, name = _unit_of(size_bytes)
     amount = size_bytes / unit
     return f"{amount:.3g} {name}" if amount < _FOUR_DIGITS and unit > 1 else f"{amount:.0f} {name}"
 
 
 def readable_bytes_up(size_bytes: float) -> str:
-    """Format a size as `readable_bytes` does, but rounded up, so that memory of the printed size is enough."""
+    """Return a size as text as `readable_bytes` does, but rounded up: memory of the printed size is then enough."""
     unit, name = _unit_of(size_bytes)
     amount = size_bytes / unit
     digit = 10.0 ** max(floor(log10(max(amount, 1))) - 2, -2) if unit > 1 and amount < _FOUR_DIGITS else 1.0
@@ -386,7 +393,7 @@ def readable_bytes_up(size_bytes: float) -> str:
 
 
 def _unit_of(size_bytes: float) -> tuple[int, str]:
-    """Return the largest unit (bytes, name) in which a size is 1 or more."""
+    """Return the bytes and the name of the largest unit in which a size is 1 or more, such as (1024, "KiB")."""
     for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
         if size_bytes >= unit:
             return unit, name

@@ -1,4 +1,4 @@
-"""Writes the YAML files in `conf/settings/` from classes, for `make docs`.
+"""The program that writes the YAML files in `conf/settings/` from classes and functions; `make docs` runs the program.
 
 Each file has the settings of one class or function: every parameter with the default, and the first sentence about
 the parameter in the docstring. Hydra composes these files like other configs; commands do not run this module. Your own
@@ -28,7 +28,7 @@ _AFTER_SENTENCE = re.compile(r"(?<=\.)\s")
 
 
 def main() -> None:
-    """Write the files in the folders that the command line names."""
+    """Write the settings files in every folder that the command line names."""
     for folder in sys.argv[1:]:
         for path, text in settings_files(Path(folder)).items():
             path.write_text(text, encoding="utf-8")
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def settings_files(folder: Path) -> dict[Path, str]:
-    """Return the regenerated text of every file in a folder such as `conf/settings/`, by path.
+    """Generate the text of every settings file in a folder such as `conf/settings/`, and return the texts by path.
 
     The present file names the target. A file with the target under `run` has the settings of a command, whose own
     config is in the folder above.
@@ -51,14 +51,14 @@ def _text(path: Path) -> str:
 
 
 def _object(target: str) -> Iterator[str]:
-    """Yield the lines for a class or a function: the target, then the settings."""
+    """Yield the YAML lines of the settings file of a class or function: first `_target_`, then the settings."""
     yield f"_target_: {target}"
     made = _located(target)
     yield from _settings(_defaults(made), texts_of(made))
 
 
 def _command(target: str, path: Path) -> Iterator[str]:
-    """Yield the lines for a command: the settings that are not groups, then the object to run with all settings."""
+    """Yield the YAML lines of the settings file of a command: settings that are not groups, then the object to run."""
     command = _config_of(path)
     config = yaml.safe_load(command.read_text(encoding="utf-8"))
     groups = {key for entry in config["defaults"] if isinstance(entry, dict) for key in entry}
@@ -81,7 +81,7 @@ def _config_of(path: Path) -> Path:
 
 
 def _settings(defaults: Mapping[str, Any], texts: Mapping[str, str], indent: int = 0) -> Iterator[str]:
-    """Yield the lines of settings: value and comment on one line if they fit, or else the comment above the value."""
+    """Yield the YAML lines of settings; a comment is behind the value if both fit on one line, or else above it."""
     before = " " * indent
     for key, value in defaults.items():
         nested = value if is_dataclass(value) else None
@@ -99,14 +99,14 @@ def _settings(defaults: Mapping[str, Any], texts: Mapping[str, str], indent: int
 
 
 def _located(target: str) -> Callable[..., Any]:
-    """Return the class or function called `target`, which is imported."""
+    """Import and return the class or function with the full name `target`, such as `package.module.Class`."""
     module, _, name = target.rpartition(".")
     made: Callable[..., Any] = getattr(import_module(module), name)
     return made
 
 
 def _defaults(made: Callable[..., Any]) -> dict[str, Any]:
-    """Return the default of every parameter in the order of the signature; "???" if the parameter has no default."""
+    """Return the default of each parameter, by name, in the order of the signature; "???" stands for no default."""
     factories = {field.name: field.default_factory for field in fields(made)} if is_dataclass(made) else {}
     defaults = dict[str, Any]()
     for name, parameter in inspect.signature(made).parameters.items():
@@ -119,7 +119,7 @@ def _defaults(made: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _yaml(value: Any) -> str:
-    """Return a default as one line of YAML."""
+    """Return the default value of a setting as one line of YAML."""
     text: str = yaml.safe_dump(_plain(value), default_flow_style=True, width=float("inf"))
     return text.removesuffix("...\n").strip()
 
@@ -131,7 +131,7 @@ def _plain(value: Any) -> Any:
 
 
 def texts_of(made: Callable[..., Any]) -> dict[str, str]:
-    """Return the first sentence about each parameter, by name, from the docstrings of a function or a class.
+    """Return, by parameter name, the first sentence about each parameter in the docstrings of a function or class.
 
     For a class, the docstrings of its bases count too; the most derived class wins.
     """

@@ -1,4 +1,4 @@
-"""Number of threads of BLAS, OpenMP, torch and our own loops.
+"""Functions that choose or limit the number of threads of BLAS, OpenMP, torch and the loops of this package.
 
 One thread is right for small arrays. Several threads wait for each other in busy loops, most of all while another
 process is busy, and they change the order of sums. With one thread a run repeats bit for bit on any number of cores.
@@ -19,7 +19,7 @@ _WORTH_THREADS = 1 << 15  # steps of compiled loops, some milliseconds; starting
 
 
 def useful_threads(steps: int) -> int:
-    """Return the number of threads to use for about `steps` steps of compiled loops.
+    """Return the number of threads, 1 to 8, to use for compiled loops that have about `steps` steps in total.
 
     This is 1 for less than 32,768 steps, or else the number of cores that this process may use, at most 8.
     """
@@ -41,7 +41,7 @@ def in_threads(work: Callable[[_Item], _Result], items: Sequence[_Item], threads
 
 
 def blas_threads(count: int) -> AbstractContextManager[object]:
-    """Return a context in which BLAS and OpenMP use `count` threads; on exit, their former numbers are restored.
+    """Return a context manager that limits BLAS and OpenMP to `count` threads; on exit, the former limits are restored.
 
     Entering takes some milliseconds to find the libraries: use this for a whole run or search, not for a prediction.
     """
@@ -51,7 +51,7 @@ def blas_threads(count: int) -> AbstractContextManager[object]:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Let torch use `count` threads inside the block; on exit, the former number is restored."""
+    """Let torch use `count` threads while the block runs; afterwards, restore the former number of threads."""
     import torch  # slow to import: not with this module
 
     before = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""Timing of samples: the order in which samples run, and the average of the measured times."""
+"""Timing of samples (kernel calls or exchanges): the order in which samples run, and the average of measured times."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,9 @@ from neuroshard.plumbing.schema import ByteSize, Count, PositiveCount
 
 @dataclass(frozen=True)
 class Visit:
-    """One run of a live sample, by the sample's index; the time is recorded only if `timed` is True."""
+    """One run of the sample `index` among the samples in memory.
+    The time of the run is recorded only if `timed` is True.
+    """
 
     index: int
     timed: bool
@@ -46,7 +48,9 @@ class TimingProtocol:
     flush_bytes: ByteSize = 32 << 20
 
     def visits(self, count: int, rng: np.random.Generator) -> list[Visit]:
-        """Return every run of `count` live samples in order; `rng` draws the order of each round."""
+        """Return all runs of `count` live samples, in the order of the runs.
+        `rng` draws the order of the samples in each round.
+        """
         warm = [Visit(i, timed=False) for i in range(count) for _ in range(self.warmup)]
         timed = [
             Visit(int(i), timed=True)
@@ -58,7 +62,7 @@ class TimingProtocol:
 
 
 def typical_ms(times_ms: FloatArray) -> FloatArray:
-    """Return the mean of the fastest half of the repeats, (...) in ms, from `times_ms` (R, ...).
+    """Return the mean time in ms of the fastest half of R repeated runs, (...), from the times `times_ms`, (R, ...).
 
     Disturbances on a shared machine only add time, so the slower half is left out. Unlike the minimum, this mean does
     not depend on one lucky repeat. Between passes over the same samples, this mean repeats better than the median or
@@ -70,6 +74,6 @@ def typical_ms(times_ms: FloatArray) -> FloatArray:
 
 
 def repeatability(first_ms: FloatArray, second_ms: FloatArray) -> FloatArray:
-    """Return the relative differences, (n,), of two passes over the same n samples: |a - b| / mean(a, b)."""
+    """Return the relative difference |a - b| / mean(a, b), (n,), between the times of n samples in two passes."""
     difference: FloatArray = np.abs(first_ms - second_ms) / ((first_ms + second_ms) / 2)
     return difference

@@ -1,4 +1,4 @@
-"""Cache misses of tables in host memory: the popularity of rows, and the share of a batch's rows that a cache misses.
+"""Estimates for tables in host memory: the popularity of rows, and the share of a batch's rows that a cache misses.
 
 An LRU cache with room for C rows contains the rows of the last T batches, where T is the number of batches that touch C
 unique rows: U(T) = C. The next batch misses a row if it touches the row and these T batches did not, so it misses
@@ -22,7 +22,7 @@ _TINY = 1e-300
 
 
 def touched_rows(rows: FloatArray, lookups: FloatArray, reuse: FloatArray) -> FloatArray:
-    """Return the number of unique rows, (n,), that a batch touches in each of n tables.
+    """Return the number of unique rows that a batch looks up in each of n tables, (n,).
 
     Args:
         rows: (n,) rows of each table, which are the maximum.
@@ -34,7 +34,7 @@ def touched_rows(rows: FloatArray, lookups: FloatArray, reuse: FloatArray) -> Fl
 
 
 def cache_misses(rows: FloatArray, lookups: FloatArray, reuse: FloatArray, cached: FloatArray) -> FloatArray:
-    """Return the number of a batch's unique rows, (n,), that a warm cache of each of n tables misses.
+    """Return the number of a batch's unique rows that are missing from the warm cache of each of n tables, (n,).
 
     The number falls as `cached` rises: it is `touched_rows` at 0, and 0 at 1.
 
@@ -55,7 +55,7 @@ def cache_misses(rows: FloatArray, lookups: FloatArray, reuse: FloatArray, cache
 
 @dataclass(frozen=True, eq=False)
 class Popularity:
-    """The number of rows of n tables at each of G rates of lookups.
+    """The popularity of rows: for each of n tables, the number of rows that are looked up at each of G rates.
 
     Attributes:
         rows: (n, G) number of rows of each table that are looked up at each rate.
@@ -67,7 +67,7 @@ class Popularity:
 
     @classmethod
     def of(cls, rows: FloatArray, lookups: FloatArray, reuse: FloatArray) -> "Popularity":
-        """Return the estimated popularity of the rows of n tables.
+        """Estimate how often the rows of n tables are looked up, from the reuse histograms of the tables.
 
         A histogram says little about rows that are rarely touched, and nothing about untouched rows. So the rates are
         assumed to follow a power law above a minimum rate. Each round of the fit has three steps:
@@ -96,16 +96,19 @@ class Popularity:
         return cls(spread, _RATES)
 
     def take(self, indices: IntArray) -> "Popularity":
-        """Return the popularity of the tables at `indices` (m,)."""
+        """Return the popularity of the rows of the tables at the given `indices` (m,), without other tables."""
         return Popularity(self.rows[indices], self.rate)
 
     def unique_rows(self, batches: FloatArray) -> FloatArray:
-        """Return the number of unique rows, (n, A), of each table that a number of batches (A,) touch together."""
+        """Return the number of unique rows of each of n tables that are looked up in T batches, (n, A).
+        `batches` (A,) has the A values of T.
+        """
         touched: FloatArray = self.rows @ -np.expm1(-np.multiply.outer(self.rate, batches))
         return touched
 
     def missed_share(self, cached: FloatArray) -> FloatArray:
-        """Return the share of a batch's unique rows, (n,), that caches for a share `cached` (n,) of all rows miss.
+        """Return the share of a batch's unique rows that the cache of each of n tables misses, (n,).
+        The cache of a table has room for the share `cached` (n,) of the table's rows.
 
         For each T of the grid, U(T) / U(inf) is the share of the rows in a cache that contains T batches, and
         (U(T + 1) - U(T)) / U(1) is the share that this cache misses. The result is interpolated at U(T) / U(inf) =
@@ -118,7 +121,8 @@ class Popularity:
 
 
 def _interpolated(at: FloatArray, wanted: FloatArray, values: FloatArray) -> FloatArray:
-    """Return each row of `values` (n, A), interpolated at the point where the row of `at` (n, A) equals `wanted` (n,).
+    """Return n values, (n,), from the rows of `values` (n, A) by interpolation.
+    Row i of `values` is interpolated at the point where row i of `at` (n, A) equals `wanted[i]`.
 
     Each row of `at` rises from 0 to 1.
     """
@@ -132,7 +136,7 @@ def _interpolated(at: FloatArray, wanted: FloatArray, values: FloatArray) -> Flo
 
 @cache
 def _tables() -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the constant arrays of the fit in `Popularity.of`.
+    """Return three constant arrays for the fit in `Popularity.of`: touch probabilities, power laws, and coldest bins.
 
     Returns:
         (G, 18) probability that a row of each rate is touched 0 times, or a number of times in each bin; (L, G) power

@@ -1,4 +1,4 @@
-"""Reuse histograms of tables and of ranges of their rows: how often a batch looks up each row that it touches.
+"""Reuse histograms of tables and of ranges of rows: how often a batch looks up each row that the batch touches.
 
 A batch touches a row if it looks up the row at least once. A histogram has 17 bins of touch counts: (0,1], (1,2],
 (2,4], ..., (16384,32768], >32768. The value of a bin is the share of the *unique* touched rows with such a count.
@@ -32,7 +32,8 @@ _TABLES_KEPT = 4096  # number of tables whose histograms are cached
 
 
 def histogram(counts: IntArray) -> tuple[float, ...]:
-    """Return the reuse histogram, (17,), of rows that are touched `counts` (U,) times; zeros are ignored.
+    """Return the reuse histogram, (17,), of a batch that looks up each row the number of times in `counts` (U,).
+    Rows with the count 0 are ignored.
 
     Raises:
         UserError: all counts are 0.
@@ -54,7 +55,7 @@ def histogram(counts: IntArray) -> tuple[float, ...]:
 def zipf_reuse(
     rows: Rows, lookups: Positive, exponent: Exponent = ZIPF_EXPONENT, shift: _Shift = 0.0
 ) -> tuple[float, ...]:
-    """Return an estimate of the reuse histogram of a table with unknown lookups, from a Zipf law.
+    """Estimate the reuse histogram of a table whose lookups are unknown; the lookups are assumed to follow a Zipf law.
 
     Args:
         rows: number of rows of the table.
@@ -76,7 +77,9 @@ def zipf_reuse(
 
 @lru_cache(_TABLES_KEPT)
 def _zipf_reuse(rows: int, lookups: float, exponent: float, shift: float) -> tuple[float, ...]:
-    """Return the result of `zipf_reuse`, cached: a call takes 0.5 ms, and the same tables are drawn many times."""
+    """Compute the result of `zipf_reuse`.
+    Results are cached, because a call takes 0.5 ms and the same tables are drawn many times.
+    """
     from scipy.special import pdtr  # slow to import: not with this module
 
     edges = np.unique(np.geomspace(1, rows + 1, _RANK_GROUPS + 1).round())
@@ -98,7 +101,7 @@ def _zipf_reuse(rows: int, lookups: float, exponent: float, shift: float) -> tup
 
 
 def reuse_at(reuse: FloatArray, fraction: float) -> FloatArray:
-    """Return estimated reuse histograms of a batch with a fraction of the samples of another batch.
+    """Estimate the reuse histograms of a smaller batch that has only a fraction of the samples of a larger batch.
 
     Args:
         reuse: (..., 17) histograms of the larger batch; counts are assumed to be uniform within a bin.
@@ -114,7 +117,7 @@ def reuse_at(reuse: FloatArray, fraction: float) -> FloatArray:
 
 
 def asked_by_devices(reuse: FloatArray, devices: int) -> tuple[float, FloatArray]:
-    """Return the share of lookups, and the reuse histogram, that remain if each device removes repeated indices.
+    """Return the share of lookups, and the reuse histogram, that remain after deduplication on each device.
 
     With deduplication, each device requests a row at most once per batch. The number of unique rows stays the same. A
     row with c lookups is then requested by devices x (1 - (1 - 1 / devices)^c) devices on average.
@@ -132,7 +135,8 @@ def asked_by_devices(reuse: FloatArray, devices: int) -> tuple[float, FloatArray
 
 
 def reuse_of_mean(reuse: FloatArray, mean_count: FloatArray) -> FloatArray:
-    """Return reuse histograms that are changed so that the mean number of lookups per touched row is `mean_count`.
+    """Change reuse histograms so that the mean number of lookups per touched row becomes `mean_count`.
+    Return the changed histograms, (n, 17).
 
     The share of each bin is multiplied by (mean count of the bin) ** p and the shares are normalised; bisection finds
     the power p between -20 and 20.
@@ -153,7 +157,7 @@ def reuse_of_mean(reuse: FloatArray, mean_count: FloatArray) -> FloatArray:
 
 
 def _bent(reuse: FloatArray, power: FloatArray) -> FloatArray:
-    """Return shares (n, 17) multiplied by the bins' mean counts to the `power` (n,), and normalised to sum 1.
+    """Multiply the share of each bin, (n, 17), by (mean count of the bin) ** `power` (n,), and normalise to sum 1.
 
     The largest exponent is subtracted before `exp`, so that it cannot overflow.
     """
@@ -165,7 +169,7 @@ def _bent(reuse: FloatArray, power: FloatArray) -> FloatArray:
 
 @cache
 def _thinning(fraction: float) -> FloatArray:
-    """Return the probability, (17, 17), that a row moves from one bin to another if a fraction of lookups is kept.
+    """Return the probability that a row moves from bin i to bin j, (17, 17), if only a fraction of all lookups is kept.
 
     Each lookup is kept with the probability `fraction`. A row of the probabilities sums to less than 1: the difference
     is the probability that no lookup of the row is kept.
@@ -181,7 +185,7 @@ def _thinning(fraction: float) -> FloatArray:
 
 @cache
 def _occupied(devices: int) -> tuple[FloatArray, FloatArray]:
-    """Return how many devices request a row of each bin: the mean, (17,), and the distribution over bins, (17, 17).
+    """Return the mean number of devices that request a row of each bin, (17,), and the matrix `moved`, (17, 17).
 
     `moved[i, j]` is the share of the rows of bin i that are in bin j if a row counts one lookup per device. A row
     with c lookups has the mean m = devices x (1 - (1 - 1 / devices)^c). Of these rows, the share floor(m) + 1 - m is
@@ -198,14 +202,15 @@ def _occupied(devices: int) -> tuple[FloatArray, FloatArray]:
 
 
 def _counts_in_bins() -> Iterator[IntArray]:
-    """Yield counts that represent each bin: all counts in the bin if these are at most 64, or else 64 of them."""
+    """Yield, for each bin, an array of counts that represent the bin: all counts of the bin, but at most 64."""
     for bottom, top in zip(BOTTOMS, TOPS, strict=True):
         points = min(int(top - bottom), _MOST_POINTS)
         yield bottom + np.ceil((np.arange(points) + 0.5) * (top - bottom) / points).astype(np.int64)
 
 
 def lookup_share(table: Table, first: IntArray, rows: IntArray) -> FloatArray:
-    """Return the share of a table's lookups, (m,), in m ranges of rows, each of `rows` rows from row `first` on.
+    """Return the share of a table's lookups that go to each of m ranges of rows, (m,).
+    Each range has `rows` (m,) rows, from row `first` (m,) on.
 
     `table.row_lookups` gives the share of each block of rows; within a block, and in tables without `row_lookups`, the
     lookups are assumed to be spread evenly over the rows.
@@ -215,7 +220,7 @@ def lookup_share(table: Table, first: IntArray, rows: IntArray) -> FloatArray:
 
 
 def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -> FloatArray:
-    """Return estimated reuse histograms, (m, 17), of m ranges of a table's rows.
+    """Estimate the reuse histogram of each of m ranges of a table's rows, and return the histograms, (m, 17).
 
     Each range has `rows` (m,) rows from row `first` (m,) on; `lookups` is the number of lookups in the whole table in a
     batch. Without `row_lookups`, every range has the table's histogram. With it, rows in hot blocks are looked up more
@@ -239,7 +244,7 @@ def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -
 
 
 def _inside(blocks: FloatArray, table_rows: int, first: IntArray, rows: IntArray) -> FloatArray:
-    """Return the amounts, (m,), in m ranges of a table's rows, given the amounts (K,) in K equal blocks of rows."""
+    """Return the amount in each of m ranges of rows, (m,), from the amounts in K equal blocks of the table, (K,)."""
     before = np.concatenate([[0.0], blocks.cumsum()])
     ends = np.stack([first, first + rows]) / table_rows * len(blocks)
     start, end = np.interp(ends, np.arange(len(before)), before)

@@ -33,7 +33,7 @@ _RARE = ("row_lookups", "features", "pooled", "unpadded_dim")  # fields that fil
 @dataclass(frozen=True)
 @checked
 class Table:
-    """One embedding table.
+    """One embedding table: size, data type, and statistics of the lookups.
 
     Attributes:
         name: unique within a task.
@@ -95,7 +95,7 @@ class Table:
 
     @property
     def outputs(self) -> float:
-        """Mean number of output embeddings per sample: the number of features, or of lookups for sequence tables."""
+        """Mean number of output embeddings per sample: one per feature, or one per lookup for sequence tables."""
         return self.features if self.pooled else self.pooling_factor
 
     @property
@@ -104,17 +104,19 @@ class Table:
         return self.dim * self.outputs
 
     def with_dim(self, dim: int) -> "Table":
-        """Return the same table with `dim` columns."""
+        """Return the same table, but with `dim` columns."""
         return self if dim == self.dim else replace(self, dim=dim)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the table as fields for JSON and Parquet, without rarely used fields that have the default value."""
+        """Return the fields of the table for JSON and Parquet.
+        A rarely used field is left out if it has the default value.
+        """
         named = as_fields(self, _RARE).items()
         return {name: list(value) if isinstance(value, tuple) else value for name, value in named}
 
     @classmethod
     def from_json(cls, fields: object) -> "Table":
-        """Return the table with these fields, which `to_json` returned.
+        """Return the table with the given `fields`, as `to_json` returned them.
 
         Raises:
             UserError: a field is missing, unknown, of the wrong type or out of range.
@@ -124,7 +126,7 @@ class Table:
 
 
 def check_unique_names(tables: tuple[Table, ...], where: str = "") -> None:
-    """Raise UserError if two tables share a name; `where` is the place that the error names, such as a file."""
+    """Raise UserError if two tables share a name; the error names the place `where`, such as a file."""
     seen: set[str] = set()
     for table in tables:
         if table.name in seen:
@@ -133,7 +135,7 @@ def check_unique_names(tables: tuple[Table, ...], where: str = "") -> None:
 
 
 def shared_name(name: str, where: str = "") -> UserError:
-    """Return the error for a name that two tables share; `where` is the place that the error names."""
+    """Return the error for a name that two tables share; the error names the place `where`, such as a file."""
     return UserError(
         "table-name-shared",
         f"two tables are named {name!r}",
@@ -144,7 +146,7 @@ def shared_name(name: str, where: str = "") -> UserError:
 
 
 def halvings(max_dim: int) -> tuple[int, ...]:
-    """Return the widths of shards after repeated halving of a table's columns: (max_dim, max_dim / 2, ..., 4).
+    """Return all widths that result from halving `max_dim` again and again: (max_dim, max_dim / 2, ..., 4).
 
     Raises:
         UserError: max_dim is not 4 times a power of two.

@@ -1,4 +1,4 @@
-"""Differences between two tasks: added, removed and changed tables, and the number of devices."""
+"""Differences between two tasks: added, removed and changed tables, and a changed number of devices."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class TaskChanges:
 
     @classmethod
     def between(cls, before: Task, after: Task) -> "TaskChanges":
-        """Return the differences between two tasks."""
+        """Return the differences between an earlier task, `before`, and a later task, `after`."""
         old, new = ({table.name: table for table in task.tables} for task in (before, after))
         return cls(
             tuple(name for name in new if name not in old),
@@ -40,7 +40,7 @@ class TaskChanges:
 
     @property
     def of_devices(self) -> bool:
-        """True if the number of devices changed."""
+        """True if the two tasks have different numbers of devices."""
         return self.devices[0] != self.devices[1]
 
     def __bool__(self) -> bool:
@@ -65,7 +65,9 @@ class TaskChanges:
 
 
 def _of_shape(before: Table, after: Table) -> Iterator[str]:
-    """Yield a text with the differences in the size and features of a table; nothing if these are equal."""
+    """Yield a text with all differences in size and features between two versions of a table.
+    Yield nothing if there are no differences.
+    """
     pairs = {
         "rows": (f"{before.rows:,}", f"{after.rows:,}"),
         "dim": (str(before.dim), str(after.dim)),
@@ -79,7 +81,9 @@ def _of_shape(before: Table, after: Table) -> Iterator[str]:
 
 
 def _of_statistics(before: Table, after: Table) -> Iterator[str]:
-    """Yield a text if the statistics of a table differ: its name, and its pooling factors if these differ."""
+    """Yield a text if two versions of a table have different statistics, or nothing if the statistics are equal.
+    The text has the name of the table, and both pooling factors if these differ.
+    """
     if all(getattr(before, name) == getattr(after, name) for name in _STATISTICS):
         return
     old, new = (f"{table.pooling_factor:.4g}" for table in (before, after))

@@ -1,4 +1,4 @@
-"""Constraints of plans in addition to memory: allowed devices, shards, sharding types, tiers, and groups of tables."""
+"""Constraints that plans must meet in addition to memory limits, such as allowed devices, sharding types and tiers."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -95,22 +95,22 @@ class TableRule:
 
     @classmethod
     def keeping(cls, table: str, assignment: TierAssignment) -> "TableRule":
-        """Return the rule that keeps the table called `table` in this tier assignment."""
+        """Return a rule that allows the table called `table` only the tier and cache load factor in `assignment`."""
         return cls(escape(table), tiers=(assignment.tier,), cache_load_factor=assignment.cache_load_factor)
 
     @property
     def is_wild(self) -> bool:
-        """True if the rule's pattern has wildcards."""
+        """True if the pattern of the rule has wildcards, such as "user_*"."""
         return bool(_WILD.intersection(self.tables))
 
     def concerns(self, names: Collection[str]) -> bool:
-        """Return True if the rule matches at least one of some names of tables (a set or dict, for speed)."""
+        """Return True if the rule matches at least one of the table names in `names`, a set or dict (for speed)."""
         return self.tables in names or (self.is_wild and any(fnmatchcase(name, self.tables) for name in names))
 
 
 @dataclass(frozen=True)
 class PinnedShard:
-    """A shard that every plan must contain.
+    """A shard that every plan must contain, on one of the given devices.
 
     Attributes:
         table: name of the table.
@@ -146,19 +146,23 @@ class PinnedShard:
 
 @dataclass(frozen=True)
 class PinnedColumns(PinnedShard):
-    """A pin of up to 65,536 columns on one device, in as many shards as needed; searches use it, users do not."""
+    """A pin that puts up to 65,536 columns of a table on one device, in as many shards as needed.
+    Searches use this class; users do not.
+    """
 
     most_columns: ClassVar[int] = MAX_DIM
 
     @classmethod
     def on(cls, table: str, dim: int, devices: tuple[int, ...]) -> PinnedShard:
-        """Return a pin of `dim` columns of a table to one of `devices`, as a PinnedShard if they fit in one shard."""
+        """Return a pin of `dim` columns of a table to one of the devices in `devices`.
+        The pin is a PinnedShard if the columns fit in one shard, and PinnedColumns otherwise.
+        """
         return (cls if dim > MAX_SHARD_DIM else PinnedShard)(table, dim, devices)
 
 
 @dataclass(frozen=True)
 class TableLimits:
-    """Limits of one table that follow from all rules for the table.
+    """Limits for the shards of one table, which follow from all rules for the table.
 
     A sequence table can only be whole, in two equal halves, or row-wise.
 
@@ -187,7 +191,7 @@ class TableLimits:
 
     @cached_property
     def forms(self) -> Forms:
-        """The families of the allowed sharding types."""
+        """The families (`Form`) of the sharding types that the table may have."""
         return frozenset(forms_of(self.sharding_types))
 
     @property
@@ -196,12 +200,13 @@ class TableLimits:
         return any(LAYOUTS[form].free for form in self.forms)
 
     def may_count(self, layout: Layout, devices: int) -> bool:
-        """Return True if the table may have a layout on this number of devices."""
+        """Return True if the limits allow this number of devices for the table in the given `layout`."""
         least, most = self._counts(layout)
         return least <= layout.num_shards(devices) <= most
 
     def counts_of(self, layout: Layout) -> tuple[int, int]:
-        """Return the minimum and maximum number of shards, as rules count shards, of the table in a layout.
+        """Return the minimum and maximum number of shards that the table may have in the given `layout`.
+        Shards are counted in the same way as in rules.
 
         The maximum is at most the number of allowed devices, unless this number is below the minimum.
         """
@@ -213,7 +218,7 @@ class TableLimits:
 
     @property
     def tier_assignment(self) -> TierAssignment:
-        """The tier assignment if no search chooses a tier: the fastest tier that the table may be in."""
+        """The tier assignment of the table if no search chooses a tier: the fastest tier that the limits allow."""
         tier = min(self.tiers, key=TIERS.index)
         return TierAssignment(tier, (self.cache_load_factor or DEFAULT_CACHED) if tier is Tier.UVM_CACHING else None)
 
@@ -226,7 +231,7 @@ class TableLimits:
 
 @dataclass(frozen=True)
 class Constraints:
-    """Constraints on the plans of a task, which name the task's tables.
+    """Constraints that every plan of a task must meet; they refer to tables by name or by a pattern of names.
 
     Attributes:
         rules: limits for tables whose names match a pattern.
@@ -247,11 +252,11 @@ class Constraints:
             object.__setattr__(self, name, tuple(tuple(group) for group in getattr(self, name)))
 
     def with_rules(self, rules: Iterable[TableRule]) -> "Constraints":
-        """Return the constraints with `rules` added after the present rules."""
+        """Return a copy of the constraints with `rules` added after the present rules."""
         return replace(self, rules=(*self.rules, *rules))
 
     def limits(self, table: Table, num_devices: int, num_hosts: int = 1) -> TableLimits:
-        """Return the limits of a table: for each limit, the strictest rule that matches the table decides.
+        """Return the limits of a table; each limit is set by the strictest of the rules that match the table.
 
         Args:
             table: the table.
@@ -294,17 +299,17 @@ class Constraints:
 
     @cached_property
     def pins(self) -> dict[str, list[PinnedShard]]:
-        """The pinned shards by the name of the table; tables without pinned shards are left out."""
+        """The pinned shards of each table, by the name of the table; tables without pinned shards are left out."""
         return grouped(self.pinned, lambda shard: shard.table)
 
     @cached_property
     def group_of(self) -> dict[str, tuple[str, ...]]:
-        """The group of `together` that each table is in, by the table's name; other tables are left out."""
+        """The group in `together` that contains each table, by table name; tables without a group are left out."""
         return {name: group for group in reversed(self.together) for name in group}
 
     @cached_property
     def _of_name(self) -> dict[str | None, list[TableRule]]:
-        """The rules by the name of their table; rules with wildcards are under None.
+        """The rules for each table, by the name of the table; rules with wildcards are under the key None.
 
         Jobs have a rule for each of thousands of tables, so the rules of one table must be quick to find.
         """
@@ -316,11 +321,13 @@ class Constraints:
         return [rule for rule in wild if fnmatchcase(name, rule.tables)] + self._of_name.get(name, [])
 
     def pinned_whole(self, table: Table) -> list[PinnedShard]:
-        """Return the pinned shards of a table that have all of its columns."""
+        """Return the pinned shards of a table that contain all columns of the table."""
         return [shard for shard in self.pins.get(table.name, []) if shard.dim == table.dim]
 
     def of(self, tables: Sequence[Table]) -> "Constraints":
-        """Return the constraints reduced to the given tables: rules that match, pins, and groups of two or more."""
+        """Return only the constraints that concern the given tables.
+        These are matching rules, pins, and groups that still have two or more tables.
+        """
         names = {table.name for table in tables}
         together, apart = (
             tuple(kept for group in groups if len(kept := tuple(name for name in group if name in names)) > 1)
@@ -373,7 +380,7 @@ def _sharding_types(rules: Sequence[TableRule]) -> frozenset[str]:
 
 
 def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> None:
-    """Raise UserError if rules forbid to split a table that has more columns than a shard may have."""
+    """Raise UserError if rules forbid splitting a table that has more columns than one shard may have."""
     parts, width = fewest_parts(table.dim), f"table {table.name!r} has {table.dim} columns"
     widest = f"a shard can have at most {MAX_SHARD_DIM} columns"
     for rule in rules:
@@ -408,14 +415,15 @@ def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> Non
 
 
 def _min_dim(table: Table, rules: Sequence[TableRule], equal: bool, min_shards: int) -> int:
-    """Return the minimum number of columns of a shard: a multiple of 4, or all columns if a table cannot be split."""
+    """Return the minimum number of columns of a shard: a multiple of 4, or all columns if the table cannot be split."""
     minimums = (rule.min_dim for rule in rules if rule.min_dim)
     least = max([_narrowest(table, equal, min_shards), *minimums])
     return min(padded(least), table.dim)
 
 
 def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
-    """Return the columns of the narrowest possible shard of a table in `min_shards` or more shards, without `min_dim`.
+    """Return the minimum number of columns of a shard if a table is split into `min_shards` or more shards.
+    This minimum does not include `min_dim` of rules.
 
     A sequence table is whole or in two equal halves. With `equal`, a table is in `min_shards` (at least 2) equal parts,
     and the narrowest shard is such a part. A sequence table of more than 2,048 columns can be halved only if its number
@@ -430,7 +438,7 @@ def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
 
 
 def _check_limits(table: Table, limits: TableLimits, together: bool, num_devices: int) -> None:
-    """Raise UserError if the limits of a table allow no device, sharding type, tier or number of shards."""
+    """Raise UserError if the limits of a table leave no allowed device, sharding type, tier or number of shards."""
     if not limits.devices:
         raise UserError(
             "table-no-device",
@@ -493,7 +501,7 @@ def constraints(
     together: Sequence[Sequence[str]] = (),
     apart: Sequence[Sequence[str]] = (),
 ) -> Constraints:
-    """Return the constraints that plain lists from a config describe.
+    """Convert plain lists from a config to `Constraints`, and return these constraints.
 
     Args:
         rules: list of limits for tables whose names match a pattern, such as [{tables: user_*, devices: [0, 1],
@@ -513,7 +521,7 @@ def constraints(
 
 
 def load_constraints(path: str) -> Constraints:
-    """Return the constraints in a YAML or JSON file with the fields of `Constraints`.
+    """Read a YAML or JSON file that has the fields of `Constraints`, and return the constraints.
 
     Args:
         path: path of a YAML or JSON file with the fields rules, pinned, together and apart, or some of them;

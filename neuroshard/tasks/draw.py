@@ -25,7 +25,7 @@ _FORMAT = "neuroshard-tasks-2"
 def whole(
     tables: tuple[Table, ...], topology: Topology, batch_size: int, memory: MemoryUse, constraints: Constraints
 ) -> tuple[Task, ...]:
-    """Return one task with all tables, unchanged.
+    """Return a tuple with one task, which has all `tables` unchanged.
 
     Args:
         tables: tables of the task.
@@ -40,7 +40,7 @@ def whole(
 @dataclass(frozen=True)
 @checked
 class TaskDraw:
-    """Settings for drawing random tasks (NeuroShard, section 4.1).
+    """Settings for the drawing of random tasks, as in section 4.1 of the NeuroShard paper.
 
     Attributes:
         count: number of random tasks to draw; each task is a set of tables to shard.
@@ -78,7 +78,7 @@ def drawn(
     memory: MemoryUse | None = None,
     constraints: Constraints | None = None,
 ) -> tuple[Task, ...]:
-    """Return random tasks: random subsets of the tables, with random dims.
+    """Return random tasks, each with a random subset of the tables and with a random number of columns for each table.
 
     Each task has the constraints that concern its tables.
 
@@ -140,5 +140,5 @@ class _TaskFile:
 
 
 def save_tasks(path: Path, tasks: Sequence[Task]) -> None:
-    """Write tasks to a JSON file that `from_file` reads."""
+    """Write tasks to a JSON file, which `from_file` can read."""
     write_json(path, {"format": _FORMAT, "tasks": [task.to_json() for task in tasks]})

@@ -41,7 +41,7 @@ STATE_FLOATS = {
 
 
 class InFlight(NamedTuple):
-    """Numbers of batches whose buffers are in device memory at the same time, for each kind of buffer.
+    """For each kind of buffer, the number of batches whose buffers are in device memory at the same time.
 
     Attributes:
         loaded: indices and offsets as the data loader gives them, of a device's own samples.
@@ -70,7 +70,7 @@ PIPELINES = {
 @dataclass(frozen=True)
 @checked
 class MemoryUse:
-    """Optimizer states and buffers that count as memory in addition to the weights of tables.
+    """Settings for memory use: the optimizer states and buffers that count in addition to the weights of tables.
 
     Bytes are exact; sizes above 2^60 are refused.
 
@@ -112,20 +112,20 @@ class MemoryUse:
 
     @property
     def in_flight(self) -> InFlight:
-        """Number of batches whose buffers count, for each kind of buffer."""
+        """For each kind of buffer, the number of batches whose buffers count as memory."""
         if self.pipeline is not None:
             return PIPELINES[self.pipeline]
         return InFlight(loaded=0, permuted=self.batches_in_flight, outputs=self.batches_in_flight)
 
     def state_bytes(self, loads: Loads) -> IntArray:
-        """Return the bytes, (n,), of the weights and optimizer state of n loads, which move if a shard moves."""
+        """Return the bytes of weights and optimizer state of n loads, (n,): the data that moves if a shard moves."""
         floats = np.array([STATE_FLOATS[name] for name in (self.optimizer, self.dense_optimizer or self.optimizer)])
         per_element, per_row = floats[are(loads, lambda layout: layout.dense).astype(np.int64)].T
         size: IntArray = _weights(loads, per_element) + per_row * _FLOAT_BYTES * _whole(loads.rows)
         return size
 
     def dense_bytes(self, rows: int, dim: int) -> int:
-        """Return the bytes of the gradient and optimizer state of a data-parallel table in training.
+        """Return the bytes of the gradient and the optimizer state that training of a data-parallel table needs.
 
         The gradient counts if buffers count.
         """
@@ -134,7 +134,7 @@ class MemoryUse:
         return _FLOAT_BYTES * rows * (dim * (gradients + per_element) + per_row)
 
     def host_bytes(self, loads: Loads) -> IntArray:
-        """Return the bytes of host memory, (n,), of n loads: weights, and optimizer state per element.
+        """Return the bytes of host memory that n loads need, (n,), for weights and for optimizer state per element.
 
         Loads in device memory need no host memory.
         """
@@ -153,7 +153,8 @@ class MemoryUse:
         return self.pipeline != "prefetch" and self.host_tables == "fbgemm"
 
     def bytes_with_caches(self, sets: LoadSets) -> IntArray:
-        """Return the bytes of device memory, (n,), of each load, with caches as wide as the other loads make them.
+        """Return the bytes of device memory that each load needs, (n,), including caches that loads on a device share.
+        Every row of a shared cache is as wide as the widest table in the cache.
 
         Each set has all loads of one device.
 
@@ -173,7 +174,8 @@ class MemoryUse:
         return size
 
     def cache_widths(self, sets: LoadSets) -> FloatArray:
-        """Return the columns of a row of each load's cache, (n,); the load's own columns if the load is not cached.
+        """Return the number of columns in each row of the cache of each load, (n,).
+        A load without a cache gets the number of columns of the load.
 
         FBGEMM has one cache for all cached tables of a kernel call, and every row of this cache is as wide as the
         widest of these tables (`max_D_cache`). Here, the cached tables of a device with the same sharding type, data
@@ -192,7 +194,7 @@ class MemoryUse:
         return np.where(cached, widest[call], loads.dim)
 
     def device_bytes(self, loads: Loads, cache_widths: FloatArray | None = None) -> IntArray:
-        """Return the bytes of device memory, (n,), that n loads need, including their buffers.
+        """Return the bytes of device memory that each of n loads needs, (n,), including the buffers of the load.
 
         A table in host memory needs device memory for the optimizer state of every row, as in FBGEMM, and for its cache
         and the lists of the cache; in a hash table, it needs memory for the keys and scores of all slots. The rows of a
@@ -238,7 +240,8 @@ class MemoryUse:
         return size
 
     def _cache_bytes(self, loads: Loads, widths: FloatArray) -> IntArray:
-        """Return the bytes of device memory, (n,), of tables in host memory: cache, lists, optimizer state per row.
+        """Return the bytes of device memory that tables in host memory need, (n,).
+        These bytes are for caches, for the lists of the caches, and for optimizer state per row.
 
         The rows of the caches have `widths` (n,) columns.
         """
@@ -255,7 +258,8 @@ class MemoryUse:
         return size
 
     def received_bytes(self, output_columns: float, batch_size: int, num_devices: int, inputs: float = 0) -> int:
-        """Return the bytes that every device needs for its own samples, in any plan: embeddings, gradients and inputs.
+        """Return the bytes that every device needs in any plan for the device's own samples.
+        These bytes are for embeddings, gradients and inputs.
 
         Args:
             output_columns: mean number of output columns per sample, of all tables together.
@@ -269,7 +273,7 @@ class MemoryUse:
 
 
 def hash_slots(rows: FloatArray | IntArray) -> IntArray:
-    """Return the number of slots, (n,), of SOK's hash tables for these numbers of rows (n,) on a device.
+    """Return the number of slots, (n,), in n hash tables of SOK that store `rows` (n,) rows on a device.
 
     The number is a power of two, at least twice the rows and at least 1,024: half full, HKV drops no row.
     """
@@ -278,7 +282,7 @@ def hash_slots(rows: FloatArray | IntArray) -> IntArray:
 
 
 def _weights(loads: Loads, state_floats: int | IntArray) -> IntArray:
-    """Return the bytes, (n,), of all elements of n loads with their optimizer state.
+    """Return the bytes of the weights of n loads, (n,), including the optimizer state of each weight.
 
     `state_floats` is the number of floats of state per element, one for all loads or (n,).
     """
@@ -287,12 +291,13 @@ def _weights(loads: Loads, state_floats: int | IntArray) -> IntArray:
 
 
 def _whole(values: FloatArray) -> IntArray:
-    """Return whole numbers in float64, such as rows and dims of loads, as int64; numbers below 2^53 are exact."""
+    """Convert whole numbers in float64, such as rows and dims of loads, to int64; numbers below 2^53 are exact."""
     return values.astype(np.int64)
 
 
 def _times(size: IntArray, count: int | IntArray) -> IntArray:
-    """Return sizes (n,) multiplied by a count, one for all or (n,); products above 2^60 become 2^60 + 1.
+    """Multiply the sizes (n,) by `count`, which is one number or an array (n,).
+    Products above 2^60 become 2^60 + 1.
 
     This limit keeps products from wrapping around in 64 bits, and the caller refuses sizes above 2^60.
     """

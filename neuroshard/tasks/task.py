@@ -1,4 +1,6 @@
-"""The input of a search: tables, devices, batch size, memory use, and constraints that are checked against these."""
+"""The input of a search: tables, devices, batch size, memory use, and constraints.
+The constraints are checked against the tables and devices.
+"""
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -89,7 +91,7 @@ class Task:
 
     @cached_property
     def limits(self) -> tuple[TableLimits, ...]:
-        """(T,) limits that the constraints set for each table."""
+        """Limits that the constraints set for each table, (T,)."""
         return tuple(
             self.constraints.limits(table, self.topology.num_devices, len(self.topology.domains))
             for table in self.tables
@@ -97,14 +99,14 @@ class Task:
 
     @cached_property
     def tier_assignments(self) -> tuple[TierAssignment, ...]:
-        """(T,) tier assignment of each table if no search chooses a tier."""
+        """Tier assignment of each table if no search chooses tiers, (T,)."""
         if all(rule.tiers is None for rule in self.constraints.rules):
             return (ON_DEVICE,) * len(self.tables)
         return tuple(limits.tier_assignment for limits in self.limits)
 
     @cached_property
     def loads(self) -> Loads:
-        """(T,) loads of the tables if each is table-wise on one device, in its tier of `tier_assignments`."""
+        """Loads of the tables, (T,), if every table is table-wise on one device, in the tier of `tier_assignments`."""
         return Loads.of(self.tables, self.batch_size).at(self.tier_assignments)
 
     @property
@@ -119,13 +121,15 @@ class Task:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all tables, unsplit, with the optimizer states and buffers that `memory` counts."""
+        """Bytes of all tables without splitting, including the optimizer states and buffers that `memory` counts."""
         sizes = self.memory.device_bytes(Loads.of(self.tables, self.batch_size))
         return sum(sizes.tolist())
 
     @cached_property
     def shard_memory(self) -> tuple[int, ...]:
-        """(D,) bytes for shards on each device, after the inputs and embeddings of the device's own samples."""
+        """Memory of each device in bytes, (D,), that is left for shards.
+        Inputs and embeddings of the device's own samples are subtracted.
+        """
         inputs = sum(table.pooling_factor + table.features for table in self.tables)
         devices = self.topology.num_devices
         received = self.memory.received_bytes(self.output_columns, self.batch_size, devices, inputs)
@@ -167,7 +171,7 @@ class Task:
         )
 
     def unlike(self, other: "Task") -> str | None:
-        """Return the first difference between two tasks that makes the costs of their plans incomparable, as text.
+        """Return the first difference, as text, that makes the costs of plans for two tasks incomparable.
 
         None if there is no such difference. Constraints and memory may differ.
         """
@@ -181,7 +185,7 @@ class Task:
         return next((name for name, different in differs.items() if different), None)
 
     def with_rules(self, rules: Iterable[TableRule]) -> "Task":
-        """Return the task with rules added after the rules of its constraints.
+        """Return a copy of the task with `rules` added after the present rules of the constraints.
 
         Raises:
             UserError: the rules contradict each other, or the tables and devices of the task.
@@ -200,7 +204,7 @@ class Task:
 
     @classmethod
     def from_json(cls, content: object) -> "Task":
-        """Return the task with these fields, which `to_json` returned.
+        """Return the task with the fields in `content`, as `to_json` returned them.
 
         Raises:
             UserError: a field is missing, unknown or out of range, or the task is refused.
@@ -209,7 +213,9 @@ class Task:
 
 
 def check_constraints(task: Task) -> None:
-    """Raise UserError if a task's constraints name an unknown table or device, or contradict each other or tables."""
+    """Raise UserError if the constraints of a task name an unknown table or device, or contradict each other.
+    Constraints that contradict the tables of the task raise UserError, too.
+    """
     constraints, num_devices = task.constraints, task.topology.num_devices
     tables = {table.name: table for table in task.tables}
     _check_names(constraints, tables, num_devices)
@@ -239,7 +245,9 @@ def _check_names(constraints: Constraints, names: Collection[str], num_devices: 
 
 @dataclass(frozen=True)
 class _Checks:
-    """Checks of a task's constraints; `tables` and `limits` have each table and its limits, by the table's name."""
+    """Checks of the constraints of a task.
+    `tables` and `limits` map the name of each table to the table and to the limits of the table.
+    """
 
     constraints: Constraints
     tables: dict[str, Table]
@@ -247,7 +255,7 @@ class _Checks:
     num_devices: int
 
     def groups(self) -> None:
-        """Raise UserError if the groups of tables that are kept together or apart are impossible."""
+        """Raise UserError if the constraints keep tables together or apart in a way that is impossible."""
         seen: set[str] = set()
         for group in self.constraints.together:
             if twice := seen.intersection(group) or {name for name in group if group.count(name) > 1}:
@@ -295,7 +303,7 @@ class _Checks:
                 )
 
     def pinned(self, table: Table, shards: Sequence[PinnedShard]) -> None:
-        """Raise UserError if the pinned shards of a table contradict its size or its limits."""
+        """Raise UserError if the pinned shards of a table contradict the size or the limits of the table."""
         name, limits, columns = table.name, self.limits[table.name], sum(shard.dim for shard in shards)
         if columns > table.dim:
             raise UserError(
@@ -357,7 +365,9 @@ class _Checks:
                 )
 
     def places(self) -> None:
-        """Raise UserError if the shards of a pinned table, or of tables kept apart, cannot have different devices."""
+        """Raise UserError if there are too few devices for all shards of a pinned table, or of tables kept apart.
+        Each of these shards needs a different device.
+        """
         for name in self.constraints.pins:
             if not _have_places(self._wanted(self.tables[name]), self.num_devices):
                 raise UserError(
@@ -379,7 +389,7 @@ class _Checks:
                 )
 
     def _wanted(self, table: Table) -> list[set[int]]:
-        """Return the allowed devices of each shard of a table, for the minimum number of shards of the table."""
+        """Return the set of allowed devices for each shard of a table that has the minimum number of shards."""
         pinned = self.constraints.pins.get(table.name, [])
         group = self.constraints.group_of.get(table.name, (table.name,))
         devices = set.intersection(*(set(self.limits[name].devices) for name in group))

@@ -1,4 +1,4 @@
-"""The collectives by which devices exchange data, their names, and the bytes per element of the exchanged data."""
+"""The collective operations by which devices exchange data, their names, and the data types of exchanged elements."""
 
 from enum import IntEnum
 
@@ -10,7 +10,8 @@ INDEX_BYTES = 8  # indices, and the number of indices of each sample and feature
 
 
 class Collective(IntEnum):
-    """A way in which devices exchange data; the value is the index on the last axis of `Traffic.size_bytes`.
+    """A collective operation by which devices exchange data, such as an all-to-all.
+    The value of a member is the index of the member on the last axis of `Traffic.size_bytes`.
 
     Attributes:
         ALL_TO_ALL: output dist of table-wise and column-wise tables. Pooled embeddings go to the devices of their
@@ -44,7 +45,7 @@ ADDED_UP = (Collective.REDUCE_SCATTER, Collective.HOST_REDUCE_SCATTER)  # sums a
 
 
 class Precision(Word):
-    """The data type of the elements in an exchange."""
+    """The data type of the embeddings and gradients that devices exchange."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -54,7 +55,7 @@ class Precision(Word):
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one element, without the scale per row that 8-bit types need in addition."""
+        """Bytes of one element, without the scale factor that 8-bit types have for each row in addition."""
         return {Precision.FP32: 4, Precision.FP16: 2, Precision.BF16: 2}.get(self, 1)
 
 
@@ -64,7 +65,7 @@ def name_of(collective: Collective) -> str:
 
 
 def collective_named(name: str) -> Collective:
-    """Return the collective with this name.
+    """Return the collective operation with the name `name`, such as "all_to_all".
 
     Raises:
         UserError: no collective has the name.

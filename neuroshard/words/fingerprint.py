@@ -1,4 +1,4 @@
-"""The fingerprint of the machine that took a measurement, stored with every record and bundle."""
+"""The fingerprint of the machine that took a measurement: the hardware, which every record and bundle stores."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ _PACKAGES = (*_KERNELS, "numpy")
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The processor or GPUs, and the memory, of a machine.
+    """The hardware of a machine: the processor or the GPUs, and the memory of the host.
 
     Attributes:
         kind: "cpu" or "cuda".
@@ -35,7 +35,8 @@ class Fingerprint:
     revision: str | None = None
 
     def same_hardware(self, other: dict[str, Any]) -> bool:
-        """Return True unless `other`, the fields of a fingerprint in a manifest, is known to be another hardware model.
+        """Return True if this machine and the machine of `other` may have the same hardware model, as far as is known.
+        `other` has the fields of a fingerprint in a manifest.
 
         Revisions are compared only if both are recorded.
         """
@@ -45,7 +46,9 @@ class Fingerprint:
         )
 
     def surely(self, other: "Fingerprint") -> bool:
-        """Return True if `other` is certainly the same hardware model; False for processors without a revision."""
+        """Return True if the machine of `other` certainly has the same hardware model as this machine.
+        Return False for processors without a revision.
+        """
         identified = self.kind == "cuda" or self.revision is not None
         return identified and (self.kind, self.device, self.revision) == (other.kind, other.device, other.revision)
 
@@ -57,7 +60,9 @@ class Fingerprint:
 
 
 def fingerprint(device_type: str) -> Fingerprint:
-    """Return the fingerprint of this machine for a `device_type`, "cpu" or "cuda"; 0 GPUs if CUDA is not available."""
+    """Return the fingerprint of this machine with the processor (`device_type` "cpu") or with the GPUs ("cuda").
+    If CUDA is not available, the fingerprint has 0 GPUs.
+    """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if device_type == "cuda":
         import torch  # slow to import: not with this module, which also reads the model cards of bundles
@@ -82,7 +87,7 @@ def _cpu_info() -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, this package and the installed packages that timings depend on, by name."""
+    """Return the version of Python, of this package and of each installed package that affects timings, by name."""
     version_of = {"python": platform.python_version(), "neuroshard": __version__}
     for package in _PACKAGES:
         try:
@@ -93,7 +98,8 @@ def versions() -> dict[str, str]:
 
 
 def other_kernels(there: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the kernel packages whose versions differ on another machine and here, as text for each of the two places.
+    """Compare the versions of kernel packages on another machine (`there`) with the versions on this machine.
+    Return two texts with the differing packages: with the versions on the other machine, and on this machine.
 
     `there` has the versions of the other machine, as `versions` returns them. Packages that are not installed on both
     machines are not compared, and patch versions are ignored. None if no version differs.

@@ -1,4 +1,4 @@
-"""The sharding type of a table, and the kernel calls that follow from it."""
+"""The families of sharding types, and the types of kernel calls for tables of each family."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from neuroshard.words.placement import TIERS, Tier, Word
 
 
 class Form(Word):
-    """The families of sharding types that have kernel calls of their own, each named by its first sharding type.
+    """A family of sharding types whose tables share kernel calls, named after the first sharding type of the family.
 
     Attributes:
         COLUMN_WISE: the table is whole, or split by columns into shards that have all rows.
@@ -31,7 +31,7 @@ Forms = frozenset[Form]  # the families that a model, a system or a rule allows
 
 
 def forms_named(names: Iterable[str]) -> tuple[Form, ...]:
-    """Return the members of `Form` with these names, in the order of the names.
+    """Return the families of sharding types (members of `Form`) with these names, in the order of the names.
 
     Raises:
         UserError: a name is not the name of a family.
@@ -41,7 +41,9 @@ def forms_named(names: Iterable[str]) -> tuple[Form, ...]:
 
 @dataclass(frozen=True, order=True)
 class Call:
-    """A type of kernel call: its tables have one sharding type and one tier, and all of them are pooled or none is."""
+    """A type of kernel call.
+    All tables in a call have the same family of sharding types and the same tier, and either all or none are pooled.
+    """
 
     form: Form
     pooled: bool = True
@@ -49,7 +51,7 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The name in settings and bundles, such as "column_wise", "sequence_row_wise", "uvm_caching_column_wise"."""
+        """The name of the kernel call in settings and bundles, such as "column_wise" or "uvm_caching_column_wise"."""
         name = self.form.value if self.pooled else f"sequence_{self.form.value}"
         return name if self.tier is Tier.DEVICE else f"{self.tier.value}_{name}"
 
@@ -68,7 +70,7 @@ COLUMN_WISE_CALL = CALLS[0]
 
 
 def call_named(name: str) -> Call:
-    """Return the kernel call with this name.
+    """Return the type of kernel call with the name `name`, such as "sequence_row_wise".
 
     Raises:
         UserError: no kernel call has the name.

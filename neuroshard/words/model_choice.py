@@ -1,4 +1,4 @@
-"""The choice of cost models: their name, and the settings that select the costs that they include."""
+"""The choice of cost models: the name of the models, and the settings for the costs that these models include."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _OLD_DENSE = re.compile(r"dense(\d+(?:\.\d+)?)ms")
 @dataclass(frozen=True)
 @checked
 class ModelChoice:
-    """Cost models by name, with the settings that select the costs that they include.
+    """A choice of cost models: the name of the models, and the settings for the costs that the models include.
 
     Attributes:
         name: name of installed models or of a datasheet (roofline:NAME), or path of the directory of a bundle.
@@ -59,12 +59,12 @@ class ModelChoice:
 
     @property
     def links(self) -> dict[str, Any]:
-        """The settings of links between devices that are given, by their names."""
+        """The settings about links between devices, by name, without the settings that are None."""
         return _given({name: getattr(self, name) for name in LINKS})
 
     @property
     def normalized(self) -> "ModelChoice":
-        """The same choice with None for values that change no cost, such as exchanges in fp32."""
+        """The same choice, with None in place of values that do not change any cost, such as exchange_dtype=fp32."""
         framework = None if self.framework == NO_FRAMEWORK else self.framework
         dtypes = dict.fromkeys((self.exchange_dtype or _FULL).split("/"))
         exchange_dtype = "/".join(dtypes)
@@ -72,12 +72,12 @@ class ModelChoice:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that are not None, by name."""
+        """The settings of the choice whose value is not None, by name."""
         return _given({name: value for name, value in vars(self).items() if name != "name"})
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The name and the settings that are not None, as they are written to files."""
+        """The name of the models and all settings whose value is not None, as files store the choice."""
         return {"name": self.name, **self.settings}
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class ModelChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """The settings of a command in addition to `model`: they select the costs that the cost models include.
+    """Settings of commands about the costs that cost models include; the setting `model` names the cost models.
 
     Attributes:
         framework: torchrec | none: torchrec counts TorchRec's overhead per step in costs, and none counts no overhead;
@@ -127,16 +127,16 @@ class ModelSettings:
 
     @property
     def model_settings(self) -> dict[str, Any]:
-        """The settings that are not None, by name."""
+        """The settings whose value is not None, by name."""
         return _given({field.name: getattr(self, field.name) for field in fields(ModelSettings)})
 
     def choice_of(self, model: str) -> ModelChoice:
-        """Return the choice of the models called `model`, with these settings."""
+        """Return the `ModelChoice` of the cost models called `model`, with the values of these settings."""
         return ModelChoice(model, **self.model_settings)
 
 
 def check_plain(name: str) -> None:
-    """Raise UserError if the name of a model includes settings after plus signs, as in old versions."""
+    """Raise UserError if the name of a model has settings after plus signs, which only old versions accepted."""
     base, settings = name, dict[str, Any]()
     while True:
         before, plus, last = base.rpartition("+")
@@ -154,17 +154,19 @@ def check_plain(name: str) -> None:
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
-    """Return settings as text, as people write them: "framework=torchrec, dense_ms=8"."""
+    """Return the names and values of settings as one text, as people write them: "framework=torchrec, dense_ms=8"."""
     return ", ".join(_written(settings))
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that are not None."""
+    """Return the settings whose value is not None, by name."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
 def _meant(suffix: str) -> dict[str, Any]:
-    """Return the setting, by name, that a suffix of a model's name meant in old versions; empty for other suffixes."""
+    """Return the setting that a suffix of a model's name meant in old versions: {"dense_ms": 8.0} for "dense8ms".
+    Return an empty dict for other suffixes.
+    """
     if suffix == TORCHREC:
         return {"framework": suffix}
     if dense := _OLD_DENSE.fullmatch(suffix):
@@ -175,7 +177,7 @@ def _meant(suffix: str) -> dict[str, Any]:
 
 
 def _written(settings: Mapping[str, Any]) -> list[str]:
-    """Return each setting as text NAME=VALUE."""
+    """Return a list with the text NAME=VALUE for each setting."""
     return [
         f"{name}={np.format_float_positional(value, trim='-') if isinstance(value, float) else value}"
         for name, value in settings.items()
@@ -183,7 +185,7 @@ def _written(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _check(framework: str | None, exchange_dtype: str | None, optimizer: str | None, network: str | None) -> None:
-    """Raise UserError if a setting has an unknown value."""
+    """Raise UserError if one of these four settings has an unknown value; None is always allowed."""
     if network is not None:
         check_name("network", network, NETWORKS)
     if framework is not None:

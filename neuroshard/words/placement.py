@@ -15,7 +15,9 @@ _Rows = TypeVar("_Rows", int, FloatArray)
 
 
 class Word(StrEnum):
-    """An enumeration for settings and files; an unknown value raises UserError with the nearest valid value."""
+    """A base class for enumerations of words that settings and files contain.
+    An unknown word raises UserError, and the error suggests the nearest valid word.
+    """
 
     @classmethod
     def _missing_(cls, value: object) -> Self:
@@ -23,7 +25,7 @@ class Word(StrEnum):
 
     @classmethod
     def _idea(cls) -> str:
-        """Return the noun for errors, such as "tier"."""
+        """Return the noun that errors use for a value of this enumeration, such as "tier"."""
         return cls.__name__.lower()
 
 
@@ -47,7 +49,7 @@ TIERS = tuple(Tier)  # numbers of tiers in arrays are indices of this tuple
 @dataclass(frozen=True, order=True)
 @checked
 class TierAssignment:
-    """The tier of a table, the same for all shards of the table, and the size of its cache.
+    """The tier of a table and the size of the table's cache; all shards of the table have the same tier assignment.
 
     Attributes:
         tier: the memory that stores the table.
@@ -78,7 +80,9 @@ class TierAssignment:
 
     @property
     def cached_share(self) -> float:
-        """Share of the rows that fit in device memory: 1 for tier device, 0 for uvm."""
+        """Share of the table's rows that fit in device memory: 1 for tier device, 0 for tier uvm.
+        For tier uvm_caching, the share is the cache load factor.
+        """
         return float(self.tier is Tier.DEVICE) if self.cache_load_factor is None else self.cache_load_factor
 
     def __str__(self) -> str:
@@ -117,7 +121,7 @@ class Shard:
 
 
 def block_rows(rows: _Rows, count: int | _Rows) -> _Rows:
-    """Return the number of rows of each of `count` equal blocks of a table with `rows` rows: rows / count rounded up.
+    """Return the rows per block if a table of `rows` rows is divided into `count` blocks: rows / count, rounded up.
 
     The last block may have fewer rows. If `count` is the number of rows of a block, the result is the number of blocks.
     """
@@ -127,7 +131,7 @@ def block_rows(rows: _Rows, count: int | _Rows) -> _Rows:
 @dataclass(frozen=True, order=True)
 @checked
 class Placement:
-    """A shard with the device and the tier of memory that it is placed on.
+    """A shard, the device that the shard is placed on, and the tier of memory that stores the shard.
 
     Attributes:
         shard: the shard to place.
@@ -141,7 +145,9 @@ class Placement:
 
 
 def by_table(placements: Iterable[Placement], num_tables: int) -> tuple[tuple[Placement, ...], ...]:
-    """Return the placements of each of the `num_tables` tables, (T,); placements of a table keep their order."""
+    """Group placements by table: return one tuple of placements for each of the `num_tables` tables, (T,).
+    The placements of a table keep their order.
+    """
     grouped: list[list[Placement]] = [[] for _ in range(num_tables)]
     for placed in placements:
         grouped[placed.shard.table].append(placed)

@@ -93,18 +93,18 @@ class Topology:
 
     @property
     def device_memory(self) -> tuple[int, ...]:
-        """(D,) bytes of each device's memory without the reserved bytes."""
+        """Memory of each device in bytes, (D,), without the reserved bytes."""
         pairs = zip(self._each("memory_bytes"), self._each("reserved_bytes"), strict=True)
         return tuple(memory - reserved for memory, reserved in pairs)
 
     @property
     def host_bytes(self) -> int:
-        """Memory of each host for tables, in bytes."""
+        """Memory in bytes that each host has for tables."""
         return int(self.host_memory_bytes)
 
     @property
     def all_host_bytes(self) -> int:
-        """Memory of all hosts together for tables, in bytes."""
+        """Memory in bytes that all hosts together have for tables."""
         return self.host_bytes * len(self.hosts)
 
     @property
@@ -114,12 +114,14 @@ class Topology:
 
     @property
     def hosts(self) -> tuple[range, ...]:
-        """The range of device indices of each host."""
+        """Indices of the devices on each host, as one range for each host."""
         return self._ranges(self.host_size)
 
     @property
     def fast_links(self) -> int | None:
-        """Number of devices that fast links connect; None if neither setting is given, and they connect all devices."""
+        """Number of devices that fast links connect: `devices_per_domain` or, if that is None, `devices_per_host`.
+        None if both settings are None; then fast links connect all devices.
+        """
         return self.devices_per_domain or self.devices_per_host
 
     @property
@@ -129,7 +131,7 @@ class Topology:
 
     @property
     def domains(self) -> tuple[range, ...]:
-        """The range of device indices of each domain."""
+        """Indices of the devices in each domain, as one range for each domain."""
         return self._ranges(self.domain_size)
 
     def _ranges(self, size: int) -> tuple[range, ...]:

@@ -11,7 +11,7 @@ _DEFAULT_BATCH_SIZE = 65536
 
 
 def load_tables(source: str, **settings: Any) -> tuple[Table, ...]:
-    """Return the tables of a source in `conf/tables/` ("criteo", "dlrm_like", "dlrm"), or in the user's own file.
+    """Return the tables of a source in `conf/tables/` ("criteo", "dlrm_like", "dlrm"), or of the user's own file.
 
     `settings` replace settings of the source, such as `dim`. The setting `batch_size` is the global batch size for
     which reuse histograms are computed (65,536 if not set); the tables store it as `reuse_batch_size`, and a task with

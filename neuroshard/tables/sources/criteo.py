@@ -19,7 +19,8 @@ def criteo(
     zipf_exponent: Exponent = ZIPF_EXPONENT,
     bytes_per_element: BytesPerElement = 4,
 ) -> tuple[Table, ...]:
-    """Return DLRM-DCNv2's 26 tables, with reuse histograms from a Zipf law, because histograms are not published.
+    """Return the 26 tables of DLRM-DCNv2.
+    The reuse histograms are estimated with a Zipf law, because no histograms are published.
 
     Args:
         batch_size: global batch size (samples per step over all devices) for the reuse histogram of each table, which

@@ -1,4 +1,4 @@
-"""The tables of the papers' public data set, `fbgemm_t856_bs65536.pt` or `.pt.gz`.
+"""The tables of Meta's public DLRM data set, which the papers use: the file `fbgemm_t856_bs65536.pt` or `.pt.gz`.
 
 The file was written by `torch.save((indices, offsets, lengths))`. The lookups of table t in a batch of B samples are
 `indices[offsets[t * B] : offsets[(t + 1) * B]]`, and `lengths` is (T, B). The file contains neither the rows nor the
@@ -33,7 +33,7 @@ _WHOLE = (torch.int32, torch.int64)
 def dlrm(
     path: str, dim: Dim = 16, bytes_per_element: BytesPerElement = 4, max_tables: PositiveCount | None = None
 ) -> tuple[Table, ...]:
-    """Return the tables of the data set at `path`; lookups are read one table at a time, through a memory map.
+    """Return the tables of the DLRM data set at `path`; lookups are read one table at a time, through a memory map.
 
     Args:
         path: path of the data set, a .pt or .pt.gz file; tables=FILE.pt.gz is short for tables.path=FILE.pt.gz.
@@ -141,7 +141,7 @@ def _dimensions(value: object) -> int | None:
 
 
 def _load_mapped(file: Path) -> object:
-    """Return the content of a file of torch.save, memory-mapped if it is a zip file; older formats are read whole."""
+    """Return the content of a file that torch.save wrote; zip files are memory-mapped, older formats are read whole."""
     with file.open("rb") as opened:
         is_zip = opened.read(2) == b"PK"
     with warnings.catch_warnings():

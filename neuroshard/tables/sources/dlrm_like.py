@@ -89,7 +89,7 @@ def dlrm_like(
 
 
 def _stratified_levels(count: int, rng: np.random.Generator) -> FloatArray:
-    """Return random quantile levels, (count, 3), of pooling factor, rows and Zipf exponent for each table.
+    """Draw a quantile level for the pooling factor, the rows and the Zipf exponent of each table; return (count, 3).
 
     Each column has every level (i + 0.5) / count once. The first two columns are correlated by `_CORRELATION`.
     """
@@ -101,6 +101,8 @@ def _stratified_levels(count: int, rng: np.random.Generator) -> FloatArray:
 
 
 def _quantile(curve: tuple[FloatArray, FloatArray], levels: FloatArray) -> FloatArray:
-    """Return the values of a quantile curve (levels, values) at `levels`, interpolated on the logarithms of values."""
+    """Return the values of a quantile curve at the given `levels`, interpolated between the logarithms of values.
+    `curve` has the known levels and values.
+    """
     values: FloatArray = np.exp(np.interp(levels, curve[0], np.log(curve[1])))
     return values

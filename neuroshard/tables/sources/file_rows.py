@@ -26,14 +26,14 @@ _NUMBER = re.compile(r"\s*[+-]?(\d{1,30}\.?\d{0,30}|\.\d{1,30})(e[+-]?\d{1,3})?\
 
 @dataclass(frozen=True)
 class Row:
-    """The cells of one row by column, and the place of the row (`where`), with which errors begin."""
+    """One row of a table file: the cells by column name, and the place of the row (`where`) that begins each error."""
 
     where: str
     cells: dict[str, object]
 
 
 def read_rows(path: Path, texts: frozenset[str], named: Callable[[str], str]) -> list[Row]:
-    """Return the rows of a CSV, Parquet or JSON file, without the index column of pandas.
+    """Return the rows of a CSV, Parquet or JSON file, without the index column that pandas adds.
 
     Args:
         path: path of the file.
@@ -62,7 +62,7 @@ def read_rows(path: Path, texts: frozenset[str], named: Callable[[str], str]) ->
 
 
 def _names(written: list[str], named: Callable[[str], str], where: str) -> list[str]:
-    """Return our names of the columns of a file.
+    """Convert the names of columns in a file to NeuroShard's names, and return the converted names in order.
 
     Raises:
         UserError: two columns have the same name, or mean the same field.
@@ -83,7 +83,7 @@ def _names(written: list[str], named: Callable[[str], str], where: str) -> list[
 
 
 def _without_index(rows: list[Row]) -> list[Row]:
-    """Return the rows without columns of row numbers.
+    """Return the rows after removal of the columns that contain only row numbers, such as an index of pandas.
 
     These are the columns that pandas adds to Parquet files, and columns without a name or called "index" that contain
     only whole numbers or empty cells.
@@ -141,7 +141,7 @@ def _of_csv(path: Path, texts: frozenset[str], named: Callable[[str], str]) -> I
 
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
-    """Return (line number, cells) for every line of a CSV file that is not blank.
+    """Return the line number and the cells of every line of a CSV file, except blank lines.
 
     Raises:
         UserError: the file is not UTF-8, or is not valid CSV.
@@ -170,14 +170,16 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
 
 
 def number_in(cell: str) -> object:
-    """Return the number that a cell contains, or the unchanged cell, for the error, if it is not a number."""
+    """Return the number that a cell contains.
+    A cell that is not a number is returned unchanged, so that a later error can show it.
+    """
     if _WHOLE.fullmatch(cell):
         return int(cell)
     return float(cell) if _NUMBER.fullmatch(cell) else cell
 
 
 def _of_json(content: Any, path: Path) -> Iterator[Row]:
-    """Yield the rows of JSON content: a list of tables, or an object of columns.
+    """Yield a `Row` for each table in JSON content, which is a list of tables or an object of columns.
 
     A column is a list of cells or, as pandas writes it, an object with a cell for each row label.
 
@@ -206,7 +208,7 @@ def _of_json(content: Any, path: Path) -> Iterator[Row]:
 
 
 def _of_columns(columns: dict[str, Any], path: Path) -> list[dict[str, object]]:
-    """Return one object for each table from an object of columns.
+    """Convert a JSON object that has a list of cells for each column to a list that has a dict of cells for each table.
 
     Raises:
         UserError: a column is not a list or an object, or the columns do not have cells for the same tables.

@@ -67,7 +67,7 @@ _LOOKUPS = ("reuse", "reuse_batch_size", "row_lookups")  # columns about lookups
 def user_file(
     path: str, batch_size: BatchSize = 65536, zipf_exponent: Exponent = ZIPF_EXPONENT, pad_dims: bool = False
 ) -> tuple[Table, ...]:
-    """Return the tables in the file at `path`; `pad_dims` rounds their widths up to multiples of 4.
+    """Return the tables in the file at `path`; if `pad_dims` is True, widths are rounded up to multiples of 4.
 
     Args:
         path: path of a CSV, Parquet or JSON file with your tables; tables=FILE.csv is short for tables.path=FILE.csv.
@@ -99,7 +99,9 @@ def user_file(
 
 @cache
 def _named(column: str) -> str:
-    """Return the name of a field of `Table` for a column as written in a file: small letters, aliases replaced."""
+    """Convert the name of a column in a file to NeuroShard's name.
+    The name gets small letters, and aliases such as `emb_dim` are replaced.
+    """
     name = re.sub(r"[\s-]+", "_", column.strip().lower())
     return _ALIASES.get(name, name)
 
@@ -120,7 +122,9 @@ def _read(row: Row, batch_size: int, zipf_exponent: float, pad_dims: bool) -> Ta
 
 
 def _together(errors: list[UserError], path: str) -> UserError:
-    """Return one error for all errors of a file: their number, the first five of them, and the remedies of these."""
+    """Join all errors of a file in one error.
+    This error has the number of errors, the first five errors, and the remedies for these five errors.
+    """
     if len(errors) == 1:
         return errors[0]
     file, first = f"{' '.join(path.split())}, ", errors[:_MOST_SHOWN]
@@ -197,7 +201,7 @@ class _UserTable:
 
 
 def _cells(row: Row, batch_size: int, pad_dims: bool) -> dict[str, object]:
-    """Return the values of a row by field of `_UserTable`, with texts and lists converted.
+    """Convert the cells of a row to values for the fields of `_UserTable`, and return the values by field name.
 
     Raises:
         UserError: a share, data type or width is not valid.
@@ -221,12 +225,14 @@ def _cells(row: Row, batch_size: int, pad_dims: bool) -> dict[str, object]:
 
 
 def _whole(cell: object) -> object:
-    """Return a number such as 10.0 or 1e6, as pandas and spreadsheets write whole numbers, as an int."""
+    """Convert a float without a fraction to an int, because pandas and spreadsheets write whole numbers as 10.0 or 1e6.
+    Other cells are returned unchanged.
+    """
     return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
 
 
 def _padded(dim: int, pad_dims: bool) -> int:
-    """Return a width rounded up to a multiple of 4, which FBGEMM needs.
+    """Round the width `dim` up to a multiple of 4, which FBGEMM needs, and return the rounded width.
 
     Raises:
         UserError: `pad_dims` is False, so the user has not agreed to other widths.
@@ -243,7 +249,7 @@ def _padded(dim: int, pad_dims: bool) -> int:
 
 
 def _bytes_of(dtype: object) -> int:
-    """Return the bytes per weight of a data type, by any common name, also of torch and TorchRec.
+    """Return the bytes per weight of a data type with any common name, such as "fp16", "torch.half" or "DataType.FP16".
 
     Raises:
         UserError: the data type is unknown.
@@ -260,12 +266,14 @@ def _bytes_of(dtype: object) -> int:
 
 
 def _truth(cell: object) -> object:
-    """Return True or False for a cell such as "TRUE" or 0; other cells are returned unchanged, for the error."""
+    """Return True or False for a cell such as "TRUE" or 0.
+    Other cells are returned unchanged, so that a later error can show them.
+    """
     return {"true": True, "1": True, "false": False, "0": False}.get(str(cell).lower(), cell)
 
 
 def _checked_share(cell: object, name: str) -> object:
-    """Return a cell with a share of the histogram, the column `name`.
+    """Check that a cell in the column `name` is a share of the reuse histogram, and return the cell.
 
     The share is checked here, because later checks see a list of shares and cannot name the column.
 

@@ -1,4 +1,4 @@
-"""Make tables with statistics counted from any number of training batches, in bounded memory, or from one trace."""
+"""Functions that make tables with statistics counted in training batches, in bounded memory, or in one trace."""
 
 import warnings
 from collections import Counter
@@ -50,7 +50,8 @@ def tables_from_batches(
     row_blocks: RowBlocks = MAX_ROW_BLOCKS,
     max_bytes: Size = MAX_BYTES,
 ) -> MeasuredTables:
-    """Return tables with statistics of a job's own lookups: pooling factors, reuse histograms and `row_lookups`.
+    """Count the lookups in the training batches of a job, and return tables with the counted statistics.
+    The statistics are pooling factors, reuse histograms and `row_lookups`.
 
     Batches are joined and cut, in order, to global batches; if each batch is for one of D devices, D batches make a
     global batch. A histogram is the mean over all global batches that touch the table. Samples after the last whole
@@ -79,7 +80,9 @@ def tables_from_batches(
 
 
 def _read(shapes: Sequence[TableShape], batch: object, number: int, splits: Splits) -> list[Features]:
-    """Return the checked lookups of each table, (T,), as the lookups of one feature with the table's name."""
+    """Check the lookups of each table in a batch, and return the lookups by feature for each table, (T,).
+    Each table has one feature, with the name of the table.
+    """
     if not isinstance(batch, Mapping):
         raise UserError(
             "batch-not-mapping",
@@ -106,12 +109,12 @@ def _read(shapes: Sequence[TableShape], batch: object, number: int, splits: Spli
 
 @contextmanager
 def watched(batches: Iterable[_T]) -> Iterator[Iterator[_T]]:
-    """Yield an iterator of the batches that shows the number of batches in a progress bar."""
+    """Yield an iterator over `batches` that shows the number of batches read so far in a progress bar."""
     with progress_bar() as progress:
         bar = progress.add_task("batches", total=len(batches) if isinstance(batches, Sized) else None)
 
         def counted() -> Iterator[_T]:
-            """Yield the batches, and advance the bar after each batch."""
+            """Yield the batches, and advance the progress bar after each batch."""
             for batch in batches:
                 yield batch
                 progress.advance(bar)
@@ -126,7 +129,7 @@ def count_batches(
     row_blocks: int,
     max_bytes: Size,
 ) -> MeasuredTables:
-    """Return tables with counted statistics as `tables_from_batches` does, also if several features read a table.
+    """Return tables with counted statistics as `tables_from_batches` does, but several features may read one table.
 
     Args:
         shapes: the T tables.
@@ -167,7 +170,7 @@ def count_batches(
 def _tallied(
     shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int, row_blocks: int, most_held: int
 ) -> Iterator[BatchTally]:
-    """Yield the tally of every global batch; the last global batch may have fewer samples."""
+    """Yield a `BatchTally` with the counts of each global batch; the last global batch may have fewer samples."""
     for number, slices in groupby(_slices(shapes, batches, size), key=itemgetter(0)):
         tally = BatchTally(shapes, row_blocks, most_held, number)
         for _, batch, first, last in slices:
@@ -178,7 +181,7 @@ def _tallied(
 def _slices(
     shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int
 ) -> Iterator[tuple[int, Sequence[Features], int, int]]:
-    """Yield the pieces of batches that make up global batches, as (number of the global batch, batch, first, last).
+    """Cut batches into pieces that make up global batches, and yield (number of the global batch, batch, first, last).
 
     A piece has the samples `first` to `last` - 1 of the batch.
     """
@@ -192,7 +195,7 @@ def _slices(
 
 
 def _samples(shapes: Sequence[TableShape], batch: Sequence[Features], place: int) -> int:
-    """Return the number of samples of a batch, the number `place`.
+    """Return the number of samples in a batch; errors name the batch by the number `place`.
 
     Raises:
         UserError: the lookups of two tables or features are for different numbers of samples.
@@ -231,7 +234,7 @@ def _check_names(shapes: Sequence[TableShape]) -> None:
 
 
 def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) -> int:
-    """Return the maximum number of rows and lookups in memory.
+    """Return the maximum number of rows and lookups that fit in `max_bytes` of memory.
 
     Raises:
         UserError: `max_bytes` is too small for the number of tables.
@@ -251,7 +254,7 @@ def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) ->
 def _assumed(
     shapes: Sequence[TableShape], tallies: Sequence[Tally], samples: int, batch_size: int, wanted: int
 ) -> Iterator[Message]:
-    """Yield a warning for each assumption about the tables."""
+    """Yield a warning for each assumption behind the statistics, such as one lookup in a table without any lookups."""
     if batch_size < wanted:
         yield Message(
             "batches-too-few-samples",
@@ -279,7 +282,8 @@ def table_from_trace(
     bytes_per_element: BytesPerElement = 4,
     row_blocks: RowBlocks = 0,
 ) -> Table:
-    """Return the table whose lookups in one global batch of B samples are `indices` (L,), split at `offsets` (B + 1,).
+    """Return a table with statistics counted in a trace, which is one global batch of B samples.
+    `indices` (L,) are the lookups in the batch, and `offsets` (B + 1,) divide the lookups into samples.
 
     The reuse histogram is the histogram of this batch, so the table's `reuse_batch_size` is B. With `row_blocks` from 2
     to 1,024, the table has `row_lookups` in this number of blocks, or in one block per row if it has fewer rows; with 0

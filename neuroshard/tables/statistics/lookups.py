@@ -30,7 +30,7 @@ class Lookups:
 
     @classmethod
     def of(cls, indices: object, splits: object, which: Splits, rows: int, where: str) -> "Lookups":
-        """Return the checked lookups of a feature in a table of `rows` rows.
+        """Check the lookups of a feature in a table of `rows` rows, and return these lookups as a `Lookups` object.
 
         Args:
             indices: (L,) indices of rows.
@@ -70,18 +70,18 @@ class Lookups:
 
     @property
     def samples(self) -> int:
-        """B, the number of samples in the batch."""
+        """The number of samples in the batch, B."""
         return len(self.offsets) - 1
 
     def chunks(self, first: int, last: int) -> Iterator[IntArray]:
-        """Yield the indices that samples `first` to `last` - 1 look up, at most 16,384 at a time."""
+        """Yield arrays of the row indices that the samples `first` to `last` - 1 look up, at most 16,384 per array."""
         start, end = int(self.offsets[first]), int(self.offsets[last])
         for begin in range(start, end, _CHUNK):
             yield self.indices[begin : min(begin + _CHUNK, end)].astype(np.int64)
 
 
 def _whole_numbers(values: object, what: str, where: str) -> NDArray[Any]:
-    """Return `values` as a one-dimensional array of whole numbers; a tensor on another device is copied to the CPU.
+    """Convert `values` to a one-dimensional array of whole numbers; a tensor on a GPU is copied to the CPU first.
 
     Raises:
         UserError: the values are not a one-dimensional array of whole numbers; `what` is the noun for the values.
@@ -110,6 +110,6 @@ def _not_whole(what: str, given: str, where: str) -> UserError:
 
 
 def _described(values: object) -> str:
-    """Return the dtype, layout and device of a tensor as text, or the value of another object."""
+    """Return a text about values for an error: dtype, layout and device of a tensor, or the value of another object."""
     kinds = [str(getattr(values, name)) for name in ("dtype", "layout", "device") if hasattr(values, name)]
     return f"a {type(values).__name__} ({', '.join(kinds)})" if kinds else shown(values)

@@ -1,4 +1,4 @@
-"""Tables whose statistics were counted from batches, and their files."""
+"""Tables whose statistics were counted in batches, and functions that write these tables to files."""
 
 import csv
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from neuroshard.tables.table import Table
 
 @dataclass(frozen=True)
 class MeasuredTables:
-    """Tables whose statistics were counted, and the counts.
+    """Tables with statistics that were counted in batches, and the counts behind these statistics.
 
     Attributes:
         tables: (T,) tables for `Task`.
@@ -53,7 +53,7 @@ class MeasuredTables:
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the tables, without the counts, as CSV, Parquet or JSON; `tables=PATH` reads them.
+        """Write the tables, without the counts, to a CSV, Parquet or JSON file; `tables=PATH` reads the file.
 
         Raises:
             UserError: the path has another suffix.
@@ -62,7 +62,7 @@ class MeasuredTables:
 
 
 def write_tables(path: Path, tables: Sequence[Table]) -> None:
-    """Write tables to a .csv, .parquet or .json file, which the source `user_file` reads.
+    """Write tables to a .csv, .parquet or .json file that the source `user_file` can read.
 
     Raises:
         UserError: the path has another suffix.
@@ -86,7 +86,9 @@ def write_tables(path: Path, tables: Sequence[Table]) -> None:
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write tables as CSV, with a column for each share of the histogram and `row_lookups` as one spaced text."""
+    """Write tables to a CSV file, with a column for each share of the histogram.
+    The shares in `row_lookups` are one text, with spaces between the shares.
+    """
     cells = [
         {name: value for name, value in row.items() if name != "reuse"}
         | {f"reuse_{i}": share for i, share in enumerate(row["reuse"])}

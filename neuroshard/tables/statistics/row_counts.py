@@ -1,4 +1,4 @@
-"""Counts of the lookups of each row of some tables in one batch, in bounded memory."""
+"""Counters that use bounded memory to count the lookups of each table row in one batch."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ _STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4
 
 
 class RowCounts:
-    """Exact lookup counts of the rows of one table that a batch touches, or of a random share of these rows.
+    """The exact number of lookups of each row that a batch touches in one table, or only of a random share of the rows.
 
     A row belongs to the share if a hash of the row's index begins with h zero bits, where h is the number of times that
     the share was halved. The choice does not depend on the number of lookups, so the rows in the share are a random
@@ -23,7 +23,7 @@ class RowCounts:
     """
 
     def __init__(self, salt: int) -> None:
-        """Begin without counts; `salt` is part of the hash, so another salt chooses other rows for the share."""
+        """Begin without counts; if only a share of the rows is counted, another `salt` selects another share."""
         self._salt = np.uint64(salt)
         self._halvings = 0
         self._rows: IntArray = np.zeros(0, dtype=np.int64)
@@ -33,22 +33,22 @@ class RowCounts:
 
     @property
     def share(self) -> float:
-        """Expected share of all rows whose lookups are counted: 1, 1/2, 1/4, ..."""
+        """Expected share of the table's rows whose lookups are counted: 1, 1/2, 1/4, ..."""
         return float(2.0**-self._halvings)
 
     @property
     def held(self) -> int:
-        """Number of rows and lookups in memory."""
+        """Number of entries in memory: rows with counts, and lookups that are still waiting to be counted."""
         return len(self._rows) + self._num_waiting
 
     @property
     def counts(self) -> IntArray:
-        """(U,) number of lookups of each row that is in the share and was touched."""
+        """Number of lookups, (U,), of each row that a batch touched and that belongs to the counted share."""
         self._count()
         return self._counts
 
     def add(self, indices: IntArray) -> None:
-        """Add the lookups of the row `indices` (n,).
+        """Add one lookup for each row index in `indices` (n,).
 
         Lookups are collected until they are more than the rows in memory, and then counted together.
         """
@@ -59,7 +59,7 @@ class RowCounts:
             self._count()
 
     def halve(self) -> None:
-        """Halve the share: drop the counts of the rows that leave it."""
+        """Halve the share of rows that are counted, and drop the counts of rows that are no longer in the share."""
         self._count()
         self._halvings += 1
         kept = self._in_share(self._rows)
@@ -97,13 +97,13 @@ def _hashed(rows: IntArray, salt: np.uint64) -> NDArray[np.uint64]:
 
 
 class SharedRoom:
-    """Row counts of several tables that share one memory limit.
+    """Counters of row lookups (`RowCounts`) for several tables that share one memory limit.
 
     If the limit is passed, the share of the table with the most rows and lookups in memory is halved.
     """
 
     def __init__(self, tables: int, most_held: int, salt: int) -> None:
-        """Begin without counts; `most_held` is the maximum number of rows and lookups of all tables in memory.
+        """Begin without counts; all tables together keep at most `most_held` rows and lookups in memory.
 
         `most_held` must be at least `FEWEST_ROWS` for each table.
         """
@@ -112,7 +112,9 @@ class SharedRoom:
         self.tables: Sequence[RowCounts] = tuple(RowCounts(salt) for _ in range(tables))
 
     def add(self, table: int, indices: IntArray) -> None:
-        """Add the lookups of the row `indices` (n,) of the table with this index; halve shares if memory is short."""
+        """Add one lookup in the table with the index `table` for each row index in `indices` (n,).
+        If memory is short, halve the shares of rows that are counted.
+        """
         counts = self.tables[table]
         self._held -= counts.held
         counts.add(indices)
@@ -125,7 +127,7 @@ class SharedRoom:
 
 
 def block_counts(indices: IntArray, rows: int, blocks: int) -> IntArray:
-    """Return the number of lookups in each of K = `blocks` equal blocks of a table's rows, (K,).
+    """Divide the rows of a table into K = `blocks` equal blocks, and return the number of lookups in each block, (K,).
 
     If a block boundary divides a row, the row belongs to the block in which the row begins.
 

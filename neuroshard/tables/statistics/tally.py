@@ -20,7 +20,7 @@ Features = Mapping[str, Lookups]  # lookups of one table in one batch, by the fe
 @dataclass(frozen=True)
 @checked
 class TableShape:
-    """The fields of a `Table` that are known before its lookups are counted.
+    """The name and the size of a table: the fields of `Table` that are known before lookups are counted.
 
     Attributes:
         name: unique among the tables.
@@ -37,7 +37,7 @@ class TableShape:
 
 @dataclass(frozen=True)
 class Counted:
-    """The counts behind the statistics of one table.
+    """The counts from which the statistics of one table follow, such as the number of lookups of each feature.
 
     Attributes:
         lookups: number of lookups of each feature that reads the table, in all global batches together.
@@ -55,7 +55,7 @@ class Counted:
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """Counts of one table in some global batches; `+` adds the tally of other batches.
+    """Counts of the lookups in one table in some global batches; `+` adds the counts of further batches.
 
     Attributes:
         features: number of lookups of each feature.
@@ -97,7 +97,7 @@ class Tally:
         return sum(self.features.values())
 
     def table(self, shape: TableShape, samples: int, batch_size: int) -> Table:
-        """Return the table with the statistics of this tally.
+        """Return a `Table` with the size in `shape` and with the statistics that follow from this tally.
 
         A table without lookups is given one lookup in all samples, and no `row_lookups`.
 
@@ -115,17 +115,17 @@ class Tally:
 
     @property
     def counted(self) -> Counted:
-        """The counts behind the table's statistics, and the error of its histogram, for people to read."""
+        """The counts behind the table's statistics, and the standard error of the histogram, for people to read."""
         error = np.sqrt(self.variance) / max(self.touching, 1)
         share = self.kept / self.touched if self.kept else 1.0
         return Counted(self.features, self.kept, share, tuple(error.tolist()))
 
 
 class BatchTally:
-    """A counter of the lookups in one global batch, which is added in pieces."""
+    """A counter of the lookups in all tables in one global batch; the batch can be added in pieces."""
 
     def __init__(self, shapes: Sequence[TableShape], row_blocks: int, most_held: int, number: int) -> None:
-        """Begin to count the global batch with this `number`.
+        """Begin without counts for the global batch with this `number`.
 
         If memory for `most_held` rows and lookups is short, the lookups of a random share of rows are counted; the
         number makes this share different in each global batch.
@@ -137,7 +137,9 @@ class BatchTally:
         self.samples = 0
 
     def add(self, batch: Sequence[Features], first: int, last: int) -> None:
-        """Add the lookups of samples `first` to `last` - 1 of a batch, (T,) features by table."""
+        """Add the lookups of the samples `first` to `last` - 1 of a batch.
+        `batch` has the features of each table, (T,).
+        """
         self.samples += last - first
         for table, features in enumerate(batch):
             for name, lookups in features.items():
@@ -153,6 +155,6 @@ class BatchTally:
         self._rows.add(table, indices)
 
     def tallies(self) -> list[Tally]:
-        """Return the tally of each table, (T,), of the samples that were added."""
+        """Return the tally of each table, (T,), over all samples that were added."""
         each = zip(self._features, self._blocks, self._rows.tables, strict=True)
         return [Tally.of_batch(features, blocks, rows) for features, blocks, rows in each]
