@@ -1,4 +1,4 @@
-"""The names of sharding types in settings and rules, which are TorchRec's; each type belongs to one layout."""
+"""The names of sharding types in settings and rules: TorchRec's names, each of which belongs to one layout."""
 
 from collections.abc import Collection, Iterable
 
@@ -42,7 +42,7 @@ def types_of(*forms: Form) -> tuple[str, ...]:
 
 
 def with_cases(types: Collection[str]) -> frozenset[str]:
-    """Return the sharding types and the types that they include: column_wise, for example, includes table_wise."""
+    """Return the sharding types and the types that they include; column_wise, for example, includes table_wise."""
     return frozenset(types).union(*(cases for name, cases in _CASES.items() if name in types))
 
 
