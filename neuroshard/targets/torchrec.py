@@ -27,12 +27,12 @@ def write(plan: Plan, module: str = "") -> Exported:
 
 
 def _remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return the requirements of a plan for training: the optimizer of data-parallel tables, and the pod size."""
+    """Return what a plan requires for training: an optimizer for data-parallel tables, and the pod size."""
     return (*data_parallel_remarks(plan), *_pod_remarks(plan))
 
 
 def _dotted_remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return the warning that, in a file without a module, a name with a dot is read as a path and a table's name."""
+    """Return a warning if table names have dots: without a module, TorchRec reads a path before the last dot."""
     dotted = [table.name for table in plan.task.tables if "." in table.name]
     if not dotted:
         return ()
