@@ -53,7 +53,7 @@ class KernelTimes(NamedTuple):
     counts: FloatArray
 
     def plus(self, other: "KernelTimes") -> "KernelTimes":
-        """Return these kernel times with the times and counts of further calls on the same devices added."""
+        """Return the sums of these kernel times and counts and of `other`, for further calls on the same devices."""
         return KernelTimes(*(these + more for these, more in zip(self, other, strict=True)))
 
 
@@ -108,7 +108,7 @@ class Step:
         return cls(tuple(parts[number] for number in range(len(works))))
 
     def __getitem__(self, plan: int) -> "Step":
-        """Return the step of the plan with this index among B plans."""
+        """Return the step of one of the B plans: the plan with the index `plan`."""
         margins = (None if part.margin is None else part.margin[plan] for part in self.parts)
         pairs = zip(self.parts, margins, strict=True)
         return Step(tuple(part._replace(ms=part.ms[plan], margin=margin) for part, margin in pairs))
@@ -231,7 +231,7 @@ class Cost(Step):
 
     @property
     def waited_ms(self) -> float:
-        """The time in ms that every device waits for its host at the end of a step."""
+        """The time in ms for which all devices wait for their hosts at the end of a step: the shortest wait."""
         return float(sum(part.ms.min() for part in self.counted if part.when is When.HOST))
 
     def __str__(self) -> str:
@@ -249,7 +249,7 @@ class Cost(Step):
 
 
 def _scope_of(part: Part) -> str:
-    """Return the kind of work that a part of a cost stands for, as text."""
+    """Return the kind of work that a part of a step consists of, as text such as "input dist"."""
     if part.when is When.HOST:
         return part.about
     if part.name.startswith(f"{FRAMEWORK}."):

@@ -25,7 +25,7 @@ _TYPES, _WIDTHS = 1 << 4, 1 << 20  # larger than the bytes of an element, and th
 
 
 def calls_of(kernels: IntArray) -> IntArray:
-    """Return the index in `CALLS` of the kernel call of each kernel, by the kernel numbers in `Loads.kernel`."""
+    """Return the kernel call, as an index in `CALLS`, of each kernel number in `kernels` (as in `Loads.kernel`)."""
     return kernels // (_TYPES * _WIDTHS)
 
 
@@ -92,17 +92,17 @@ class Loads:
 
     @property
     def pooling_factor(self) -> FloatArray:
-        """(n,) mean lookups per sample."""
+        """(n,) mean number of lookups per sample for each load."""
         return self.lookups / self.samples
 
     @property
     def outputs(self) -> FloatArray:
-        """(n,) number of output embeddings in a batch."""
+        """(n,) number of output embeddings of each load in a batch."""
         return np.where(self.pooled, self.bags, self.lookups)
 
     @property
     def output_bytes(self) -> FloatArray:
-        """(n,) bytes of the output embeddings in an fp32 exchange."""
+        """(n,) bytes of the output embeddings of each load in an fp32 exchange."""
         return self.outputs * self.dim * ELEMENT_BYTES
 
     @property
@@ -112,7 +112,7 @@ class Loads:
 
     @property
     def kernel(self) -> IntArray:
-        """(n,) number of the kernel of each load; loads with equal numbers are looked up by one kernel.
+        """(n,) number of the kernel of each load; one kernel looks up all loads that have the same number.
 
         Such loads have the same call and data type and, if they are of sequence tables, the same table width.
         """

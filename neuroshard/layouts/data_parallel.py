@@ -72,7 +72,7 @@ class DataParallel(Layout):
         return _of_own_samples(loads, num_devices, which)
 
     def share(self, loads: Loads, count: int) -> Loads:
-        """Return the load of each whole table on one of `count` devices, which looks up only the device's samples."""
+        """Return the load that each whole table causes on one of `count` devices, which looks up its own samples."""
         formed = replace(loads, form=np.full(len(loads), FORMS.index(self.form)))
         return _of_own_samples(formed, count, np.arange(len(loads)))
 

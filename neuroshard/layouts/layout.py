@@ -33,7 +33,7 @@ class Whole(Protocol):
 
 
 class Layout(ABC):
-    """A family of sharding types with all its properties; each subclass is one family, without state.
+    """A family of sharding types with all properties of the family; each subclass is one family, and has no state.
 
     Attributes:
         form: name of the family.

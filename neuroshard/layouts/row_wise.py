@@ -89,7 +89,7 @@ class RowWise(Layout):
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return the bytes, (n,), that a device sends for each load, for each collective that row-wise tables use.
+        """Return the bytes, (n,), that each load causes its device to send, for each collective of row-wise tables.
 
         Tables over all devices use REDUCE_SCATTER. Tables on one host use HOST_REDUCE_SCATTER, then HOST_ALL_TO_ALL, to
         which each device sends its part of the sums: output bytes / devices. Sequence tables use ALL_TO_ALL.

@@ -24,7 +24,7 @@ def equal_parts(dim: int, least: int = 1) -> int:
 
 
 def shard_widths(table: Table, dim: int) -> Iterator[int]:
-    """Return an iterator over the widths of the shards for `dim` columns of a table on one device.
+    """Return the widths, as an iterator, of the shards into which `dim` columns of a table on one device are split.
 
     The shards are as few and as equal as possible. All shards of a sequence table have the same width on all devices.
     """

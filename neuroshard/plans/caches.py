@@ -129,7 +129,7 @@ def cut_to(task: Task, tables: IntArray, width: int) -> Task | None:
 
 
 def parts_within(task: Task, table: int, width: int) -> int:
-    """Return the smallest number of equal column shards, with at most `width` columns each, for a table.
+    """Return the smallest number of equal column shards of a table that have at most `width` columns each.
     Return 0 if the rules for the table allow no split of this kind.
     """
     dim, limits, name = task.tables[table].dim, task.limits[table], _plain_name(task, table)

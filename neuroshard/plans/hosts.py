@@ -1,4 +1,4 @@
-"""Assign tables in host memory to hosts, by rules and pinned shards, so that the tables on each host fit in its memory.
+"""Assign tables in host memory to hosts, with rules and pinned shards, so that each host has enough memory for them.
 
 Many search methods check the memory of each device, but only the total memory of all hosts. If the tables in host
 memory do not fit on one host, such a search can be repeated with constraints that keep every such table on one host, or
@@ -174,7 +174,7 @@ class _Piece:
 
 
 def _assigned(task: Task, host_bytes: int, in_rows: Collection[str]) -> Task | None:
-    """Return the task with its tables in host memory assigned to hosts; None if this fails.
+    """Return the task with each table in host memory assigned to hosts; None if no assignment is found.
     Each host has `host_bytes` bytes of host memory.
 
     Pieces with fewer allowed hosts are assigned first, then pieces that cannot be split, then larger pieces.

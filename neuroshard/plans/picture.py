@@ -91,7 +91,7 @@ def _draw_times(axes: "Axes", cost: Cost) -> None:
 
 
 def _colors_of(parts: Sequence[Part]) -> Iterator[str]:
-    """Return a color for each part: the color of the part's place in a step or, if it is taken, another color."""
+    """Return a color for each part: the color for its place in a step, or another color if this color is taken."""
     left, more = dict(_COLORS), cycle(_MORE_COLORS)
     return (left.pop(part.when) if part.when in left else next(more) for part in parts)
 
@@ -145,7 +145,7 @@ def _top(highest: float, factor: float) -> float:
 def curves_png(
     curves: Sequence[tuple[str, FloatArray]], references: Mapping[str, float], title: str | None = None
 ) -> bytes:
-    """Return a PNG with learning curves (mean plan cost in ms by round) and results of other methods as lines.
+    """Return a PNG with learning curves (mean plan cost in ms by round), and a line for each result of other methods.
 
     If there are more than 10 curves, all curves are grey and without a name.
 

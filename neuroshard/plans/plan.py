@@ -163,14 +163,14 @@ class Plan:
 
     @property
     def fullest_device(self) -> int:
-        """The device with the largest share of its memory in use; the first of equally full devices."""
+        """The device with the largest share of its memory in use; the first device if several are equally full."""
         topology, pairs = self.task.topology, zip(self.device_bytes, self.task.shard_memory, strict=True)
         free = [(memory - used) / total for (used, memory), total in zip(pairs, topology.device_memory, strict=True)]
         return int(np.argmin(free))
 
     @cached_property
     def host_bytes(self) -> tuple[int, ...]:
-        """(H,) bytes of host memory that the shards of each host's devices need."""
+        """(H,) bytes of memory on each host that the shards on the devices of the host need."""
         used = self.task.memory.host_bytes(self.device_loads.loads)
         total = np.zeros(len(self.task.topology.hosts), dtype=np.int64)
         np.add.at(total, self.device_loads.owners // self.task.topology.host_size, used)
@@ -362,7 +362,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, content: object, where: str = "plan") -> "Plan":
-        """Return the plan in `content`, which are fields as `to_json` returns them; errors name the content as `where`.
+        """Return the plan in `content`, the fields that `to_json` returned; errors name the content as `where`.
 
         Raises:
             UserError: the content is malformed, or the shards do not cover the tables exactly once.
@@ -512,7 +512,8 @@ def _broken_tier(name: str, assignment: TierAssignment, limits: TableLimits) -> 
 def _broken_groups(
     constraints: Constraints, columns: Mapping[str, Mapping[int, int]], others: Collection[str]
 ) -> Iterator[str]:
-    """Yield a line for each table whose pinned shards, and each group of tables whose rules, the plan does not respect.
+    """Yield a line for each table whose pinned shards are not on the devices that constraints name.
+    Also yield a line for each group of tables that is not together, or not apart, as constraints require.
 
     Args:
         constraints: the constraints of the task.
@@ -533,7 +534,8 @@ def _broken_groups(
 
 
 def _pins_met(pinned: Sequence[PinnedShard], columns: Mapping[int, int]) -> bool:
-    """Return True if each pinned shard has a separate allowed device with exactly the pinned number of columns.
+    """Return True if each pinned shard can be matched with a different device that has the pinned columns.
+    The device must be allowed for the shard, and have exactly as many columns as the shard.
 
     `columns` has the columns of the table by device.
     """
