@@ -1,4 +1,4 @@
-"""The interfaces of search methods and of verifiers, which measure candidate plans; both are built by name."""
+"""The interfaces of search methods and of verifiers (which measure candidate plans); both can be built by name."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
@@ -210,7 +210,7 @@ def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:
 
 
 class Verifier(Protocol):
-    """A verifier, which measures the candidate plans of a search; the only state of an object is settings."""
+    """A verifier, which measures the candidate plans of a search; a verifier has settings, but no other state."""
 
     def decided(self, searcher: Searcher, task: Task, simulator: Simulator) -> Found:
         """Measure the candidate plans of a searcher, and return the best plan with a remark about the measurements.

@@ -1,4 +1,4 @@
-"""The interface of a system that plans are exported to, the systems by name, and the command `neuroshard export`."""
+"""The interface of a system to which plans are exported, the systems by name, and the command `neuroshard export`."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -275,7 +275,7 @@ class Target:
         return replace(task, memory=replace(task.memory, host_tables=self.host_tables))
 
     def _rule(self) -> TableRule:
-        """Return the rule for all tables that allows only plans that the target can express."""
+        """Return a rule, which applies to all tables, that allows only plans that the target can express."""
         return TableRule(
             "*",
             sharding_types=_rule_types(self.sharding_types),
@@ -284,7 +284,7 @@ class Target:
         )
 
     def _check_stored(self, table: Table) -> None:
-        """Raise UserError if the target does not store weights of a table's data type."""
+        """Raise UserError if the target cannot store weights in the data type of a table."""
         if table.bytes_per_element not in self.element_bytes:
             raise UserError(
                 "target-element-bytes",

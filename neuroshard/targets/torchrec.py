@@ -32,7 +32,9 @@ def _remarks(plan: Plan) -> tuple[Message, ...]:
 
 
 def _dotted_remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return a warning if table names have dots: without a module, TorchRec reads a path before the last dot."""
+    """Return a warning if table names have dots: the part before the last dot is read as the path of a module.
+    The warning applies to files that are written without `module`.
+    """
     dotted = [table.name for table in plan.task.tables if "." in table.name]
     if not dotted:
         return ()

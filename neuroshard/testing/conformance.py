@@ -122,7 +122,7 @@ class SearcherConformance:
             assert max(placed.shard.dim for placed in plan.placements) <= MAX_SHARD_DIM
 
     def test_keeps_constraints_or_refuses(self) -> None:
-        """Check that plans keep all constraints, or that the method raises an InfeasibleError."""
+        """Check that plans keep all constraints, or that the search method raises an InfeasibleError."""
         for seed in self._seeds(12):
             task, num_devices = constrained_task(seed), 2 + seed % 3
             found = _error_of(self.make(), task, Simulator(random_models(num_devices, seed)))
@@ -231,7 +231,7 @@ class ComputeModelConformance:
             assert cost[0] >= 0 == cost[1]
 
     def test_empty_set_costs_nothing(self) -> None:
-        """Check that a device without tables costs 0, also between other devices."""
+        """Check that a device without tables costs 0, even if devices with tables come before and after it."""
         tables = self._tables()
         cost = self.make().predict(LoadSets.of([tables[:2], (), tables[2:]], 256))
         assert cost[1] == 0
@@ -346,7 +346,7 @@ class PhysicalComputeConformance(SumModelConformance):
         """
 
         def more_rows(table: Table) -> Table:
-            """Return the table with four times the rows, or unchanged if the histogram needs more rows than it has."""
+            """Return the table with four times the rows; unchanged if the reuse histogram needs more rows."""
             unique = _MOST_SAMPLES * table.pooling_factor / (table.reuse @ MEAN_COUNTS)
             return replace(table, rows=4 * table.rows) if unique <= table.rows else table
 

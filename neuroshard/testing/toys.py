@@ -107,7 +107,7 @@ class LinearCompute(SumModel):
     per_column_ms: float = 0.01
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the vector of each load, (n, 1), which is its cost in ms."""
+        """Return the vector of each load, (n, 1), whose only element is the cost of the load in ms."""
         cost = self.per_table_ms + self.per_column_ms * loads.dim * loads.pooling_factor
         return cost[:, None].astype(np.float32)
 
@@ -125,7 +125,7 @@ class OpaqueCompute(ComputeModel):
 
 @dataclass(frozen=True)
 class LinearComm(CommModel):
-    """A model of exchanges: devices wait for the last device, then take a time per column of the widest device."""
+    """A model of exchanges: devices wait for the last device, then need a time per column of the widest device."""
 
     devices: int
     per_column_ms: float = 0.002
@@ -136,7 +136,7 @@ class LinearComm(CommModel):
         return self.devices
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Return the transfer time, (B, D) ms, in proportion to the columns of the widest device."""
+        """Return the transfer time, (B, D) ms, which is in proportion to the columns of the widest device."""
         widest = traffic.columns.max(axis=1, keepdims=True)
         return np.broadcast_to(self.per_column_ms * widest, wait_ms.shape)
 
@@ -162,7 +162,7 @@ def random_models(num_devices: int = 4, seed: int = 0) -> CostModels:
 
 
 def random_normaliser(features: int, rng: np.random.Generator) -> Normaliser:
-    """Return a normaliser with random means and standard deviations for a number of features."""
+    """Return a normaliser with a random mean and a random standard deviation for each of `features` features."""
     return Normaliser(rng.normal(size=features), rng.uniform(1, 5, size=features))
 
 
