@@ -9,7 +9,7 @@ _BUNDLES = Path(__file__).resolve().parent
 
 
 def known_names() -> list[str]:
-    """Return every name that `CostModels.load` accepts: bundles in the package, and "roofline:NAME" for datasheets."""
+    """Return every name that `CostModels.load` accepts: names of bundles, and "roofline:NAME" for each datasheet."""
     return [*shipped_names(), *(f"{ROOFLINE}{name}" for name in choices("roofline"))]
 
 

@@ -1,1 +1,1 @@
-"""The work of the devices under a plan (loads and traffic), and the cost of a plan."""
+"""The work that a plan gives to the devices (loads and traffic), and the cost of a plan."""

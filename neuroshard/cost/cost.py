@@ -20,7 +20,7 @@ _STEPS = 400  # number of points for numerical integration
 
 
 class When(IntEnum):
-    """The place of a part in a step: on each device, a part begins when the parts of earlier places have ended.
+    """The place of a part in a step: on each device, a part begins when all parts in earlier places have ended.
 
     Attributes:
         BACKWARD: backward exchange of gradients: all devices meet, and begin together.
@@ -53,7 +53,7 @@ class KernelTimes(NamedTuple):
     counts: FloatArray
 
     def plus(self, other: "KernelTimes") -> "KernelTimes":
-        """Return the sum of the times and counts of these calls and of further calls on the same devices."""
+        """Return the sums of these kernel times and counts and of `other`, for further calls on the same devices."""
         return KernelTimes(*(these + more for these, more in zip(self, other, strict=True)))
 
 
@@ -96,7 +96,7 @@ class Step:
 
     @classmethod
     def of(cls, works: Sequence[Work], shape: tuple[int, ...]) -> "Step":
-        """Return the step that consists of the given works, on devices of shape (..., D).
+        """Return the step that consists of the parts that `works` compute, for devices in arrays of shape (..., D).
 
         Works are computed in the order of their places in the step: each begins on a device when the counted parts
         before it have ended there. The parts of the result are in the order of `works`.
@@ -108,7 +108,7 @@ class Step:
         return cls(tuple(parts[number] for number in range(len(works))))
 
     def __getitem__(self, plan: int) -> "Step":
-        """Return the step of the plan with this index among B plans."""
+        """Return the step of one of the B plans: the plan with the index `plan`."""
         margins = (None if part.margin is None else part.margin[plan] for part in self.parts)
         pairs = zip(self.parts, margins, strict=True)
         return Step(tuple(part._replace(ms=part.ms[plan], margin=margin) for part, margin in pairs))
@@ -138,17 +138,17 @@ class Step:
 
     @property
     def counted(self) -> tuple[Part, ...]:
-        """The parts that count, because they make the step longer."""
+        """The parts of the step that are counted as cost, because these parts make the step longer."""
         return tuple(part for part in self.parts if part.counts)
 
     @property
     def device_ms(self) -> FloatArray:
-        """(..., D) cost of each device in ms: the sum of the parts that count."""
+        """(..., D) cost of each device in ms: the sum of the times of the parts in `counted`."""
         return _sum(part.ms for part in self.counted)
 
     @property
     def ready_ms(self) -> FloatArray:
-        """(..., D) time in ms at which each device is ready for the output dist, where all devices meet."""
+        """(..., D) time in ms at which each device is ready for the output dist, in which all devices meet."""
         return _sum(part.ms for part in self.counted if part.when < When.FORWARD)
 
     @property
@@ -202,7 +202,7 @@ class Cost(Step):
 
     @property
     def margin_ms(self) -> float:
-        """The margin of the plan's cost in ms, which is the margin of the straggler; NaN if it is unknown."""
+        """The margin of the plan's cost in ms: the margin of the slowest device; NaN if this margin is unknown."""
         return float("nan") if self.margin is None else float(self.margin[np.argmax(self.device_ms)])
 
     @property
@@ -212,7 +212,8 @@ class Cost(Step):
 
     @property
     def expected_ms(self) -> float:
-        """The expected cost of the plan in ms, less biased than `total_ms`, which is too low; NaN without a margin.
+        """The expected cost of the plan in ms; NaN if the margin is unknown.
+        On average, `total_ms` is lower than the real cost. The expected cost is corrected for this bias.
 
         A step waits for its true straggler. The predictions for devices have independent errors, so on average the true
         straggler is slower than the predicted straggler. The difference is larger if more devices have nearly the same
@@ -230,7 +231,7 @@ class Cost(Step):
 
     @property
     def waited_ms(self) -> float:
-        """The time in ms that every device waits for its host at the end of a step."""
+        """The time in ms for which all devices wait for their hosts at the end of a step: the shortest wait."""
         return float(sum(part.ms.min() for part in self.counted if part.when is When.HOST))
 
     def __str__(self) -> str:
@@ -248,7 +249,7 @@ class Cost(Step):
 
 
 def _scope_of(part: Part) -> str:
-    """Return the kind of work that a part of a cost stands for, as text."""
+    """Return the kind of work that a part of a step consists of, as text such as "input dist"."""
     if part.when is When.HOST:
         return part.about
     if part.name.startswith(f"{FRAMEWORK}."):
@@ -276,7 +277,8 @@ def described_wait(waited_ms: float) -> str | None:
 
 
 def _expected_largest(mean: FloatArray, deviation: FloatArray) -> float:
-    """Return E[max(X_1, ..., X_D)] of independent normal X_d with these means and standard deviations, (D,).
+    """Return E[max(X_1, ..., X_D)], the expected value of the largest of D independent normal variables.
+    `mean` and `deviation` are the means and the standard deviations of the variables, (D,).
 
     E[max] = high - integral of P(max <= x) dx from low to high, where P(max <= x) is the product over d of
     Phi((x - mean_d) / deviation_d).

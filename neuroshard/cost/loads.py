@@ -25,13 +25,13 @@ _TYPES, _WIDTHS = 1 << 4, 1 << 20  # larger than the bytes of an element, and th
 
 
 def calls_of(kernels: IntArray) -> IntArray:
-    """Return the index in `CALLS` of the call that each kernel number (of `Loads.kernel`) belongs to."""
+    """Return the kernel call, as an index in `CALLS`, of each kernel number in `kernels` (as in `Loads.kernel`)."""
     return kernels // (_TYPES * _WIDTHS)
 
 
 @dataclass(frozen=True, eq=False)
 class Loads:
-    """n loads, as arrays: each is the work that a table or shard gives the kernels of its device in a batch.
+    """n loads as arrays; a load is the work that a table or shard causes for the kernels of a device in one batch.
 
     Attributes:
         rows: (n,) number of rows on the device.
@@ -67,7 +67,7 @@ class Loads:
 
     @classmethod
     def of(cls, tables: Sequence[Table], batch_size: int | IntArray) -> "Loads":
-        """Return the loads of whole tables in device memory, in order.
+        """Return the load of each whole table in device memory, in the order of `tables`.
 
         `batch_size` is the global batch size, one for all tables or (n,).
         """
@@ -92,27 +92,27 @@ class Loads:
 
     @property
     def pooling_factor(self) -> FloatArray:
-        """(n,) mean lookups per sample."""
+        """(n,) mean number of lookups per sample for each load."""
         return self.lookups / self.samples
 
     @property
     def outputs(self) -> FloatArray:
-        """(n,) number of output embeddings in a batch."""
+        """(n,) number of output embeddings of each load in a batch."""
         return np.where(self.pooled, self.bags, self.lookups)
 
     @property
     def output_bytes(self) -> FloatArray:
-        """(n,) bytes of the output embeddings in an fp32 exchange."""
+        """(n,) bytes of the output embeddings of each load in an fp32 exchange."""
         return self.outputs * self.dim * ELEMENT_BYTES
 
     @property
     def call(self) -> IntArray:
-        """(n,) index in `CALLS` of the kernel call of each load."""
+        """(n,) kernel call of each load, as an index in `CALLS`."""
         return _CALL_NUMBERS[self.tier, self.pooled.astype(np.int64), self.form]
 
     @property
     def kernel(self) -> IntArray:
-        """(n,) number of the kernel of each load; loads with equal numbers are looked up by one kernel.
+        """(n,) number of the kernel of each load; one kernel looks up all loads that have the same number.
 
         Such loads have the same call and data type and, if they are of sequence tables, the same table width.
         """
@@ -120,11 +120,11 @@ class Loads:
         return (self.call * _TYPES + self.bytes_per_element.astype(np.int64)) * _WIDTHS + width
 
     def take(self, indices: IntArray) -> "Loads":
-        """Return the loads at `indices` (m,)."""
+        """Return the loads at the positions in `indices` (m,)."""
         return Loads(**{field.name: getattr(self, field.name)[indices] for field in fields(self)})
 
     def at(self, assignments: Sequence[TierAssignment]) -> "Loads":
-        """Return the loads with these tier assignments (n,)."""
+        """Return the loads with their tier assignments replaced by `assignments` (n,)."""
         tier = np.array([TIERS.index(assignment.tier) for assignment in assignments], dtype=np.int64)
         return replace(
             self, tier=tier, cached=np.array([assignment.cached_share for assignment in assignments], dtype=np.float64)
@@ -135,7 +135,7 @@ class Loads:
         return self.at([ON_DEVICE] * len(self))
 
     def columns(self, dim: FloatArray | IntArray) -> "Loads":
-        """Return the loads of column shards with `dim` (n,) columns and the same rows."""
+        """Return the loads as loads of column shards, with `dim` (n,) columns and the same rows as before."""
         return replace(self, dim=np.asarray(dim, dtype=np.float64))
 
 
@@ -153,13 +153,13 @@ class LoadSets:
 
     @classmethod
     def of(cls, sets: Sequence[Sequence[Table]], batch_size: int) -> "LoadSets":
-        """Return the load sets of sets of whole tables, at a global batch size."""
+        """Return a set of loads for each set of whole tables in `sets`, at a global batch size."""
         counts = np.array([len(tables) for tables in sets], dtype=np.int64)
         return cls(Loads.of([table for tables in sets for table in tables], batch_size), counts)
 
     @classmethod
     def joined(cls, several: Sequence["LoadSets"]) -> "LoadSets":
-        """Return all sets of several `LoadSets` in one, in order."""
+        """Return one `LoadSets` that has the sets of all the `LoadSets` in `several`, in order."""
         arrays = {
             field.name: np.concatenate([getattr(sets.loads, field.name) for sets in several]) for field in fields(Loads)
         }
@@ -167,12 +167,12 @@ class LoadSets:
 
     @classmethod
     def alone(cls, loads: Loads) -> "LoadSets":
-        """Return one set for each load."""
+        """Return a set for each load; the set has only this load."""
         return cls(loads, np.ones(len(loads), dtype=np.int64))
 
     @classmethod
     def grouped(cls, loads: Loads, places: IntArray, num_sets: int) -> "LoadSets":
-        """Return loads (n,) grouped into `num_sets` sets; `places` (n,) has the number of the set of each load.
+        """Return loads (n,) grouped into `num_sets` sets; `places` (n,) has the number of the set for each load.
 
         Loads of one set keep their order.
         """
@@ -180,7 +180,8 @@ class LoadSets:
         return cls(loads.take(order), np.bincount(places, minlength=num_sets))
 
     def by_kernel(self) -> tuple["LoadSets", IntArray]:
-        """Return each of the B sets split by `Loads.kernel`, and the kernel call of each of the G kernels.
+        """Return each of the B sets split into G sets, each with the loads of one of the G kernels.
+        Also return the kernel call of each of the G kernels. A kernel is a number in `Loads.kernel`.
 
         Returns:
             (B G) sets: the G sets of the first set, then those of the second set, and so on; and (G,) the index in
@@ -193,23 +194,23 @@ class LoadSets:
 
     @property
     def owners(self) -> IntArray:
-        """(n,) number of the set of each load."""
+        """(n,) number of the set to which each load belongs."""
         return np.repeat(np.arange(len(self)), self.counts)
 
     def totals(self, amounts: FloatArray) -> FloatArray:
-        """Return the sum over each set, (B,), of amounts (n,), one for each load."""
+        """Return the sum of `amounts` over the loads of each set, (B,); `amounts` (n,) has a number for each load."""
         return np.bincount(self.owners, amounts, minlength=len(self)).astype(np.float64)
 
     @property
     def calls(self) -> IntArray:
-        """(B,) index in `CALLS` of the call of each set's first load; -1 for an empty set."""
+        """(B,) kernel call of the first load of each set, as an index in `CALLS`; -1 for an empty set."""
         calls = np.full(len(self), -1, dtype=np.int64)
         filled = self.counts > 0
         calls[filled] = self.loads.call[(self.counts.cumsum() - self.counts)[filled]]
         return calls
 
     def take(self, indices: IntArray) -> "LoadSets":
-        """Return the sets at `indices` (m,)."""
+        """Return the sets at the positions in `indices` (m,)."""
         counts, starts = self.counts[indices], (self.counts.cumsum() - self.counts)[indices]
         within = np.arange(int(counts.sum())) - np.repeat(counts.cumsum() - counts, counts)
         return LoadSets(self.loads.take(np.repeat(starts, counts) + within), counts)
@@ -270,7 +271,9 @@ class Traffic:
 
     @classmethod
     def joined(cls, several: Sequence["Traffic"]) -> "Traffic":
-        """Return the traffic of several plans in one, in order; all have the same devices and collectives."""
+        """Return one `Traffic` with the plans of all the `Traffic` objects in `several`, in order.
+        All of these must have the same devices and collectives.
+        """
         size_bytes = np.concatenate([traffic.size_bytes for traffic in several])
         return cls(size_bytes, np.concatenate([traffic.batch_size for traffic in several]), several[0].host_size)
 
@@ -284,7 +287,7 @@ class Traffic:
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """The collectives that may have traffic: the first C collectives."""
+        """The first C collectives in `Collective`, which are the collectives that may have traffic."""
         return tuple(Collective)[: self.size_bytes.shape[2]]
 
     def sent_bytes(self, collective: Collective) -> FloatArray:
@@ -294,7 +297,7 @@ class Traffic:
         return np.zeros(self.size_bytes.shape[:2])
 
     def alone(self, collective: Collective) -> "Traffic":
-        """Return the traffic of one collective, as if it were an all-to-all of each group of devices.
+        """Return the traffic of one collective, as if the collective were an all-to-all within each group of devices.
 
         The `groups` (G, M) of a plan exchange independently, so the result has B G exchanges of M devices, with
         `size_bytes` (B G, M, 1). For the input dist, the bytes of a device are the bytes that it receives.
@@ -316,7 +319,7 @@ class Traffic:
         return ranks.reshape(-1, host).T if collective is Collective.HOST_ALL_TO_ALL else ranks[None]
 
     def with_columns(self, dims: FloatArray) -> "Traffic":
-        """Return the traffic with the all-to-all of `dims` (B, D) output columns per sample of each device.
+        """Return the traffic with another all-to-all: each device sends `dims` (B, D) output columns per sample.
 
         If this traffic is of one plan, its other collectives are repeated for all B plans.
         """
@@ -326,7 +329,7 @@ class Traffic:
         return replace(self, size_bytes=size_bytes, batch_size=batch_size)
 
     def in_precision(self, precision: Precision) -> "Traffic":
-        """Return the traffic with elements of embeddings and gradients in another data type than fp32."""
+        """Return the traffic if embeddings and gradients are exchanged in the data type `precision` instead of fp32."""
         if precision is Precision.FP32:
             return self
         return replace(self, size_bytes=self.size_bytes * relative_bytes(precision)[: self.size_bytes.shape[2]])
@@ -342,12 +345,12 @@ class Traffic:
 
     @property
     def columns(self) -> FloatArray:
-        """(B, D) output columns per sample of each device, from the bytes of the all-to-all."""
+        """(B, D) output columns per sample of each device, computed from the bytes of the all-to-all."""
         pooled = self.sent_bytes(Collective.ALL_TO_ALL)
         return pooled / (ELEMENT_BYTES * self.batch_size.astype(np.float64))[:, None]
 
 
 def relative_bytes(precision: Precision) -> FloatArray:
-    """Compute the bytes that each collective carries in a data type relative to fp32, (C,)."""
+    """Return the bytes that each collective carries in a data type, divided by the bytes in fp32, (C,)."""
     share = precision.element_bytes / ELEMENT_BYTES
     return np.array([1.0 if one in IN_FULL_PRECISION else share for one in Collective])

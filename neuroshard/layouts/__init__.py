@@ -48,13 +48,13 @@ def layout_of(table: Table, shards: Sequence[Shard]) -> Layout:
 
 
 def layouts_of(tables: Sequence[Table], placed: Sequence[Sequence[Placement]]) -> tuple[Layout, ...]:
-    """Return the layouts (T,) of tables (T,) with these placements (T,)."""
+    """Return the layouts, (T,), of the tables in `tables` (T,); `placed` (T,) has the placements of each table."""
     pairs = zip(tables, placed, strict=True)
     return tuple(layout_of(table, [placed.shard for placed in placements]) for table, placements in pairs)
 
 
 def are(loads: Loads, has: Callable[[Layout], bool]) -> BoolArray:
-    """Return (n,) True for each load whose layout has the property `has`."""
+    """Return an array (n,) that is True for each load whose layout has the property `has`."""
     return np.array([has(layout) for layout in LAYOUTS.values()])[loads.form]
 
 
@@ -65,7 +65,7 @@ def placed_loads(
     num_devices: int,
     layouts: Sequence[Layout] | None = None,
 ) -> Loads:
-    """Return the loads, (S,), of S placements of tables, in order.
+    """Return the load of each of S placements of tables, (S,), in the order of `placements`.
 
     Args:
         tables: (T,) the tables.
@@ -88,7 +88,7 @@ def placed_loads(
 
 
 def sent_bytes_of(loads: Loads, num_devices: int) -> FloatArray:
-    """Return the bytes, (n, C), that each of n loads makes its device send into each collective.
+    """Return the bytes, (n, C), that each of n loads causes its device to send into each of C collectives.
 
     For the input dist, these are the indices and lengths that the device receives.
     """

@@ -34,7 +34,7 @@ class ColumnWise(Layout):
         return all(shard.rows >= table.rows for shard in shards) and sum(s.dim == table.dim for s in shards) < 2
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
-        """Return the placement of a whole table on the first of the devices."""
+        """Return the placement of a whole table on the first device in `devices`."""
         return place_column_wise(whole, [(index, table_of(whole, index).dim, devices[0])])
 
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
@@ -48,11 +48,13 @@ class ColumnWise(Layout):
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return the bytes, (n,), that each load sends into the all-to-all: all of its outputs."""
+        """Return the bytes, (n,), that a device sends into the all-to-all for each load: all outputs of the load."""
         return {Collective.ALL_TO_ALL: output_bytes}
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Return a text if the shards of a sequence table have different widths, which TorchRec does not support."""
+        """Return a text if the shards of a sequence table have different widths, which TorchRec does not support.
+        Return None if all widths are equal.
+        """
         if len(set(widths)) < 2:
             return None
         return f"in shards of {' and '.join(map(str, sorted(set(widths))))} columns, not of equal width"
@@ -62,7 +64,9 @@ class ColumnWise(Layout):
         return _WHOLE if len(placements) == 1 else _CUT
 
     def allowed_by(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return all types of the family for a whole table, and for a split table the types that allow its devices."""
+        """Return the sharding types that allow a table to have these placements.
+        These are all types of the family for a whole table. For a split table, the devices determine the types.
+        """
         if len(placements) == 1:
             return set(self.words)
         size = topology.domain_size
@@ -70,12 +74,12 @@ class ColumnWise(Layout):
         return {_CUT, _ON_A_HOST} if on_one_host else {_CUT}
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return all types of the family: with each of them, TorchRec reads shards with all rows in the same way."""
+        """Return all sharding types of the family, because TorchRec reads the shards in the same way with each type."""
         return set(self.words)
 
 
 def place_column_wise(task: Whole, placed: Iterable[tuple[int, int, int]]) -> list[Placement]:
-    """Return the placements that put `dim` columns of a table on a device, for each (table index, dim, device).
+    """Return column-wise placements; each (table index, dim, device) in `placed` puts `dim` columns on a device.
 
     Columns of one table on one device become one shard with all rows, or several shards if they are wider than a shard
     may be. The devices get the columns of a table in ascending order: the first device gets the first columns.

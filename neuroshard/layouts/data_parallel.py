@@ -68,27 +68,29 @@ class DataParallel(Layout):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Return the loads with the data-parallel tables at `which` (m,) reduced to the samples of one device."""
+        """Return the loads after the data-parallel loads, at `which` (m,), are reduced to the samples of one device."""
         return _of_own_samples(loads, num_devices, which)
 
     def share(self, loads: Loads, count: int) -> Loads:
-        """Return the load of each whole table, reduced to the samples of one of `count` devices."""
+        """Return the load that each whole table causes on one of `count` devices, which looks up its own samples."""
         formed = replace(loads, form=np.full(len(loads), FORMS.index(self.form)))
         return _of_own_samples(formed, count, np.arange(len(loads)))
 
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return the bytes, (n,), that each load sends into the all-reduce: an fp32 gradient of every weight."""
+        """Return the bytes, (n,), that a device sends into the all-reduce for each load.
+        These are the bytes of an fp32 gradient for every weight.
+        """
         return {Collective.ALL_REDUCE: loads.rows * loads.dim * ELEMENT_BYTES}
 
     def num_shards(self, devices: int) -> int:
-        """Return 1, because constraints count a data-parallel table as one shard."""
+        """Return 1, because constraints count a data-parallel table as one shard on any number of devices."""
         return 1
 
 
 def _of_own_samples(loads: Loads, num_devices: int, which: IntArray) -> Loads:
-    """Return the loads with those at `which` (m,) reduced to the samples of one device.
+    """Return the loads after the loads at the positions `which` (m,) are reduced to the samples of one device.
 
     Their lookups, samples and bags are divided by the number of devices, and the reuse histogram becomes that of the
     smaller batch.

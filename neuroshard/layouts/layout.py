@@ -33,7 +33,7 @@ class Whole(Protocol):
 
 
 class Layout(ABC):
-    """A family of sharding types with all its properties; each subclass is one family, without state.
+    """A family of sharding types with all properties of the family; each subclass is one family, and has no state.
 
     Attributes:
         form: name of the family.
@@ -73,28 +73,30 @@ class Layout(ABC):
 
     @property
     def type_names(self) -> tuple[str, ...]:
-        """The names of the family's sharding types in settings: TorchRec's, or the family's name if there are none."""
+        """The names of the family's sharding types in settings: TorchRec's names, or else the family's name."""
         return self.words or (self.form.value,)
 
     @abstractmethod
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
-        """Return True if a table with these shards is of this family.
+        """Return True if a table that is divided into these shards belongs to this family of sharding types.
 
         This method does not check that the shards cover the table; `check` does. For a table without shards, which is
         not placed, only `Columns` returns True.
         """
 
     def fits(self, rows: int, count: int) -> bool:
-        """Return True if a table with `rows` rows is large enough for `count` devices."""
+        """Return True if a table with `rows` rows has enough rows for `count` devices in this family."""
         return True
 
     def takes(self, dim: int) -> bool:
-        """Return True if a table of `dim` columns may be of this family: tables too wide for a shard must be split."""
+        """Return True if a table of `dim` columns may belong to this family.
+        Only a family that splits tables by columns accepts tables that are wider than a shard may be.
+        """
         return self.free or dim <= MAX_SHARD_DIM
 
     @abstractmethod
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
-        """Return the placements of a table over a group of devices in this family; `index` is the table's index.
+        """Return the placements, in this family, of the table with index `index` over a group of devices.
 
         Raises:
             UserError: there is no table with this index, or the table has too few rows.
@@ -111,7 +113,8 @@ class Layout(ABC):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Return the loads, (n,), with those at `which` (m,) reduced to the rows and samples of their placements.
+        """Return the loads, (n,), after this family's loads are reduced to the rows and samples of their placements.
+        The loads of this family are at the positions `which` (m,).
 
         Args:
             loads: (n,) one load for each placement, with all rows of the table and the lookups of all samples.
@@ -124,7 +127,7 @@ class Layout(ABC):
 
     @abstractmethod
     def share(self, loads: Loads, count: int) -> Loads:
-        """Return the load that the first of `count` devices has of each whole table, if it is of this family.
+        """Return the load that the first of `count` devices has for each whole table, if the family shards the tables.
 
         `loads` has the whole tables; their lookups are assumed to be spread evenly over the rows.
         """
@@ -133,36 +136,36 @@ class Layout(ABC):
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return the bytes, (n,), that each load makes its device send into the collectives of this family.
+        """Return the bytes, (n,), that each load causes its device to send, for each collective of this family.
 
         The values for loads of other families have no meaning. `output_bytes` (n,) are the bytes of all output
         embeddings in a batch, at the width of the load.
         """
 
     def batch_shares(self, devices: int) -> int:
-        """Return the number of equal shares of a batch, of which a device looks up one.
+        """Return the number of equal shares into which a batch is divided, if each device looks up one share.
 
         This is the number of devices if a device looks up only its own samples (`own_samples`), else 1.
         """
         return devices if self.own_samples else 1
 
     def num_shards(self, devices: int) -> int:
-        """Return the number of shards that a table on this number of devices counts as in constraints."""
+        """Return the number of shards that constraints count for a table that is on this number of devices."""
         return devices
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Return why TorchRec has no collection for a sequence table in shards of these widths; None if it has one.
+        """Return why TorchRec does not support a sequence table in shards of these widths; None if TorchRec does.
 
         Each shard is on a different device. The text follows "is a sequence table".
         """
         return None
 
     def sharding_type(self, placements: Sequence[Placement], topology: Topology) -> str:
-        """Return the sharding type of a table with these placements, at least one."""
+        """Return the sharding type of a table with these placements; there must be at least one placement."""
         return self.type_names[0]
 
     def allowed_by(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return the sharding types that allow a table to have these placements."""
+        """Return the sharding types that, if a rule names them, allow a table to have these placements."""
         return self.sharding_types(placements, topology)
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:

@@ -64,7 +64,9 @@ class RowWise(Layout):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Return the loads with those at `which` (m,) reduced to the rows of their blocks, and these rows' lookups."""
+        """Return the loads after row-wise loads, at `which` (m,), are reduced to the rows of their blocks.
+        The lookups are reduced to the lookups of these rows.
+        """
         shards = [placement.shard for placement in placements]
         groups = grouped(which.tolist(), lambda number: (shards[number].table, shards[number].column))
         rows, lookups, reuse = (values.copy() for values in (loads.rows, loads.lookups, loads.reuse))
@@ -79,7 +81,7 @@ class RowWise(Layout):
         return replace(loads, rows=rows, lookups=lookups, reuse=reuse, sharers=sharers)
 
     def share(self, loads: Loads, count: int) -> Loads:
-        """Return the load of the first of `count` blocks of each whole table; lookups are taken as spread evenly."""
+        """Return the load of the first of `count` blocks of each whole table, if lookups are spread evenly."""
         rows, form = block_rows(loads.rows, count), np.full(len(loads), FORMS.index(self.form))
         sharers = np.full(len(loads), count, dtype=np.int64)
         return replace(loads, rows=rows, lookups=loads.lookups * (rows / loads.rows), form=form, sharers=sharers)
@@ -87,7 +89,7 @@ class RowWise(Layout):
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return the bytes, (n,), that each load sends into each collective.
+        """Return the bytes, (n,), that each load causes its device to send, for each collective of row-wise tables.
 
         Tables over all devices use REDUCE_SCATTER. Tables on one host use HOST_REDUCE_SCATTER, then HOST_ALL_TO_ALL, to
         which each device sends its part of the sums: output bytes / devices. Sequence tables use ALL_TO_ALL.
@@ -102,7 +104,9 @@ class RowWise(Layout):
         }
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Return a text if a row-wise sequence table is not on all devices, which TorchRec does not support."""
+        """Return a text if a row-wise sequence table is not on all devices, which TorchRec does not support.
+        Return None if the table is on all devices.
+        """
         fewer = len(widths) < num_devices
         return f"that is row-wise over {len(widths)} devices, not over all {num_devices}" if fewer else None
 
@@ -145,7 +149,7 @@ def place_row_wise(
 
 
 def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
-    """Return the `count` blocks of rows of a table as (first row, number of rows), in order of rank.
+    """Return the `count` blocks of rows of a table as (first row, number of rows), in the order of the devices.
 
     All blocks have ceil(rows / count) rows, except the last block, which has the remaining rows. TorchRec needs exactly
     these blocks: with others it trains wrong rows, without an error.
@@ -165,7 +169,7 @@ def row_blocks(table: Table, count: int) -> tuple[tuple[int, int], ...]:
 
 
 def _check_range(table: Table, columns: tuple[int, int], blocks: Sequence[Placement], topology: Topology) -> None:
-    """Raise UserError unless one range of columns has the blocks of rows, on the devices, that TorchRec needs.
+    """Raise UserError unless TorchRec can read the blocks of rows of one range of columns, on these devices.
 
     `columns` is the range (first column, column after the last); `blocks` are its placements in order of device.
     """

@@ -1,4 +1,4 @@
-"""The names of sharding types in settings and rules, which are TorchRec's; each type belongs to one layout."""
+"""The names of sharding types in settings and rules: TorchRec's names, each of which belongs to one layout."""
 
 from collections.abc import Collection, Iterable
 
@@ -19,7 +19,7 @@ SHARDING_TYPES = tuple(_FORM_OF)  # all names; the names of one layout follow ea
 
 
 def sharding_types_named(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the sharding types with these names, in the order of the names.
+    """Check the names of sharding types, and return the names in the same order.
 
     Raises:
         UserError: a name is unknown; the error names the most similar name.
@@ -37,12 +37,12 @@ def forms_of(types: Iterable[str]) -> tuple[Form, ...]:
 
 
 def types_of(*forms: Form) -> tuple[str, ...]:
-    """Return all sharding types of these families."""
+    """Return the names of all sharding types of the families in `forms`."""
     return tuple(name for name in SHARDING_TYPES if _FORM_OF[name] in forms)
 
 
 def with_cases(types: Collection[str]) -> frozenset[str]:
-    """Return the sharding types and the types that they include: column_wise, for example, includes table_wise."""
+    """Return the sharding types and the types that they include; column_wise, for example, includes table_wise."""
     return frozenset(types).union(*(cases for name, cases in _CASES.items() if name in types))
 
 

@@ -1,4 +1,4 @@
-"""Widths of column shards: the columns of a table on a device are split if FBGEMM's maximum width is exceeded."""
+"""Widths of column shards: a table's columns on a device are split if they exceed FBGEMM's maximum width."""
 
 from collections.abc import Iterator
 
@@ -10,12 +10,12 @@ from neuroshard.tables import Table
 
 
 def fewest_parts(dim: int) -> int:
-    """Return the minimum number of shards for `dim` columns."""
+    """Return the minimum number of shards for `dim` columns that keeps each shard within FBGEMM's maximum width."""
     return -(-dim // MAX_SHARD_DIM)
 
 
 def equal_parts(dim: int, least: int = 1) -> int:
-    """Return the minimum number of shards of equal width, `least` or more, for `dim` columns.
+    """Return the smallest number of shards, at least `least`, into which `dim` columns can be split equally.
 
     Each shard has a multiple of 4 columns. If there are fewer than 4 x `least` columns, the result is `least`.
     """
@@ -24,7 +24,7 @@ def equal_parts(dim: int, least: int = 1) -> int:
 
 
 def shard_widths(table: Table, dim: int) -> Iterator[int]:
-    """Return an iterator over the widths of the shards for `dim` columns of a table on one device.
+    """Return the widths, as an iterator, of the shards into which `dim` columns of a table on one device are split.
 
     The shards are as few and as equal as possible. All shards of a sequence table have the same width on all devices.
     """
@@ -35,7 +35,7 @@ def shard_widths(table: Table, dim: int) -> Iterator[int]:
 
 
 def as_shards(sets: LoadSets) -> LoadSets:
-    """Return the load sets with each load that is too wide for a shard split into several, as `shard_widths` does."""
+    """Return the load sets after each load that is too wide for one shard is split as in `shard_widths`."""
     loads = sets.loads
     if not (loads.dim > MAX_SHARD_DIM).any():
         return sets

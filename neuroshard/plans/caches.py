@@ -23,7 +23,7 @@ _MOST_WIDTHS = 64  # maximum number of widths; if there are more, the others cou
 
 
 def separated(task: Task, left_out: Collection[str] = ()) -> Iterator[Task]:
-    """Yield the task with rules that keep its caches narrow, in several ways; the most promising way comes first.
+    """Yield copies of the task, each with different rules that keep caches narrow; the most promising copy comes first.
 
     First, narrow and wide cached tables are put on different devices. Then, wide tables are split. If all cached tables
     of each kernel call have the same width, the only rules are that they stay whole. The tables `left_out`, by name,
@@ -43,7 +43,9 @@ def separated(task: Task, left_out: Collection[str] = ()) -> Iterator[Task]:
 
 
 def shared_caches(task: Task, left_out: Collection[str] = ()) -> IntArray:
-    """Return the indices, (n,), of cached tables that may be column-wise and share a kernel call with such a table."""
+    """Return the indices, (n,), of cached tables that share a kernel call with another cached table.
+    Only tables that may be column-wise, and whose names are not in `left_out`, are considered.
+    """
     if not task.memory.shares_caches:
         return np.zeros(0, dtype=np.int64)
     cached = np.flatnonzero(task.loads.tier == TIERS.index(Tier.UVM_CACHING)).tolist()
@@ -55,7 +57,9 @@ def shared_caches(task: Task, left_out: Collection[str] = ()) -> IntArray:
 
 
 def of_mixed_widths(task: Task, tables: IntArray) -> IntArray:
-    """Return the cached tables, among `tables` (n,), that share a kernel call with cached tables of other widths."""
+    """Return the cached tables in `tables` (n,) that share a kernel call with tables of a different width.
+    Only the tables in `tables` are compared.
+    """
     calls, call = np.unique(task.loads.kernel[tables], return_inverse=True)
     dims, widest = task.loads.table_dim[tables], np.zeros(len(calls))
     narrowest = np.full(len(calls), np.inf)
@@ -66,7 +70,7 @@ def of_mixed_widths(task: Task, tables: IntArray) -> IntArray:
 
 
 def width_classes(task: Task, tables: IntArray) -> list[tuple[int, ...]]:
-    """Return the best ways to divide the widths of cached `tables` (n,) into 2, 3 and 4 classes.
+    """Return the best ways to divide the widths of the cached tables in `tables` (n,) into 2, 3 and 4 classes.
 
     Each way is the widest width of each class, ascending. The caches of a class are as wide as its widest table; of all
     ways with the same number of classes, the returned way needs the fewest bytes of caches.
@@ -83,7 +87,8 @@ def width_classes(task: Task, tables: IntArray) -> list[tuple[int, ...]]:
 
 
 def on_own_devices(task: Task, tables: IntArray, edges: Sequence[int]) -> Task | None:
-    """Return the task with separate devices for each class of widths of cached `tables` (n,).
+    """Return the task with rules that put cached tables of different width classes on different devices.
+    `tables` (n,) has the indices of the cached tables.
 
     `edges` has the widest width of each class. Tables with pinned shards get no rules. None if the rules contradict
     other rules, or there are too few devices.
@@ -108,7 +113,7 @@ def on_own_devices(task: Task, tables: IntArray, edges: Sequence[int]) -> Task |
 
 
 def cut_to(task: Task, tables: IntArray, width: int) -> Task | None:
-    """Return the task with cached tables wider than `width` split into equal shards of at most `width` columns.
+    """Return the task with rules that split wide cached tables into equal shards of at most `width` columns.
 
     Only the tables at the indices `tables` (n,) are split. None if the rules for a table forbid this split, or if no
     table is wider.
@@ -124,7 +129,9 @@ def cut_to(task: Task, tables: IntArray, width: int) -> Task | None:
 
 
 def parts_within(task: Task, table: int, width: int) -> int:
-    """Return the fewest equal column shards of a table with at most `width` columns each; 0 if rules forbid all."""
+    """Return the smallest number of equal column shards of a table that have at most `width` columns each.
+    Return 0 if the rules for the table allow no split of this kind.
+    """
     dim, limits, name = task.tables[table].dim, task.limits[table], _plain_name(task, table)
     if dim <= width:
         return 1
@@ -136,7 +143,7 @@ def parts_within(task: Task, table: int, width: int) -> int:
 
 
 def _divided_widths(widths: list[int], bytes_per_column: list[float], count: int) -> tuple[int, ...]:
-    """Return the widest width of each of `count` classes, for the division of widths with the fewest bytes of caches.
+    """Divide `widths` into `count` classes with the fewest bytes of caches, and return the widest width of each class.
 
     This is a dynamic program over ascending `widths`. With bytes(i, j) = (sum of `bytes_per_column` of the widths i to
     j - 1) x width j - 1, the fewest bytes of the first j widths in k classes are
@@ -158,7 +165,7 @@ def _divided_widths(widths: list[int], bytes_per_column: list[float], count: int
 
 
 def _divided_devices(task: Task, classes: Sequence[Sequence[int]]) -> list[tuple[int, ...]] | None:
-    """Return the devices of each class of cached tables, in proportion to the bytes that the classes need.
+    """Return the devices for each class of cached tables, in proportion to the bytes that each class needs.
 
     A class gets first the devices on which rules allow many of its tables and few tables of other classes. None if
     there is only one class, or if there are more classes than devices.
@@ -185,19 +192,19 @@ def _divided_devices(task: Task, classes: Sequence[Sequence[int]]) -> list[tuple
 
 
 def _class_bytes(task: Task, tables: Sequence[int]) -> float:
-    """Return the bytes of device memory of whole cached tables with caches as wide as the widest of these tables."""
+    """Return the bytes of device memory that whole cached tables need if all caches are as wide as the widest table."""
     loads = task.loads.take(np.array(tables))
     return float(task.memory.device_bytes(loads, np.full(len(loads), loads.dim.max())).sum())
 
 
 def _cached_rows(task: Task, tables: IntArray) -> IntArray:
-    """Return the number of rows, (n,), in the caches of `tables` (n,)."""
+    """Return the number of rows, (n,), in the cache of each of the tables in `tables` (n,)."""
     rows: IntArray = np.ceil(task.loads.rows[tables] * task.loads.cached[tables]).astype(np.int64)
     return rows
 
 
 def _with_rules(task: Task, rules: Iterable[TableRule]) -> Task | None:
-    """Return the task with further rules; None if these contradict other rules."""
+    """Return the task with `rules` added; None if the added rules contradict rules that the task already has."""
     try:
         return task.with_rules(rules)
     except UserError:  # the caller may have another way
@@ -209,5 +216,5 @@ def _plain_name(task: Task, table: int) -> str:
 
 
 def _name(task: Task, table: int) -> str:
-    """Return the pattern that matches only the name of this table."""
+    """Return the glob pattern that matches only the name of the table with this index."""
     return escape(_plain_name(task, table))

@@ -20,7 +20,7 @@ from neuroshard.words.placement import ON_DEVICE, Placement, TierAssignment, by_
 
 @dataclass(frozen=True)
 class Carried:
-    """The shards of a plan that can stay in another task.
+    """The shards of a plan that can stay on their devices in a plan for another task.
 
     Attributes:
         task: the other task.
@@ -39,7 +39,7 @@ class Carried:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan in which all tables stay; None if some columns have no device, or the plan breaks limits."""
+        """The plan that consists of the shards that stay; None if these do not cover all tables, or break limits."""
         dims = Counter[int]()
         for index, dim, _ in self.columns:
             dims[index] += dim
@@ -54,7 +54,7 @@ class Carried:
 
     @property
     def pinned(self) -> Task:
-        """The task with constraints that keep all shards that can stay on their devices.
+        """The task with constraints added, so that each shard that can stay keeps its present device.
 
         Tables that the task itself pins or keeps together get no such constraints.
         """
@@ -74,7 +74,7 @@ class Carried:
 
     @property
     def fitting(self) -> "Carried":
-        """The shards that stay if each device keeps as many column shards as fit in its memory.
+        """The shards that stay if each device keeps only as many column shards as fit in the memory of the device.
 
         Shards of unchanged tables come before shards of changed tables, and larger shards before smaller ones. Caches
         are counted as wide as if all column shards stayed.
@@ -96,7 +96,7 @@ class Carried:
 
     @property
     def _left_by_others(self) -> list[int]:
-        """(D,) bytes of each device that row-wise and data-parallel tables leave for column shards."""
+        """(D,) bytes that remain on each device for column shards, after row-wise and data-parallel tables."""
         left = list(self.task.shard_memory)
         others = sorted(self.others, key=lambda placement: placement.device)
         loads = placed_loads(self.task.tables, others, self.task.batch_size, len(left))
@@ -105,7 +105,8 @@ class Carried:
         return left
 
     def largest(self, share: float) -> "Carried":
-        """Return the shards that stay if only the largest column shards stay: a `share` of the bytes of all of them.
+        """Return the shards that stay if, of all column shards, only the largest shards keep their devices.
+        The column shards that stay have at most the fraction `share` of the bytes of all column shards.
 
         The smaller shards are placed again, because they can fill gaps on the devices.
         """
@@ -118,13 +119,14 @@ class Carried:
         return replace(self, columns=tuple(kept))
 
     def _size_bytes(self, column: tuple[int, int, int]) -> int:
-        """Return the bytes of the weights of a column shard."""
+        """Return the size of a column shard's weights, in bytes."""
         table, dim, _ = column
         return self.task.tables[table].with_dim(dim).size_bytes
 
 
 def carried_over(before: Plan, task: Task) -> Carried:
-    """Return the shards of the plan that can stay: shards of tables that both tasks have, on devices that both have.
+    """Return the shards of the plan `before` that can stay on their devices in a plan for `task`.
+    These are shards of tables that the plan and the task both have, on devices that the plan and the task both have.
 
     Tables are matched by name, and devices by number. Table-wise and column-wise tables keep the shards whose devices
     stay, but a split table is placed again if its number of columns changed. Row-wise and data-parallel tables stay
@@ -157,7 +159,7 @@ def carried_over(before: Plan, task: Task) -> Carried:
 
 
 def restated(before: Plan, task: Task) -> Plan | None:
-    """Return a plan as a plan of another task with the same number of devices and the same names of tables.
+    """Return the plan `before` as a plan of `task`, which has the same number of devices and the same table names.
 
     The order of the tables may differ.
 
@@ -185,7 +187,9 @@ def restated(before: Plan, task: Task) -> Plan | None:
 
 
 def _laid_out_again(before: Plan, number: int, task: Task, new: int) -> list[Placement] | None:
-    """Return placements of table `new` of a task as table `number` of the plan is placed; None if they do not fit."""
+    """Return placements for table `new` of `task` that repeat the placements of table `number` of the plan `before`.
+    None if the placements do not suit the shape of the new table.
+    """
     old, table, placements = before.task.tables[number], task.tables[new], before.by_table[number]
     if (old.rows, old.dim) == (table.rows, table.dim):
         return [replace(placed, shard=replace(placed.shard, table=new)) for placed in placements]
@@ -197,7 +201,8 @@ def _laid_out_again(before: Plan, number: int, task: Task, new: int) -> list[Pla
 
 
 def _other_columns(old: Table, task: Task, new: int, placements: Sequence[Placement]) -> list[Placement] | None:
-    """Return placements with the same columns per device as before, or the whole table if it was on one device.
+    """Return placements of a column-wise table that keep the number of columns on each device.
+    A table that was on one device stays whole on this device, even if the number of columns of the table changed.
 
     None if a split table has another number of columns than before.
     """
@@ -214,7 +219,7 @@ def _other_columns(old: Table, task: Task, new: int, placements: Sequence[Placem
 def _other_blocks(
     old: Table, task: Task, new: int, placements: Sequence[Placement], layout: Layout
 ) -> list[Placement] | None:
-    """Return placements of a row-wise or data-parallel table with the same column ranges and devices as before.
+    """Return new placements of a row-wise or data-parallel table, with the column ranges and devices of `placements`.
 
     None if the table has too few rows, or if it has several column ranges and another number of columns than before.
     """
@@ -241,7 +246,7 @@ def _shape(table: Table) -> tuple[int, int, int]:
 
 
 def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placement]) -> bool:
-    """Return True if the rules for a table allow the placements that stay: those on devices of the task."""
+    """Return True if the rules for a table allow the table's placements, except for placements on removed devices."""
     limits, assignment = task.limits[index], placements[0].tier_assignment
     dims = Counter[int]()  # columns on each device
     for placed in placements:
@@ -255,14 +260,14 @@ def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placem
 
 
 def _rule(table: Table, placements: Sequence[Placement]) -> TableRule:
-    """Return the rule that a row-wise or data-parallel table keeps its devices and its family of sharding types."""
+    """Return a rule that makes a row-wise or data-parallel table keep its devices and its family of sharding types."""
     devices = tuple(sorted(placed.device for placed in placements))
     layout = layout_of(table, [placed.shard for placed in placements])
     return TableRule(escape(table.name), devices=devices, sharding_types=layout.type_names)
 
 
 def have_same_devices(one: Task, other: Task) -> bool:
-    """Return True if two tasks have equal numbers of devices: in total, on a host, and in a domain of fast links."""
+    """Return True if two tasks have the same numbers of devices: in total, per host, and per domain of fast links."""
     topologies = one.topology, other.topology
     first, second = ((place.num_devices, place.host_size, place.domain_size) for place in topologies)
     return first == second

@@ -1,4 +1,4 @@
-"""Tables whose optimizer state does not load from checkpoints of an earlier plan, and rules that prevent this.
+"""Warnings that optimizer state does not load from checkpoints of an earlier plan, and rules that prevent this loss.
 
 Tests with TorchRec 1.8 and 1.9 and torch.distributed.checkpoint showed: weights load under any plan. Optimizer state
 does not load in two cases. A state per row is saved once for every column shard, so the number of column shards must
@@ -22,7 +22,7 @@ _SHOWN = 3  # maximum number of tables that the warning names
 
 
 class _Sharded(NamedTuple):
-    """The properties of a table's placement that decide if optimizer state loads.
+    """The properties of a table's placement that decide whether the table's optimizer state loads from a checkpoint.
 
     Attributes:
         sharding_type: sharding type, as text for people.
@@ -39,7 +39,9 @@ class _Sharded(NamedTuple):
 
 
 def checkpoint_remark(before: Plan, after: Plan) -> Message | None:
-    """Return the warning that optimizer state saved under the plan `before` does not load under `after`, or None."""
+    """Return a warning if optimizer state that was saved under the plan `before` does not load under the plan `after`.
+    Return None if all of the optimizer state loads.
+    """
     old, new = _sharded(before), _sharded(after)
     pairs = {name: (old[name], sharded) for name, sharded in new.items() if name in old}
     by_row = STATE_FLOATS[after.task.memory.optimizer][1] > 0
@@ -69,7 +71,8 @@ def checkpoint_remark(before: Plan, after: Plan) -> Message | None:
 
 
 def with_types_of(before: Plan, task: Task) -> Task:
-    """Return the task with rules that each table keeps the sharding type and number of column shards of a plan.
+    """Return the task with rules that make each table keep its sharding type and number of column shards.
+    The types and numbers are taken from the plan `before`.
 
     A table gets no such rule if its own rules or its shape forbid the previous sharding type. The rule has no number of
     shards if the table's own rules, its shape or the number of devices forbid the previous number.
@@ -93,14 +96,14 @@ def with_types_of(before: Plan, task: Task) -> Task:
 
 
 def _has_devices(layout: Layout, limits: TableLimits, task: Task) -> bool:
-    """Return True if the limits of a table allow the number of devices that a layout needs in a task."""
+    """Return True if the limits of a table allow as many devices as a layout needs for the table in a task."""
     counts = (task.topology.num_devices, task.topology.domain_size)
     everywhere = not layout.everywhere or len(limits.devices) == task.topology.num_devices
     return layout.free or (everywhere and any(limits.may_count(layout, count) for count in counts))
 
 
 def _sharded(plan: Plan) -> dict[str, _Sharded]:
-    """Return the sharding of each table, by the table's name."""
+    """Return the properties of each table's placement that matter for checkpoints, by the name of the table."""
     each = zip(plan.task.tables, plan.sharding_types, plan.layouts, plan.by_table, strict=True)
     return {
         table.name: _Sharded(name.replace("_", "-"), layout.dense, len({placed.shard.column for placed in placements}))
@@ -109,5 +112,5 @@ def _sharded(plan: Plan) -> dict[str, _Sharded]:
 
 
 def _listed(pairs: Mapping[str, tuple[_Sharded, _Sharded]]) -> str:
-    """Return the changes of some tables as text, such as "user: table-wise -> data-parallel"."""
+    """Return the old and new sharding of some tables as text, such as "user: table-wise -> data-parallel"."""
     return readable_list([f"{name}: {old} -> {new}" for name, (old, new) in pairs.items()], _SHOWN)

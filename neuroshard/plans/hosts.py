@@ -1,4 +1,4 @@
-"""Assign tables in host memory to hosts, by rules and pinned shards, so that no host needs more memory than it has.
+"""Assign tables in host memory to hosts, with rules and pinned shards, so that each host has enough memory for them.
 
 Many search methods check the memory of each device, but only the total memory of all hosts. If the tables in host
 memory do not fit on one host, such a search can be repeated with constraints that keep every such table on one host, or
@@ -25,14 +25,16 @@ _PRECISION = 1.002  # ratio of the bounds at which the bisection for the least h
 
 
 def may_overfill(task: Task) -> bool:
-    """Return True if a plan could exceed a host's memory: there are several hosts, and the tables do not fit on one."""
+    """Return True if a plan could need more memory on a host than the host has.
+    This is possible if there are several hosts, and the tables in host memory do not fit together on one host.
+    """
     topology = task.topology
     used = sum(task.memory.host_bytes(task.loads).tolist())
     return len(topology.hosts) > 1 and used > topology.host_bytes
 
 
 def assigned_to_hosts(task: Task, in_rows: Collection[str] = ()) -> Task | None:
-    """Return the task with constraints that assign its tables in host memory to hosts; None if there is no assignment.
+    """Return the task with constraints that assign each table in host memory to hosts; None if no assignment is found.
 
     A table is on one host if a host has enough memory for the table. Otherwise its columns are divided between as few
     hosts as possible. The result is also None if no plan could exceed the memory of a host. The tables `in_rows`, by
@@ -42,7 +44,7 @@ def assigned_to_hosts(task: Task, in_rows: Collection[str] = ()) -> Task | None:
 
 
 def least_host_bytes(task: Task) -> int:
-    """Return the least memory per host, in bytes, with which tables can be assigned to hosts, within 0.2%.
+    """Return the least memory per host, in bytes, that is enough to assign all tables in host memory, to within 0.2%.
 
     The result is the memory of all tables in host memory if no smaller memory is enough.
     """
@@ -55,7 +57,8 @@ def least_host_bytes(task: Task) -> int:
 
 
 def kept_on_hosts(plan: Plan) -> Plan:
-    """Return the plan with constraints that keep column shards in host memory on their hosts, if hosts may overfill.
+    """Return the plan with constraints that keep column shards in host memory on their present hosts.
+    Return the plan unchanged if no plan could need more memory on a host than the host has.
 
     Shards of a table on several hosts keep their widths. Tables with pinned shards get no further constraints.
     """
@@ -82,7 +85,7 @@ def kept_on_hosts(plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Columns of tables in host memory that are assigned to one host, or to several hosts if they may be split.
+    """Columns of tables in host memory that are assigned together to one host, or are split between several hosts.
 
     Attributes:
         names: names of the tables; several tables are kept together on one device.
@@ -106,7 +109,7 @@ class _Piece:
 
     @classmethod
     def of_table(cls, task: Task, table: int) -> "_Piece":
-        """Return the piece of a whole table; other tables of its group are left out."""
+        """Return the piece of a whole table, without other tables that constraints keep together with the table."""
         whole, limits = task.tables[table], task.limits[table]
         units = whole.dim // DIM_MULTIPLE
         size_bytes = int(task.memory.host_bytes(task.loads.take(np.array([table])))[0])
@@ -125,11 +128,12 @@ class _Piece:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole piece in host memory."""
+        """The bytes of host memory that the whole piece needs."""
         return self.units * self.unit_bytes
 
     def shards(self, free: IntArray) -> list[tuple[int, int]] | None:
-        """Return (host, units) of each shard of the piece, on hosts with `free` (H,) bytes left; None if it cannot fit.
+        """Return (host, units) for each shard of the piece; None if the piece does not fit.
+        `free` (H,) has the bytes of memory that are still free on each host.
 
         The piece is whole on the host with the most free memory if it fits there. Otherwise hosts are filled one after
         the other, beginning with the most free memory.
@@ -163,12 +167,15 @@ class _Piece:
         return (TableRule(escape(name), devices=self.devices[host]) for name in self.names)
 
     def pins(self, shards: Iterable[tuple[int, int]]) -> Iterator[PinnedShard]:
-        """Yield the pinned shards that keep shards of the piece, (host, units), on their hosts; for one table only."""
+        """Yield a pinned shard for each (host, units) in `shards`, which keeps this shard on its host.
+        The piece must be of one table only.
+        """
         return (PinnedColumns.on(self.names[0], units * DIM_MULTIPLE, self.devices[host]) for host, units in shards)
 
 
 def _assigned(task: Task, host_bytes: int, in_rows: Collection[str]) -> Task | None:
-    """Return the task with its tables in host memory assigned to hosts of `host_bytes` bytes; None if that fails.
+    """Return the task with each table in host memory assigned to hosts; None if no assignment is found.
+    Each host has `host_bytes` bytes of host memory.
 
     Pieces with fewer allowed hosts are assigned first, then pieces that cannot be split, then larger pieces.
     """
@@ -226,7 +233,7 @@ def _around_pins(piece: _Piece, pins: list[PinnedShard]) -> Iterator[_Piece]:
 
 
 def _together(pieces: list[_Piece]) -> _Piece:
-    """Return one piece for tables that are kept together on one device, unsplit."""
+    """Return one piece that combines the pieces of tables that must be kept together on one device, unsplit."""
     devices = tuple(
         tuple(sorted(set.intersection(*map(set, of_pieces))))
         for of_pieces in zip(*(piece.devices for piece in pieces), strict=True)

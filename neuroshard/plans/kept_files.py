@@ -15,12 +15,12 @@ _FORMAT = f"{KIND}4"
 
 
 def is_kept(content: object) -> bool:
-    """Return True if the content of a JSON file is a kept plan of any version."""
+    """Return True if the content of a JSON file is a kept plan, in any version of the file format."""
     return isinstance(content, dict) and str(content.get("format")).startswith(KIND)
 
 
 def kept_content(content: object, where: str) -> dict[str, Any]:
-    """Return the fields of a kept plan's file without "format" and "digest"; `where` is the place in errors.
+    """Return the fields of a kept plan's file without "format" and "digest"; errors name the file as `where`.
 
     Raises:
         UserError: the file is not a kept plan of this version, or was changed after it was written.
@@ -52,5 +52,5 @@ def file_of(content: Mapping[str, object]) -> dict[str, object]:
 
 
 def digest(content: Mapping[str, object]) -> str:
-    """Return the SHA-256 of JSON values; the order of fields and the blanks in a file have no effect."""
+    """Return the SHA-256 of JSON values, which depends neither on the order of fields nor on the blanks in a file."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -55,7 +55,7 @@ class TableChange:
 
 
 def table_changes(before: Plan, after: Plan) -> tuple[TableChange, ...]:
-    """Return the changes of all tables that are new, removed, or on other devices or of another sharding type.
+    """Return a `TableChange` for each table that is new, is removed, or has another layout or other shards.
 
     Changes with more bytes come first.
     """
@@ -70,14 +70,14 @@ def table_changes(before: Plan, after: Plan) -> tuple[TableChange, ...]:
 
 
 def moved_bytes(before: Plan, after: Plan) -> int:
-    """Return the bytes of weights and optimizer state that move between devices, of the tables of both plans."""
+    """Return the bytes of weights and optimizer state that move between devices, for tables that both plans have."""
     both = {table.name for table in before.task.tables}
     arriving = zip(after.task.tables, moved_between(before, after).tolist(), strict=True)
     return sum(size for table, size in arriving if table.name in both)
 
 
 def moved_between(before: Plan, after: Plan) -> IntArray:
-    """Return the bytes, (T,), of weights and optimizer state of each table of `after` that arrive on devices.
+    """Return the bytes, (T,), that arrive on devices for each table of the plan `after`: weights and optimizer state.
 
     Devices of the two plans are matched by number. All bytes of a new table arrive. Of a table that grew, only the rows
     and columns that it had before arrive: new rows and columns are initialised in place. Optimizer state is counted as
@@ -106,7 +106,7 @@ def moved_between(before: Plan, after: Plan) -> IntArray:
 
 
 def _columns(plan: Plan) -> Counter[tuple[str, int]]:
-    """Return the number of columns by (name of the table, device)."""
+    """Return the number of columns of each table on each device, by (name of the table, device)."""
     columns = Counter[tuple[str, int]]()
     for placed in plan.placements:
         columns[plan.task.tables[placed.shard.table].name, placed.device] += placed.shard.dim
@@ -114,13 +114,15 @@ def _columns(plan: Plan) -> Counter[tuple[str, int]]:
 
 
 def _shards(plan: Plan) -> Mapping[tuple[str, int], Shard]:
-    """Return the shard by (name of the table, device); the last of several column shards, which have the same rows."""
+    """Return the shard of each table on each device, by (name of the table, device).
+    If a device has several column shards of a table, the last shard is returned, because all have the same rows.
+    """
     tables = plan.task.tables
     return {(tables[placed.shard.table].name, placed.device): placed.shard for placed in plan.placements}
 
 
 def _places(plan: Plan) -> dict[str, tuple[Places, Layout]]:
-    """Return the (device, columns) of the shards, and the layout, of every table by name."""
+    """Return the (device, columns) of all shards of each table, and the layout of the table, by the table's name."""
     return {
         table.name: (tuple(sorted((placed.device, placed.shard.dim) for placed in placements)), layout)
         for table, placements, layout in zip(plan.task.tables, plan.by_table, plan.layouts, strict=True)
@@ -128,13 +130,13 @@ def _places(plan: Plan) -> dict[str, tuple[Places, Layout]]:
 
 
 def _described(places: Places, layout: Layout) -> str:
-    """Return the places of a table as text, such as "device 0 (64 columns), device 1 (64 columns)"."""
+    """Return the devices and columns of shards as text, such as "device 0 (64 columns), device 1 (8 columns)"."""
     text = ", ".join(f"device {device} ({columns} columns)" for device, columns in places)
     return text if layout.free else f"{text}, {str(layout).replace('_', '-')}"
 
 
 def layout_key(plan: Plan) -> Hashable:
-    """Return a key that is equal for two plans of one task if they differ only in the order of devices and hosts.
+    """Return a key that is the same for two plans of one task if these differ only in the order of devices and hosts.
 
     The order of devices within a host, and of hosts, does not change the cost. The key contains the number of columns
     of a shard but not their position, because all columns of a table cost the same; it contains the rows of a shard.

@@ -37,7 +37,7 @@ _LONGEST_LABEL = 48  # maximum number of letters
 
 @contextmanager
 def canvas(width: float, height: float) -> Iterator[tuple["Figure", BytesIO]]:
-    """Yield a figure to draw on, and the buffer that contains the figure as PNG after the block.
+    """Yield a figure to draw on, and a buffer that contains the figure as PNG after the `with` block.
 
     `width` and `height` are in inches. Texts in the figure are never read as formulas.
     """
@@ -66,7 +66,7 @@ def label(text: str) -> str:
 
 
 def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
-    """Return a PNG with the cost of each device by part, and its memory by sharding type with the memory limit."""
+    """Return a PNG with two charts by device: cost by part, and memory by sharding type with the memory limit."""
     many = len(cost.compute) > _MANY_DEVICES
     with canvas(9, 6.4 if many else 3.9) as (figure, picture):
         times, memory = figure.subplots(2, 1) if many else figure.subplots(1, 2, width_ratios=[3, 2])
@@ -91,7 +91,7 @@ def _draw_times(axes: "Axes", cost: Cost) -> None:
 
 
 def _colors_of(parts: Sequence[Part]) -> Iterator[str]:
-    """Return a color for each part: the color of its place in a step, or another color if an earlier part has it."""
+    """Return a color for each part: the color for its place in a step, or another color if this color is taken."""
     left, more = dict(_COLORS), cycle(_MORE_COLORS)
     return (left.pop(part.when) if part.when in left else next(more) for part in parts)
 
@@ -113,7 +113,9 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
 
 
 def _bars(axes: "Axes", values: FloatArray, bottom: FloatArray, color: str, name: str) -> None:
-    """Draw a bar for each of D devices, from `bottom` (D,) up by `values` (D,); many devices get a filled outline."""
+    """Draw a bar for each of D devices, from `bottom` (D,) up by `values` (D,).
+    If there are many devices, draw a filled outline instead of bars.
+    """
     devices = np.arange(len(values))
     if len(values) > _MANY_DEVICES:
         edges = np.arange(len(values) + 1) - 0.5
@@ -143,7 +145,7 @@ def _top(highest: float, factor: float) -> float:
 def curves_png(
     curves: Sequence[tuple[str, FloatArray]], references: Mapping[str, float], title: str | None = None
 ) -> bytes:
-    """Return a PNG with learning curves (mean plan cost in ms by round) and results of other methods as lines.
+    """Return a PNG with learning curves (mean plan cost in ms by round), and a line for each result of other methods.
 
     If there are more than 10 curves, all curves are grey and without a name.
 

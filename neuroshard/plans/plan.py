@@ -92,7 +92,7 @@ class Plan:
         return [table.name for table, layout in zip(self.task.tables, self.layouts, strict=True) if has(layout)]
 
     def check_layouts(self, served: Callable[[Layout], bool], limit: str, remedy: str) -> None:
-        """Raise UserError if a table has a layout that is not `served`.
+        """Raise UserError if a table has a layout for which the function `served` returns False.
 
         Args:
             served: function that returns True for supported layouts.
@@ -114,7 +114,7 @@ class Plan:
 
     @cached_property
     def device_tables(self) -> tuple[tuple[Table, ...], ...]:
-        """(D,) tables on each device, each with the columns of its shard on the device, and with all rows."""
+        """(D,) tables on each device; each table has all rows, but only the columns of the shard on the device."""
         grouped: list[list[Table]] = [[] for _ in range(self.task.topology.num_devices)]
         for placement in self.placements:
             shard = placement.shard
@@ -123,7 +123,7 @@ class Plan:
 
     @cached_property
     def by_device(self) -> tuple[Placement, ...]:
-        """(S,) placements sorted by device, in the order of `device_loads`."""
+        """(S,) placements sorted by device, in the same order as the loads in `device_loads`."""
         return tuple(sorted(self.placements, key=lambda placement: placement.device))
 
     @cached_property
@@ -133,7 +133,7 @@ class Plan:
 
     @cached_property
     def device_loads(self) -> LoadSets:
-        """The loads of each device: D sets, with S loads together."""
+        """The loads of each device: D sets of loads, with one load for each of the plan's S shards."""
         num_devices = self.task.topology.num_devices
         devices = np.array([placement.device for placement in self.by_device], dtype=np.int64)
         loads = placed_loads(self.task.tables, self.by_device, self.task.batch_size, num_devices, self.layouts)
@@ -148,7 +148,9 @@ class Plan:
 
     @cached_property
     def form_bytes(self) -> IntArray:
-        """(D, F) bytes of the shards on each device by family, with the state and buffers that the task counts."""
+        """(D, F) bytes of the shards on each device, by family of sharding types.
+        The bytes include the optimizer state and buffers that the task counts.
+        """
         sets = self.device_loads
         total = np.zeros((len(sets), len(FORMS)), dtype=np.int64)
         np.add.at(total, (sets.owners, sets.loads.form), self.task.memory.bytes_with_caches(sets))
@@ -161,14 +163,14 @@ class Plan:
 
     @property
     def fullest_device(self) -> int:
-        """The device with the largest share of its memory in use; the first of equally full devices."""
+        """The device with the largest share of its memory in use; the first device if several are equally full."""
         topology, pairs = self.task.topology, zip(self.device_bytes, self.task.shard_memory, strict=True)
         free = [(memory - used) / total for (used, memory), total in zip(pairs, topology.device_memory, strict=True)]
         return int(np.argmin(free))
 
     @cached_property
     def host_bytes(self) -> tuple[int, ...]:
-        """(H,) bytes of host memory that the shards of each host's devices need."""
+        """(H,) bytes of memory on each host that the shards on the devices of the host need."""
         used = self.task.memory.host_bytes(self.device_loads.loads)
         total = np.zeros(len(self.task.topology.hosts), dtype=np.int64)
         np.add.at(total, self.device_loads.owners // self.task.topology.host_size, used)
@@ -193,7 +195,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """True if all shards fit: in the memory of their devices, and tables in host memory in that of their hosts."""
+        """True if all shards fit in device memory, and the tables in host memory fit in the memory of their hosts."""
         pairs = zip(self.device_bytes, self.task.shard_memory, strict=True)
         return all(used <= free for used, free in pairs) and max(self.host_bytes) <= self.task.topology.host_bytes
 
@@ -236,7 +238,7 @@ class Plan:
 
     @property
     def warnings(self) -> tuple[Message, ...]:
-        """A warning about tables in host memory that the task allows in device memory; empty without such tables."""
+        """A warning if tables are in host memory although the task allows them in device memory; else empty."""
         triples = zip(self.task.tables, self.task.limits, self.tier_assignments, strict=True)
         fallen = {
             table.name: assignment.tier
@@ -260,7 +262,7 @@ class Plan:
         )
 
     def _of_wide_caches(self, device: int) -> str:
-        """Return a text about the bytes that a device needs because its caches are as wide as their widest table.
+        """Return a text about the additional bytes that a device needs because narrow and wide tables share a cache.
 
         The text is empty if there are no such bytes.
         """
@@ -278,7 +280,7 @@ class Plan:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        """Yield a line for the plan, a line for the fullest device, and a line for each of the first devices."""
+        """Yield lines of text: for the whole plan, for the fullest device, and for each of the first devices."""
         task, devices = self.task, self.task.topology.num_devices
         summary = f"{self.described_shards} on {devices:,} devices, batch {task.batch_size:,}, memory of {task.memory}"
         yield summary if self.prediction is None else f"{summary}: {self.prediction}"
@@ -293,7 +295,7 @@ class Plan:
 
     @property
     def described_shards(self) -> str:
-        """The numbers of tables of each sharding type and in host memory, as text."""
+        """The number of tables of each sharding type, and the number of tables in each tier of host memory, as text."""
         types, tiers = Counter(self.sharding_types), Counter(assignment.tier for assignment in self.tier_assignments)
         shards = Counter(self.sharding_types[placed.shard.table] for placed in self.placements)
         described = [
@@ -323,7 +325,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> "Plan":
-        """Return the plan in a file that `save` wrote, or in a file that a TorchRec planner wrote (`keep=`).
+        """Return the plan in a file that `save` wrote, or in a file that a TorchRec planner wrote because of `keep=`.
 
         Raises:
             UserError: the file is missing or malformed, the shards do not cover the tables exactly once, or the file
@@ -360,7 +362,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, content: object, where: str = "plan") -> "Plan":
-        """Return the plan in `content`, which `to_json` returned; `where` is the place of the content in errors.
+        """Return the plan in `content`, the fields that `to_json` returned; errors name the content as `where`.
 
         Raises:
             UserError: the content is malformed, or the shards do not cover the tables exactly once.
@@ -373,7 +375,7 @@ class Plan:
 
 
 def _check_tiling(table: Table, placements: Sequence[Placement], layout: Layout, topology: Topology) -> None:
-    """Raise UserError unless the placements of a table cover it in a layout, all with the same tier assignment.
+    """Raise UserError unless the placements of a table cover the table as its layout requires, all in the same tier.
 
     Raises:
         UserError: the error names the table, and the row and column or the device.
@@ -391,7 +393,8 @@ def _check_tiling(table: Table, placements: Sequence[Placement], layout: Layout,
 
 
 def _check_devices(task: Task, placements: Sequence[Placement]) -> None:
-    """Raise UserError unless the task has the tables and devices of placements, and shards on a device are merged.
+    """Raise UserError if a placement names a table or a device that the task does not have.
+    Also raise UserError if a device has several shards of a table that should be one shard.
 
     A device may have at most one shard of a table, or several column shards that are together too wide for one shard.
 
@@ -441,7 +444,7 @@ def _columns_by_device(placements: Iterable[Placement]) -> dict[int, int]:
 
 
 def assemble(task: Task, placed: Iterable[tuple[int, int, int]]) -> Plan:
-    """Return the column-wise plan that puts `dim` columns of a table on a device, for each (table index, dim, device).
+    """Return the column-wise plan in which each (table index, dim, device) puts `dim` columns of a table on a device.
 
     Columns of one table on one device become one shard with all rows, or several shards if they are wider than a shard
     may be. The devices get the columns of a table in ascending order.
@@ -483,7 +486,7 @@ class _PlanFile:
 
 
 def _broken_limits(name: str, layout: Layout, limits: TableLimits, columns: Mapping[int, int]) -> Iterator[str]:
-    """Yield a line for each limit that a table breaks; `columns` has the table's columns by device."""
+    """Yield a line for each limit that a table breaks; `columns` has the table's number of columns on each device."""
     if wrong := set(columns).difference(limits.devices):
         yield f"table {name!r} is on device {min(wrong)}, but constraints forbid that device"
     if not limits.may_count(layout, len(columns)):
@@ -509,7 +512,8 @@ def _broken_tier(name: str, assignment: TierAssignment, limits: TableLimits) -> 
 def _broken_groups(
     constraints: Constraints, columns: Mapping[str, Mapping[int, int]], others: Collection[str]
 ) -> Iterator[str]:
-    """Yield a line for each pin and each group of tables that a plan breaks.
+    """Yield a line for each table whose pinned shards are not on the devices that constraints name.
+    Also yield a line for each group of tables that is not together, or not apart, as constraints require.
 
     Args:
         constraints: the constraints of the task.
@@ -530,7 +534,8 @@ def _broken_groups(
 
 
 def _pins_met(pinned: Sequence[PinnedShard], columns: Mapping[int, int]) -> bool:
-    """Return True if each pinned shard has a different allowed device with exactly its columns.
+    """Return True if each pinned shard can be matched with a different device that has the pinned columns.
+    The device must be allowed for the shard, and have exactly as many columns as the shard.
 
     `columns` has the columns of the table by device.
     """
@@ -567,7 +572,7 @@ def _s(count: int) -> str:
 
 
 def data_parallel_remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return the warning that the fused optimizer does not update data-parallel tables; empty if a plan has none."""
+    """Return a warning if a plan has data-parallel tables, because the fused optimizer does not update these tables."""
     copied = plan.names_where(lambda layout: layout.dense)
     if not copied:
         return ()

@@ -1,1 +1,1 @@
-"""The interfaces of search methods and of verifiers, and a search at several times of the dense network."""
+"""The interfaces of search methods and of verifiers, and a search for several possible times of the dense network."""

@@ -20,7 +20,8 @@ _WORTH_SAYING = 0.005  # minimum gain of another plan, as a share of the chosen 
 
 
 def find_plan(searcher: Searcher, task: Task, simulator: Simulator) -> Found:
-    """Return the plan that a search method finds; if the dense time is unknown, a plan that suits 0 to 15 ms.
+    """Return the plan that a search method finds for a task.
+    If the time of the dense network is unknown, return a compromise for times from 0 to 15 ms.
 
     The dense time is the time of the dense network per step. A host launches a step while its devices do dense work. So
     a plan with few kernel calls is best with a short dense network, but may cost time with a long dense network. If the
@@ -41,13 +42,13 @@ def find_plan(searcher: Searcher, task: Task, simulator: Simulator) -> Found:
 
 
 def _costs_ms(task: Task, plans: Sequence[Plan], simulator: Simulator) -> FloatArray:
-    """Return the costs in ms, (P, J), of P plans at the J dense times of `_JUDGED_MS`."""
+    """Return the costs in ms, (P, J), of P plans for each of the J times of the dense network in `_JUDGED_MS`."""
     judges = [simulator.with_dense_ms(float(dense_ms)) for dense_ms in _JUDGED_MS]
     return np.array([[cost.total_ms for cost in judge.costs(task, plans)] for judge in judges]).T
 
 
 def _described(costs_ms: FloatArray, chosen: int) -> Message | None:
-    """Return the warning that another plan costs less at some dense times; None if the gain is small at all times.
+    """Return a warning if another plan costs less for some times of the dense network; None if the gain is small.
 
     Args:
         costs_ms: (P, J) costs of each plan at each dense time, in ms.

@@ -1,4 +1,4 @@
-"""The interfaces of search methods and of verifiers, which measure candidate plans; both are built by name."""
+"""The interfaces of search methods and of verifiers (which measure candidate plans); both can be built by name."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
@@ -62,7 +62,7 @@ class Found:
             object.__setattr__(self, "warning", Message("search-warning", self.warning))
 
     def of(self, task: Task) -> "Found":
-        """Return the result with its plans as plans of another task with the same tables and devices."""
+        """Return the result for another task with the same tables and devices: the plans become plans of that task."""
         rejected = None if self.rejected is None else replace(self.rejected, task=task)
         return replace(self, plan=replace(self.plan, task=task), rejected=rejected)
 
@@ -74,7 +74,7 @@ class Searcher(ABC):
     """
 
     def __init_subclass__(cls, **settings: Any) -> None:
-        """Replace the class's own `find` by one that checks that the result is a `Found`."""
+        """Wrap the `find` method that the class defines, so that calls check that the result is a `Found`."""
         super().__init_subclass__(**settings)
         if "find" in vars(cls):
             cls.find = _checked_find(vars(cls)["find"])  # type: ignore[assignment, method-assign]
@@ -98,7 +98,9 @@ class Searcher(ABC):
 
     @property
     def takes_forms(self) -> Forms:
-        """The families that rules may restrict a table to: column-wise, and those of the setting `sharding_types`."""
+        """The families of sharding types to which rules may restrict a table.
+        These are the column-wise family, and the families of the types in the setting `sharding_types`.
+        """
         return frozenset({Form.COLUMN_WISE, *forms_of(getattr(self, "sharding_types", ()))})
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
@@ -139,7 +141,7 @@ def _as_found(searcher: Searcher, found: object) -> Found:
 
 
 def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
-    """Return a `find` method that calls `find` and, if it finds no plan, tries again as `tried_within_hosts` does."""
+    """Return a `find` method that calls `find` and, if no plan is found, tries again as `tried_within_hosts` does."""
 
     @wraps(find)
     def finding(self: _Own, task: Task, simulator: Simulator) -> Found:
@@ -150,7 +152,7 @@ def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
 
 
 def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Collection[str] = ()) -> Found:
-    """Return the plan that `find` finds for a task or, if it finds none, for the task with further rules.
+    """Return the plan that `find` finds for a task or, if no plan is found, for the task with further rules.
 
     The rules are for tables in host memory: they assign tables to hosts, and keep cached tables of unequal widths
     apart. The tables `in_rows`, by name, are row-wise over all hosts, and get no rules.
@@ -208,10 +210,10 @@ def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:
 
 
 class Verifier(Protocol):
-    """A verifier, which measures the candidate plans of a search; an object has only settings as state."""
+    """A verifier, which measures the candidate plans of a search; a verifier has settings, but no other state."""
 
     def decided(self, searcher: Searcher, task: Task, simulator: Simulator) -> Found:
-        """Return the best of a searcher's candidate plans as measured, with a remark about the measurements.
+        """Measure the candidate plans of a searcher, and return the best plan with a remark about the measurements.
 
         Raises:
             InfeasibleError: the search finds no plan.

@@ -1,1 +1,1 @@
-"""Other systems that train embedding tables: the plans that each can express, and exports of plans to their formats."""
+"""Exports of plans to other systems that train embedding tables, and the plans that each system can express."""

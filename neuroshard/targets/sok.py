@@ -102,7 +102,7 @@ def _write(plan: Plan) -> Exported:
 
 
 def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
-    """Return the variable of a table with these placements.
+    """Return the SOK variable that stores a table with these placements.
 
     Raises:
         UserError: the table has a cache of less than 1 GiB, or is in host memory with a data type other than fp32.
@@ -137,7 +137,7 @@ def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
 
 
 def _fields(variable: _Variable) -> dict[str, str | int]:
-    """Return a variable as JSON-ready fields, with SOK's names of its type."""
+    """Return a variable as JSON-ready fields, which give the type of the variable by SOK's names."""
     variable_type = (
         {"variable": "static"} if isinstance(variable, _Static) else {"variable": "dynamic", "var_type": "hybrid"}
     )
@@ -145,7 +145,7 @@ def _fields(variable: _Variable) -> dict[str, str | int]:
 
 
 def _empty_gpu(plan: Plan) -> UserError | None:
-    """Return the error that a GPU has no table, which `sok.lookup_sparse` refuses; None if every GPU has a table."""
+    """Return an error if a GPU has no table, because `sok.lookup_sparse` fails then; None if every GPU has a table."""
     used = {placement.device for placement in plan.placements}
     empty = next((device for device in range(plan.task.topology.num_devices) if device not in used), None)
     if empty is None:
@@ -160,7 +160,7 @@ def _empty_gpu(plan: Plan) -> UserError | None:
 
 
 def _remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return the warning that SOK refuses the plan, if a GPU has no table."""
+    """Return a warning that SOK refuses the plan if a GPU has no table; empty if every GPU has a table."""
     empty = _empty_gpu(plan)
     return () if empty is None else (empty.message,)
 

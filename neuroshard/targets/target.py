@@ -1,4 +1,4 @@
-"""The interface of a system that plans are exported to, the systems by name, and the command `neuroshard export`."""
+"""The interface of a system to which plans are exported, the systems by name, and the command `neuroshard export`."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -100,7 +100,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class Target:
-    """A system that trains embedding tables or reads plans, with the plans that the system can express.
+    """A system that trains embedding tables or reads plans, with the kinds of plans that the system can express.
 
     Attributes:
         name: name of the system in settings.
@@ -156,7 +156,7 @@ class Target:
         return replace(exported, remarks=(*plan.task.padded_remarks, *exported.remarks))
 
     def check(self, plan: Plan) -> None:
-        """Raise UserError unless the target can shard every table as the plan does, within the task's memory."""
+        """Raise UserError unless the target can shard each table as the plan does, within the memory of the task."""
         for number, placed in enumerate(plan.by_table):
             table, layout = plan.task.tables[number], plan.layouts[number]
             self._check_stored(table)
@@ -210,7 +210,8 @@ class Target:
             raise error.at(f"target={self.name}") from None
 
     def usual_framework(self, measured_in: str | None = None) -> str | None:
-        """Return the framework whose overhead costs include if the user chooses none: "torchrec", or None for none.
+        """Return the framework whose overhead costs include if the user does not choose a framework.
+        This is "torchrec", or None for no framework.
 
         Args:
             measured_in: framework in whose steps plans are measured; None if plans are not measured in steps. This
@@ -219,7 +220,8 @@ class Target:
         return {"torchrec": TORCHREC, "other": None, "any": measured_in}[self.steps]
 
     def costed(self, models: CostModels) -> CostModels:
-        """Return the models for the target's steps: with TorchRec's overhead if TorchRec trains and they know it.
+        """Return cost models for the target's steps, with TorchRec's overhead if TorchRec trains.
+        Models that do not know TorchRec's overhead stay without it.
 
         Analytic exchange times become those of hierarchical all-to-alls if the target has these.
         Models that were loaded with framework="none" are returned unchanged.
@@ -244,7 +246,7 @@ class Target:
         return self.name != _PLAIN
 
     def memory_warnings(self, task: Task) -> tuple[Message, ...]:
-        """Return a warning if the target trains and the task's memory counts only the weights."""
+        """Return a warning if the target trains, but the task's memory counts only the weights; else empty."""
         if not self.trains or task.memory != MemoryUse(host_tables=task.memory.host_tables):
             return ()
         return (
@@ -259,19 +261,21 @@ class Target:
         )
 
     def cost_warnings(self, models: CostModels) -> tuple[Message, ...]:
-        """Return a warning if costs leave out the target's overhead in a step; empty if this is intended."""
+        """Return a warning if costs leave out the target's overhead in a step; empty if costs should leave it out."""
         if self.steps == "any" or (self.steps == "torchrec" and models.framework is not None):
             return ()
         return models.left_out(self.title)
 
     def _own_memory(self, task: Task) -> Task:
-        """Return the task with the target's memory for tables in host memory, if the task has host memory."""
+        """Return the task with tables in host memory counted at the size that the target needs for these tables.
+        A task without host memory is returned unchanged.
+        """
         if self.host_tables in (None, task.memory.host_tables) or not task.topology.host_bytes:
             return task
         return replace(task, memory=replace(task.memory, host_tables=self.host_tables))
 
     def _rule(self) -> TableRule:
-        """Return the rule for all tables that allows only plans that the target can express."""
+        """Return a rule, which applies to all tables, that allows only plans that the target can express."""
         return TableRule(
             "*",
             sharding_types=_rule_types(self.sharding_types),
@@ -280,7 +284,7 @@ class Target:
         )
 
     def _check_stored(self, table: Table) -> None:
-        """Raise UserError if the target does not store weights of a table's data type."""
+        """Raise UserError if the target cannot store weights in the data type of a table."""
         if table.bytes_per_element not in self.element_bytes:
             raise UserError(
                 "target-element-bytes",
@@ -290,7 +294,7 @@ class Target:
             )
 
     def _refused(self, table: Table, layout: Layout, placed: Sequence[Placement], task: Task) -> tuple[str, str] | None:
-        """Return why the target cannot express the placements of a table; None if it can.
+        """Return why the target cannot express the placements of a table; None if the target can express them.
 
         The reason is a pair of texts: a predicate of the table, such as "is row_wise", and the target's limit.
         """
@@ -308,7 +312,9 @@ class Target:
         return self._refused_widths(placed) if self.equal_widths else None
 
     def _refused_widths(self, placed: Sequence[Placement]) -> tuple[str, str] | None:
-        """Return why the target cannot express the column shards of a table, as `_refused` does; None if it can."""
+        """Return why the target cannot express the column shards of a table; None if the target can express them.
+        The reason is a pair of texts, as for `_refused`.
+        """
         widths = {placement.shard.dim for placement in placed}
         if len(widths) > 1:
             wide = " and ".join(map(str, sorted(widths)))
@@ -324,14 +330,14 @@ def _rule_types(types: frozenset[str]) -> tuple[str, ...] | None:
 
 
 def _is_like(path: Path, exported: Exported) -> bool:
-    """Return True if a file begins as an export to the same system does."""
+    """Return True if the beginning of a file shows that the file is an export to the same system as `exported`."""
     if exported.snippet is None or path.suffix == ".json":
         return has_format(path, f'{exported.content["format"]}"')
     return _heading(beginning(path).decode(errors="replace")) == _heading(exported.snippet)
 
 
 def _heading(text: str) -> str:
-    """Return the first line of a snippet, which names the system, without numbers such as the number of GPUs."""
+    """Return the first line of a snippet, which names the system, after all numbers are removed from the line."""
     return re.sub(r"\d+", "", next(iter(text.splitlines()), ""))
 
 

@@ -27,12 +27,14 @@ def write(plan: Plan, module: str = "") -> Exported:
 
 
 def _remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return the requirements of a plan for training: the optimizer of data-parallel tables, and the pod size."""
+    """Return what a plan requires for training: an optimizer for data-parallel tables, and the pod size."""
     return (*data_parallel_remarks(plan), *_pod_remarks(plan))
 
 
 def _dotted_remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return the warning that, in a file without a module, a name with a dot is read as a path and a table's name."""
+    """Return a warning if table names have dots: the part before the last dot is read as the path of a module.
+    The warning applies to files that are written without `module`.
+    """
     dotted = [table.name for table in plan.task.tables if "." in table.name]
     if not dotted:
         return ()

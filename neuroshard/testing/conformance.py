@@ -79,7 +79,7 @@ class SearcherConformance:
             assert plan == self.make().find(task, simulator).plan
 
     def test_serves_sequence_tables_or_refuses(self) -> None:
-        """Check that tasks with sequence tables get a valid plan, the same in two calls, or an error."""
+        """Check that a search with sequence tables returns the same valid plan in two calls, or raises an error."""
         simulator = Simulator(CostModels.load("roofline:h100"))
         for task in (sequence_task(), sequence_task(7, 3, 1), sequence_task(5, 2, 2, pooled=False)):
             found, again = (_error_of(self.make(), task, simulator) for _ in range(2))
@@ -113,7 +113,7 @@ class SearcherConformance:
         assert "iB" in str(error)
 
     def test_cuts_tables_that_are_wider_than_a_shard_may_be(self) -> None:
-        """Check that no shard is wider than FBGEMM's kernels allow, also if tables are wider."""
+        """Check that no shard is wider than FBGEMM's kernels allow, even if the tables are wider than that."""
         for num_devices in (1, 3):
             tables = (replace(table, dim=dim) for table, dim in zip(toy_tables(4), (2048, 2052, 4096, 16), strict=True))
             task = Task(tuple(tables), Topology(num_devices, 1 << 32), 256)
@@ -122,7 +122,7 @@ class SearcherConformance:
             assert max(placed.shard.dim for placed in plan.placements) <= MAX_SHARD_DIM
 
     def test_keeps_constraints_or_refuses(self) -> None:
-        """Check that plans keep all constraints, or that the method raises an InfeasibleError."""
+        """Check that plans keep all constraints, or that the search method raises an InfeasibleError."""
         for seed in self._seeds(12):
             task, num_devices = constrained_task(seed), 2 + seed % 3
             found = _error_of(self.make(), task, Simulator(random_models(num_devices, seed)))
@@ -132,19 +132,19 @@ class SearcherConformance:
                 assert isinstance(found, InfeasibleError)
 
     def test_serves_compute_models_of_any_form_or_refuses(self) -> None:
-        """Check plans found with a compute model that is not a sum over tables, or that an error names the model."""
+        """Check that plans keep limits, or an error is raised, if the compute model is not a sum over tables."""
         models = linear_models().with_compute(OpaqueCompute())
         for task in (toy_task(5), constrained_task(2, 8)):
             self._keeps_limits_or_refuses(task, Simulator(models))
 
     def test_keeps_constraints_under_models_that_know_every_form(self) -> None:
-        """Check that plans keep limits, and that calls repeat, with models that support all sharding types."""
+        """Check that plans keep limits, and that two calls agree, with models that support all sharding types."""
         simulator = Simulator(CostModels.load("roofline:h100"))
         for seed in self._seeds(4):
             self._keeps_limits_or_refuses(constrained_task(seed), simulator)
 
     def test_caches_as_wide_as_their_widest_table_fit(self) -> None:
-        """Check that cached tables of unequal widths get a plan that fits, the same in two calls, or an error."""
+        """Check that a search with cached tables of unequal widths returns the same valid plan twice, or fails."""
         simulator = Simulator(CostModels.load("roofline:h100"))
         for seed in self._seeds(6):
             task = cached_task(seed)
@@ -154,7 +154,7 @@ class SearcherConformance:
                 assert found == again
 
     def test_plans_for_a_target_are_in_its_words(self) -> None:
-        """Check that plans for a target keep its rules and repeat, and that the target can express them."""
+        """Check that plans for a target keep the target's rules, are equal in two calls, and can be exported to it."""
         simulator = Simulator(CostModels.load("roofline:h100"))
         for target in map(target_named, TARGETS):
             for seed in self._seeds(2):
@@ -163,7 +163,8 @@ class SearcherConformance:
                     target.check(found)
 
     def _keeps_limits_or_refuses(self, task: Task, simulator: Simulator) -> UserError | Plan:
-        """Search twice, and return the plan, which keeps all limits and is equal in both searches, or the error.
+        """Search twice, and return the plan or the error of the first search.
+        Check that the plan keeps all limits, and that the second search returns an equal plan.
 
         The error must be an InfeasibleError, or name a model.
         """
@@ -182,7 +183,7 @@ class SearcherConformance:
 
 
 def _error_of(searcher: "Searcher", task: Task, simulator: Simulator) -> UserError | Plan:
-    """Return the plan that a searcher finds, or the error that it raises."""
+    """Return the plan that a searcher finds, or the error that the searcher raises."""
     try:
         return searcher.find(task, simulator).plan
     except UserError as error:
@@ -201,7 +202,7 @@ class ComputeModelConformance:
         return toy_tables(9)
 
     def test_costs_are_finite_and_not_negative(self) -> None:
-        """Check that costs of single tables and sets are finite and not negative."""
+        """Check that the costs of single tables, and of a set of tables, are finite and not negative."""
         tables = self._tables()
         cost = self.make().predict(LoadSets.of([*([table] for table in tables), tables], 256))
         assert cost.shape == (len(tables) + 1,)
@@ -230,7 +231,7 @@ class ComputeModelConformance:
             assert cost[0] >= 0 == cost[1]
 
     def test_empty_set_costs_nothing(self) -> None:
-        """Check that a device without tables costs 0, also between other devices."""
+        """Check that a device without tables costs 0, even if devices with tables come before and after it."""
         tables = self._tables()
         cost = self.make().predict(LoadSets.of([tables[:2], (), tables[2:]], 256))
         assert cost[1] == 0
@@ -319,7 +320,7 @@ class PhysicalComputeConformance(SumModelConformance):
     """Tests for compute models that guarantee that more work never costs less, unlike the papers' networks."""
 
     def _pairs(self) -> list[tuple[list[Table], list[Table], int]]:
-        """Return random (set of tables, one of these tables, batch size)."""
+        """Return random triples: a set of tables, a list of one table of this set, and a batch size."""
         rng = np.random.default_rng(0)
         sets = [list(toy_tables(int(rng.integers(1, 12)), seed, 1_000_000)) for seed in range(60)]
         return [
@@ -327,7 +328,9 @@ class PhysicalComputeConformance(SumModelConformance):
         ]
 
     def _check_ordered(self, change: Callable[[Table], Table]) -> None:
-        """Check that a change of tables never reduces costs: of all tables of a set, one of them, or a table alone."""
+        """Check that costs do not fall if `change` is applied to all tables of a set, or to one table of the set.
+        For one table, check the cost of the table alone, and the cost of the whole set.
+        """
         model = self.make()
         for tables, alone, batch_size in self._pairs():
             changed = [[change(table) for table in some] for some in (tables, alone)]
@@ -337,13 +340,13 @@ class PhysicalComputeConformance(SumModelConformance):
             assert (after >= before * (1 - _ROUNDING)).all(), (before, after)
 
     def test_more_rows_cost_no_less(self) -> None:
-        """Check that more rows with the same reuse histogram cost no less.
+        """Check that a table with more rows, but the same reuse histogram, costs no less.
 
         Tables with fewer rows than unique rows of their histogram are not changed.
         """
 
         def more_rows(table: Table) -> Table:
-            """Return the table with four times the rows, if it has at least the unique rows of its histogram."""
+            """Return the table with four times the rows; unchanged if the reuse histogram needs more rows."""
             unique = _MOST_SAMPLES * table.pooling_factor / (table.reuse @ MEAN_COUNTS)
             return replace(table, rows=4 * table.rows) if unique <= table.rows else table
 
@@ -373,7 +376,7 @@ class PhysicalCommConformance(CommModelConformance):
     """Tests for communication models that guarantee monotonic and continuous costs, unlike the papers' networks."""
 
     def _cases(self) -> Iterator[tuple[FloatArray, FloatArray, int, np.random.Generator]]:
-        """Yield random (dims (B, 4), start delays (B, 4) in ms, batch size, generator).
+        """Yield random cases: (columns of each device (B, 4), start delays (B, 4) in ms, batch size, random generator).
 
         In half of the exchanges the devices start close together, as in plans of a search.
         """
@@ -384,7 +387,7 @@ class PhysicalCommConformance(CommModelConformance):
             yield dims, starts, batch_size, rng
 
     def test_starting_later_ends_no_sooner(self) -> None:
-        """Check that a later start of a device lets no device end earlier, or later by more than the delay."""
+        """Check that, if one device starts later, no device ends earlier, or ends later by more than the delay."""
         model = self.make()
         for dims, starts, batch_size, rng in self._cases():
             delay = rng.uniform(0, 2, size=(len(dims), 1)) * np.eye(4)[rng.integers(4, size=len(dims))]
@@ -393,7 +396,7 @@ class PhysicalCommConformance(CommModelConformance):
             assert (after <= before + delay.max(axis=1, keepdims=True) + _ROUNDING * before).all()
 
     def test_costs_are_continuous_where_nobody_waits(self) -> None:
-        """Check that immeasurably small differences of start delays do not change costs."""
+        """Check that costs do not change if start delays differ by immeasurably small times."""
         model = self.make()
         for dims, starts, batch_size, rng in self._cases():
             nudge = 1e-12 * rng.uniform(size=starts.shape)

@@ -46,7 +46,7 @@ def shared_task(count: int = 12, num_devices: int = 4, seed: int = 0) -> Task:
 
 
 def sequence_task(count: int = 12, num_devices: int = 4, seed: int = 0, pooled: bool = True) -> Task:
-    """Return a task of toy tables: every second one is a sequence table or, if `pooled` is False, all of them."""
+    """Return a task of toy tables; every second table, or every table if `pooled` is False, is a sequence table."""
     task = toy_task(count, num_devices, seed=seed)
     tables = tuple(replace(table, pooled=pooled and i % 2 > 0) for i, table in enumerate(task.tables))
     return replace(task, tables=tables, memory=MemoryUse("sgd", 1))
@@ -97,7 +97,9 @@ def cached_task(seed: int = 0, num_tables: int = 10) -> Task:
 
 @dataclass(frozen=True)
 class LinearCompute(SumModel):
-    """A model with a fixed cost per table plus a cost per column and lookup, so each split costs `per_table_ms`."""
+    """A compute model with a fixed cost per table, and a cost per column and lookup.
+    Each split of a table adds the fixed cost `per_table_ms`.
+    """
 
     head = ReluHead.of_cost()
 
@@ -105,14 +107,14 @@ class LinearCompute(SumModel):
     per_column_ms: float = 0.01
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the vector of each load, (n, 1), which is its cost in ms."""
+        """Return the vector of each load, (n, 1), whose only element is the cost of the load in ms."""
         cost = self.per_table_ms + self.per_column_ms * loads.dim * loads.pooling_factor
         return cost[:, None].astype(np.float32)
 
 
 @dataclass(frozen=True)
 class OpaqueCompute(ComputeModel):
-    """A model that is not a sum over loads: the largest linear cost plus the root of the sum of squared costs."""
+    """A compute model that is not a sum over loads: the largest linear cost plus the root of the sum of squares."""
 
     def predict(self, sets: LoadSets) -> FloatArray:
         """Return the cost of each set, (B,) ms: max(c) + sqrt(sum of c^2) over the linear costs c of its loads."""
@@ -123,7 +125,7 @@ class OpaqueCompute(ComputeModel):
 
 @dataclass(frozen=True)
 class LinearComm(CommModel):
-    """A model in which devices wait for the last device, and then take a time per column of the widest device."""
+    """A model of exchanges: devices wait for the last device, then need a time per column of the widest device."""
 
     devices: int
     per_column_ms: float = 0.002
@@ -134,13 +136,13 @@ class LinearComm(CommModel):
         return self.devices
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Return the transfer time, (B, D) ms, in proportion to the columns of the widest device."""
+        """Return the transfer time, (B, D) ms, which is in proportion to the columns of the widest device."""
         widest = traffic.columns.max(axis=1, keepdims=True)
         return np.broadcast_to(self.per_column_ms * widest, wait_ms.shape)
 
 
 def linear_models(num_devices: int = 4) -> CostModels:
-    """Return cost models whose predictions can be computed by hand."""
+    """Return cost models with predictions that are simple enough to compute by hand."""
     return CostModels(LinearCompute(), LinearComm(num_devices), LinearComm(num_devices), _BATCH_SIZE)
 
 
@@ -160,7 +162,7 @@ def random_models(num_devices: int = 4, seed: int = 0) -> CostModels:
 
 
 def random_normaliser(features: int, rng: np.random.Generator) -> Normaliser:
-    """Return a normaliser with random means and standard deviations for a number of features."""
+    """Return a normaliser with a random mean and a random standard deviation for each of `features` features."""
     return Normaliser(rng.normal(size=features), rng.uniform(1, 5, size=features))
 
 
