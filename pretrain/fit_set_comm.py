@@ -26,7 +26,7 @@ _LEAST_TRANSFER_MS = 1e-2  # a transfer is a time minus the wait, which noise ca
 
 
 class SetNetwork(nn.Module):
-    """The network that trains the weights of `SetComm`."""
+    """Trainable version of `SetComm`: the network that trains the weights of this model."""
 
     def __init__(self, signs: tuple[int, ...], hidden: tuple[int, ...], segments: int) -> None:
         super().__init__()
@@ -45,8 +45,8 @@ class SetNetwork(nn.Module):
         return transfer
 
     def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return shares (G,) and leads (G, W); all are >= 0, shares sum to 1,
-        and the leads of a segment sum to at most 1.
+        """Return the shares (G,) and the leads (G, W) of the segments: all are >= 0, the shares sum to 1, and the leads
+        of each segment sum to at most 1.
 
         The rest of a segment's leads, up to 1, applies to no wait.
         """
@@ -69,7 +69,7 @@ class SetNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class _Devices:
-    """All devices of all exchanges: features (n, F), waits (n, W) in ms and transfer times (n,) in ms."""
+    """Features (n, F), waits (n, W) in ms and transfer times (n,) in ms of all devices in all exchanges."""
 
     features: FloatArray
     waits: FloatArray
@@ -77,8 +77,8 @@ class _Devices:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]) -> "_Devices":
-        """Collect the devices of all exchanges between at least two devices,
-        with the features that `signs` has signs for.
+        """Collect the devices of all exchanges between at least two devices, with one feature for each of the signs in
+        `signs`.
 
         In direction FORWARD exchanges begin after start delays, in direction BACKWARD without delays.
 
@@ -107,7 +107,8 @@ class _Devices:
 
 @dataclass(frozen=True)
 class SetCommunication(HiddenLayers, CommFitter):
-    """Fits one network that predicts each device's exchange time, and sees the other devices as a set.
+    """Fits one network that predicts the exchange time of each device, from features of the device and of the set of
+    all devices.
 
     Attributes:
         parts: number of learned terms that model how much of an exchange a device completes while it waits for the
@@ -124,7 +125,7 @@ class SetCommunication(HiddenLayers, CommFitter):
 
     @property
     def further(self) -> "SetCommunication":
-        """The fitter with the settings for fine-tuning a model of another machine."""
+        """A copy of this fitter with the settings for fine-tuning a model of another machine."""
         return replace(self, training=self.training_further)
 
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> SetComm:
@@ -160,7 +161,7 @@ class SetCommunication(HiddenLayers, CommFitter):
 
 
 def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...]:
-    """Return the signs of the features that the network sees: the features of `start`, if it is not None.
+    """Return the sign of each feature that the network gets: the features of `start`, if `start` is not None.
 
     Otherwise the features of host links are included only if some exchanges cross hosts and some do not.
     """

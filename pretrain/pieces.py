@@ -51,7 +51,7 @@ def by_part(models: CostModels) -> Pieces:
 def assembled(
     pieces: Pieces, batch_size: int | None, host: HostLink | None, given: Mapping[str, CommModel]
 ) -> CostModels:
-    """Return cost models that consist of the given models of parts.
+    """Return cost models that consist of the models in `pieces` and in `given`.
 
     Args:
         pieces: models by part; column-wise calls are required, and so are all-to-alls that `given` lacks.
@@ -88,8 +88,8 @@ def _in_direction(direction: str, pieces: Pieces) -> CommModel:
 
 
 def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
-    """Multiply each model by the ratio of measured over predicted time:
-    the median over the training samples of its part.
+    """Return the models, each multiplied by the ratio of measured over predicted time: the median over the training
+    samples of the model's part.
 
     Models of parts with few or no measurements take the factor of column-wise tables, or of all-to-alls in their
     direction.
@@ -118,7 +118,7 @@ def _scaled(model: Any, factor: float) -> Any:
 
 
 def nearest(starts: Sequence[CostModels], parts: Sequence[MeasuredPart]) -> CostModels | None:
-    """Return the models of the machine that is most similar to this machine; None if `starts` is empty.
+    """Return the models in `starts` whose machine is most similar to this machine; None if `starts` is empty.
 
     The most similar machine has the smallest error on column-wise calls after its predictions are multiplied by one
     factor. If no column-wise calls were measured, the first of `starts` is returned.
@@ -129,7 +129,9 @@ def nearest(starts: Sequence[CostModels], parts: Sequence[MeasuredPart]) -> Cost
     some = columns.measured.known
 
     def error(start: CostModels) -> float:
-        """Return the error on column-wise calls after all predictions are multiplied by their typical ratio."""
+        """Return the error of `start` on column-wise calls, after all predictions are multiplied by their typical
+        ratio.
+        """
         predicted = columns.predict(pieces_of(start)[COMPUTE], some)
         return predicted.relative_error(predicted.typical_ratio)
 

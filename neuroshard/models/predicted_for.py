@@ -14,7 +14,7 @@ _KINDS = {"cpu": "a CPU", _GPU: "a GPU"}
 
 @dataclass(frozen=True)
 class PredictedFor:
-    """The hardware that some cost models predict for.
+    """The hardware for which a set of cost models predicts: a measured machine, or a GPU by its datasheet.
 
     Attributes:
         models: the name and the settings of the models.
@@ -30,7 +30,9 @@ class PredictedFor:
 
     @classmethod
     def of(cls, models: ModelChoice | None) -> "PredictedFor | None":
-        """Look up the hardware of chosen models; None if the models are gone or their hardware is unknown."""
+        """Return the hardware for which the chosen models predict; None if the models cannot be loaded or their
+        hardware is unknown.
+        """
         if models is None:
             return None
         try:
@@ -47,7 +49,7 @@ class PredictedFor:
         return self.kind != here.kind
 
     def differs(self, here: Fingerprint) -> bool:
-        """Return True if the models certainly predict for other hardware than `here`."""
+        """Return True if the models certainly predict for other hardware than the machine `here`."""
         if self.other_kind(here):
             return True
         if self.measured is not None:
