@@ -1,5 +1,5 @@
-"""Training examples as tensors, made from measurements: whole sets of examples, from which a batch is taken without a
-Python loop.
+"""Training examples as tensors, made from measurements:
+whole sets of examples, from which a batch is taken without a Python loop.
 """
 
 from collections.abc import Sequence
@@ -84,8 +84,8 @@ class ComputeTable:
 
 @dataclass(frozen=True)
 class CommTable:
-    """Measurements of exchanges in one direction as arrays; the devices of each exchange are in the sorted order that
-    the network needs.
+    """Measurements of exchanges in one direction as arrays;
+    the devices of each exchange are in the sorted order that the network needs.
 
     Attributes:
         features: (n, 2 D), raw features.
@@ -104,8 +104,8 @@ class CommTable:
         return cls(features, np.take_along_axis(cost - wait, order, axis=1))
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> Examples:
-        """Return the measurements as training examples: normalised inputs (n, 2 D) and scaled targets (n, D), with
-        sorted devices.
+        """Return the measurements as training examples:
+        normalised inputs (n, 2 D) and scaled targets (n, D), with sorted devices.
         """
         return Examples((torch.from_numpy(normaliser(self.features)),), in_multiples(self.transfer_ms, scale_ms))
 

@@ -73,8 +73,8 @@ class Fit:
     bars: Progress | None = field(default=None, repr=False, compare=False)
 
     def check(self, start: CostModels) -> None:
-        """Raise UserError if the models of column-wise calls or all-to-alls in `start` cannot be fine-tuned with these
-        settings.
+        """Raise UserError if the models of column-wise calls or all-to-alls in `start` cannot be
+        fine-tuned with these settings.
         """
         pieces = pieces_of(start)
         makers = ((COMPUTE, self.compute, "compute"), (FORWARD, self.comm, "comm"), (BACKWARD, self.comm, "comm"))
@@ -104,8 +104,8 @@ class Fit:
                 )
 
     def learned(self, samples: Measured, start: CostModels | None = None) -> CostModels:
-        """Fit cost models of all parts, from scratch or from `start`, which `check` accepts; return the models with
-        margins.
+        """Fit cost models of all parts, from scratch or from `start`, which `check` accepts;
+        return the models with margins.
 
         Kernel calls are corrected to one speed of the machine for fitting, but not for margins.
         """
@@ -146,8 +146,8 @@ class Fit:
         return pieces
 
     def _further(self, measured: Measured, pieces: Pieces) -> Pieces:
-        """Fine-tune the models of parts with enough measurements, and fit new models of parts without a model; return
-        all models.
+        """Fine-tune the models of parts with enough measurements, and fit new models of parts without a model;
+        return all models.
         """
         further = replace(self, compute=self.compute.further, comm=self.comm.further)
         for part in measured.parts:
@@ -269,8 +269,8 @@ def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
 
 
 def _imbalance(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
-    """Return the values of the imbalance of all-to-alls for each number of devices; a balanced exchange is always among
-    the values.
+    """Return the values of the imbalance of all-to-alls for each number of devices;
+    a balanced exchange is always among the values.
     """
     by_count = grouped(exchanges, lambda exchange: exchange.num_devices)
     return dict(

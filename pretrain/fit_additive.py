@@ -268,8 +268,8 @@ class Ensemble(ComputeFitter):
 
 @dataclass(frozen=True)
 class Regression(ComputeFitter):
-    """Fits a linear regression: one non-negative weight for each feature; the weights minimise the squared relative
-    error.
+    """Fits a linear regression: one non-negative weight for each feature;
+    the weights minimise the squared relative error.
 
     Attributes:
         features: paper | paper_batch | log | physical | physical_reuse | physical_bags: table features: paper (as
@@ -300,8 +300,8 @@ class Regression(ComputeFitter):
 
 
 def solved(amounts: FloatArray, train: ComputeTable) -> tuple[FloatArray, float]:
-    """Return the cost of one unit of each amount, (F,) ms, and the fixed cost of a call in ms, from a regression; none
-    is negative.
+    """Return the cost of one unit of each amount, (F,) ms, and the fixed cost of a call in ms, from a regression;
+    none is negative.
 
     Args:
         amounts: (N, F), amounts of all tables.

@@ -87,8 +87,8 @@ class _RankWork(NamedTuple):
 
     @classmethod
     def by_part(cls, models: CostModels, some: Sequence[Measurement[LocalSample]]) -> "dict[str, _RankWork]":
-        """Return the work and the measured times of all ranks for each part of the framework overhead; `models`
-        predicts the kernel times.
+        """Return the work and the measured times of all ranks for each part of the framework overhead;
+        `models` predicts the kernel times.
 
         Parts on devices use the ranks whose device did not wait for its host. The host's part uses the ranks with a
         measured host time.
@@ -112,8 +112,8 @@ class _RankWork(NamedTuple):
 
 
 def _amounts_of_rank(simulator: Simulator, sample: LocalSample) -> dict[str, FloatArray]:
-    """Return the amounts of work (`_AMOUNTS`) of one rank, (F,), for each part of the framework overhead, by name of
-    the part.
+    """Return the amounts of work (`_AMOUNTS`) of one rank, (F,),
+    for each part of the framework overhead, by name of the part.
     """
     loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
     times = simulator.kernel_times(loads, devices)._replace(counts=counts_of_sets(loads)[None])
@@ -196,8 +196,8 @@ def _solved_at_equal_speed(work: _RankWork, before: FloatArray | None) -> FloatA
 
 
 def _solved(work: _RankWork, before: FloatArray | None) -> FloatArray:
-    """Return the non-negative ms per unit of each amount, (F,), with the smallest sum of relative errors, by a linear
-    program.
+    """Return the non-negative ms per unit of each amount, (F,),
+    with the smallest sum of relative errors, by a linear program.
 
     For amounts a_i (F,) and measured times t_i of n ranks, the solution x minimises the sum of |a_i x - t_i| / t_i. The
     errors are not squared: otherwise a few ranks that wait for their host would decide the coefficients of kernels.

@@ -45,8 +45,8 @@ class SetNetwork(nn.Module):
         return transfer
 
     def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the shares (G,) and the leads (G, W) of the segments: all are >= 0, the shares sum to 1, and the leads
-        of each segment sum to at most 1.
+        """Return the shares (G,) and the leads (G, W) of the segments:
+        all are >= 0, the shares sum to 1, and the leads of each segment sum to at most 1.
 
         The rest of a segment's leads, up to 1, applies to no wait.
         """
@@ -77,8 +77,8 @@ class _Devices:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]) -> "_Devices":
-        """Collect the devices of all exchanges between at least two devices, with one feature for each of the signs in
-        `signs`.
+        """Collect the devices of all exchanges between at least two devices,
+        with one feature for each of the signs in `signs`.
 
         In direction FORWARD exchanges begin after start delays, in direction BACKWARD without delays.
 
@@ -107,8 +107,8 @@ class _Devices:
 
 @dataclass(frozen=True)
 class SetCommunication(HiddenLayers, CommFitter):
-    """Fits one network that predicts the exchange time of each device, from features of the device and of the set of
-    all devices.
+    """Fits one network that predicts the exchange time of each device,
+    from features of the device and of the set of all devices.
 
     Attributes:
         parts: number of learned terms that model how much of an exchange a device completes while it waits for the

@@ -1,5 +1,5 @@
-"""Interfaces of fitters, which fit cost models to measurements: one class for each kind of cost model, selected in
-`conf/`.
+"""Interfaces of fitters, which fit cost models to measurements:
+one class for each kind of cost model, selected in `conf/`.
 """
 
 from abc import ABC, abstractmethod

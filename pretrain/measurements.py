@@ -96,14 +96,16 @@ class SplitMeasurements:
 
     @property
     def moved_gb_per_s(self) -> tuple[float, float, float]:
-        """Quartiles of the rate at which kernel calls move bytes (`memory_bytes`), in GB/s; there must be a call."""
+        """Quartiles of the rate, in GB/s, at which kernel calls move bytes (`memory_bytes`);
+        there must be at least one call.
+        """
         sets, took_ms = loads_of([m.sample for m in self.everything]), [m.typical_ms for m in self.everything]
         low, middle, high = np.quantile(sets.totals(memory_bytes(sets.loads)) / took_ms / _BYTES_PER_MS, _QUARTILES)
         return float(low), float(middle), float(high)
 
     def by_group(self) -> "SplitMeasurements":
-        """Return the measurements with each exchange split into the exchanges of groups of devices, each as an
-        all-to-all; `everything` is unchanged.
+        """Return the measurements with each exchange split into the exchanges of groups of devices,
+        each as an all-to-all; `everything` is unchanged.
         """
         splits = {name: [group for m in getattr(self, name) for group in by_group(m)] for name in (TRAIN, VALID, TEST)}
         return replace(self, **splits)
@@ -158,8 +160,8 @@ class MeasuredExchange:
 
     @property
     def repeats(self) -> int:
-        """The index of the measured repeats to which the model is fitted: with start delays (FORWARD) or without start
-        delays (BACKWARD).
+        """The index of the measured repeats to which the model is fitted:
+        with start delays (FORWARD) or without start delays (BACKWARD).
 
         In a step, all devices begin the input dist and the backward exchanges at the same time; forward exchanges begin
         on each device when its kernels finish. Plans are measured in the same way.
@@ -173,7 +175,7 @@ class MeasuredExchange:
         return exchange_part(self.direction, self.collective)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Predict the times of all devices in the exchanges of `some`, one model call for similar exchanges.
+        """Predict the times of all devices in the exchanges of `some`, in groups of similar exchanges.
 
         Exchanges with the same batch size, number of devices and host size are predicted together, and the result is in
         that order.
@@ -189,8 +191,8 @@ class MeasuredExchange:
         return Predicted(*(np.concatenate(arrays) for arrays in zip(*groups, strict=True)))
 
     def quantities(self) -> dict[str, FloatArray]:
-        """Return the quantities that decide the costs of the exchange, by name, with the values in the training
-        samples.
+        """Return the quantities that decide the costs of the exchange,
+        by name, with the values in the training samples.
         """
         each = [of_exchanges(traffic_of([m.sample])) for m in self.measured.train]
         return {name: np.concatenate([values[name] for values in each]) for name in each[0]}
@@ -201,8 +203,8 @@ MeasuredPart = MeasuredCalls | MeasuredExchange
 
 @dataclass(frozen=True)
 class Measured:
-    """All measurements: of kernel calls, of exchanges by collective (if any were measured), and of the local work in
-    mirrored steps.
+    """All measurements: of kernel calls, of exchanges by collective (if any were measured),
+    and of the local work in mirrored steps.
     """
 
     compute: dict[Call, SplitMeasurements]
@@ -213,8 +215,8 @@ class Measured:
     def split(
         cls, calls: Sequence[Measurement[ComputeSample]], exchanges: Sequence[Measurement[CommSample]]
     ) -> "Measured":
-        """Return the successful measurements by kernel call, collective and split; exchanges that no measured sharding
-        type needs are left out.
+        """Return the successful measurements by kernel call, collective and split;
+        exchanges that no measured sharding type needs are left out.
 
         All-to-alls and input dists are always kept.
         """
@@ -286,8 +288,8 @@ class Measured:
         )
 
     def limited(self, max_samples: int | None, max_tables: int | None) -> "Measured":
-        """Return the measurements with at most `max_samples` training samples per part, and at most `max_tables` tables
-        in a kernel call; None sets no limit.
+        """Return the measurements with at most `max_samples` training samples per part,
+        and at most `max_tables` tables in a kernel call; None sets no limit.
         """
         return Measured(
             {call: samples.limited(max_samples, max_tables) for call, samples in self.compute.items()},

@@ -34,8 +34,8 @@ class ComputeNetwork(nn.Module):
 
 
 def segment_sums(values: torch.Tensor, segments: torch.Tensor, num_segments: int) -> torch.Tensor:
-    """Return the sum of the values of each segment, (B, K); `segments` (N,) has the segment of each row of `values` (N,
-    K).
+    """Return the sum of the values of each segment, (B, K);
+    `segments` (N,) has the segment of each row of `values` (N, K).
 
     If a linear layer precedes a sum, it is cheaper to sum first: the layer then sees B rows instead of N.
     """

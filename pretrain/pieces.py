@@ -88,8 +88,8 @@ def _in_direction(direction: str, pieces: Pieces) -> CommModel:
 
 
 def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
-    """Return the models, each multiplied by the ratio of measured over predicted time: the median over the training
-    samples of the model's part.
+    """Return the models, each multiplied by the ratio of measured over predicted time:
+    the median over the training samples of the model's part.
 
     Models of parts with few or no measurements take the factor of column-wise tables, or of all-to-alls in their
     direction.
@@ -129,8 +129,8 @@ def nearest(starts: Sequence[CostModels], parts: Sequence[MeasuredPart]) -> Cost
     some = columns.measured.known
 
     def error(start: CostModels) -> float:
-        """Return the error of `start` on column-wise calls, after all predictions are multiplied by their typical
-        ratio.
+        """Return the error of `start` on column-wise calls,
+        after all predictions are multiplied by their typical ratio.
         """
         predicted = columns.predict(pieces_of(start)[COMPUTE], some)
         return predicted.relative_error(predicted.typical_ratio)

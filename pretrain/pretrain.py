@@ -201,8 +201,8 @@ def _several(paths: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def save_or_keep(path: Path, models: CostModels, card: Card) -> None:
-    """Write the bundle to `path`; if that fails, write the bundle to a temporary directory, so that the training is not
-    lost.
+    """Write the bundle to `path`; if that fails, write the bundle to a temporary directory,
+    so that the training is not lost.
 
     Raises:
         UserError: the bundle could not be written to `path`; the error names the other directory.

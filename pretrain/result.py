@@ -89,8 +89,8 @@ class PretrainResult:
 
     @property
     def verdict(self) -> UseVerdict:
-        """The verdict on whether searches can use the models, by the noise of measurements, the errors, and the errors
-        of earlier models.
+        """The verdict on whether searches can use the models,
+        by the noise of measurements, the errors, and the errors of earlier models.
         """
         noisy = [f"{part} {self.metrics[part].noise_p90:.0%}" for part in PARTS if self._noise(part) > FIT_NOISE]
         if noisy:
@@ -215,8 +215,8 @@ class Predicted:
 
 
 def tested(predicted: Predicted, margin: Margin, everything: list[Measurement[Any]]) -> ModelTest:
-    """Return the test result of the model of one part, from predictions of test samples and the noise of all
-    measurements.
+    """Return the test result of the model of one part,
+    from predictions of test samples and the noise of all measurements.
     """
     noise = pass_repeatability(everything)
     noise = noise if len(noise) else np.zeros(1)

@@ -15,15 +15,13 @@ _OTHER_PART = 0.3  # TorchRec's work, by `cpu` and `h100`: 0.09 to 0.57
 
 
 def has_own_margins(cost: Cost) -> bool:
-    """Return True if the cost has margins of kernels and exchanges from the cost models, so that these
-    are not assumed.
-    """
+    """Return True if the margins of kernels and exchanges come from the cost models; False if a margin is missing."""
     return all(part.margin is not None for part in cost.parts if part.name in PARTS)
 
 
 def with_assumed_margins(cost: Cost, models: CostModels) -> Cost:
-    """Return the cost with an error margin for every part: the margin that the part has, or else the margin that is
-    assumed for models of this kind.
+    """Return the cost with an error margin for every part:
+    the margin that the part has, or else the margin that is assumed for models of this kind.
     """
     if cost.margin is not None:
         return cost

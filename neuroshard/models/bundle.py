@@ -47,7 +47,7 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Errors of predicted times against measured times, in several measures.
+    """Errors of predicted times against measured times, as several metrics.
 
     Attributes:
         samples: number of samples.
@@ -66,8 +66,8 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class ModelTest:
-    """Test result of a cost model: the errors on tables never seen in training, and the noise floor, which is the
-    difference between two measurements.
+    """Test result of a cost model: the errors on tables never seen in training,
+    and the noise floor, which is the difference between two measurements.
 
     The noise floor compares two passes over the same samples: no model can predict either pass better.
 
@@ -83,8 +83,8 @@ class ModelTest:
 
 @dataclass(frozen=True)
 class ModelTests:
-    """Test results of cost models: of kernel calls of column-wise tables, of all-to-alls in both directions, and of
-    other parts by name in `others`.
+    """Test results of cost models: of kernel calls of column-wise tables,
+    of all-to-alls in both directions, and of other parts by name in `others`.
 
     `forward` and `backward` are None if exchanges were not measured: a datasheet predicts them.
     """
@@ -96,14 +96,14 @@ class ModelTests:
 
     @classmethod
     def of(cls, tests: dict[str, ModelTest]) -> "ModelTests":
-        """Return the test results in `tests`, which are by name of the part, as a `ModelTests`."""
+        """Return `tests`, the test results of all parts by name of the part, as a `ModelTests`."""
         return cls(**fields_of(tests))
 
 
 @dataclass(frozen=True)
 class DataSummary:
-    """Summary of the data that cost models were fitted to: the name and the seed of the data directory, the numbers of
-    samples in each split, the batch sizes and the numbers of devices.
+    """Summary of the data that cost models were fitted to: the name and the seed of the data directory,
+    the numbers of samples in each split, the batch sizes and the numbers of devices.
 
     `other_samples` are of other kernel calls and collectives than pooled column-wise tables and all-to-alls, by the
     names of their parts.
@@ -120,8 +120,8 @@ class DataSummary:
 
 @dataclass(frozen=True)
 class Card:
-    """Model card of a bundle: the hardware, versions, data and settings that the models come from, and the test
-    results.
+    """Model card of a bundle: the hardware, versions,
+    data and settings that the models come from, and the test results.
 
     Attributes:
         hardware: the machine that was measured; None if that is unknown.
@@ -168,8 +168,8 @@ class _Content:
 
 
 def check_place(path: Path) -> None:
-    """Raise UserError if a bundle cannot be written to the directory `path`, because the directory is not writable or
-    has a `bundle.json` of another kind or version.
+    """Raise UserError if a bundle cannot be written to the directory `path`,
+    because the directory is not writable or has a `bundle.json` of another kind or version.
     """
     if path.exists() and not path.is_dir():
         raise UserError(
@@ -191,8 +191,8 @@ def check_place(path: Path) -> None:
 
 
 def save_bundle(path: Path, models: "CostModels", card: Card) -> None:
-    """Write cost models and their model card as a bundle to the directory `path`. An old bundle in this directory stays
-    complete until the new bundle is complete.
+    """Write cost models and their model card as a bundle to the directory `path`.
+    An old bundle in this directory stays complete until the new bundle is complete.
 
     Only files of bundles are written or removed. Only one process at a time may write a bundle (`files.exclusive`).
 
@@ -222,8 +222,8 @@ def save_bundle(path: Path, models: "CostModels", card: Card) -> None:
 
 
 def read_bundle(path: Path) -> tuple[dict[str, Any], Card, str]:
-    """Return the models and the card of a bundle that `save_bundle` wrote. All are of the same bundle, even if another
-    process replaces the bundle meanwhile.
+    """Return the models and the card of a bundle that `save_bundle` wrote.
+    All are of the same bundle, even if another process replaces the bundle meanwhile.
 
     Returns:
         The fields of `CostModels` by name, the card, and the SHA-256 of `bundle.json`.
@@ -251,8 +251,8 @@ def read_bundle(path: Path) -> tuple[dict[str, Any], Card, str]:
 
 
 def _read(path: Path) -> tuple[_Content, bytes, str]:
-    """Return the content of `bundle.json`, the weights in the file that `bundle.json` names, and the SHA-256 of
-    `bundle.json`.
+    """Return the content of `bundle.json`, the weights in the file that `bundle.json` names,
+    and the SHA-256 of `bundle.json`.
 
     All three are of one bundle, even if another process replaces the bundle meanwhile.
     """

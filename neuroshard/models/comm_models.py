@@ -1,5 +1,5 @@
-"""Cost models of exchanges: the network of the papers, a network for any number of devices, and a model that consists
-of one model for each collective.
+"""Cost models of exchanges: the network of the papers, a network for any number of devices,
+and a model that consists of one model for each collective.
 """
 
 from dataclasses import dataclass
@@ -37,8 +37,8 @@ NUM_FEATURES = len(FEATURE_SIGNS)
 
 @dataclass(frozen=True)
 class FreeComm(CommModel):
-    """Model of exchanges that take no time, apart from waiting, because their costs are counted elsewhere or left out
-    on purpose.
+    """Model of exchanges that take no time, apart from waiting,
+    because their costs are counted elsewhere or left out on purpose.
     """
 
     collectives = IN_STEP
@@ -51,8 +51,8 @@ class FreeComm(CommModel):
 
 @dataclass(frozen=True)
 class NeuralComm(Stored, CommModel):
-    """The network of the papers, which predicts the exchange time of every device from the columns and the start delays
-    of all devices.
+    """The network of the papers, which predicts the exchange time of every device from the
+    columns and the start delays of all devices.
 
     Devices are alike. So the devices are sorted by start delay, then by columns, before the network predicts their
     transfers, and the predictions are put back into the original order: a permutation of the devices permutes their
@@ -67,8 +67,8 @@ class NeuralComm(Stored, CommModel):
     scale_ms: Scale
 
     def check(self) -> None:
-        """Raise ValueError if the network does not have 2 D inputs and D outputs for some number of devices D, or if
-        costs could overflow.
+        """Raise ValueError if the network does not have 2 D inputs and D outputs for some number of devices D,
+        or if costs could overflow.
         """
         if self.network.widths[0] != 2 * self.network.widths[-1]:
             raise ValueError(
@@ -91,8 +91,8 @@ class NeuralComm(Stored, CommModel):
 
 
 def comm_inputs(traffic: Traffic, wait_ms: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Return the inputs of `NeuralComm` for B exchanges, from their traffic and from the waits of the devices, (B, D)
-    ms.
+    """Return the inputs of `NeuralComm` for B exchanges,
+    from their traffic and from the waits of the devices, (B, D) ms.
 
     Returns:
         the order (B, D) in which devices are sorted; and the features (B, 2 D) of the sorted devices: the columns of
@@ -106,8 +106,8 @@ def comm_inputs(traffic: Traffic, wait_ms: FloatArray) -> tuple[IntArray, FloatA
 
 @dataclass(frozen=True)
 class SetComm(Stored, CommModel):
-    """Model that predicts the exchange time of each device with one network. The inputs of the network describe the
-    device, and summarise the set of all devices by sums, means and maxima.
+    """Model that predicts the exchange time of each device with one network.
+    The inputs of the network describe the device, and summarise the set of all devices by sums, means and maxima.
 
     So the model serves any number of devices, and a permutation of the devices permutes their costs. A device's cost is
     the wait for the last device to start, plus a transfer. The transfer consists of 1 + G segments; the network
@@ -139,8 +139,8 @@ class SetComm(Stored, CommModel):
     num_devices = None  # it serves any number
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the transfer time of each device in B exchanges, (B, D) ms: above 0, or 0 if there is only one
-        device.
+        """Predict the transfer time of each device in B exchanges, (B, D) ms:
+        above 0, or 0 if there is only one device.
         """
         if traffic.num_devices == 1:
             return np.zeros_like(wait_ms)
@@ -150,8 +150,8 @@ class SetComm(Stored, CommModel):
         return transfer.reshape(wait_ms.shape)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Return the transfers as sums of segments. The result is exact, because the transfers of this model consist of
-        segments.
+        """Return the transfers as sums of segments. The result is exact,
+        because the transfers of this model consist of segments.
         """
         segments = self._segments_ms(traffic).reshape(*traffic.size_bytes.shape[:2], -1)
         share = np.concatenate([np.ones(1), self.share])
@@ -168,14 +168,14 @@ class SetComm(Stored, CommModel):
 
     @property
     def sees_hosts(self) -> bool:
-        """True if the model was fitted to exchanges both on one host and on several hosts, so that `host_features` are
-        inputs.
+        """True if the model was fitted to exchanges both on one host and on several hosts,
+        so that `host_features` are inputs.
         """
         return len(self.normaliser.shift) > NUM_FEATURES
 
     def check(self) -> None:
-        """Raise ValueError if the network does not fit the number of features or of segments, if a share is invalid, or
-        if costs could overflow.
+        """Raise ValueError if the network does not fit the number of features or of segments,
+        if a share is invalid, or if costs could overflow.
         """
         widths = self.network.widths
         seen = NUM_FEATURES + len(HOST_SIGNS) * (widths[0] > NUM_FEATURES)
@@ -205,8 +205,8 @@ def set_features(traffic: Traffic) -> FloatArray:
 
 
 def host_features(traffic: Traffic) -> FloatArray:
-    """Return three features of each device in B exchanges, (B, D, 3): logarithms of the bytes that cross the links of
-    hosts.
+    """Return three features of each device in B exchanges, (B, D, 3):
+    logarithms of the bytes that cross the links of hosts.
 
     The three are the bytes out of the device's own host, the bytes into that host, and the bytes over the busiest link
     of any host. All are 0 if one host has all devices.
@@ -223,8 +223,8 @@ def host_features(traffic: Traffic) -> FloatArray:
 
 
 def in_logarithms(amounts: tuple[FloatArray, ...], batch_size: IntArray, devices: int) -> FloatArray:
-    """Return the features (..., F): the logarithms of each of `amounts`, (...,) each, of `batch_size` and of the number
-    of devices.
+    """Return the features (..., F): the logarithms of `amounts`,
+    which have shape (...,) each, of `batch_size` and of the number of devices.
     """
     features = np.empty((*amounts[0].shape, NUM_FEATURES))
     for f, amount in enumerate(amounts):
@@ -241,8 +241,8 @@ COMM_KINDS: dict[str, Any] = {model.kind: model for model in (NeuralComm, SetCom
 
 @dataclass(frozen=True)
 class ExchangeSettings:
-    """Settings of `ExchangeModels` in a bundle: the model of each collective, and the families of sharding types whose
-    exchanges are all known.
+    """Settings of `ExchangeModels` in a bundle: the model of each collective,
+    and the families of sharding types whose exchanges are all known.
     """
 
     exchanges: Annotated[dict[str, Described], Meta(min_length=1, max_length=len(Collective))]
@@ -251,8 +251,8 @@ class ExchangeSettings:
 
 @dataclass(frozen=True)
 class ExchangeModels(Stored, CommModel):
-    """Model of all exchanges in one direction, with a model for each collective. Exchanges follow one another, in the
-    order of `Collective`.
+    """Model of all exchanges in one direction, with a model for each collective.
+    Exchanges follow one another, in the order of `Collective`.
 
     A device begins an exchange when it has ended the previous exchange, so devices do not wait twice for the same
     delay. Starts and ends are related as in every single model: if a device starts later, no device ends
@@ -281,8 +281,8 @@ class ExchangeModels(Stored, CommModel):
 
     @property
     def num_devices(self) -> int | None:
-        """The number of devices D that the model of all-to-alls was fitted for; None if this model serves any number of
-        devices.
+        """The number of devices D that the model of all-to-alls was fitted for;
+        None if this model serves any number of devices.
         """
         return self.exchanges[Collective.ALL_TO_ALL].num_devices
 
@@ -319,8 +319,8 @@ class ExchangeModels(Stored, CommModel):
         return Chain(np.maximum(taken, waits(start_ms)), each_ms)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Return the exchanges as sums of segments: the segments of the all-to-all, and one more segment, which waits
-        do not shorten, for all later collectives.
+        """Return the exchanges as sums of segments: the segments of the all-to-all,
+        and one more segment, which waits do not shorten, for all later collectives.
         """
         first = self._all_to_all.outline(traffic)
         if _of_columns(traffic):
@@ -345,8 +345,8 @@ class ExchangeModels(Stored, CommModel):
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "ExchangeModels":
-        """Return the model with the given settings and tensors, which the methods `settings` and `tensors` of a model
-        returned.
+        """Return the model with the given settings and tensors,
+        which the methods `settings` and `tensors` of a model returned.
         """
         plain = parse(settings, ExchangeSettings, "settings")
         models = {
@@ -363,8 +363,8 @@ def _of_columns(traffic: Traffic) -> bool:
 
 
 def _one_ms(model: CommModel, traffic: Traffic, collective: Collective, start_ms: FloatArray) -> FloatArray:
-    """Predict the time of one collective on each device, (B, D) ms. Groups of devices that exchange nothing take 0 ms,
-    and do not wait.
+    """Predict the time of one collective on each device, (B, D) ms.
+    Groups of devices that exchange nothing take 0 ms, and do not wait.
     """
     groups = traffic.groups(collective)
     taken = model.alone_ms(traffic.alone(collective), start_ms[:, groups].reshape(-1, groups.shape[1]))

@@ -36,8 +36,8 @@ _LARGEST_WEIGHT = 1e9  # ms; with it, sums over tables stay finite in fp32, what
 
 @dataclass(frozen=True)
 class AdditiveCompute(Stored, SumModel):
-    """A `SumModel` that adds up the costs of the tables in a kernel call, and corrects this sum by a head with one
-    hidden layer, whose input is a sum of vectors over the tables.
+    """A `SumModel` that adds up the costs of the tables in a kernel call,
+    and corrects this sum by a head with one hidden layer, whose input is a sum of vectors over the tables.
 
     Each table has 1 + K amounts. An amount is a weighted sum of the bytes and lookups that a kernel moves
     (`FeatureSet.amounts`), which extrapolates beyond the samples, plus a number whose logarithm the network gives,
@@ -77,8 +77,8 @@ class AdditiveCompute(Stored, SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that turns summed vectors into ms: the first sum, of the tables' own costs, counts as it is, and the
-        other K sums pass through the hidden layer.
+        """The head that turns summed vectors into ms: the first sum, of the tables' own costs,
+        counts as it is, and the other K sums pass through the hidden layer.
         """
         bias = np.concatenate([np.zeros(1, np.float32), self.bias])
         weight = np.concatenate([np.ones(1, np.float32), self.weight])
@@ -99,8 +99,8 @@ class AdditiveCompute(Stored, SumModel):
 
 @dataclass(frozen=True)
 class ByWidestCompute(AdditiveCompute):
-    """An additive model of kernel calls that take less time if no table in the call is wider than a limit
-    (`NarrowCalls`).
+    """An additive model of kernel calls that take less time if no table in the call is wider
+    than a limit (`NarrowCalls`).
 
     Attributes:
         kernel_widths: (W,) rising limits.
@@ -113,8 +113,8 @@ class ByWidestCompute(AdditiveCompute):
     saved: Annotated[Float32Array, TensorField("saved")]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the vector of each load, (n, 1 + K + W): the vector of the additive model, and what the load saves in
-        calls without tables wider than each of W limits.
+        """Return the vector of each load, (n, 1 + K + W):
+        the vector of the additive model, and what the load saves in calls without tables wider than each of W limits.
         """
         amounts = super().embed(loads)
         return np.concatenate([amounts, self._narrow.saved_of(amounts[:, 0], loads.dim)], axis=1)
@@ -145,8 +145,8 @@ class EnsembleSettings:
 
 @dataclass(frozen=True)
 class ComputeEnsemble(Stored, SumModel):
-    """Ensemble that predicts the mean of several additive models, which were fitted from different initial weights. The
-    mean of sums over tables is again a sum over tables.
+    """Ensemble that predicts the mean of several additive models, which were fitted from different initial weights.
+    The mean of sums over tables is again a sum over tables.
 
     The vector of a load is the concatenation of the members' vectors. The head weights each member's part equally.
     """
@@ -156,8 +156,8 @@ class ComputeEnsemble(Stored, SumModel):
     members: tuple[AdditiveCompute, ...]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the vector of each load, (n, H): the vectors of all members, concatenated. H is the sum of the widths
-        of the members' vectors.
+        """Return the vector of each load, (n, H): the vectors of all members, concatenated.
+        H is the sum of the widths of the members' vectors.
         """
         return np.concatenate([member.embed(loads) for member in self.members], axis=1)
 
@@ -188,8 +188,8 @@ class ComputeEnsemble(Stored, SumModel):
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "ComputeEnsemble":
-        """Return the model with the given settings and tensors, which the methods `settings` and `tensors` of a model
-        returned.
+        """Return the model with the given settings and tensors,
+        which the methods `settings` and `tensors` of a model returned.
         """
         members = parse(settings, EnsembleSettings, "settings").members
         kinds = (ByWidestCompute if "kernel_widths" in member else AdditiveCompute for member in members)
@@ -199,8 +199,8 @@ class ComputeEnsemble(Stored, SumModel):
 
 @dataclass(frozen=True)
 class RegressionCompute(Stored, SumModel):
-    """Linear regression of kernel times: a weighted sum of the amounts of all tables in a call, plus the fixed cost of
-    a call.
+    """Linear regression of kernel times: a weighted sum of the amounts of all tables in a call,
+    plus the fixed cost of a call.
 
     Attributes:
         weight: (F,) ms for a unit of each amount (`FeatureSet.amounts`); not negative, so that a table that moves more
@@ -237,8 +237,8 @@ class RegressionCompute(Stored, SumModel):
 
 @dataclass(frozen=True)
 class NeuralCompute(Stored, SumModel):
-    """The network of the papers (NeuroShard, section 3.2): a network for each table, a sum over the tables, and a head
-    network with one hidden layer.
+    """The network of the papers (NeuroShard, section 3.2):
+    a network for each table, a sum over the tables, and a head network with one hidden layer.
 
     The outputs of the head network are multiples of `scale_ms`. A table's vector is the output of the table network,
     multiplied with the first layer of the head network. The sum of such products is the product with the sum, so the

@@ -44,15 +44,15 @@ class Learner(Protocol[Samples_contra]):
         """Raise UserError if this learner cannot fine-tune the models in `start`."""
 
     def learned(self, samples: Samples_contra, start: "CostModels | None" = None) -> "CostModels":
-        """Fit cost models to the samples, from scratch or from the models in `start`, and return the models with
-        margins.
+        """Fit cost models to the samples, from scratch or from the models in `start`,
+        and return the models with margins.
         """
 
 
 @dataclass(frozen=True)
 class CostModels:
-    """A set of cost models for the parts of a step: kernels, forward and backward exchanges, and other parts, with
-    margins and provenance.
+    """A set of cost models for the parts of a step:
+    kernels, forward and backward exchanges, and other parts, with margins and provenance.
 
     Attributes:
         batch_size: the only global batch size that the models know; None if they know every batch size.
@@ -113,14 +113,14 @@ class CostModels:
         return self._with(COMPUTE, model, margins)
 
     def with_forward(self, model: CommModel, margins: Margin | None = None) -> "CostModels":
-        """Return these cost models with `model` as the model of the forward exchanges (embeddings), as `with_compute`
-        does for kernels.
+        """Return these cost models with `model` as the model of the forward exchanges (embeddings),
+        as `with_compute` does for kernels.
         """
         return self._with(FORWARD, model, margins)
 
     def with_backward(self, model: CommModel, margins: Margin | None = None) -> "CostModels":
-        """Return these cost models with `model` as the model of the backward exchanges (gradients), as `with_compute`
-        does for kernels.
+        """Return these cost models with `model` as the model of the backward exchanges (gradients),
+        as `with_compute` does for kernels.
         """
         return self._with(BACKWARD, model, margins)
 
@@ -137,8 +137,8 @@ class CostModels:
         return replace(models, margins=margins_with(known, name, margin))
 
     def update(self, samples: Samples, learner: Learner[Samples]) -> "CostModels":
-        """Return new cost models that have learned from the samples: `learner` fits the new models, and starts from
-        these cost models.
+        """Return new cost models that have learned from the samples:
+        `learner` fits the new models, and starts from these cost models.
 
         Args:
             samples: the measurements, of the machine that the new models are for.
@@ -151,8 +151,8 @@ class CostModels:
         return learner.learned(samples, self)
 
     def wrapped(self, **models: Any) -> "CostModels":
-        """Return these cost models with wrapped versions of some models, by name of the field; margins and provenance
-        stay valid.
+        """Return these cost models with wrapped versions of some models, by name of the field;
+        margins and provenance stay valid.
         """
         kept = frozenset(PARTS) if self.origin is None else self.origin.kept
         return replace(self, origin=Origin({}, {}, kept), **models)
@@ -168,8 +168,8 @@ class CostModels:
         return any(isinstance(part, FrameworkPart) for part in self.more)
 
     def in_torchrec(self) -> "CostModels":
-        """Return models that also count the framework overhead of TorchRec, and predict kernel times as they are in a
-        step.
+        """Return models that also count the framework overhead of TorchRec,
+        and predict kernel times as they are in a step.
 
         The choice of the models says so.
 
@@ -195,8 +195,8 @@ class CostModels:
 
     @property
     def forms(self) -> Forms:
-        """The families of sharding types (`Form`) whose costs the models of kernels, forward exchanges and backward
-        exchanges all know.
+        """The families of sharding types (`Form`) whose costs the models of kernels,
+        forward exchanges and backward exchanges all know.
         """
         return self.compute.forms & self.forward.forms & self.backward.forms
 
@@ -213,8 +213,8 @@ class CostModels:
         self._check_exchanges(plan)
 
     def _check_exchanges(self, plan: Plan) -> None:
-        """Raise UserError if the plan has table_row_wise tables and the models do not know the exchanges of these
-        tables.
+        """Raise UserError if the plan has table_row_wise tables and the models do not know the
+        exchanges of these tables.
         """
         for which in dict.fromkeys(which for layout in plan.layouts for which in layout.host_exchanges):
             known = self.forward.collectives & self.backward.collectives
@@ -229,8 +229,8 @@ class CostModels:
                 )
 
     def _check_call(self, call: Call, what: str) -> None:
-        """Raise UserError if the models do not know `call`, a kernel call of sequence tables or of tables in host
-        memory.
+        """Raise UserError if the models do not know `call`,
+        a kernel call of sequence tables or of tables in host memory.
         """
         if call in self.compute.calls:
             return
@@ -290,14 +290,14 @@ class CostModels:
         return self.in_torchrec() if unset and self.framework is not None else self
 
     def _chosen(self, **settings: Any) -> "CostModels":
-        """Return the models with `settings` stored in `choice`. Models made in Python have no choice, and are returned
-        unchanged.
+        """Return the models with `settings` stored in `choice`.
+        Models made in Python have no choice, and are returned unchanged.
         """
         return self if self.choice is None else replace(self, choice=replace(self.choice, **settings))
 
     def _in_steps(self) -> "CostModels":
-        """Return models by a datasheet with the framework overhead of the installed GPU models, scaled. All other
-        models are returned unchanged.
+        """Return models by a datasheet with the framework overhead of the installed GPU models, scaled.
+        All other models are returned unchanged.
 
         The hosts of other GPUs are assumed to be equally fast; work on devices is scaled with their memory bandwidth.
         """
@@ -318,8 +318,8 @@ class CostModels:
         return any(isinstance(part, HostWait) and part.dense_ms is None for part in self.more)
 
     def with_dense_ms(self, dense_ms: float) -> "CostModels":
-        """Return the models for steps with a dense network that takes `dense_ms` ms, in which devices wait less for
-        their hosts.
+        """Return the models for steps with a dense network that takes `dense_ms` ms,
+        in which devices wait less for their hosts.
 
         Costs still leave out the time of the dense network itself. The choice of the models has the new dense_ms.
 
@@ -353,8 +353,8 @@ class CostModels:
         return self.wrapped(more=more)._chosen(dense_ms=float(dense_ms))
 
     def left_out(self, framework: str) -> tuple[Message, ...]:
-        """Return a warning that predicted costs leave out the overhead of `framework`; empty if the costs count a whole
-        step.
+        """Return a warning that predicted costs leave out the overhead of `framework`;
+        empty if the costs count a whole step.
         """
         if self.of_whole_steps:
             return ()
@@ -428,8 +428,8 @@ class CostModels:
         return models if choice.dense_ms is None else models.with_dense_ms(choice.dense_ms)
 
     def _linked(self, choice: ModelChoice) -> "CostModels":
-        """Return the models with analytic exchange times for the links in `choice`; the unchanged models if `choice`
-        has no links.
+        """Return the models with analytic exchange times for the links in `choice`;
+        the unchanged models if `choice` has no links.
 
         Raises:
             UserError: the models have no analytic exchange times, or the links do not exist on their GPU.
@@ -449,8 +449,8 @@ class CostModels:
         return linked._chosen(**choice.links)
 
     def with_links(self, change: "Change") -> "CostModels":
-        """Return the models with `change` applied to each analytic model of exchanges; the models themselves if none is
-        analytic.
+        """Return the models with `change` applied to each analytic model of exchanges;
+        the models themselves if none is analytic.
         """
         from neuroshard.models.links import with_links
 
@@ -461,8 +461,8 @@ class CostModels:
         return self.wrapped(forward=forward, backward=backward, input=index_dist)
 
     def _exchanging(self, dtype: str | None) -> "CostModels":
-        """Return the models for exchanges in the data type `dtype`; None leaves the data type of the exchanges as it
-        is.
+        """Return the models for exchanges in the data type `dtype`;
+        None leaves the data type of the exchanges as it is.
         """
         if dtype is None:
             return self

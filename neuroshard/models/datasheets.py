@@ -76,8 +76,8 @@ def roofline(
 
 
 def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
-    """Return the models extended to tables in host memory: the datasheet `sheet` has the speed of the link to the host
-    and of the cache.
+    """Return the models extended to tables in host memory:
+    the datasheet `sheet` has the speed of the link to the host and of the cache.
 
     Calls that the models know already stay as they are.
 
@@ -107,8 +107,8 @@ def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
 
 
 def exchanges_of(sheet: str) -> tuple[dict[str, RooflineComm], Margin]:
-    """Return the exchange models of a datasheet, by part of a step, and the error margin of these models, by
-    cross-validation.
+    """Return the exchange models of a datasheet, by part of a step,
+    and the error margin of these models, by cross-validation.
 
     Each published point between two others is predicted from the other points.
 
@@ -160,8 +160,8 @@ class Check:
 
 
 def checks(models: CostModels) -> tuple[Check, ...]:
-    """Return the published and the predicted times that test a datasheet: kernel calls on the GPU, and the collectives
-    on which its exchange times are based.
+    """Return the published and the predicted times that test a datasheet:
+    kernel calls on the GPU, and the collectives on which its exchange times are based.
     """
     compute, comm = datasheet_of(models.compute), models.forward
     assert compute is not None
@@ -172,8 +172,8 @@ def checks(models: CostModels) -> tuple[Check, ...]:
 
 
 def exams(models: CostModels) -> dict[str, str]:
-    """Return the errors of a datasheet's exchange times on published machines: a text for each machine and collective,
-    by name.
+    """Return the errors of a datasheet's exchange times on published machines:
+    a text for each machine and collective, by name.
 
     Between hosts: every machine with this kind of network. Over PCIe: every machine, with one measured bandwidth of the
     machine. A typical factor is the geometric mean of the factors between predicted and published times.

@@ -31,8 +31,8 @@ def _paper_batch(loads: Loads) -> FloatArray:
 
 
 def _pooled(loads: Loads) -> FloatArray:
-    """Return the mean number of lookups per sample of each load, (n,), with at least one lookup per batch for a block
-    of rows.
+    """Return the mean number of lookups per sample of each load,
+    (n,), with at least one lookup per batch for a block of rows.
     """
     in_rows = are(loads, lambda layout: layout.blocks)
     return np.where(in_rows, np.maximum(loads.lookups, 1) / loads.samples, loads.pooling_factor)
@@ -71,8 +71,8 @@ def _physical_bags(loads: Loads) -> FloatArray:
 
 @dataclass(frozen=True)
 class FeatureSet:
-    """A named set of features, which describe each table by numbers. Bundles store the name of the set and the names of
-    its features.
+    """A named set of features, which describe each table by numbers.
+    Bundles store the name of the set and the names of its features.
 
     "paper": dim, rows, pooling factor, size in MiB and reuse histogram as they are (NeuroShard, section 3.2).
     "log": binary logs of the first four, the log of the columns read for a sample (dim x pooling factor), histogram.
@@ -130,8 +130,8 @@ class FeatureSet:
 
     @property
     def adds_up(self) -> BoolArray:
-        """For each feature, (F,), True if the feature is the logarithm of an amount, and this amount adds up over
-        tables.
+        """For each feature, (F,), True if the feature is the logarithm of an amount,
+        and this amount adds up over tables.
 
         False for features of the distribution of lookups.
         """

@@ -106,16 +106,16 @@ class HostLink:
     cache_call_ms: _Figure
 
     def call_ms(self, tier: Tier) -> float:
-        """Return the fixed ms that a call takes longer because its tables are in `tier`, without the launch of the
-        call.
+        """Return the fixed ms that a call takes longer because its tables are in `tier`,
+        without the launch of the call.
         """
         return self.cache_call_ms if tier is Tier.UVM_CACHING else 0.0
 
 
 @dataclass(frozen=True)
 class HostTiers(Stored, SumModel):
-    """Model of kernel calls of tables in host memory: the time of moved bytes and of cache lookups, summed over the
-    tables, plus a fixed time of the call.
+    """Model of kernel calls of tables in host memory:
+    the time of moved bytes and of cache lookups, summed over the tables, plus a fixed time of the call.
 
     A larger cache load factor therefore never costs more.
 
@@ -151,8 +151,8 @@ class HostTiers(Stored, SumModel):
 
 @dataclass(frozen=True)
 class BehindLink(SumModel):
-    """Model of kernel calls of tables in host memory: the time of the same call in device memory, plus the time of the
-    link and the cache.
+    """Model of kernel calls of tables in host memory:
+    the time of the same call in device memory, plus the time of the link and the cache.
 
     Attributes:
         base: model of the same call in device memory.
@@ -170,8 +170,8 @@ class BehindLink(SumModel):
         return self.base.head.with_added_ms(self.host.call_ms(self.tier))
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the vector of each load, (n, H + 1): the vector of the base model, and the ms of the link and the
-        cache.
+        """Return the vector of each load, (n, H + 1): the vector of the base model,
+        and the ms of the link and the cache.
         """
         each = np.array([_MS_OF_GB_PER_S / self.host.link_gb_per_s, self.host.cache_lookup_ns])
         more_ms = host_amounts(loads)[:, 1:] @ each

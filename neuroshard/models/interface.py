@@ -22,8 +22,8 @@ _WIDER = 65536.0  # in units of the costs: more than narrow tables save on any d
 
 
 class Coverage(IntEnum):
-    """How near published measurements are to the case whose cost is predicted; `str` returns the end of a sentence
-    "these costs are ...", such as "extrapolated from published measurements".
+    """How near published measurements are to the case whose cost is predicted;
+    `str` returns the end of a sentence "these costs are ...", such as "extrapolated from published measurements".
 
     Attributes:
         COVERED: the cost is between published measurements of the same type of device and of call.
@@ -51,8 +51,8 @@ _COVERAGES = {
 
 
 class ComputeModel(ABC):
-    """Model of kernel times: predicts the ms of sets of loads, each of which is one kernel call (`Call`). An empty set
-    takes no time.
+    """Model of kernel times: predicts the ms of sets of loads, each of which is one kernel call (`Call`).
+    An empty set takes no time.
 
     Searches may call a model from several threads at once.
     """
@@ -73,8 +73,8 @@ class ComputeModel(ABC):
         return frozenset()
 
     def coverage(self, loads: Loads) -> Coverage | None:
-        """Return how near published measurements are to these loads; None if the times of the model are not computed
-        from a datasheet.
+        """Return how near published measurements are to these loads;
+        None if the times of the model are not computed from a datasheet.
         """
         return None
 
@@ -83,14 +83,14 @@ class ComputeModel(ABC):
         """Predict the kernel time of each of B sets of loads, (B,) ms."""
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """Return the standard deviation of an ensemble's predictions over its members, (B,) ms; zeros if the model is
-        not an ensemble.
+        """Return the standard deviation of an ensemble's predictions over its members, (B,) ms;
+        zeros if the model is not an ensemble.
         """
         return np.zeros(len(sets))
 
     def device_ms(self, devices: LoadSets) -> FloatArray:
-        """Predict the kernel time of each of B devices, (B,) ms, whose loads may belong to several calls, one after the
-        other.
+        """Predict the kernel time of each of B devices, (B,) ms,
+        whose loads may belong to several calls, one after the other.
         """
         calls, of_kernels = devices.by_kernel()
         cost: FloatArray = self.predict(calls).reshape(len(devices), len(of_kernels)).sum(axis=1)
@@ -111,8 +111,8 @@ class ReluHead:
 
     @classmethod
     def of_cost(cls, offset: float = 0.0) -> "ReluHead":
-        """Return the head for vectors with one number, the ms of a load: the sum of these ms, plus `offset` ms, but at
-        least 0.
+        """Return the head for vectors with one number, the ms of a load:
+        the sum of these ms, plus `offset` ms, but at least 0.
         """
         return cls(np.zeros(1, np.float32), np.ones(1, np.float32), offset, 1.0)
 
@@ -125,22 +125,22 @@ class ReluHead:
         return ReluHead(bias, weight, self.offset + offset_ms / self.scale_ms, self.scale_ms)
 
     def __call__(self, sums: Float32Array) -> FloatArray:
-        """Return the time in ms, (...,), of sets of loads whose vectors add up to `sums`, (..., H). The result is not
-        meaningful for empty sets.
+        """Return the time in ms, (...,), of sets of loads whose vectors add up to `sums`, (..., H).
+        The result is not meaningful for empty sets.
         """
         return self.finish(np.maximum(sums + self.bias, 0) @ self.weight)
 
     def finish(self, score: FloatArray | Float32Array) -> FloatArray:
-        """Return times in ms, (...,), from weighted sums (...,): add the offset, replace negative results by 0, and
-        scale.
+        """Return times in ms, (...,), from weighted sums (...,):
+        add the offset, replace negative results by 0, and scale.
         """
         return np.maximum(score.astype(np.float64) + self.offset, 0) * self.scale_ms
 
 
 @dataclass(frozen=True, eq=False)
 class NarrowCalls:
-    """The savings of narrow kernel calls: the shares of a table's cost that are saved if no table in the call is wider
-    than a limit.
+    """The savings of narrow kernel calls: the shares of a table's cost that are saved if no
+    table in the call is wider than a limit.
 
     FBGEMM's CUDA kernels give every row as many threads as the call's widest table needs (8 up to 32 columns, 16 up to
     64, else 32) and as many registers: a narrow table costs less if all tables of the call are narrow. So each table
@@ -157,8 +157,8 @@ class NarrowCalls:
     shares: Float32Array
 
     def saved_of(self, cost: Float32Array, dim: FloatArray) -> Float32Array:
-        """Return the numbers d_w of n loads, (n, W), from their costs in calls with wide tables, (n,), and their widths
-        in columns, (n,).
+        """Return the numbers d_w of n loads, (n, W), from their costs in calls with wide tables,
+        (n,), and their widths in columns, (n,).
         """
         saved = np.full((len(cost), len(self.widths)), -_WIDER, dtype=np.float32)
         left = cost.copy()
@@ -178,8 +178,8 @@ class NarrowCalls:
         return left
 
     def smoothly_left_of(self, dim: FloatArray) -> FloatArray:
-        """Return the same share as `left_of`, (n,), but interpolated between the limits, and rising to 1 at twice the
-        last limit.
+        """Return the same share as `left_of`, (n,), but interpolated between the limits,
+        and rising to 1 at twice the last limit.
         """
         widths = np.array(self.widths, dtype=np.float64)
         left: FloatArray = np.interp(dim, [*widths, 2 * widths[-1]], [*self.left_of(widths), 1.0])
@@ -195,8 +195,8 @@ class NarrowCalls:
 
 
 class SumModel(ComputeModel):
-    """A compute model as in the papers: it adds up the vectors of all loads in a set, and a head turns the sum into a
-    time.
+    """A compute model as in the papers: it adds up the vectors of all loads in a set,
+    and a head turns the sum into a time.
 
     The search is fast with such models: adding a load to a device is one addition, a time is one small dot product.
     """
@@ -208,8 +208,8 @@ class SumModel(ComputeModel):
 
     @abstractmethod
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n loads, (n, H); the vector of a set of loads is the sum of the vectors of its
-        loads.
+        """Return a vector for each of n loads, (n, H); the vector of a set of loads is the sum of
+        the vectors of its loads.
         """
 
     def predict(self, sets: LoadSets) -> FloatArray:
@@ -221,7 +221,7 @@ class SumModel(ComputeModel):
 
 
 class CommModel(ABC):
-    """Model of the exchanges in one direction: each device waits for the straggler to start, then transfers.
+    """Model of the exchanges in one direction: each device waits for the straggler to start, and then transfers data.
 
     Searches may call a model from several threads at once.
 
@@ -238,44 +238,46 @@ class CommModel(ABC):
 
     @property
     def forms(self) -> Forms:
-        """The families of sharding types whose exchanges the model knows; it may ignore exchanges of other families."""
+        """The families of sharding types whose exchanges the model knows;
+        the model may ignore exchanges of other families.
+        """
         return frozenset(form for form, layout in LAYOUTS.items() if self.collectives.issuperset(layout.exchanges))
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
-        """Return how near published measurements are to this traffic; None if the times of the model are not computed
-        from a datasheet.
+        """Return how near published measurements are to this traffic;
+        None if the times of the model are not computed from a datasheet.
         """
         return None
 
     @property
     @abstractmethod
     def num_devices(self) -> int | None:
-        """D, the number of devices that the model was fitted for; None if the model serves any number."""
+        """The number of devices D that the model was fitted for; None if the model serves any number of devices."""
 
     def predict(self, traffic: Traffic, start_ms: FloatArray) -> FloatArray:
-        """Predict the ms from the start to the end of the exchanges on each device, (B, D), from the traffic and the
-        start delays (B, D).
+        """Predict the ms from the start to the end of the exchanges on each device,
+        (B, D), from the traffic and the start delays (B, D).
         """
         return self.chain(traffic, start_ms).total_ms
 
     def alone_ms(self, alone: Traffic, start_ms: FloatArray) -> FloatArray:
-        """Predict the ms of one collective, whose traffic is `alone` (`Traffic.alone`), (B, D); 0, without waiting, if
-        nothing is exchanged.
+        """Predict the ms of one collective, whose traffic is `alone` (`Traffic.alone`), (B, D);
+        0, without waiting, if nothing is exchanged.
         """
         taken: FloatArray = self.predict(alone, start_ms) * (alone.size_bytes.sum(axis=(1, 2)) > 0)[:, None]
         return taken
 
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> "Chain":
-        """Predict the times of all exchanges, which follow one another; by default there is only one exchange, an
-        all-to-all.
+        """Predict the times of all exchanges, which follow one another;
+        by default there is only one exchange, an all-to-all.
         """
         wait_ms = waits(start_ms)
         total_ms = wait_ms + self.transfer_ms(traffic, wait_ms)
         return Chain(total_ms, {Collective.ALL_TO_ALL: total_ms})
 
     def even_ms(self, given: FloatArray, batch_size: int, topology: Topology) -> FloatArray:
-        """Predict the ms, (B,), of exchanges that all devices start together, if each device puts `given` bytes into
-        each collective, (B, C).
+        """Predict the ms, (B,), of exchanges that all devices start together,
+        if each device puts `given` bytes into each collective, (B, C).
 
         If a model predicts different times for such devices, the longest time counts.
         """
@@ -286,13 +288,13 @@ class CommModel(ABC):
 
     @abstractmethod
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the ms from the start of the straggler to the end on each device, (B, D), from the traffic and the
-        waits of the devices (B, D).
+        """Predict the ms from the start of the straggler to the end on each device,
+        (B, D), from the traffic and the waits of the devices (B, D).
         """
 
     def outline(self, traffic: Traffic) -> "Outline":
-        """Return the transfers as sums of segments, from which times for many starts are computed fast; by default
-        waits have no effect.
+        """Return the transfers as sums of segments, from which times for many starts are computed fast;
+        by default waits have no effect.
         """
         together = np.zeros(traffic.size_bytes.shape[:2])
         return Outline(self.transfer_ms(traffic, together)[..., None], np.ones(1), np.zeros((1, NUM_WAITS)))
@@ -336,7 +338,7 @@ class PartModel(ABC):
 
     @abstractmethod
     def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the part on each device of B plans, (B, D), waiting included.
+        """Predict the ms of the part on each device of B plans, (B, D), including the time that devices wait.
 
         Args:
             times: kernel times, and counts of the work of the devices.
@@ -352,8 +354,8 @@ class PartModel(ABC):
         return None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the part on each device, (B,), if all devices have equal work, without the ms that
-        `of_shards` adds.
+        """Predict the ms of the part on each device, (B,),
+        if all devices have equal work, without the ms that `of_shards` adds.
 
         By default 0.
 
@@ -367,8 +369,8 @@ class PartModel(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Times of exchanges that follow one another: the ms of all together, (B, D), and the ms of each exchange from the
-    end of the previous exchange, (B, D).
+    """Times of exchanges that follow one another: the ms of all together, (B, D),
+    and the ms of each exchange from the end of the previous exchange, (B, D).
     """
 
     total_ms: FloatArray
@@ -377,7 +379,7 @@ class Chain:
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """Transfer times as sums of P segments; a device does some segments in part while it waits.
+    """Transfer times as sums of P segments; a device completes part of some segments while the device waits.
 
     A transfer is the sum over segments of share * max(segment - lead . waits, 0).
 
@@ -393,8 +395,8 @@ class Outline:
 
 
 def device_waits(wait_ms: FloatArray) -> FloatArray:
-    """Return the W waits on which the transfer of each of D >= 2 devices depends, (B, D, W), from the waits of all
-    devices, (B, D).
+    """Return the W waits on which the transfer of each of D >= 2 devices depends,
+    (B, D, W), from the waits of all devices, (B, D).
 
     They are the wait of the device itself, of the last device to start but one, the mean, the longest, and the wait of
     the last other device to start.

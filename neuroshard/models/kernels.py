@@ -66,8 +66,8 @@ class KernelModels(Stored, SumModel):
 
     @classmethod
     def one_by_one(cls, model: ComputeModel) -> "KernelModels":
-        """Return models of column-wise calls that predict the time of a call as the sum of the times of its loads, each
-        alone.
+        """Return models of column-wise calls that predict the time of a call as the sum of the times of its loads,
+        each alone.
         """
         return cls(dict.fromkeys((call for call in model.calls if LAYOUTS[call.form].free), AloneTimes(model)))
 
@@ -92,8 +92,8 @@ class KernelModels(Stored, SumModel):
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """The kernel calls with analytic models, and the kernel calls without a model of their own, whose times use the
-        link of a datasheet.
+        """The kernel calls with analytic models, and the kernel calls without a model of their own,
+        whose times use the link of a datasheet.
         """
         of_models = {call for call, model in self.by_call.items() if model.arithmetic}
         return frozenset(of_models | (self._models.keys() - self.by_call.keys()))
@@ -128,8 +128,8 @@ class KernelModels(Stored, SumModel):
         return model if self.factor == 1.0 and not self.adds else StepTimes(model, self.factor, self.adds)
 
     def of_columns(self, tables: Loads) -> SumModel:
-        """Return one model for devices with column-wise shards of `tables` (T,); the model predicts the sum of the
-        times of all calls.
+        """Return one model for devices with column-wise shards of `tables` (T,);
+        the model predicts the sum of the times of all calls.
         """
         kernels = np.unique(tables.kernel)
         models = [self.of_call(CALLS[number]) for number in calls_of(kernels).tolist()]
@@ -141,8 +141,8 @@ class KernelModels(Stored, SumModel):
         return self.of_call(COLUMN_WISE_CALL).head
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n pooled column-wise shards, (n, H); for other calls use the models that
-        `of_call` returns.
+        """Return a vector for each of n pooled column-wise shards, (n, H);
+        for other calls use the models that `of_call` returns.
         """
         return self.of_call(COLUMN_WISE_CALL).embed(loads)
 
@@ -152,8 +152,8 @@ class KernelModels(Stored, SumModel):
         return self.factor * kernels_ms + sets.totals(_added_ms(self.adds, sets.loads))
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """Return the standard deviation of the predictions for each of B sets of loads, (B,) ms, over the members of an
-        ensemble.
+        """Return the standard deviation of the predictions for each of B sets of loads,
+        (B,) ms, over the members of an ensemble.
         """
         return self.factor * self._of_calls(sets, lambda model, calls: model.spread_ms(calls))
 
@@ -179,8 +179,8 @@ class KernelModels(Stored, SumModel):
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "KernelModels":
-        """Return the models with the given settings and tensors, which the methods `settings` and `tensors` of a model
-        returned.
+        """Return the models with the given settings and tensors,
+        which the methods `settings` and `tensors` of a model returned.
         """
         read = parse(settings, KernelSettings, "settings")
         calls = read.calls
@@ -196,8 +196,8 @@ def _added_ms(adds: tuple[Adds, ...], loads: Loads) -> FloatArray:
 
 @dataclass(frozen=True)
 class StepTimes(SumModel):
-    """Model of one kernel call in a step: the time of the call alone times a factor, plus the time that every load
-    adds.
+    """Model of one kernel call in a step: the time of the call alone times a factor,
+    plus the time that every load adds.
 
     Attributes:
         model: model of the call alone.
@@ -244,8 +244,8 @@ class AloneTimes(SumModel):
 
 @dataclass(frozen=True)
 class Consecutive(SumModel):
-    """Model of several kernels that run one after the other, as one sum over tables: one head takes the vectors of all
-    kernels.
+    """Model of several kernels that run one after the other, as one sum over tables:
+    one head takes the vectors of all kernels.
 
     The vector of a set is (v_1, ..., v_K, -n_1, ..., -n_K, 0): for each kernel k the sum v_k of its model's vectors,
     and the number n_k of its loads. `head` turns this vector into the time of all kernels. The time is the sum of the
@@ -258,8 +258,8 @@ class Consecutive(SumModel):
     by_kernel: tuple[tuple[int, SumModel], ...]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the vector of each of n loads, (n, H_1 + ... + H_K + K + 1): the model's vector and a -1, in the
-        columns of the load's kernel.
+        """Return the vector of each of n loads, (n, H_1 + ... + H_K + K + 1):
+        the model's vector and a -1, in the columns of the load's kernel.
         """
         width = [len(head.bias) for head in self._heads]
         vectors = np.zeros((len(loads), sum(width) + len(width) + 1), dtype=np.float32)

@@ -1,5 +1,5 @@
-"""Changes of the links between devices in all analytic models of exchanges, also in analytic models that other models
-contain.
+"""Changes of the links between devices in all analytic models of exchanges,
+also in analytic models that other models contain.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ Change = Callable[[RooflineComm], RooflineComm]
 
 
 def with_links(model: CommModel, change: Change) -> CommModel:
-    """Return the model with `change` applied to each analytic model of exchanges; the model itself if there is no
-    analytic model.
+    """Return the model with `change` applied to each analytic model of exchanges;
+    the model itself if there is no analytic model.
     """
     if isinstance(model, RooflineComm):
         return change(model)

@@ -126,8 +126,8 @@ class Network:
     def ms(
         self, collective: str, size_bytes: FloatArray, ranks: int, hosts: int, fits: Fits | None = None
     ) -> FloatArray:
-        """Predict the ms of a collective, which has NCCL's name, with buffers of `size_bytes` (...,), as nccl-tests
-        counts the bytes.
+        """Predict the ms of a collective, which has NCCL's name,
+        with buffers of `size_bytes` (...,), as nccl-tests counts the bytes.
 
         `fits` replaces `FITS`.
         """
@@ -136,8 +136,8 @@ class Network:
         return _with_losses(latency_ms, carried / (share * self.card_gb_per_s * _BYTES_PER_MS), growth.between)
 
     def measured(self, busbw_gb_per_s: float, ranks: int, hosts: int) -> "Network":
-        """Return the network with the card bandwidth at which an all-reduce of 1 GiB has this bus bandwidth, which
-        `all_reduce_perf` prints in GB/s.
+        """Return the network with the card bandwidth at which an all-reduce of 1 GiB has this bus bandwidth,
+        which `all_reduce_perf` prints in GB/s.
         """
         growth, latency_ms, share = self._figures(_ALL_REDUCE, ranks, hosts, FITS)
         taken_ms = LARGEST_BYTES * 2 * (ranks - 1) / ranks / (busbw_gb_per_s * _BYTES_PER_MS)
@@ -146,8 +146,8 @@ class Network:
         return replace(self, card_gb_per_s=carried / (share * bytes_ms * _BYTES_PER_MS))
 
     def _figures(self, collective: str, ranks: int, hosts: int, fits: Fits) -> tuple[Growth, float, float]:
-        """Return the `Growth` of a collective, the fixed time in ms, and the share of the network bandwidth that large
-        messages reach.
+        """Return the `Growth` of a collective, the fixed time in ms,
+        and the share of the network bandwidth that large messages reach.
         """
         which = _family(collective)
         growth, fit = GROWTH[which], fits[self.kind][which]
@@ -245,8 +245,8 @@ def points() -> tuple[Point, ...]:
 
 
 def fitted(known: Sequence[Point]) -> Fits:
-    """Return the latencies and shares of the bandwidth that fit the points in `known`, for every kind of network and of
-    collective.
+    """Return the latencies and shares of the bandwidth that fit the points in `known`,
+    for every kind of network and of collective.
 
     Each fit minimises the mean error over machines. InfiniBand and RoCE share one fit. If a collective was not
     published for a network, the collective is assumed to be slower than on InfiniBand by the mean factor of the other
@@ -278,8 +278,8 @@ def _family(collective: str) -> str:
 
 
 def _fit(which: str, known: Sequence[Point]) -> Fit:
-    """Return the latency and share with the smallest mean |ln(predicted / published)| over the points in `known`; every
-    machine counts equally.
+    """Return the latency and share with the smallest mean |ln(predicted / published)| over the points in `known`;
+    every machine counts equally.
     """
     latency_us, share = (grid.ravel() for grid in np.meshgrid(_LATENCIES_US, _SHARES, indexing="ij"))
     sizes = np.array([_size(which, one.ranks, one.hosts) for one in known])
@@ -353,8 +353,8 @@ class PcieError(NamedTuple):
 
 
 def pcie_errors() -> Iterator[PcieError]:
-    """Yield the errors of predicted times on every PCIe machine without bridges, for each collective and number of
-    devices.
+    """Yield the errors of predicted times on every PCIe machine without bridges,
+    for each collective and number of devices.
     """
     rows = [row for row in point_rows("pcie.csv") if row["bridges"] != "yes"]
     groups = dict.fromkeys((row["machine"], row["collective"], row["gpus"], row["link_gb_per_s"]) for row in rows)
@@ -386,8 +386,8 @@ def pcie_curves(link_gb_per_s: float) -> Curves:
 
 
 def pcie_ms(collective: str, size_bytes: FloatArray, devices: int, link_gb_per_s: float) -> FloatArray:
-    """Predict the ms of a collective over PCIe from the bandwidth of a device's link, which is in GB/s by the
-    datasheet.
+    """Predict the ms of a collective over PCIe from the bandwidth of a device's link,
+    which is in GB/s by the datasheet.
     """
     return _with_losses(*_pcie_times(collective, size_bytes, devices, link_gb_per_s), _PCIE_BETWEEN)
 

@@ -70,8 +70,8 @@ Slopes = dict[str, NonNegative]  # ms for one of each of `TERMS`; terms that are
 
 
 def imbalance(columns: FloatArray) -> tuple[str, FloatArray]:
-    """Return the imbalance of all-to-alls in which D devices send `columns` (B, D): the name of this quantity, and the
-    values (B,).
+    """Return the imbalance of all-to-alls in which D devices send `columns` (B, D):
+    the name of this quantity, and the values (B,).
 
     The imbalance is the maximum over the mean, 1 if all devices send the same. Random exchanges are more unbalanced
     the more devices there are, so the name contains the number of devices.
@@ -86,8 +86,8 @@ def compute_part(call: Call) -> str:
 
 
 def exchange_part(direction: str, collective: Collective) -> str:
-    """Return the name of the part of a step for a collective in a direction ("forward" or "backward"), such as
-    "forward.reduce_scatter".
+    """Return the name of the part of a step for a collective in a direction ("forward" or "backward"),
+    such as "forward.reduce_scatter".
 
     An all-to-all's name is the direction alone; the input's, which comes once in a step, is "input".
     """
@@ -97,8 +97,8 @@ def exchange_part(direction: str, collective: Collective) -> str:
 
 
 def of_calls(calls: LoadSets) -> dict[str, FloatArray]:
-    """Return the quantities that decide the cost of kernel calls, by name, (n,) or (B,) each; calls without tables are
-    left out.
+    """Return the quantities that decide the cost of kernel calls, by name, (n,) or (B,) each;
+    calls without tables are left out.
     """
     loads = calls.loads
     return {
@@ -154,8 +154,8 @@ class InputExchange(PartModel):
         return even_ms - size_bytes * self._ms_per_byte(task)
 
     def _ms_per_byte(self, task: Task) -> float:
-        """Return the ms per byte by which an exchange takes longer if one device gets twice the mean bytes; 0 if
-        nothing is exchanged.
+        """Return the ms per byte by which an exchange takes longer if one device gets twice the mean bytes;
+        0 if nothing is exchanged.
         """
         devices = task.topology.num_devices
         mean = _input_bytes(task.loads, devices).sum() / devices
@@ -174,8 +174,8 @@ def _input_bytes(loads: Loads, devices: int) -> FloatArray:
 
 
 def counts_of(loads: Loads) -> FloatArray:
-    """Return the amounts of work of each of n loads, such as lookups and MB of outputs, (n, C), in the order of
-    `COUNTS`.
+    """Return the amounts of work of each of n loads,
+    such as lookups and MB of outputs, (n, C), in the order of `COUNTS`.
     """
     copied, in_rows = (are(loads, has) for has in (lambda its: its.own_samples, lambda its: its.blocks))
     one, out, columns = np.ones(len(loads)), loads.output_bytes / _MILLION, ~(copied | in_rows)
@@ -197,8 +197,8 @@ def counts_of_sets(sets: LoadSets) -> FloatArray:
 
 
 def terms_of(times: KernelTimes, part: str) -> FloatArray:
-    """Return the values of `TERMS` on each device of B plans, (B, D, F), as the given part of the framework overhead
-    counts the terms.
+    """Return the values of `TERMS` on each device of B plans, (B, D, F),
+    as the given part of the framework overhead counts the terms.
     """
     devices = times.counts.shape[1]
     of_plan = _terms_of_plan(part, times.kernels, times.counts.mean(axis=1), devices)[:, None]
@@ -208,8 +208,8 @@ def terms_of(times: KernelTimes, part: str) -> FloatArray:
 
 
 def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
-    """Return (B,) True for each plan in which this part of the framework overhead depends on the counts of each single
-    device.
+    """Return (B,) True for each plan in which this part of the framework overhead depends on
+    the counts of each single device.
 
     TorchRec puts exchanged outputs in order, together with the outputs of data-parallel tables. If all tables are
     data-parallel, TorchRec does not put outputs in order. `kernels` (B, K) are the numbers of kernels of each call.
@@ -219,8 +219,8 @@ def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
 
 
 def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devices: int) -> FloatArray:
-    """Return the terms of a part that depend on a whole plan, (B, F), from the kernels (B, K) and the mean counts of
-    devices (B, C).
+    """Return the terms of a part that depend on a whole plan, (B, F),
+    from the kernels (B, K) and the mean counts of devices (B, C).
 
     The terms are 1, kernel calls, exchanges, exchanges times devices, outputs of several sharding types that are
     joined, and outputs of split tables that are put in order. One exchange carries the pooled tables of all data types;
@@ -263,21 +263,21 @@ class FrameworkPart(PartModel):
     about: str = ""
 
     def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the part on each device, (B, D). No device waits after an exchange, so the order of the
-        parts does not matter.
+        """Predict the ms of the part on each device, (B, D).
+        No device waits after an exchange, so the order of the parts does not matter.
         """
         return terms_of(times, self.name) @ self.slopes
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function that predicts from n loads the ms that each load adds to its device, (n,); None if loads
-        add nothing.
+        """Return a function that predicts from n loads the ms that each load adds to its device, (n,);
+        None if loads add nothing.
         """
         own = self.slopes[_OWN]
         return (lambda loads: counts_of(loads) @ own) if own.any() else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the part on each device, (B,), if all devices have equal work, without the ms that
-        `of_shards` adds.
+        """Predict the ms of the part on each device, (B,),
+        if all devices have equal work, without the ms that `of_shards` adds.
 
         The part is a sum of three summands (`_of_devices_alike`): plan + mean + own. Searches add `own` shard by shard,
         by `of_shards`, so it is left out here:
@@ -330,8 +330,8 @@ class HostWait(PartModel):
         return self._waited_ms(np.sum(_of_devices_alike(self, task, work), axis=0), ready_ms)
 
     def margin_ms(self, margin: Margin, times: KernelTimes, ready_ms: FloatArray) -> FloatArray:
-        """Return the margin of the predicted wait on each device, (B, D) ms: the additional wait if the host takes
-        longer by the margin of its time.
+        """Return the margin of the predicted wait on each device, (B, D) ms:
+        the additional wait if the host takes longer by the margin of its time.
         """
         host_ms = self._host_ms(times)
         longer_ms = host_ms + margin(host_ms, np.zeros_like(host_ms))
@@ -348,8 +348,8 @@ class HostWait(PartModel):
 @dataclass(frozen=True)
 @checked
 class Framework(Stored):
-    """The framework overhead of TorchRec in a step on each device: amounts of work times ms, and a factor of kernel
-    times.
+    """The framework overhead of TorchRec in a step on each device:
+    amounts of work times ms, and a factor of kernel times.
 
     In a step the caches hold other data than in a benchmark of a kernel alone, and outputs are allocated. So kernels
     take a factor of their time alone, and additional time by counts.

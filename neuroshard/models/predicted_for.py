@@ -30,8 +30,8 @@ class PredictedFor:
 
     @classmethod
     def of(cls, models: ModelChoice | None) -> "PredictedFor | None":
-        """Return the hardware for which the chosen models predict; None if the models cannot be loaded or their
-        hardware is unknown.
+        """Return the hardware for which the chosen models predict;
+        None if the models cannot be loaded or their hardware is unknown.
         """
         if models is None:
             return None
@@ -45,7 +45,9 @@ class PredictedFor:
         return None if sheet is None else cls(models, _GPU, sheet=sheet.partition("_")[0].upper())
 
     def other_kind(self, here: Fingerprint) -> bool:
-        """Return True if the models predict for a CPU and `here` is a GPU, or the other way round."""
+        """Return True if the models predict for a CPU and the machine `here` is a GPU machine, or the other
+        way round.
+        """
         return self.kind != here.kind
 
     def differs(self, here: Fingerprint) -> bool:
@@ -57,7 +59,9 @@ class PredictedFor:
         return re.search(rf"\b{self.sheet}\b", here.device.upper()) is None
 
     def mismatch_text(self, here: Fingerprint) -> str:
-        """Return text that names the hardware of the models, and the hardware `here` that was measured."""
+        """Return text that names the hardware that the models predict for,
+        and the hardware `here`, on which the plan was measured.
+        """
         its = _named(self.measured) if self.measured is not None else f"{_KINDS[self.kind]}: {self.sheet} (datasheet)"
         return f"predicted for {its} (cost models '{self.models}'), but measured on {_named(here)}"
 

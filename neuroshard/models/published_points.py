@@ -107,8 +107,8 @@ def kernel_points() -> tuple[KernelPoint, ...]:
 
 @dataclass(frozen=True)
 class Widths:
-    """Factors by which lookups take longer than their bytes would take at memory bandwidth, by the number of bytes in a
-    row.
+    """Factors by which lookups take longer than their bytes would take at memory bandwidth,
+    by the number of bytes in a row.
 
     Narrow rows keep few threads of a kernel busy; wide rows are in caches less often. Between points, the logarithm of
     the factor is interpolated over the logarithm of the bytes; outside of the points, the nearest point counts.
@@ -136,8 +136,8 @@ class Widths:
 
     @classmethod
     def of(cls, points: Iterable[KernelPoint], call_ms: float, bag_ns: float) -> "Widths":
-        """Return the factors that follow from Meta's forward points, after the fixed times of a call and of bags are
-        subtracted.
+        """Return the factors that follow from Meta's forward points,
+        after the fixed times of a call and of bags are subtracted.
 
         Points with rows of equal bytes become one point, with the geometric mean of their factors.
         """
@@ -172,7 +172,9 @@ class Curves:
 
     @cached_property
     def _log_ms(self) -> dict[str, dict[int, FloatArray]]:
-        """Logarithms of the ms, (S,), if all bytes of a buffer went over links, by collective and number of devices."""
+        """The logarithms of the ms, (S,), that exchanges would take if all bytes of a buffer went over links,
+        by collective and number of devices.
+        """
         return {
             collective: {count: np.log(rising(ms) / _on_the_way(count)) for count, ms in by_count.items()}
             for collective, by_count in self.points.items()
@@ -190,8 +192,8 @@ class Curves:
         return ms
 
     def _between(self, collective: str, devices: int) -> FloatArray:
-        """Return the curve for a number of devices, (S,) logarithms of ms; each curve is interpolated only once, and
-        then kept in memory.
+        """Return the curve for a number of devices, (S,) logarithms of ms;
+        each curve is interpolated only once, and then kept in memory.
         """
         if (key := (collective, devices)) not in self._known:
             curves = self._log_ms[collective]

@@ -76,8 +76,8 @@ _NARROW_SEQUENCES, _SEQUENCES = 1.96, 1.13
 
 @dataclass(frozen=True)
 class RooflineCompute(SumModel):
-    """Analytic model of kernel times: the moved bytes over memory bandwidth, times a published factor, plus the time of
-    threads and a fixed time of the call.
+    """Analytic model of kernel times: the moved bytes over memory bandwidth,
+    times a published factor, plus the time of threads and a fixed time of the call.
 
     Column-wise and row-wise tables have fused calls, data-parallel tables a dense call. Calls of pooled tables are
     faster if no table of the call is wide. Rows of tables in host memory move over the link to the host.
@@ -100,8 +100,8 @@ class RooflineCompute(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that adds a call's fixed time to the sum of the loads' times, and subtracts the savings of narrow
-        calls.
+        """The head that adds a call's fixed time to the sum of the loads' times,
+        and subtracts the savings of narrow calls.
         """
         call_ms = self.forward_call_ms + self.backward_call_ms
         cost = ReluHead(np.zeros(1, np.float32), np.ones(1, np.float32), call_ms / _UNIT_MS, _UNIT_MS)
@@ -124,15 +124,15 @@ class RooflineCompute(SumModel):
 
     @property
     def of_calls(self) -> KernelModels:
-        """The models of all kernel calls; if the link to the host is unknown, only the models of tables in device
-        memory.
+        """The models of all kernel calls; if the link to the host is unknown,
+        only the models of tables in device memory.
         """
         of_tiers: dict[Tier, SumModel] = {tier: replace(self, tier=tier) for tier in TIERS}
         return KernelModels({call: of_tiers[call.tier] for call in (ON_DEVICE_CALLS if self.host is None else CALLS)})
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the vector of each load, (n, 1 + W): the time of both passes in a call with wide tables, and W
-        savings.
+        """Return the vector of each load, (n, 1 + W): the time of both passes in a call with wide tables,
+        and W savings.
         """
         kernels_ms = (self._lookups_ms(loads) + self._rows_ms(loads)) * _beside_wide(loads)
         rest_ms = self._fetched_ms(loads) + self._whole_ms(loads) + self._written_ms(loads)
@@ -162,8 +162,8 @@ class RooflineCompute(SumModel):
         return self._memory_ms(looked_up * self.widths(row_bytes) + outputs) + loads.bags * BAG_NS * _NS
 
     def _rows_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms that gradients, the sorting of lookups, and row-by-row updates of each load take in a pooled
-        call, (n,).
+        """Predict the ms that gradients, the sorting of lookups,
+        and row-by-row updates of each load take in a pooled call, (n,).
         """
         _, outputs, _, update, _ = passes(
             loads
@@ -183,8 +183,8 @@ class RooflineCompute(SumModel):
         return ms
 
     def _fetched_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms of each load for rows that lookups fetch over the link to the host, and for the work of the
-        cache, (n,).
+        """Predict the ms of each load for rows that lookups fetch over the link to the host,
+        and for the work of the cache, (n,).
         """
         if self.host is None:
             return np.zeros(len(loads))
@@ -193,8 +193,8 @@ class RooflineCompute(SumModel):
         return ms + managed_lookups(loads) * self.host.cache_lookup_ns * _NS
 
     def _written_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms of each load for updates over the link to the host, (n,); optimizer states are never in the
-        cache.
+        """Predict the ms of each load for updates over the link to the host, (n,);
+        optimizer states are never in the cache.
         """
         if self.host is None:
             return np.zeros(len(loads))
@@ -221,16 +221,16 @@ class RooflineCompute(SumModel):
 
 
 def datasheet_of(model: ComputeModel) -> RooflineCompute | None:
-    """Return the analytic model of column-wise calls in device memory that `model` is or contains; None if there is
-    none.
+    """Return the analytic model of column-wise calls in device memory that `model` is or contains;
+    None if there is none.
     """
     columns = model.by_call[COLUMN_WISE_CALL] if isinstance(model, KernelModels) else model
     return columns if isinstance(columns, RooflineCompute) else None
 
 
 def _beside_wide(loads: Loads) -> FloatArray:
-    """Return the factor of each load's time in calls with wide tables, (n,), relative to the time of a pooled table
-    alone.
+    """Return the factor of each load's time in calls with wide tables,
+    (n,), relative to the time of a pooled table alone.
 
     A load takes longer the fewer of a kernel's threads it keeps busy. This factor rises smoothly with the width: with
     wide tables a table of 36 columns takes longer than a table of 32 columns. Alone the difference is larger, because
@@ -242,8 +242,8 @@ def _beside_wide(loads: Loads) -> FloatArray:
 
 
 def _alone(loads: Loads) -> FloatArray:
-    """Return the factor of each load's time in a call in which no table is wider, (n,), relative to the time of a
-    pooled table alone.
+    """Return the factor of each load's time in a call in which no table is wider,
+    (n,), relative to the time of a pooled table alone.
     """
     return _beside_wide(loads) * np.where(loads.pooled, _NARROW.left_of(loads.dim), 1.0)
 
@@ -259,8 +259,8 @@ def _at(loads: Loads, tier: Tier) -> BoolArray:
 
 @dataclass(frozen=True)
 class RooflineComm(Stored, CommModel):
-    """Analytic model of exchanges: times interpolated between published times, by the bytes of the busiest device and
-    the number of devices.
+    """Analytic model of exchanges: times interpolated between published times,
+    by the bytes of the busiest device and the number of devices.
 
     The times begin when the straggler starts, and all devices end together.
 
@@ -298,8 +298,8 @@ class RooflineComm(Stored, CommModel):
         return np.broadcast_to(taken_ms, wait_ms.shape)
 
     def even_ms(self, given: FloatArray, batch_size: int, topology: Topology) -> FloatArray:
-        """Predict the ms of all collectives, (B,), on equal devices, each of which sends `given` bytes into each
-        collective, (B, C).
+        """Predict the ms of all collectives, (B,), on equal devices,
+        each of which sends `given` bytes into each collective, (B, C).
         """
         return self._taken_ms(given[:, None], topology.num_devices, topology.fast_links)[:, 0]
 
@@ -366,8 +366,8 @@ class RooflineComm(Stored, CommModel):
         return ms if self.rounds == 1 else ms + (self.rounds - 1) * self.curves(name, devices, np.zeros(1))
 
     def _speed(self, devices: int) -> float:
-        """Return the speed of the links within a host relative to the links of the curves, from the measured bandwidth
-        if there is any.
+        """Return the speed of the links within a host relative to the links of the curves,
+        from the measured bandwidth if there is any.
         """
         if self.links.host_busbw_gb_per_s is None or devices == 1:
             return self.speed

@@ -122,8 +122,8 @@ class Simulator:
         return [replace(cost, caveat=self.caveat(plan)) for cost, plan in zip(costs, plans, strict=True)]
 
     def compute_for(self, task: Task) -> KernelModels:
-        """Return the models of kernel times for searches: sums over tables, which include the ms that other parts of a
-        step add per shard.
+        """Return the models of kernel times for searches:
+        sums over tables, which include the ms that other parts of a step add per shard.
 
         The additional ms of a shard are the sum of `PartModel.of_shards` over all counted parts. With them, these parts
         influence the placement of shards. A model that is not a sum is approximated by a sum (`KernelModels.nearest`).
@@ -146,16 +146,16 @@ class Simulator:
         return KernelTimes(ms @ of_call, spread @ of_call, used @ of_call, counts.reshape(*devices, counts.shape[1]))
 
     def counts_of(self, sets: LoadSets) -> FloatArray:
-        """Return the amounts of work (`COUNTS`) of each of B sets of loads, (B, C); C is 0 if no part of a step depends
-        on these amounts.
+        """Return the amounts of work (`COUNTS`) of each of B sets of loads, (B, C);
+        C is 0 if no part of a step depends on these amounts.
         """
         if not any(part.by_counts for part in self.models.parts):
             return np.zeros((len(sets), 0))
         return counts_of_sets(sets)
 
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict the ms of the other counted parts of a step, (B,), on devices with equal work, without the ms that
-        `compute_for` includes.
+        """Predict the ms of the other counted parts of a step, (B,),
+        on devices with equal work, without the ms that `compute_for` includes.
 
         Waits for the host are left out, too: `waited_ms` predicts them.
 
@@ -184,8 +184,8 @@ class Simulator:
         return sum(waits, np.zeros(len(kernels)))
 
     def costs_of(self, times: KernelTimes, traffic: Traffic) -> list[Cost]:
-        """Predict the cost of each of B plans from kernel times and traffic; costs include the input dist, but do not
-        have caveats.
+        """Predict the cost of each of B plans from kernel times and traffic;
+        costs include the input dist, but do not have caveats.
         """
         margins = self.models.margins
         ms, spread_ms = np.moveaxis(times.ms, -1, 0), np.moveaxis(times.spread_ms, -1, 0)
@@ -195,8 +195,8 @@ class Simulator:
         return [Cost(step[plan].parts, outside_training_range=outside[plan]) for plan in range(len(traffic))]
 
     def _outside_training_range(self, traffic: Traffic) -> FloatArray:
-        """Return `Cost.outside_training_range` of each plan, (B,), which is 1 for plans with exchanges other than
-        all-to-alls.
+        """Return `Cost.outside_training_range` of each plan, (B,),
+        which is 1 for plans with exchanges other than all-to-alls.
         """
         known = self.models.ranges
         if known is None:
@@ -206,8 +206,8 @@ class Simulator:
         return np.where(mixed, 1.0, known.outside(EXCHANGES, *imbalance(traffic.columns)))
 
     def step(self, times: KernelTimes, traffic: Traffic, compute_ms: FloatArray) -> Step:
-        """Predict the steps of B plans, from the traffic and from the kernel times `compute_ms` (B, D) of the D
-        devices.
+        """Predict the steps of B plans, from the traffic and from the kernel times `compute_ms`
+        (B, D) of the D devices.
 
         Other parts of the step depend on `times`: the kernel times of B plans, or of one plan that counts for all.
         """
@@ -223,8 +223,8 @@ class Simulator:
         return step.forward, step.backward
 
     def even_ms(self, task: Task, given: FloatArray, compute_ms: FloatArray) -> FloatArray:
-        """Predict the ms of kernels and exchanges together, (B,), on equal devices, from kernel times (B,) and bytes
-        into each collective (B, C).
+        """Predict the ms of kernels and exchanges together, (B,), on equal devices,
+        from kernel times (B,) and bytes into each collective (B, C).
 
         Equal devices do not wait for each other, so models need not look at every device.
         """
@@ -276,8 +276,8 @@ class Simulator:
         return self.count_input or not part.hidden
 
     def predicted(self, plan: Plan, cost: Cost | None = None) -> Plan:
-        """Return the plan with the prediction of these models attached; `cost` is the cost of the plan if it was
-        predicted before.
+        """Return the plan with the prediction of these models attached;
+        `cost` is the cost of the plan if it was predicted before.
         """
         cost = cost or self.cost(plan.task, plan)
         margin_ms, expected_ms = (None, None) if cost.margin is None else (cost.margin_ms, cost.expected_ms)
@@ -305,8 +305,8 @@ class Simulator:
         return self._otherwise if self._elsewhere is None else ELSEWHERE
 
     def _analytic_calls(self, plan: Plan) -> str:
-        """Return words for the tables of a plan whose kernel times come from a datasheet, such as "some tables"; empty
-        if there are none.
+        """Return words for the tables of a plan whose kernel times come from a datasheet, such as "some tables";
+        empty if there are none.
         """
         used = {CALLS[number] for number in np.unique(plan.device_loads.loads.call)}
         analytic = used & self.models.compute.arithmetic
@@ -317,15 +317,15 @@ class Simulator:
 
     @cached_property
     def _elsewhere(self) -> Message | None:
-        """A warning that the models may have been measured on other hardware than this machine; None if there is no
-        reason for a warning.
+        """A warning that the models may have been measured on other hardware than this machine;
+        None if there is no reason for a warning.
         """
         return hardware_warning(self.models.name, self.models.hardware)
 
     @cached_property
     def _otherwise(self) -> str | None:
-        """A caveat that the models were measured with other versions of packages than this machine has; None if there
-        is no reason for a caveat.
+        """A caveat that the models were measured with other versions of packages than this machine has;
+        None if there is no reason for a caveat.
         """
         return versions_caveat(self.models.versions, self.models.hardware)
 
@@ -354,8 +354,8 @@ class Simulator:
         )
 
     def _of_pipeline(self, plan: Plan) -> tuple[Message, ...]:
-        """Return a warning if costs count the input dist although the pipeline hides it, or leave it out although the
-        pipeline does not hide it.
+        """Return a warning if costs count the input dist although the pipeline hides it,
+        or leave it out although the pipeline does not hide it.
         """
         pipeline = plan.task.memory.pipeline
         if pipeline is None or self.models.input is None or self.count_input is (pipeline == "none"):
@@ -375,7 +375,9 @@ class Simulator:
 
     @property
     def _replaced(self) -> tuple[Message, ...]:
-        """A warning if models with margins were replaced by models without a margin; empty if no margin was lost."""
+        """A warning if a model with a margin was replaced by a model without a margin;
+        empty if not, or if no margins are known.
+        """
         margins = self.models.margins
         if margins is None or not (unknown := [part for part in PARTS if margins.of(part) is None]):
             return ()
@@ -402,8 +404,8 @@ class Simulator:
         return outside
 
     def _amounts(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
-        """Yield the name of each part of a step, and the values on which the part depends; column-wise tables and
-        all-to-alls are left out.
+        """Yield the name of each part of a step, and the values on which the part depends;
+        column-wise tables and all-to-alls are left out.
         """
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size
@@ -437,8 +439,8 @@ def _exchanges(
 
 
 def _together(margins: Margins | None, each: Iterable[tuple[str, FloatArray, FloatArray]]) -> FloatArray | None:
-    """Return the margin of a sum of several calls or exchanges, (B, D). Their errors are independent, so this is the
-    root of the sum of squares.
+    """Return the margin of a sum of several calls or exchanges, (B, D).
+    Their errors are independent, so this is the root of the sum of squares.
 
     Args:
         margins: by name; None if no margin is known.

@@ -120,7 +120,7 @@ class Normaliser:
         return ((features - self.shift) / self.scale).astype(np.float32)
 
     def tensors(self, name: str) -> Tensors:
-        """Return shift and scale as tensors, whose names begin with `name` and end differently."""
+        """Return shift and scale as two tensors, whose names begin with `name`."""
         return {f"{name}shift": self.shift, f"{name}scale": self.scale}
 
     @classmethod
@@ -156,8 +156,8 @@ class Normaliser:
 
 
 def check_bounded(normaliser: Normaliser, *networks: Mlp) -> None:
-    """Raise ValueError if the normaliser and the networks after it do not fit together, or if sums of the outputs could
-    overflow.
+    """Raise ValueError if the normaliser and the networks after it do not fit together,
+    or if sums of the outputs could overflow.
 
     The bounds follow from the weights, so models that pass the check predict finite costs for every table and plan.
     """
@@ -174,8 +174,8 @@ def check_bounded(normaliser: Normaliser, *networks: Mlp) -> None:
 
 @dataclass(frozen=True)
 class TensorField:
-    """Annotation of a field that is stored as tensors: the name of the tensors; for an array also the type and the
-    number of dimensions.
+    """Annotation of a field that is stored as tensors: the name of the tensors;
+    for an array also the type and the number of dimensions.
     """
 
     name: str
@@ -184,8 +184,8 @@ class TensorField:
 
 
 class Stored:
-    """Base class of models that a bundle can store: dataclasses whose arrays and networks have annotations
-    (`TensorField`).
+    """Base class of models that a bundle can store:
+    dataclasses whose arrays and networks have annotations (`TensorField`).
 
     Attributes:
         kind: name of the class in bundles.
@@ -215,8 +215,8 @@ class Stored:
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> Self:
-        """Return the model with the given settings and tensors, which the methods `settings` and `tensors` of a model
-        returned.
+        """Return the model with the given settings and tensors,
+        which the methods `settings` and `tensors` of a model returned.
 
         Raises:
             UserError: the model was made for features of another version.
@@ -249,8 +249,8 @@ def _restored(field_type: Any, held: TensorField, tensors: Tensors) -> Any:
 
 @cache
 def _fields(model: Any) -> dict[str, tuple[Any, TensorField | None]]:
-    """Return the type of each field of a model class, and the `TensorField` annotation of the field, which is None for
-    a setting.
+    """Return the type of each field of a model class,
+    and the `TensorField` annotation of the field, which is None for a setting.
     """
     hints = get_type_hints(model, include_extras=True)
     types: dict[str, tuple[Any, TensorField | None]] = {}

@@ -39,16 +39,16 @@ ADAPT = (  # a remedy
 
 
 def fields_of(by_part: dict[str, Any]) -> dict[str, Any]:
-    """Return values by part as a dict of fields: one field for each part that every step has, and `others` for all
-    other parts.
+    """Return values by part as a dict of fields: one field for each part that every step has,
+    and `others` for all other parts.
     """
     others = {part: known for part, known in by_part.items() if part not in PARTS}
     return {part: by_part[part] for part in PARTS if part in by_part} | {"others": others}
 
 
 def hardware_warning(models: str | None, measured: Fingerprint | None) -> Message | None:
-    """Return a warning if the models may have been measured on other hardware than this machine; None if there is no
-    reason for a warning.
+    """Return a warning if the models may have been measured on other hardware than this machine;
+    None if there is no reason for a warning.
 
     On a machine without such a device there is no warning: plans for GPUs are searched anywhere.
     """
@@ -67,8 +67,8 @@ def hardware_warning(models: str | None, measured: Fingerprint | None) -> Messag
 
 
 def versions_caveat(made_with: Mapping[str, str], measured: Fingerprint | None) -> str | None:
-    """Return a caveat if the models were measured with other versions of torch or FBGEMM than the versions installed
-    here.
+    """Return a caveat if the models were measured with other versions of torch or FBGEMM than
+    the versions installed here.
 
     None if the versions are alike, and on a machine without a device of the models' type, as with `hardware_warning`.
     """
@@ -107,9 +107,7 @@ class Range:
         return Range(self.name, min(self.least, other.least), max(self.most, other.most))
 
     def warning(self, values: Sequence[float] | FloatArray) -> Message | None:
-        """Return a warning about the values that are more than 5% outside the range; None if there are no such values
-        here.
-        """
+        """Return a warning about the values that are more than 5% outside the range; None if all values are inside."""
         amounts = np.asarray(values, dtype=np.float64)
         outside = amounts[(amounts < self.least * (1 - _SLACK)) | (amounts > self.most * (1 + _SLACK))]
         if not outside.size:
@@ -174,8 +172,8 @@ class Ranges:
 
     @classmethod
     def of(cls, compute: Sequence[CallSample], comm: Sequence[ExchangeSample]) -> "Ranges":
-        """Return the ranges of all quantities in the samples to which models of column-wise tables and all-to-alls are
-        fitted.
+        """Return the ranges of all quantities in the samples to which models of column-wise
+        tables and all-to-alls are fitted.
         """
         return cls(**_of_calls(compute), **(_of_exchanges(comm) if comm else _NO_EXCHANGES))
 
@@ -186,8 +184,8 @@ class Ranges:
         return replace(self, **{name: known[name].joined(one) for name, one in ranges.items()})
 
     def with_part(self, part: str, quantities: Mapping[str, FloatArray]) -> "Ranges":
-        """Return these ranges, widened to include the measured values of `quantities`, on which the cost of another
-        part depends.
+        """Return these ranges, widened to include the measured values of `quantities`,
+        on which the cost of another part depends.
         """
         known = {one.name: one for one in self.others.get(part, ())}
         ranges = [Range.of(name, values) for name, values in quantities.items()]
@@ -210,7 +208,8 @@ class Ranges:
         return tuple(replace(one, where=f"{part}: {one.where}") for one in warnings if one is not None)
 
     def warnings(self, task: Task) -> tuple[Message, ...]:
-        """Return a warning for each quantity of the task and its pooled tables outside the training range.
+        """Return a warning for each quantity of the task and of its pooled tables whose values
+        are outside the training range.
 
         Tables that no batch reads cost nothing, and are ignored.
         """
@@ -228,8 +227,8 @@ class Ranges:
         )
 
     def device_warnings(self, tables: Sequence[int], columns: Sequence[float]) -> tuple[Message, ...]:
-        """Return warnings about the devices of a plan whose numbers of tables or columns, (D,) each, are outside the
-        training range.
+        """Return warnings about the devices of a plan whose numbers of tables or columns,
+        (D,) each, are outside the training range.
 
         Devices without tables are ignored.
         """
@@ -238,7 +237,7 @@ class Ranges:
 
 
 def _warnings(*known: tuple[Range | None, Sequence[float]]) -> tuple[Message, ...]:
-    """Return a warning for each known range, if any of its values is outside the range."""
+    """Return a warning for each known range, if any of the values given with the range is outside."""
     warnings = [its.warning(values) for its, values in known if its is not None]
     return tuple(warning for warning in warnings if warning is not None)
 
@@ -267,8 +266,8 @@ def _of_exchanges(samples: Sequence[ExchangeSample]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Margin:
-    """Error margin of predictions: half the width of the interval around a prediction that should contain 90% of the
-    measurements.
+    """Error margin of predictions: half the width of the interval around a prediction that
+    should contain 90% of the measurements.
 
     The width grows with the prediction and with the spread of an ensemble's members. `factor` was fitted to samples
     that were not in the training data (split conformal prediction).
@@ -278,15 +277,15 @@ class Margin:
     factor: Annotated[float, Meta(ge=0, le=_MOST)]
 
     def __call__(self, predicted_ms: FloatArray, spread_ms: FloatArray) -> FloatArray:
-        """Return the margin of each prediction, (...,) ms, from predictions (...,) and the spread of an ensemble's
-        members (...,).
+        """Return the margin of each prediction, (...,) ms,
+        from predictions (...,) and the spread of an ensemble's members (...,).
         """
         return self.factor * np.hypot(self.relative * predicted_ms, spread_ms)
 
     @classmethod
     def fitted(cls, predicted_ms: FloatArray, spread_ms: FloatArray, measured_ms: FloatArray) -> "Margin":
-        """Return the margin that fits predictions, spreads and measurements, (n,) each, of samples that were not
-        training data.
+        """Return the margin that fits predictions, spreads and measurements,
+        (n,) each, of samples that were not training data.
         """
         error = np.abs(predicted_ms - measured_ms)
         relative = float(np.median(error / np.maximum(predicted_ms, _LEAST_MS)))
@@ -309,7 +308,7 @@ class Margins:
 
     @classmethod
     def by_part(cls, margins: Mapping[str, Margin | None]) -> "Margins":
-        """Return the margins in `margins`, which are by name of the part, as a `Margins`."""
+        """Return `margins`, the margins of all parts by name of the part, as a `Margins`."""
         return cls(**fields_of(dict(margins)))
 
     def of(self, part: str) -> Margin | None:
@@ -352,8 +351,8 @@ class Origin:
         return frozenset(name for name, known in self.models.items() if getattr(models, name) is not known)
 
     def corrected(self, models: object) -> dict[str, Any]:
-        """Return corrected values of facts about `models`, by name, for the facts that still describe models that were
-        replaced.
+        """Return corrected values of facts about `models`, by name,
+        for the facts that still describe models that were replaced.
         """
         replaced, gone = self.replaced(models), dict[str, Any]()
         if replaced:
@@ -382,8 +381,8 @@ def margins_without(margins: Margins, models: Collection[str]) -> Margins | None
 
 
 def margins_with(margins: Margins, model: str, margin: Margin | None) -> Margins:
-    """Return the margins with `margin` for all parts that the model called `model` predicts; None stands for an unknown
-    margin.
+    """Return the margins with `margin` for all parts that the model called `model` predicts;
+    None stands for an unknown margin.
     """
     others = {part: known for part, known in margins.others.items() if part.partition(".")[0] != model}
     if model in PARTS:
