@@ -56,7 +56,7 @@ class ComputeExamples(Examples):
 
 @dataclass(frozen=True)
 class ComputeTable:
-    """Measurements of kernel calls as arrays.
+    """Measurements of kernel calls as arrays: the features of tables and the measured times.
 
     Attributes:
         features: (N, F), raw features of the tables of all calls.

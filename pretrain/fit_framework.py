@@ -153,7 +153,7 @@ def fit_framework(
 
 
 def _slopes_by_part(framework: Framework) -> dict[str, FloatArray]:
-    """Return the ms per unit of each of `_AMOUNTS`, (F,), by part.
+    """Return the ms for one unit of each of `_AMOUNTS`, (F,), for each part of the framework overhead, by name.
 
     The unit of the predicted kernel time is 1 ms, so its coefficient is the factor of "kernels".
     """
@@ -178,7 +178,8 @@ def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSamp
 
 
 def _solved_at_equal_speed(work: _RankWork, before: FloatArray | None) -> FloatArray:
-    """Return the coefficients of the host's work, (F,), solved for after a correction for changes of the host's speed.
+    """Return the coefficients of the host's work, (F,),
+    after a correction of the measured times for changes of the host's speed.
 
     A host can be a fifth faster or slower for minutes, and thus for all plans of a task, because the plans of a task
     are measured one after the other. The iteration estimates the speed in each task with enough ranks as the median of

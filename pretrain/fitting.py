@@ -60,7 +60,7 @@ class CommFitter(Fitter, ABC):
 @dataclass(frozen=True)
 @checked
 class HiddenLayers(Fitter):
-    """Base class of fitters that train one network: settings of its hidden layers and of the training.
+    """Base class of fitters that train one network, with the settings of its hidden layers and of the training.
 
     Attributes:
         hidden: list of widths of the hidden layers of each fitted network, such as [64,32].
@@ -94,7 +94,7 @@ def compute_tables(measured: SplitMeasurements, features: FeatureSet) -> tuple[C
 
 
 def only_value(values: Sequence[int], name: str, limit: str, remedy: str) -> int:
-    """Return the one value that all samples share.
+    """Return the only value in `values`, which must be the same for all samples.
 
     Args:
         values: the value of each sample.

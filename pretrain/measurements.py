@@ -351,7 +351,7 @@ class Measured:
 
 def _numbered(directories: Sequence[Sequence[Measurement[Sample]]]) -> list[Measurement[Sample]]:
     """Join the measurements of all directories, and number the samples uniquely;
-    both passes of a sample keep one number.
+    both passes of a sample have the same number.
     """
     joined: list[Measurement[Sample]] = []
     for measurements in directories:

@@ -23,7 +23,9 @@ _LEAST_SAMPLES = 4
 
 
 def pieces_of(models: CostModels) -> Pieces:
-    """Return the model of each part, without the exchange models and the host link of a datasheet."""
+    """Return the model of each part of a step, by name of the part,
+    without the exchange models and the host link of a datasheet.
+    """
     compute = models.compute
     calls: dict[Any, Any] = compute.by_call if isinstance(compute, KernelModels) else {COLUMN_WISE_CALL: compute}
     pieces = {compute_part(call): model for call, model in calls.items()}
@@ -44,7 +46,7 @@ def given_exchanges(models: CostModels) -> dict[str, CommModel]:
 
 
 def by_part(models: CostModels) -> Pieces:
-    """Return the model that predicts each part, including the exchange models of a datasheet."""
+    """Return the model of each part of a step, by name of the part, including the exchange models of a datasheet."""
     return pieces_of(models) | given_exchanges(models)
 
 
@@ -69,7 +71,7 @@ def assembled(
 
 
 def _in_direction(direction: str, pieces: Pieces) -> CommModel:
-    """Return one model of all collectives in a direction.
+    """Return one model of all collectives in the direction `direction`, from the models of single collectives.
 
     The model serves the sharding types whose exchanges all have models. Exchanges within and between hosts
     (`host_exchanges`) are not required.
@@ -105,7 +107,7 @@ def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
 
 
 def _scaled(model: Any, factor: float) -> Any:
-    """Return a model of any kind with its predicted costs, except waiting, multiplied by the factor."""
+    """Return a model of any kind whose predicted costs, except waiting, are multiplied by the factor."""
     if factor == 1.0:
         return model
     if isinstance(model, ComputeEnsemble):

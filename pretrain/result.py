@@ -31,7 +31,7 @@ _BY_CHANCE = 0.01  # probability below which a larger error of a few samples is 
 
 
 def accuracy_of(predicted_ms: FloatArray, measured_ms: FloatArray) -> Accuracy:
-    """Return the errors of predictions against measurements, both (n,) or, per device, (n, D).
+    """Return the errors of predicted against measured times; both arrays are (n,), or (n, D) for times per device.
 
     Every device of a sample has the same weight.
     """
@@ -110,8 +110,8 @@ class PretrainResult:
 
     @property
     def _compared(self) -> UseVerdict:
-        """The verdict from a comparison of the new models with the models that they were fitted from, if
-        there are any.
+        """The verdict from a comparison of the new models with the models that they were fitted from,
+        if there are such models.
         """
         worse = [part for part in self._again if self.metrics[part].test.mape > _WORSE * self.before[part]]
         better = [part for part in self._again if self.before[part] > _WORSE * self.metrics[part].test.mape]
@@ -186,7 +186,7 @@ class Predicted:
 
     @property
     def typical_ratio(self) -> float:
-        """The median of measured over predicted time, both without waiting."""
+        """The median ratio of measured over predicted time, both without the time of waiting."""
         took, foreseen = (np.maximum(ms - self.wait_ms, _LEAST_MS) for ms in (self.measured_ms, self.predicted_ms))
         return float(np.median(took / foreseen))
 

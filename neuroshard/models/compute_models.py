@@ -113,8 +113,8 @@ class ByWidestCompute(AdditiveCompute):
     saved: Annotated[Float32Array, TensorField("saved")]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the vector of each load, (n, 1 + K + W):
-        the vector of the additive model, and what the load saves in calls without tables wider than each of W limits.
+        """Return the vector of each load, (n, 1 + K + W): the vector of the additive model,
+        and the savings of the load in calls without tables wider than each of W limits.
         """
         amounts = super().embed(loads)
         return np.concatenate([amounts, self._narrow.saved_of(amounts[:, 0], loads.dim)], axis=1)
@@ -129,7 +129,9 @@ class ByWidestCompute(AdditiveCompute):
         return NarrowCalls(self.kernel_widths, self.saved)
 
     def check(self) -> None:
-        """Raise ValueError if the additive model is invalid, widths do not rise, or a share is not in 0 to 1."""
+        """Raise ValueError if the additive model is invalid,
+        if the widths do not rise, or if a share is not between 0 and 1.
+        """
         super().check()
         widths, saved = np.array(self.kernel_widths), self.saved
         if saved.shape != widths.shape or not ((saved >= 0) & (saved < 1)).all() or not (np.diff(widths) > 0).all():

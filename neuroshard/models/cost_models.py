@@ -284,7 +284,7 @@ class CostModels:
 
     def in_torchrec_if_known(self) -> "CostModels":
         """Return the models with the framework overhead of TorchRec (`in_torchrec`) if the models know this overhead
-        and were loaded without the setting `framework`; else the unchanged models.
+        and no setting `framework` was chosen for these models; else the unchanged models.
         """
         unset = self.choice is None or self.choice.framework is None
         return self.in_torchrec() if unset and self.framework is not None else self

@@ -31,8 +31,8 @@ def _paper_batch(loads: Loads) -> FloatArray:
 
 
 def _pooled(loads: Loads) -> FloatArray:
-    """Return the mean number of lookups per sample of each load,
-    (n,), with at least one lookup per batch for a block of rows.
+    """Return the mean number of lookups per sample of each load, (n,),
+    with at least one lookup per batch for a block of rows.
     """
     in_rows = are(loads, lambda layout: layout.blocks)
     return np.where(in_rows, np.maximum(loads.lookups, 1) / loads.samples, loads.pooling_factor)
@@ -97,7 +97,7 @@ class FeatureSet:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the features, (F,)."""
+        """The names of the features in this set, (F,)."""
         return _FEATURES[self.name][0]
 
     @classmethod

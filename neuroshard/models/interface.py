@@ -157,8 +157,8 @@ class NarrowCalls:
     shares: Float32Array
 
     def saved_of(self, cost: Float32Array, dim: FloatArray) -> Float32Array:
-        """Return the numbers d_w of n loads, (n, W), from their costs in calls with wide tables,
-        (n,), and their widths in columns, (n,).
+        """Return the numbers d_w of n loads, (n, W), from their costs in calls with wide tables, (n,),
+        and their widths in columns, (n,).
         """
         saved = np.full((len(cost), len(self.widths)), -_WIDER, dtype=np.float32)
         left = cost.copy()
@@ -255,8 +255,8 @@ class CommModel(ABC):
         """The number of devices D that the model was fitted for; None if the model serves any number of devices."""
 
     def predict(self, traffic: Traffic, start_ms: FloatArray) -> FloatArray:
-        """Predict the ms from the start to the end of the exchanges on each device,
-        (B, D), from the traffic and the start delays (B, D).
+        """Predict the ms from the start to the end of the exchanges on each device, (B, D),
+        from the traffic and the start delays (B, D).
         """
         return self.chain(traffic, start_ms).total_ms
 
@@ -288,8 +288,8 @@ class CommModel(ABC):
 
     @abstractmethod
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the ms from the start of the straggler to the end on each device,
-        (B, D), from the traffic and the waits of the devices (B, D).
+        """Predict the ms from the start of the straggler to the end on each device, (B, D),
+        from the traffic and the waits of the devices (B, D).
         """
 
     def outline(self, traffic: Traffic) -> "Outline":
@@ -395,8 +395,8 @@ class Outline:
 
 
 def device_waits(wait_ms: FloatArray) -> FloatArray:
-    """Return the W waits on which the transfer of each of D >= 2 devices depends,
-    (B, D, W), from the waits of all devices, (B, D).
+    """Return the W waits on which the transfer of each of D >= 2 devices depends, (B, D, W),
+    from the waits of all devices, (B, D).
 
     They are the wait of the device itself, of the last device to start but one, the mean, the longest, and the wait of
     the last other device to start.

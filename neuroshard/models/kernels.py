@@ -67,7 +67,7 @@ class KernelModels(Stored, SumModel):
     @classmethod
     def one_by_one(cls, model: ComputeModel) -> "KernelModels":
         """Return models of column-wise calls that predict the time of a call as the sum of the times of its loads,
-        each alone.
+        each in a call alone.
         """
         return cls(dict.fromkeys((call for call in model.calls if LAYOUTS[call.form].free), AloneTimes(model)))
 
@@ -152,8 +152,8 @@ class KernelModels(Stored, SumModel):
         return self.factor * kernels_ms + sets.totals(_added_ms(self.adds, sets.loads))
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """Return the standard deviation of the predictions for each of B sets of loads,
-        (B,) ms, over the members of an ensemble.
+        """Return the standard deviation of the predictions over the members of an ensemble, (B,) ms,
+        for each of B sets of loads.
         """
         return self.factor * self._of_calls(sets, lambda model, calls: model.spread_ms(calls))
 

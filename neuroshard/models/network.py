@@ -181,7 +181,8 @@ def _with_losses(latency_ms: float, bytes_ms: FloatArray, between: float) -> Flo
 
 
 def _bytes_ms(latency_ms: float, taken_ms: float, between: float) -> float:
-    """Return the time T of the bytes for which `_with_losses` returns `taken_ms`; at least 1 ns.
+    """Return the time T of the bytes, in ms, from the whole time `taken_ms` of a collective,
+    as the inverse of `_with_losses`; at least 1 ns.
 
     With L the latency and k the factor `between`, T solves L + T + k sqrt(L T) = taken_ms.
     """

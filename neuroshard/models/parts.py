@@ -322,11 +322,15 @@ class HostWait(PartModel):
         return f"host time with {dense} of dense compute"
 
     def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms that each device waits, (B, D), if it has done all other work by `ready_ms`, (B, D)."""
+        """Predict the ms that each device waits, (B, D),
+        if `ready_ms` (B, D) is the time until the device has done all other work.
+        """
         return self._waited_ms(self._host_ms(times), ready_ms)
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms that equal devices wait, (B,), if they have done all other work by `ready_ms`, (B,)."""
+        """Predict the ms that devices with equal work wait, (B,),
+        if `ready_ms` (B,) is the time until all other work is done.
+        """
         return self._waited_ms(np.sum(_of_devices_alike(self, task, work), axis=0), ready_ms)
 
     def margin_ms(self, margin: Margin, times: KernelTimes, ready_ms: FloatArray) -> FloatArray:

@@ -53,8 +53,8 @@ def _ms_per_mb(compute: ComputeModel, framework: Framework | None, to: Precision
 
 
 def converted_mb(traffic: Traffic) -> FloatArray:
-    """Return the MB of fp32 that each device converts in one direction,
-    (B, D), both before it sends and after it receives.
+    """Return the MB of fp32 that each device converts in one direction, (B, D),
+    in total before it sends and after it receives.
     """
     got = np.zeros((len(traffic), 1))
     for which in (one for one in traffic.collectives if one not in (*IN_FULL_PRECISION, *ADDED_UP)):
@@ -63,8 +63,8 @@ def converted_mb(traffic: Traffic) -> FloatArray:
 
 
 def _own_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> FloatArray:
-    """Return the MB that a device converts for the bytes that it sends,
-    (...,), from the bytes in each collective, (..., C).
+    """Return the MB (...,) that a device converts for the bytes that it sends,
+    from the bytes in each collective (..., C).
 
     Collectives that sum up convert once more.
     """
@@ -100,8 +100,8 @@ class Conversion(PartModel):
         return lambda loads: _own_mb(sent_bytes_of(loads, devices), devices, host_size) * self.ms_per_mb
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms to convert the outputs that each of equal devices receives,
-        (B,), except outputs that the exchange sums up.
+        """Predict the ms to convert the outputs that each of equal devices receives, (B,),
+        except outputs that the exchange sums up.
         """
         ms: FloatArray = work.counts[:, _GIVEN].sum(axis=1) * self.ms_per_mb
         return ms

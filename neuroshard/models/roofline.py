@@ -222,7 +222,7 @@ class RooflineCompute(SumModel):
 
 def datasheet_of(model: ComputeModel) -> RooflineCompute | None:
     """Return the analytic model of column-wise calls in device memory that `model` is or contains;
-    None if there is none.
+    None if there is no analytic model.
     """
     columns = model.by_call[COLUMN_WISE_CALL] if isinstance(model, KernelModels) else model
     return columns if isinstance(columns, RooflineCompute) else None
@@ -230,7 +230,7 @@ def datasheet_of(model: ComputeModel) -> RooflineCompute | None:
 
 def _beside_wide(loads: Loads) -> FloatArray:
     """Return the factor of each load's time in calls with wide tables,
-    (n,), relative to the time of a pooled table alone.
+    relative to the time of a pooled table alone, (n,).
 
     A load takes longer the fewer of a kernel's threads it keeps busy. This factor rises smoothly with the width: with
     wide tables a table of 36 columns takes longer than a table of 32 columns. Alone the difference is larger, because
@@ -243,7 +243,7 @@ def _beside_wide(loads: Loads) -> FloatArray:
 
 def _alone(loads: Loads) -> FloatArray:
     """Return the factor of each load's time in a call in which no table is wider,
-    (n,), relative to the time of a pooled table alone.
+    relative to the time of a pooled table alone, (n,).
     """
     return _beside_wide(loads) * np.where(loads.pooled, _NARROW.left_of(loads.dim), 1.0)
 

@@ -287,7 +287,7 @@ class Simulator:
         return replace(plan, prediction=Prediction(models, *known))
 
     def caveat(self, plan: Plan) -> str | None:
-        """Return a caveat, in a few words, to show with the plan's predicted cost; None if there is none.
+        """Return a caveat, in a few words, to show with the plan's predicted cost; None if there is nothing to warn of.
 
         If the models were not measured on a machine like this machine, errors may be larger than the margin.
         """

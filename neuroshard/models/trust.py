@@ -227,8 +227,8 @@ class Ranges:
         )
 
     def device_warnings(self, tables: Sequence[int], columns: Sequence[float]) -> tuple[Message, ...]:
-        """Return warnings about the devices of a plan whose numbers of tables or columns,
-        (D,) each, are outside the training range.
+        """Return warnings about the devices of a plan whose numbers of tables or columns are outside the training
+        range, from `tables` and `columns` (D,).
 
         Devices without tables are ignored.
         """
@@ -284,8 +284,8 @@ class Margin:
 
     @classmethod
     def fitted(cls, predicted_ms: FloatArray, spread_ms: FloatArray, measured_ms: FloatArray) -> "Margin":
-        """Return the margin that fits predictions, spreads and measurements,
-        (n,) each, of samples that were not training data.
+        """Return the margin that fits predictions, spreads and measurements (n,),
+        which must be of samples outside the training data.
         """
         error = np.abs(predicted_ms - measured_ms)
         relative = float(np.median(error / np.maximum(predicted_ms, _LEAST_MS)))
