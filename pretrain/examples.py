@@ -97,7 +97,9 @@ class CommTable:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int) -> "CommTable":
-        """Return the measurements as arrays; only exchanges in direction FORWARD begin after start delays."""
+        """Return the measurements in `direction` as arrays;
+        only exchanges in direction FORWARD begin after start delays.
+        """
         samples, cost = [m.sample for m in measurements], np.array([m.typical_ms[direction] for m in measurements])
         wait = waits(starts_of(samples, direction))
         order, features = comm_inputs(traffic_of(samples), wait)

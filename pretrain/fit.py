@@ -222,7 +222,8 @@ def margins_of(
 
 
 def tests_of(models: CostModels, predicted: Mapping[str, Predicted], measured: Measured) -> dict[str, ModelTest]:
-    """Compare predictions of the test samples with the measured times; return the result of each part by name.
+    """Return the test result of each part by name, from a comparison of predicted and
+    measured times of the test samples.
 
     The models must have margins.
     """
@@ -236,8 +237,8 @@ def tests_of(models: CostModels, predicted: Mapping[str, Predicted], measured: M
 
 
 def predicted_parts(models: CostModels, measured: Measured, split: Literal["valid", "test"]) -> dict[str, Predicted]:
-    """Predict the samples of a split; return the predictions by part,
-    for parts that the models know and that have samples.
+    """Predict the samples of a split, and return the predictions by part;
+    parts without a model or without samples are left out.
     """
     pieces = by_part(models)
     samples = [(part, getattr(part.measured, split)) for part in measured.parts if part.name in pieces]

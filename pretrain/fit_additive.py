@@ -103,7 +103,7 @@ class AdditiveNetwork(nn.Module):
 
     def begin(self, train: ComputeTable, scale_ms: float) -> None:
         """Set initial weights from a regression on the moved amounts;
-        the regression gives most of each cost, the network the rest.
+        at first, the regression gives most of each cost and the network gives the rest.
         """
         weight, offset_ms = solved(np.exp2(train.features[:, self._moved]), train)
         share = np.maximum(weight * self._typical / scale_ms, _LEAST_SHARE) * _FIRST_SHARE
@@ -116,7 +116,7 @@ class AdditiveNetwork(nn.Module):
         return self.weight.abs() * self._signs
 
     def load(self, model: AdditiveCompute) -> None:
-        """Copy the weights of a fitted model into this network.
+        """Copy the weights of a fitted `AdditiveCompute` model into this network.
 
         Raises:
             UserError: the corrections' weights do not have the signs that this network needs.
@@ -140,7 +140,7 @@ class AdditiveNetwork(nn.Module):
                 self.saved.copy_(torch.logit(torch.from_numpy(model.saved)))
 
     def model(self, features: FeatureSet, normaliser: Normaliser, scale_ms: float) -> AdditiveCompute:
-        """Return the trained weights as a model for inference."""
+        """Return the trained weights as an `AdditiveCompute` model for inference."""
         bias, weight = (parameter.detach().numpy().copy() for parameter in (self.bias, self._weight()))
         moved = np.zeros((self._num_features, 1 + len(bias)), np.float32)
         moved[self._moved] = self.log_moved.detach().exp().numpy() / self._typical[:, None]
@@ -201,8 +201,8 @@ class Additive(HiddenLayers, ComputeFitter):
         return replace(self, training=self.training_further)
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> AdditiveCompute:
-        """Fit a model to the training samples; with `start`,
-        fine-tune `start` and keep its features, scales and widths.
+        """Fit a model to the training samples; if `start` is a model,
+        fine-tune this model and keep its features, scales and widths.
 
         Raises:
             UserError: the samples have several batch sizes, which the features do not include.

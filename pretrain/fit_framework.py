@@ -125,7 +125,8 @@ def _amounts_of_rank(simulator: Simulator, sample: LocalSample) -> dict[str, Flo
 def fit_framework(
     models: CostModels, some: Sequence[Measurement[LocalSample]], start: Framework | None = None
 ) -> Framework:
-    """Fit the framework overhead: for each part, non-negative coefficients with the smallest relative errors.
+    """Return the framework overhead that fits measured steps:
+    for each part, the non-negative coefficients with the smallest relative errors.
 
     A coefficient is the cost of one more unit of a term, so no term saves time. The part "kernels" is the time in
     addition to the predictions of the kernel models. With the figures of another machine as a start, each part is drawn
@@ -223,7 +224,9 @@ def _solved(work: _RankWork, before: FloatArray | None) -> FloatArray:
 
 
 def _least_deviations(amounts: FloatArray, wanted: FloatArray) -> FloatArray:
-    """Solve a linear program: return x (F,) >= 0 that minimises the sum of |amounts (n, F) x - wanted (n,)|."""
+    """Return the solution x (F,) >= 0 of a linear program that minimises the sum of |amounts (n, F) x -
+    wanted (n,)|.
+    """
     count, terms = amounts.shape
     errors = np.eye(count)
     within = np.block([[amounts, -errors], [-amounts, -errors]])  # each error is at least the absolute difference

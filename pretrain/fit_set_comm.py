@@ -1,4 +1,4 @@
-"""Fit communication models that serve any number of devices."""
+"""Fit communication models, which predict exchange times, for any number of devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -53,7 +53,7 @@ class SetNetwork(nn.Module):
         return self.share.softmax(dim=0), self.lead.softmax(dim=1)[:, 1:]
 
     def load(self, model: SetComm) -> None:
-        """Copy the weights of a fitted model into this network."""
+        """Copy the weights of a fitted `SetComm` model into this network."""
         self.network.load(model.network)
         share, lead = torch.from_numpy(model.share), torch.from_numpy(model.lead)
         lead = torch.cat([1 - lead.sum(dim=1, keepdim=True), lead], dim=1)
@@ -62,7 +62,7 @@ class SetNetwork(nn.Module):
                 parameter.copy_(value.clamp(min=1e-8).log())
 
     def model(self, normaliser: Normaliser, scale_ms: float) -> SetComm:
-        """Return the trained weights as a model for inference."""
+        """Return the trained weights as a `SetComm` model for inference."""
         share, lead = (parameter.detach().numpy().copy() for parameter in self._shares())
         return SetComm(normaliser, self.network.to_mlp(), scale_ms, share, lead)
 
@@ -98,8 +98,8 @@ class _Devices:
         return cls(features[:, : len(signs)], wait, transfer)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> Examples:
-        """Return normalised examples: features and waits as inputs, transfer times as targets;
-        times are multiples of the scale.
+        """Return the devices as normalised training examples:
+        features and waits are inputs, transfer times are targets, and times are multiples of the scale.
         """
         inputs = torch.from_numpy(normaliser(self.features)), in_multiples(self.waits, scale_ms)
         return Examples(inputs, in_multiples(self.transfer_ms[:, None], scale_ms))
@@ -130,7 +130,7 @@ class SetCommunication(HiddenLayers, CommFitter):
 
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> SetComm:
         """Fit a model to all devices of the training exchanges;
-        with `start`, fine-tune `start` and keep its scales and widths.
+        if `start` is a model, fine-tune this model and keep its scales and widths.
 
         In the backward direction no device waited when the exchanges were measured, so the overlap with waiting is
         unknown. The model then assumes that devices complete nothing while they wait.

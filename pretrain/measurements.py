@@ -112,7 +112,7 @@ class SplitMeasurements:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The number of samples in each split."""
+        """The number of samples in each split, by name of the split."""
         return {TRAIN: len(self.train), VALID: len(self.valid), TEST: len(self.test)}
 
     @property
@@ -148,7 +148,7 @@ class MeasuredCalls:
 
 @dataclass(frozen=True)
 class MeasuredExchange:
-    """One collective in one direction, with its measurements.
+    """The measured exchanges by one collective in one direction.
 
     Attributes:
         direction: "forward" or "backward".
@@ -308,7 +308,7 @@ class Measured:
 
     @property
     def parts(self) -> tuple[MeasuredPart, ...]:
-        """The measured parts of a step: kernel calls, forward and backward exchanges, the input dist.
+        """The measured parts of a step: kernel calls, forward and backward exchanges, and the input dist.
 
         Data-parallel tables exchange nothing in the forward pass.
         """
@@ -344,7 +344,7 @@ class Measured:
 
     @property
     def sizes(self) -> dict[str, dict[str, int]]:
-        """The number of samples in each split, of every part except column-wise tables and all-to-alls."""
+        """The number of samples in each split, by name of the part; column-wise tables and all-to-alls are left out."""
         others = {p.name: p.measured.sizes for p in self.parts if p.name not in (COMPUTE, FORWARD, BACKWARD)}
         return others | ({FRAMEWORK: self.local.sizes} if self.local.everything else {})
 

@@ -1,4 +1,6 @@
-"""Trainable networks: the paper's (NeuroShard, section 3.2), and networks that are monotone in their inputs."""
+"""Trainable networks: the networks of the paper (NeuroShard, section 3.2),
+and networks that are monotone in their inputs.
+"""
 
 from collections.abc import Sequence
 from typing import cast
@@ -75,7 +77,7 @@ class MonotoneNetwork(nn.Module):
         self._signs = [end[:, None] * start[None, :] for start, end in zip(starts, ends, strict=True)]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the outputs (..., outputs) for inputs (..., F)."""
+        """Return the outputs (..., outputs) of the network for inputs (..., F)."""
         hidden = inputs
         for i, (layer, sign) in enumerate(zip(self._layers, self._signs, strict=True)):
             hidden = nn.functional.linear(torch.relu(hidden) if i else hidden, _kept(layer.weight, sign), layer.bias)

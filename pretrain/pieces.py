@@ -39,7 +39,7 @@ def pieces_of(models: CostModels) -> Pieces:
 
 def given_exchanges(models: CostModels) -> dict[str, CommModel]:
     """Return the exchange models that come from a datasheet, by part;
-    each predicts all collectives of its direction.
+    each model predicts all collectives of its direction.
     """
     exchanges = {FORWARD: models.forward, BACKWARD: models.backward, INPUT: models.input}
     return {name: model for name, model in exchanges.items() if model is not None and model.arithmetic}

@@ -129,7 +129,9 @@ class Pretrain:
         after: dict[str, Predicted],
         metrics: dict[str, ModelTest],
     ) -> None:
-        """Raise UserError if the error of a part grew by more than chance explains with this number of test samples."""
+        """Raise UserError if the error of a part is larger than before by more than chance
+        explains with this number of test samples.
+        """
         worse = [
             f"{part} {metrics[part].test.mape:.1%} instead of {predicted.relative_error():.1%} "
             f"(noise of the measurements {metrics[part].noise_mean:.1%})"

@@ -153,7 +153,8 @@ class _Models:
 
 @dataclass(frozen=True)
 class _Content:
-    """The content of `bundle.json`: first the card, for people; then the settings of the models, for programs.
+    """The content of `bundle.json`: first the model card, which is for people;
+    then the settings of the models, which are for programs.
 
     `weights` is the SHA-256 of the file of weights.
     """

@@ -140,7 +140,7 @@ class ByWidestCompute(AdditiveCompute):
 
 @dataclass(frozen=True)
 class EnsembleSettings:
-    """The settings of each member of an ensemble, as in `bundle.json`."""
+    """Settings of `ComputeEnsemble` in a bundle: the settings of each member of the ensemble, as in `bundle.json`."""
 
     members: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1, max_length=_MOST_MEMBERS)]
 

@@ -1,4 +1,4 @@
-"""The cost models of one type of hardware, and how to load them by name or by the path of a bundle."""
+"""The cost models of one type of hardware, and how to load these models by name or by the path of a bundle."""
 
 import os
 from collections.abc import Mapping

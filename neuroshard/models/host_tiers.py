@@ -93,7 +93,8 @@ def in_sectors(row_bytes: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True)
 class HostLink:
-    """Additional costs of tables in host memory: the device's link to its host, and the work of the cache.
+    """Additional costs of kernel calls on tables in host memory:
+    the time of the link between device and host, and the work of the cache.
 
     Attributes:
         link_gb_per_s: bandwidth for rows that are fetched, one way; other rows are written back at the same time.

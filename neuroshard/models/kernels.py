@@ -1,4 +1,4 @@
-"""Kernel times by call: a model for each kernel call, and the time that a step adds to the calls."""
+"""Models of kernel times: a model for each kernel call, and the time that a step adds to the calls."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace

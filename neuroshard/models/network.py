@@ -192,7 +192,7 @@ def _bytes_ms(latency_ms: float, taken_ms: float, between: float) -> float:
 
 
 class Point(NamedTuple):
-    """A published time of a collective between hosts; sizes and names as in nccl-tests."""
+    """A published time of a collective between hosts; sizes and names are as in nccl-tests."""
 
     machine: str
     network: str

@@ -81,7 +81,9 @@ def imbalance(columns: FloatArray) -> tuple[str, FloatArray]:
 
 
 def compute_part(call: Call) -> str:
-    """Return the name of a kernel call's part: "compute" if column-wise, else "compute.row_wise" and so on."""
+    """Return the name of the part of a step for a kernel call:
+    "compute" for column-wise calls, else "compute.row_wise" and so on.
+    """
     return COMPUTE if call == COLUMN_WISE_CALL else f"{COMPUTE}.{call.name}"
 
 

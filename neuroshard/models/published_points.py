@@ -156,7 +156,7 @@ EVEN = Widths((), ())
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """Times of a GPU's collectives on one host, as nccl-tests measures them.
+    """Curves of a GPU: the times of collectives on one host by the size of the buffer, as nccl-tests measures them.
 
     Between two sizes, the logarithm of the time is interpolated over the logarithm of the size; above the largest size,
     times are proportional to the bytes. Between two numbers of devices, the time per byte that leaves a device is

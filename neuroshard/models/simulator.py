@@ -83,7 +83,9 @@ class Simulator:
         self.count_input = count_input
 
     def with_dense_ms(self, dense_ms: float) -> "Simulator":
-        """Return the simulator of the same steps with a dense network of `dense_ms` ms (`CostModels.with_dense_ms`)."""
+        """Return a simulator of the same steps, but with a dense network that takes `dense_ms` ms
+        (`CostModels.with_dense_ms`).
+        """
         return Simulator(self.models.with_dense_ms(dense_ms), self.count_input)
 
     def cost(self, task: Task, plan: Plan) -> Cost:

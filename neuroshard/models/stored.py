@@ -262,7 +262,7 @@ def _fields(model: Any) -> dict[str, tuple[Any, TensorField | None]]:
 
 
 def _tensors(model: Any) -> dict[str, tuple[Any, TensorField]]:
-    """Return the types and annotations of the fields that are tensors, by name."""
+    """Return the fields of a model class that are tensors, by name, with their types and `TensorField` annotations."""
     return {name: (hint, held) for name, (hint, held) in _fields(model).items() if held is not None}
 
 

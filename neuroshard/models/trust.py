@@ -1,4 +1,6 @@
-"""How far to trust cost models: their training ranges, the margins of their predictions, and where they come from."""
+"""How far to trust cost models: the training ranges, the margins of the predictions, and the
+provenance of the models.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
