@@ -255,7 +255,7 @@ class Ensemble(ComputeFitter):
         return replace(self, member=self.member.further)
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> ComputeEnsemble:
-        """Fit every member from scratch, or fine-tune the members of `start` if it is not None."""
+        """Fit every member from scratch, or fine-tune the members of `start` if `start` is not None."""
 
         def fitted(number: int, start: Any) -> AdditiveCompute:
             before = number * self.member.epochs  # epochs of the members before this one

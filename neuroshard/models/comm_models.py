@@ -38,7 +38,7 @@ NUM_FEATURES = len(FEATURE_SIGNS)
 @dataclass(frozen=True)
 class FreeComm(CommModel):
     """Model of exchanges that take no time, apart from waiting,
-    because their costs are counted elsewhere or left out on purpose.
+    because the costs of these exchanges are counted elsewhere or left out on purpose.
     """
 
     collectives = IN_STEP

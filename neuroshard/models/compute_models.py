@@ -77,7 +77,7 @@ class AdditiveCompute(Stored, SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that turns summed vectors into ms: the first sum, of the tables' own costs,
+        """The head that turns summed vectors into ms: the first sum, which adds up the costs of single tables,
         counts as it is, and the other K sums pass through the hidden layer.
         """
         bias = np.concatenate([np.zeros(1, np.float32), self.bias])

@@ -161,7 +161,7 @@ class Check:
 
 def checks(models: CostModels) -> tuple[Check, ...]:
     """Return the published and the predicted times that test a datasheet:
-    kernel calls on the GPU, and the collectives on which its exchange times are based.
+    times of kernel calls on the GPU, and of the collectives on which exchange times are based.
     """
     compute, comm = datasheet_of(models.compute), models.forward
     assert compute is not None

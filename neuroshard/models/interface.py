@@ -83,7 +83,7 @@ class ComputeModel(ABC):
         """Predict the kernel time of each of B sets of loads, (B,) ms."""
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """Return the standard deviation of an ensemble's predictions over its members, (B,) ms;
+        """Return the standard deviation of the predictions over the members of an ensemble, (B,) ms;
         zeros if the model is not an ensemble.
         """
         return np.zeros(len(sets))
@@ -186,8 +186,8 @@ class NarrowCalls:
         return left
 
     def less_saved(self, head: ReluHead) -> ReluHead:
-        """Return the head of costs, extended so that it also subtracts savings: vectors have W more
-        numbers, the d_w.
+        """Return the head of costs, extended to vectors with W more numbers, the d_w:
+        the new head also subtracts savings.
         """
         bias = np.concatenate([head.bias, np.zeros(len(self.widths), np.float32)])
         weight = np.concatenate([head.weight, np.full(len(self.widths), -1, np.float32)])

@@ -87,12 +87,12 @@ class KernelModels(Stored, SumModel):
 
     @property
     def calls(self) -> frozenset[Call]:
-        """The set of kernel calls that have a model here."""
+        """The set of kernel calls whose times these models know."""
         return frozenset(self._models)
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """The kernel calls with analytic models, and the kernel calls without a model of their own,
+        """The kernel calls with analytic models, and the kernel calls without a model,
         whose times use the link of a datasheet.
         """
         of_models = {call for call, model in self.by_call.items() if model.arithmetic}

@@ -337,7 +337,7 @@ class HostWait(PartModel):
 
     def margin_ms(self, margin: Margin, times: KernelTimes, ready_ms: FloatArray) -> FloatArray:
         """Return the margin of the predicted wait on each device, (B, D) ms:
-        the additional wait if the host takes longer by the margin of its time.
+        the additional wait if the host takes longer by the margin of the host's time.
         """
         host_ms = self._host_ms(times)
         longer_ms = host_ms + margin(host_ms, np.zeros_like(host_ms))

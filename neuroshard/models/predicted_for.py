@@ -31,7 +31,7 @@ class PredictedFor:
     @classmethod
     def of(cls, models: ModelChoice | None) -> "PredictedFor | None":
         """Return the hardware for which the chosen models predict;
-        None if the models cannot be loaded or their hardware is unknown.
+        None if the models cannot be loaded or the hardware is unknown.
         """
         if models is None:
             return None

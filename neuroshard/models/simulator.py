@@ -356,8 +356,8 @@ class Simulator:
         )
 
     def _of_pipeline(self, plan: Plan) -> tuple[Message, ...]:
-        """Return a warning if costs count the input dist although the pipeline hides it,
-        or leave it out although the pipeline does not hide it.
+        """Return a warning if costs count the input dist although the pipeline hides the input dist,
+        or if costs leave out the input dist although the pipeline does not hide it.
         """
         pipeline = plan.task.memory.pipeline
         if pipeline is None or self.models.input is None or self.count_input is (pipeline == "none"):

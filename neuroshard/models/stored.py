@@ -29,7 +29,9 @@ _LARGEST_OUTPUT = 1e30  # limit for one table, so that sums over all tables stay
 
 
 def within(tensors: Tensors, name: str) -> Tensors:
-    """Return the tensors whose names begin with `name` and a dot, under their names without this beginning."""
+    """Return the tensors whose names begin with `name` and a dot;
+    in the result, this beginning is removed from the names.
+    """
     prefix = f"{name}."
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
