@@ -1,4 +1,6 @@
-"""Measurements as tensors: whole sets of examples, from which a batch is taken without a Python loop."""
+"""Training examples as tensors, made from measurements:
+whole sets of examples, from which a batch is taken without a Python loop.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from neuroshard.plumbing.arrays import FloatArray, IntArray
 
 @dataclass(frozen=True)
 class Examples:
-    """The inputs of one network with the targets.
+    """Training examples of one network: the inputs and the targets.
 
     Attributes:
         all_inputs: the inputs of all n examples; here each tensor is (n, ...).
@@ -34,7 +36,7 @@ class Examples:
 
 @dataclass(frozen=True)
 class ComputeExamples(Examples):
-    """Examples of n sets of tables, packed.
+    """Training examples of n sets of tables, with the tables of all sets in one tensor.
 
     The inputs are the features of all tables of all sets, (N, F), the index of the first table of each set, (n,), and
     the number of tables of each set, (n,).
@@ -54,7 +56,7 @@ class ComputeExamples(Examples):
 
 @dataclass(frozen=True)
 class ComputeTable:
-    """Measurements of kernel calls as arrays.
+    """Measurements of kernel calls as arrays: the features of tables and the measured times.
 
     Attributes:
         features: (N, F), raw features of the tables of all calls.
@@ -74,7 +76,7 @@ class ComputeTable:
         return cls(features(sets.loads), sets.counts, costs)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> ComputeExamples:
-        """Return normalised examples of the measurements, as tensors."""
+        """Return the measurements as training examples: tensors with normalised features and scaled times."""
         counts = torch.from_numpy(self.counts)
         inputs = torch.from_numpy(normaliser(self.features)), counts.cumsum(0) - counts, counts
         return ComputeExamples(inputs, in_multiples(self.cost_ms[:, None], scale_ms))
@@ -83,7 +85,7 @@ class ComputeTable:
 @dataclass(frozen=True)
 class CommTable:
     """Measurements of exchanges in one direction as arrays;
-    the devices of an exchange are sorted as the network needs them.
+    the devices of each exchange are in the sorted order that the network needs.
 
     Attributes:
         features: (n, 2 D), raw features.
@@ -95,17 +97,21 @@ class CommTable:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int) -> "CommTable":
-        """Return the measurements as arrays; only exchanges in direction FORWARD begin after start delays."""
+        """Return the measurements in `direction` as arrays;
+        only exchanges in direction FORWARD begin after start delays.
+        """
         samples, cost = [m.sample for m in measurements], np.array([m.typical_ms[direction] for m in measurements])
         wait = waits(starts_of(samples, direction))
         order, features = comm_inputs(traffic_of(samples), wait)
         return cls(features, np.take_along_axis(cost - wait, order, axis=1))
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> Examples:
-        """Return normalised examples: inputs (n, 2 D) and targets (n, D), with sorted devices."""
+        """Return the measurements as training examples:
+        normalised inputs (n, 2 D) and scaled targets (n, D), with sorted devices.
+        """
         return Examples((torch.from_numpy(normaliser(self.features)),), in_multiples(self.transfer_ms, scale_ms))
 
 
 def in_multiples(ms: FloatArray, scale_ms: float) -> torch.Tensor:
-    """Return times (...,) as multiples of a scale, in a float32 tensor, as networks need them."""
+    """Return the times `ms` (...,) as multiples of `scale_ms`, in a float32 tensor, which networks need."""
     return torch.from_numpy((ms / scale_ms).astype(np.float32))

@@ -73,8 +73,8 @@ class Fit:
     bars: Progress | None = field(default=None, repr=False, compare=False)
 
     def check(self, start: CostModels) -> None:
-        """Raise UserError if the start's models of column-wise calls or all-to-alls cannot
-        be fine-tuned with these settings.
+        """Raise UserError if the models of column-wise calls or all-to-alls in `start` cannot be
+        fine-tuned with these settings.
         """
         pieces = pieces_of(start)
         makers = ((COMPUTE, self.compute, "compute"), (FORWARD, self.comm, "comm"), (BACKWARD, self.comm, "comm"))
@@ -104,7 +104,8 @@ class Fit:
                 )
 
     def learned(self, samples: Measured, start: CostModels | None = None) -> CostModels:
-        """Return models of all parts with margins, fitted from scratch or from `start`, which `check` accepts.
+        """Fit cost models of all parts, from scratch or from `start`, which `check` accepts;
+        return the models with margins.
 
         Kernel calls are corrected to one speed of the machine for fitting, but not for margins.
         """
@@ -131,7 +132,7 @@ class Fit:
         return replace(assembled(pieces, only, host, given), ranges=_ranges(measured, start))
 
     def _from_nothing(self, measured: Measured) -> Pieces:
-        """Fit a model of each part from scratch.
+        """Return a model of each measured part, fitted from scratch.
 
         The model of a fused row-wise kernel call starts from the column-wise model, because both use the same FBGEMM
         kernel.
@@ -145,7 +146,9 @@ class Fit:
         return pieces
 
     def _further(self, measured: Measured, pieces: Pieces) -> Pieces:
-        """Fine-tune the models of parts with enough measurements, and fit models of parts that lack one."""
+        """Fine-tune the models of parts with enough measurements, and fit new models of parts without a model;
+        return all models.
+        """
         further = replace(self, compute=self.compute.further, comm=self.comm.further)
         for part in measured.parts:
             start, samples = pieces.get(part.name), part.measured
@@ -219,7 +222,8 @@ def margins_of(
 
 
 def tests_of(models: CostModels, predicted: Mapping[str, Predicted], measured: Measured) -> dict[str, ModelTest]:
-    """Compare predictions of the test samples with the measured times; return the result of each part by name.
+    """Return the test result of each part by name, from a comparison of predicted and
+    measured times of the test samples.
 
     The models must have margins.
     """
@@ -233,8 +237,8 @@ def tests_of(models: CostModels, predicted: Mapping[str, Predicted], measured: M
 
 
 def predicted_parts(models: CostModels, measured: Measured, split: Literal["valid", "test"]) -> dict[str, Predicted]:
-    """Predict the samples of a split; return the predictions by part,
-    for parts that the models know and that have samples.
+    """Predict the samples of a split, and return the predictions by part;
+    parts without a model or without samples are left out.
     """
     pieces = by_part(models)
     samples = [(part, getattr(part.measured, split)) for part in measured.parts if part.name in pieces]
@@ -266,7 +270,9 @@ def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
 
 
 def _imbalance(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
-    """Return the imbalance of all-to-alls by number of devices; a balanced exchange is always part of the range."""
+    """Return the values of the imbalance of all-to-alls for each number of devices;
+    a balanced exchange is always among the values.
+    """
     by_count = grouped(exchanges, lambda exchange: exchange.num_devices)
     return dict(
         imbalance(np.array([[1] * n, *(exchange.dims for exchange in same_count)]))

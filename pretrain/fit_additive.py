@@ -35,7 +35,7 @@ _LEAST_MS = 1e-6  # in relative errors, so that a call that takes no time does n
 
 
 class AdditiveNetwork(nn.Module):
-    """The network that trains the weights of `AdditiveCompute`.
+    """Trainable version of `AdditiveCompute`: the network that trains the weights of this model.
 
     Bytes and lookups that a kernel moves are expressed in multiples of a typical table's, which the normaliser of the
     features knows.
@@ -68,7 +68,7 @@ class AdditiveNetwork(nn.Module):
         self.offset = nn.Parameter(torch.zeros(1))
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Return the costs of B = len(count) sets, (B, 1).
+        """Return the cost of each of B = len(count) sets of tables, (B, 1).
 
         Args:
             features: (N, F), features of the tables of all sets.
@@ -85,7 +85,7 @@ class AdditiveNetwork(nn.Module):
         return costs - self._saved(own, features[:, self._dim], segments, len(count))[:, None]
 
     def _saved(self, own: torch.Tensor, dims: torch.Tensor, segments: torch.Tensor, sets: int) -> torch.Tensor:
-        """Return the saving of each set, (sets,), because no table of the set is wider than a kernel width.
+        """Return the cost that each set saves, (sets,), because no table of the set is wider than a kernel width.
 
         Args:
             own: (N,), own costs of the tables.
@@ -103,7 +103,7 @@ class AdditiveNetwork(nn.Module):
 
     def begin(self, train: ComputeTable, scale_ms: float) -> None:
         """Set initial weights from a regression on the moved amounts;
-        the regression gives most of each cost, the network the rest.
+        at first, the regression gives most of each cost and the network gives the rest.
         """
         weight, offset_ms = solved(np.exp2(train.features[:, self._moved]), train)
         share = np.maximum(weight * self._typical / scale_ms, _LEAST_SHARE) * _FIRST_SHARE
@@ -116,7 +116,7 @@ class AdditiveNetwork(nn.Module):
         return self.weight.abs() * self._signs
 
     def load(self, model: AdditiveCompute) -> None:
-        """Copy the weights of a fitted model into this network.
+        """Copy the weights of a fitted `AdditiveCompute` model into this network.
 
         Raises:
             UserError: the corrections' weights do not have the signs that this network needs.
@@ -140,7 +140,7 @@ class AdditiveNetwork(nn.Module):
                 self.saved.copy_(torch.logit(torch.from_numpy(model.saved)))
 
     def model(self, features: FeatureSet, normaliser: Normaliser, scale_ms: float) -> AdditiveCompute:
-        """Return the trained weights as a model for inference."""
+        """Return the trained weights as an `AdditiveCompute` model for inference."""
         bias, weight = (parameter.detach().numpy().copy() for parameter in (self.bias, self._weight()))
         moved = np.zeros((self._num_features, 1 + len(bias)), np.float32)
         moved[self._moved] = self.log_moved.detach().exp().numpy() / self._typical[:, None]
@@ -197,12 +197,12 @@ class Additive(HiddenLayers, ComputeFitter):
 
     @property
     def further(self) -> "Additive":
-        """The fitter with the settings for fine-tuning a model of another machine."""
+        """A copy of this fitter with the settings for fine-tuning a model of another machine."""
         return replace(self, training=self.training_further)
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> AdditiveCompute:
-        """Fit a model to the training samples; with `start`,
-        fine-tune `start` and keep its features, scales and widths.
+        """Fit a model to the training samples; if `start` is a model,
+        fine-tune this model and keep its features, scales and widths.
 
         Raises:
             UserError: the samples have several batch sizes, which the features do not include.
@@ -231,7 +231,7 @@ class Additive(HiddenLayers, ComputeFitter):
 @dataclass(frozen=True)
 @checked
 class Ensemble(ComputeFitter):
-    """Fits several additive models with different initial weights and orders of the samples.
+    """Fits an ensemble: several additive models with different initial weights and different orders of the samples.
 
     Attributes:
         member: settings of each model.
@@ -251,11 +251,11 @@ class Ensemble(ComputeFitter):
 
     @property
     def further(self) -> "Ensemble":
-        """The fitter with the settings for fine-tuning an ensemble of another machine."""
+        """A copy of this fitter with the settings for fine-tuning an ensemble of another machine."""
         return replace(self, member=self.member.further)
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> ComputeEnsemble:
-        """Fit every member from scratch, or fine-tune the members of `start` if it is not None."""
+        """Fit every member from scratch, or fine-tune the members of `start` if `start` is not None."""
 
         def fitted(number: int, start: Any) -> AdditiveCompute:
             before = number * self.member.epochs  # epochs of the members before this one
@@ -268,7 +268,8 @@ class Ensemble(ComputeFitter):
 
 @dataclass(frozen=True)
 class Regression(ComputeFitter):
-    """Fits one non-negative weight for each feature; the weights minimise the squared relative error.
+    """Fits a linear regression: one non-negative weight for each feature;
+    the weights minimise the squared relative error.
 
     Attributes:
         features: paper | paper_batch | log | physical | physical_reuse | physical_bags: table features: paper (as
@@ -299,7 +300,8 @@ class Regression(ComputeFitter):
 
 
 def solved(amounts: FloatArray, train: ComputeTable) -> tuple[FloatArray, float]:
-    """Solve for the cost of one unit of each amount, (F,) ms, and for the fixed cost of a call, ms; none is negative.
+    """Return the cost of one unit of each amount, (F,) ms, and the fixed cost of a call in ms, from a regression;
+    none is negative.
 
     Args:
         amounts: (N, F), amounts of all tables.

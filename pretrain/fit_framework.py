@@ -1,4 +1,4 @@
-"""Fit TorchRec's framework overhead to the local work of single ranks in mirrored steps."""
+"""Fit the framework overhead of TorchRec to mirrored steps, in which one process runs one rank of a larger job."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -48,7 +48,7 @@ _LEAST_MS = 0.1  # errors of shorter times are divided by this time
 
 
 class _PartFit(NamedTuple):
-    """How one part of the framework overhead is fitted.
+    """Settings of the fit of one part of the framework overhead.
 
     Attributes:
         phases: the phases of a step that the part covers together, or the host.
@@ -73,7 +73,7 @@ _PARTS = {  # the parts of the framework overhead, without the dense network
 
 
 class _RankWork(NamedTuple):
-    """The work of n ranks in one part of their steps, with the measured times.
+    """The amounts of work of n ranks in one part of their steps, with the measured times of the part.
 
     Attributes:
         amounts: (n, F) of `_AMOUNTS`, as they count for the part.
@@ -87,7 +87,8 @@ class _RankWork(NamedTuple):
 
     @classmethod
     def by_part(cls, models: CostModels, some: Sequence[Measurement[LocalSample]]) -> "dict[str, _RankWork]":
-        """Return the work and the measured times of ranks for each part, with kernel times predicted by `models`.
+        """Return the work and the measured times of all ranks for each part of the framework overhead;
+        `models` predicts the kernel times.
 
         Parts on devices use the ranks whose device did not wait for its host. The host's part uses the ranks with a
         measured host time.
@@ -111,7 +112,9 @@ class _RankWork(NamedTuple):
 
 
 def _amounts_of_rank(simulator: Simulator, sample: LocalSample) -> dict[str, FloatArray]:
-    """Return the amounts of one rank for each part, (F,), by name of the part."""
+    """Return the amounts of work (`_AMOUNTS`) of one rank, (F,),
+    for each part of the framework overhead, by name of the part.
+    """
     loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
     times = simulator.kernel_times(loads, devices)._replace(counts=counts_of_sets(loads)[None])
     both_ways = 2 * (sample.precision is not Precision.FP32)
@@ -122,7 +125,8 @@ def _amounts_of_rank(simulator: Simulator, sample: LocalSample) -> dict[str, Flo
 def fit_framework(
     models: CostModels, some: Sequence[Measurement[LocalSample]], start: Framework | None = None
 ) -> Framework:
-    """Fit the framework overhead: for each part, non-negative coefficients with the smallest relative errors.
+    """Return the framework overhead that fits measured steps:
+    for each part, the non-negative coefficients with the smallest relative errors.
 
     A coefficient is the cost of one more unit of a term, so no term saves time. The part "kernels" is the time in
     addition to the predictions of the kernel models. With the figures of another machine as a start, each part is drawn
@@ -150,7 +154,7 @@ def fit_framework(
 
 
 def _slopes_by_part(framework: Framework) -> dict[str, FloatArray]:
-    """Return the ms per unit of each of `_AMOUNTS`, (F,), by part.
+    """Return the ms for one unit of each of `_AMOUNTS`, (F,), for each part of the framework overhead, by name.
 
     The unit of the predicted kernel time is 1 ms, so its coefficient is the factor of "kernels".
     """
@@ -175,7 +179,8 @@ def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSamp
 
 
 def _solved_at_equal_speed(work: _RankWork, before: FloatArray | None) -> FloatArray:
-    """Solve for the coefficients of the host's work, (F,), after correcting for changes of the host's speed.
+    """Return the coefficients of the host's work, (F,),
+    after a correction of the measured times for changes of the host's speed.
 
     A host can be a fifth faster or slower for minutes, and thus for all plans of a task, because the plans of a task
     are measured one after the other. The iteration estimates the speed in each task with enough ranks as the median of
@@ -193,7 +198,8 @@ def _solved_at_equal_speed(work: _RankWork, before: FloatArray | None) -> FloatA
 
 
 def _solved(work: _RankWork, before: FloatArray | None) -> FloatArray:
-    """Solve for non-negative ms per unit of each amount, (F,), with the smallest sum of relative errors.
+    """Return the non-negative ms per unit of each amount, (F,),
+    with the smallest sum of relative errors, by a linear program.
 
     For amounts a_i (F,) and measured times t_i of n ranks, the solution x minimises the sum of |a_i x - t_i| / t_i. The
     errors are not squared: otherwise a few ranks that wait for their host would decide the coefficients of kernels.
@@ -218,7 +224,9 @@ def _solved(work: _RankWork, before: FloatArray | None) -> FloatArray:
 
 
 def _least_deviations(amounts: FloatArray, wanted: FloatArray) -> FloatArray:
-    """Solve a linear program: return x (F,) >= 0 that minimises the sum of |amounts (n, F) x - wanted (n,)|."""
+    """Return the solution x (F,) >= 0 of a linear program that minimises the sum of |amounts (n, F) x -
+    wanted (n,)|.
+    """
     count, terms = amounts.shape
     errors = np.eye(count)
     within = np.block([[amounts, -errors], [-amounts, -errors]])  # each error is at least the absolute difference

@@ -1,4 +1,4 @@
-"""Fit communication models that serve any number of devices."""
+"""Fit communication models, which predict exchange times, for any number of devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ _LEAST_TRANSFER_MS = 1e-2  # a transfer is a time minus the wait, which noise ca
 
 
 class SetNetwork(nn.Module):
-    """The network that trains the weights of `SetComm`."""
+    """Trainable version of `SetComm`: the network that trains the weights of this model."""
 
     def __init__(self, signs: tuple[int, ...], hidden: tuple[int, ...], segments: int) -> None:
         super().__init__()
@@ -45,15 +45,15 @@ class SetNetwork(nn.Module):
         return transfer
 
     def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return shares (G,) and leads (G, W); all are >= 0, shares sum to 1,
-        and the leads of a segment sum to at most 1.
+        """Return the shares (G,) and the leads (G, W) of the segments:
+        all are >= 0, the shares sum to 1, and the leads of each segment sum to at most 1.
 
         The rest of a segment's leads, up to 1, applies to no wait.
         """
         return self.share.softmax(dim=0), self.lead.softmax(dim=1)[:, 1:]
 
     def load(self, model: SetComm) -> None:
-        """Copy the weights of a fitted model into this network."""
+        """Copy the weights of a fitted `SetComm` model into this network."""
         self.network.load(model.network)
         share, lead = torch.from_numpy(model.share), torch.from_numpy(model.lead)
         lead = torch.cat([1 - lead.sum(dim=1, keepdim=True), lead], dim=1)
@@ -62,14 +62,14 @@ class SetNetwork(nn.Module):
                 parameter.copy_(value.clamp(min=1e-8).log())
 
     def model(self, normaliser: Normaliser, scale_ms: float) -> SetComm:
-        """Return the trained weights as a model for inference."""
+        """Return the trained weights as a `SetComm` model for inference."""
         share, lead = (parameter.detach().numpy().copy() for parameter in self._shares())
         return SetComm(normaliser, self.network.to_mlp(), scale_ms, share, lead)
 
 
 @dataclass(frozen=True)
 class _Devices:
-    """All devices of all exchanges: features (n, F), waits (n, W) in ms and transfer times (n,) in ms."""
+    """Features (n, F), waits (n, W) in ms and transfer times (n,) in ms of all devices in all exchanges."""
 
     features: FloatArray
     waits: FloatArray
@@ -78,7 +78,7 @@ class _Devices:
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]) -> "_Devices":
         """Collect the devices of all exchanges between at least two devices,
-        with the features that `signs` has signs for.
+        with one feature for each of the signs in `signs`.
 
         In direction FORWARD exchanges begin after start delays, in direction BACKWARD without delays.
 
@@ -98,8 +98,8 @@ class _Devices:
         return cls(features[:, : len(signs)], wait, transfer)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> Examples:
-        """Return normalised examples: features and waits as inputs, transfer times as targets;
-        times are multiples of the scale.
+        """Return the devices as normalised training examples:
+        features and waits are inputs, transfer times are targets, and times are multiples of the scale.
         """
         inputs = torch.from_numpy(normaliser(self.features)), in_multiples(self.waits, scale_ms)
         return Examples(inputs, in_multiples(self.transfer_ms[:, None], scale_ms))
@@ -107,7 +107,8 @@ class _Devices:
 
 @dataclass(frozen=True)
 class SetCommunication(HiddenLayers, CommFitter):
-    """Fits one network that predicts each device's exchange time, and sees the other devices as a set.
+    """Fits one network that predicts the exchange time of each device,
+    from features of the device and of the set of all devices.
 
     Attributes:
         parts: number of learned terms that model how much of an exchange a device completes while it waits for the
@@ -124,12 +125,12 @@ class SetCommunication(HiddenLayers, CommFitter):
 
     @property
     def further(self) -> "SetCommunication":
-        """The fitter with the settings for fine-tuning a model of another machine."""
+        """A copy of this fitter with the settings for fine-tuning a model of another machine."""
         return replace(self, training=self.training_further)
 
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> SetComm:
         """Fit a model to all devices of the training exchanges;
-        with `start`, fine-tune `start` and keep its scales and widths.
+        if `start` is a model, fine-tune this model and keep its scales and widths.
 
         In the backward direction no device waited when the exchanges were measured, so the overlap with waiting is
         unknown. The model then assumes that devices complete nothing while they wait.
@@ -160,7 +161,7 @@ class SetCommunication(HiddenLayers, CommFitter):
 
 
 def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...]:
-    """Return the signs of the features that the network sees: the features of `start`, if it is not None.
+    """Return the sign of each feature that the network gets: the features of `start`, if `start` is not None.
 
     Otherwise the features of host links are included only if some exchanges cross hosts and some do not.
     """

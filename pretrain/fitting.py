@@ -1,4 +1,6 @@
-"""Interfaces of fitters: one class for each kind of cost model, selected in `conf/`."""
+"""Interfaces of fitters, which fit cost models to measurements:
+one class for each kind of cost model, selected in `conf/`.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -18,7 +20,7 @@ OnEpoch = Callable[[int, float], None]  # receives each epoch and the validation
 
 
 class Fitter:
-    """Base class: fits models of one kind.
+    """Base class of fitters, each of which fits cost models of one kind.
 
     Attributes:
         goes_on_from: the kind of model that this fitter can fine-tune; None if it trains only from scratch.
@@ -28,17 +30,17 @@ class Fitter:
 
     @property
     def epochs(self) -> int:
-        """The maximum number of training epochs; 1 if the model is solved for directly."""
+        """The maximum number of training epochs; 1 if the fitter solves for the model directly."""
         return 1
 
     @property
     def further(self) -> Self:
-        """The fitter with its settings for fine-tuning a model of another machine."""
+        """This fitter with its settings for fine-tuning a model of another machine."""
         return self
 
 
 class ComputeFitter(Fitter, ABC):
-    """Base class: fits compute models of one kind."""
+    """Base class of fitters, each of which fits compute models (of kernel times) of one kind."""
 
     @abstractmethod
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> SumModel:
@@ -46,7 +48,7 @@ class ComputeFitter(Fitter, ABC):
 
 
 class CommFitter(Fitter, ABC):
-    """Base class: fits communication models of one kind."""
+    """Base class of fitters, each of which fits communication models (of exchanges) of one kind."""
 
     @abstractmethod
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> CommModel:
@@ -58,7 +60,7 @@ class CommFitter(Fitter, ABC):
 @dataclass(frozen=True)
 @checked
 class HiddenLayers(Fitter):
-    """Base class of fitters that train one network: settings of its hidden layers and of the training.
+    """Base class of fitters that train one network, with the settings of its hidden layers and of the training.
 
     Attributes:
         hidden: list of widths of the hidden layers of each fitted network, such as [64,32].
@@ -75,7 +77,7 @@ class HiddenLayers(Fitter):
 
 
 def compute_tables(measured: SplitMeasurements, features: FeatureSet) -> tuple[ComputeTable, ComputeTable]:
-    """Return the training samples and the validation samples as arrays.
+    """Return the training samples and the validation samples as arrays of features and measured times.
 
     Raises:
         UserError: the samples have several batch sizes, which the features do not include.
@@ -92,7 +94,7 @@ def compute_tables(measured: SplitMeasurements, features: FeatureSet) -> tuple[C
 
 
 def only_value(values: Sequence[int], name: str, limit: str, remedy: str) -> int:
-    """Return the one value that all samples share.
+    """Return the only value in `values`, which must be the same for all samples.
 
     Args:
         values: the value of each sample.

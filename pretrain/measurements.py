@@ -1,4 +1,4 @@
-"""The measurements that cost models are fitted to, by split, kernel call and collective."""
+"""The measurements to which cost models are fitted, grouped by split, kernel call and collective."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,7 +36,7 @@ _QUARTILES, _BYTES_PER_MS = (0.25, 0.5, 0.75), 1e6  # 1e6 bytes per ms are 1 GB/
 
 @dataclass(frozen=True)
 class SplitMeasurements:
-    """Measurements by split; `everything` also contains the second passes."""
+    """Measurements by split: training, validation and test; `everything` also contains the second passes."""
 
     train: list[Measurement[Any]]
     valid: list[Measurement[Any]]
@@ -45,7 +45,7 @@ class SplitMeasurements:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[Sample]]) -> "SplitMeasurements":
-        """Split the successful measurements; a split may be empty."""
+        """Group the successful measurements by split; a split may be empty."""
         good = [m for m in measurements if m.error is None]
         once = [m for m in good if not m.second_pass]
         train, valid, test = ([m for m in once if m.split == name] for name in (TRAIN, VALID, TEST))
@@ -65,12 +65,12 @@ class SplitMeasurements:
 
     @property
     def known(self) -> list[Measurement[Any]]:
-        """The training and validation samples, in their first pass."""
+        """The training samples and the validation samples, without their second passes."""
         return [*self.train, *self.valid]
 
     def limited(self, most: int | None, most_tables: int | None = None) -> "SplitMeasurements":
-        """Return only the first `most` training samples among those with at most `most_tables` tables;
-        None sets no limit.
+        """Return the measurements with only the first `most` of the training samples that have at most `most_tables`
+        tables; None sets no limit.
 
         Other splits are unchanged.
 
@@ -90,27 +90,29 @@ class SplitMeasurements:
 
     @property
     def level(self) -> "SplitMeasurements":
-        """All measurements, corrected to one speed of the machine."""
+        """All measurements, with times corrected to one speed of the machine."""
         splits = (self.train, self.valid, self.test, self.everything)
         return SplitMeasurements(*([m.level for m in split] for split in splits))
 
     @property
     def moved_gb_per_s(self) -> tuple[float, float, float]:
-        """Quartiles of the rate at which kernel calls move bytes (`memory_bytes`), in GB/s; there must be a call."""
+        """Quartiles of the rate, in GB/s, at which kernel calls move bytes (`memory_bytes`);
+        there must be at least one call.
+        """
         sets, took_ms = loads_of([m.sample for m in self.everything]), [m.typical_ms for m in self.everything]
         low, middle, high = np.quantile(sets.totals(memory_bytes(sets.loads)) / took_ms / _BYTES_PER_MS, _QUARTILES)
         return float(low), float(middle), float(high)
 
     def by_group(self) -> "SplitMeasurements":
-        """Split each exchange into the exchanges of groups of devices, each as an all-to-all;
-        `everything` is unchanged.
+        """Return the measurements with each exchange split into the exchanges of groups of devices,
+        each as an all-to-all; `everything` is unchanged.
         """
         splits = {name: [group for m in getattr(self, name) for group in by_group(m)] for name in (TRAIN, VALID, TEST)}
         return replace(self, **splits)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The number of samples in each split."""
+        """The number of samples in each split, by name of the split."""
         return {TRAIN: len(self.train), VALID: len(self.valid), TEST: len(self.test)}
 
     @property
@@ -132,19 +134,21 @@ class MeasuredCalls:
         return compute_part(self.call)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Predict the time of some of the calls; the result is in the order of their batch sizes."""
+        """Predict the times of the kernel calls in `some`; the result is in the order of the batch sizes."""
         some = sorted(some, key=lambda m: m.sample.batch_size)
         sets, took_ms = loads_of([m.sample for m in some]), np.array([m.typical_ms for m in some])
         return Predicted.alone(model.predict(sets), model.spread_ms(sets), took_ms)
 
     def quantities(self) -> dict[str, FloatArray]:
-        """Return the quantities that decide the calls' costs, in the training samples, by name."""
+        """Return the quantities that decide the costs of the calls, by name, with the values in the
+        training samples.
+        """
         return of_calls(loads_of([m.sample for m in self.measured.train]))
 
 
 @dataclass(frozen=True)
 class MeasuredExchange:
-    """One collective in one direction, with its measurements.
+    """The measured exchanges by one collective in one direction.
 
     Attributes:
         direction: "forward" or "backward".
@@ -156,7 +160,8 @@ class MeasuredExchange:
 
     @property
     def repeats(self) -> int:
-        """The index of the repeats that the model is fitted to: with start delays (FORWARD) or without (BACKWARD).
+        """The index of the measured repeats to which the model is fitted:
+        with start delays (FORWARD) or without start delays (BACKWARD).
 
         In a step, all devices begin the input dist and the backward exchanges at the same time; forward exchanges begin
         on each device when its kernels finish. Plans are measured in the same way.
@@ -170,7 +175,7 @@ class MeasuredExchange:
         return exchange_part(self.direction, self.collective)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Predict the times of all devices in some of the exchanges.
+        """Predict the times of all devices in the exchanges of `some`, in groups of similar exchanges.
 
         Exchanges with the same batch size, number of devices and host size are predicted together, and the result is in
         that order.
@@ -186,7 +191,9 @@ class MeasuredExchange:
         return Predicted(*(np.concatenate(arrays) for arrays in zip(*groups, strict=True)))
 
     def quantities(self) -> dict[str, FloatArray]:
-        """Return the quantities that decide the exchange's costs, in the training samples, by name."""
+        """Return the quantities that decide the costs of the exchange,
+        by name, with the values in the training samples.
+        """
         each = [of_exchanges(traffic_of([m.sample])) for m in self.measured.train]
         return {name: np.concatenate([values[name] for values in each]) for name in each[0]}
 
@@ -196,7 +203,9 @@ MeasuredPart = MeasuredCalls | MeasuredExchange
 
 @dataclass(frozen=True)
 class Measured:
-    """All measurements: by kernel call and collective, if any were measured, and the local work of mirrored steps."""
+    """All measurements: of kernel calls, of exchanges by collective (if any were measured),
+    and of the local work in mirrored steps.
+    """
 
     compute: dict[Call, SplitMeasurements]
     comm: dict[Collective, SplitMeasurements]
@@ -206,7 +215,8 @@ class Measured:
     def split(
         cls, calls: Sequence[Measurement[ComputeSample]], exchanges: Sequence[Measurement[CommSample]]
     ) -> "Measured":
-        """Group and split the successful measurements; exchanges that no measured sharding type needs are left out.
+        """Return the successful measurements by kernel call, collective and split;
+        exchanges that no measured sharding type needs are left out.
 
         All-to-alls and input dists are always kept.
         """
@@ -278,8 +288,8 @@ class Measured:
         )
 
     def limited(self, max_samples: int | None, max_tables: int | None) -> "Measured":
-        """Return at most `max_samples` training samples per part, with at most `max_tables` tables each;
-        None sets no limit.
+        """Return the measurements with at most `max_samples` training samples per part,
+        and at most `max_tables` tables in a kernel call; None sets no limit.
         """
         return Measured(
             {call: samples.limited(max_samples, max_tables) for call, samples in self.compute.items()},
@@ -289,7 +299,7 @@ class Measured:
 
     @property
     def level(self) -> "Measured":
-        """The measurements for fitting: kernel calls corrected to one speed of the machine.
+        """The measurements for fitting, with the times of kernel calls corrected to one speed of the machine.
 
         Exchanges are not corrected, because they vary much more than the machine's speed. Errors of models are computed
         from the uncorrected measurements.
@@ -298,7 +308,7 @@ class Measured:
 
     @property
     def parts(self) -> tuple[MeasuredPart, ...]:
-        """The measured parts of a step: kernel calls, forward and backward exchanges, the input dist.
+        """The measured parts of a step: kernel calls, forward and backward exchanges, and the input dist.
 
         Data-parallel tables exchange nothing in the forward pass.
         """
@@ -334,14 +344,14 @@ class Measured:
 
     @property
     def sizes(self) -> dict[str, dict[str, int]]:
-        """The number of samples in each split, of every part except column-wise tables and all-to-alls."""
+        """The number of samples in each split, by name of the part; column-wise tables and all-to-alls are left out."""
         others = {p.name: p.measured.sizes for p in self.parts if p.name not in (COMPUTE, FORWARD, BACKWARD)}
         return others | ({FRAMEWORK: self.local.sizes} if self.local.everything else {})
 
 
 def _numbered(directories: Sequence[Sequence[Measurement[Sample]]]) -> list[Measurement[Sample]]:
     """Join the measurements of all directories, and number the samples uniquely;
-    both passes of a sample keep one number.
+    both passes of a sample have the same number.
     """
     joined: list[Measurement[Sample]] = []
     for measurements in directories:
@@ -354,7 +364,7 @@ _Read = tuple[list[Measurement[ComputeSample]], list[Measurement[CommSample]], l
 
 
 def _read(directory: DataDirectory) -> _Read:
-    """Read the kernel calls and exchanges of a directory, and its tables with their splits.
+    """Return the kernel calls, the exchanges, and the tables with their splits, read from a data directory.
 
     If the directory has measured plans (no held-out tables), every second validation sample becomes a test sample, and
     all tables count as training tables. There, every call that was measured again shows the machine's speed. In other

@@ -1,4 +1,6 @@
-"""Trainable networks: the paper's (NeuroShard, section 3.2), and networks that are monotone in their inputs."""
+"""Trainable networks: the networks of the paper (NeuroShard, section 3.2),
+and networks that are monotone in their inputs.
+"""
 
 from collections.abc import Sequence
 from typing import cast
@@ -12,7 +14,7 @@ from neuroshard.plumbing.errors import UserError
 
 
 class ComputeNetwork(nn.Module):
-    """The paper's compute network: a network per table, the sum over the tables of a set, and a head."""
+    """The paper's compute network: one network for each table, the sum over the tables of a set, and a head network."""
 
     def __init__(self, num_features: int, table: tuple[int, ...], head: int) -> None:
         super().__init__()
@@ -20,7 +22,7 @@ class ComputeNetwork(nn.Module):
         self.head = perceptron((table[-1], head, 1))
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Return the costs of B = len(count) sets, (B, 1).
+        """Return the cost of each of B = len(count) sets of tables, (B, 1).
 
         Args:
             features: (N, F), features of the tables of all sets.
@@ -34,7 +36,8 @@ class ComputeNetwork(nn.Module):
 
 
 def segment_sums(values: torch.Tensor, segments: torch.Tensor, num_segments: int) -> torch.Tensor:
-    """Return the sum of the values (N, K) of each segment, (B, K), given the segment of each value, (N,).
+    """Return the sum of the values of each segment, (B, K);
+    `segments` (N,) has the segment of each row of `values` (N, K).
 
     If a linear layer precedes a sum, it is cheaper to sum first: the layer then sees B rows instead of N.
     """
@@ -74,7 +77,7 @@ class MonotoneNetwork(nn.Module):
         self._signs = [end[:, None] * start[None, :] for start, end in zip(starts, ends, strict=True)]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the outputs (..., outputs) for inputs (..., F)."""
+        """Return the outputs (..., outputs) of the network for inputs (..., F)."""
         hidden = inputs
         for i, (layer, sign) in enumerate(zip(self._layers, self._signs, strict=True)):
             hidden = nn.functional.linear(torch.relu(hidden) if i else hidden, _kept(layer.weight, sign), layer.bias)
@@ -114,5 +117,5 @@ def alternating(count: int) -> torch.Tensor:
 
 
 def _kept(weight: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
-    """Return the weights, with weights of the wrong sign set to 0."""
+    """Return the weights with 0 in place of each weight that has the wrong sign."""
     return weight * (weight.detach() * sign >= 0)

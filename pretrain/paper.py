@@ -58,7 +58,7 @@ class PaperCompute(ComputeFitter):
         return self.training.epochs
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> NeuralCompute:
-        """Fit a model from scratch.
+        """Fit a model to the training samples, always from scratch.
 
         Raises:
             UserError: the samples have several batch sizes, which the features do not include.
@@ -74,7 +74,7 @@ class PaperCompute(ComputeFitter):
 
 @dataclass(frozen=True)
 class PaperComm(HiddenLayers, CommFitter):
-    """Fits the paper's communication model: one network for a fixed number of devices.
+    """Fits the paper's communication model: one network that predicts exchange times for a fixed number of devices.
 
     The network's inputs are the columns and start times of all devices, sorted; the outputs are the devices' costs.
     """
@@ -82,7 +82,7 @@ class PaperComm(HiddenLayers, CommFitter):
     hidden: Widths = (128, 64, 32, 16)
 
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> NeuralComm:
-        """Fit a model from scratch.
+        """Fit a model to the training exchanges, always from scratch.
 
         Raises:
             UserError: the exchanges have several batch sizes or numbers of devices.

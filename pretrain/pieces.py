@@ -23,7 +23,9 @@ _LEAST_SAMPLES = 4
 
 
 def pieces_of(models: CostModels) -> Pieces:
-    """Return the model of each part, without the exchange models and the host link of a datasheet."""
+    """Return the model of each part of a step, by name of the part,
+    without the exchange models and the host link of a datasheet.
+    """
     compute = models.compute
     calls: dict[Any, Any] = compute.by_call if isinstance(compute, KernelModels) else {COLUMN_WISE_CALL: compute}
     pieces = {compute_part(call): model for call, model in calls.items()}
@@ -37,21 +39,21 @@ def pieces_of(models: CostModels) -> Pieces:
 
 def given_exchanges(models: CostModels) -> dict[str, CommModel]:
     """Return the exchange models that come from a datasheet, by part;
-    each predicts all collectives of its direction.
+    each model predicts all collectives of its direction.
     """
     exchanges = {FORWARD: models.forward, BACKWARD: models.backward, INPUT: models.input}
     return {name: model for name, model in exchanges.items() if model is not None and model.arithmetic}
 
 
 def by_part(models: CostModels) -> Pieces:
-    """Return the model that predicts each part, including the exchange models of a datasheet."""
+    """Return the model of each part of a step, by name of the part, including the exchange models of a datasheet."""
     return pieces_of(models) | given_exchanges(models)
 
 
 def assembled(
     pieces: Pieces, batch_size: int | None, host: HostLink | None, given: Mapping[str, CommModel]
 ) -> CostModels:
-    """Return cost models that consist of the given models of parts.
+    """Return cost models that consist of the models in `pieces` and in `given`.
 
     Args:
         pieces: models by part; column-wise calls are required, and so are all-to-alls that `given` lacks.
@@ -69,7 +71,7 @@ def assembled(
 
 
 def _in_direction(direction: str, pieces: Pieces) -> CommModel:
-    """Return one model of all collectives in a direction.
+    """Return one model of all collectives in the direction `direction`, from the models of single collectives.
 
     The model serves the sharding types whose exchanges all have models. Exchanges within and between hosts
     (`host_exchanges`) are not required.
@@ -88,8 +90,8 @@ def _in_direction(direction: str, pieces: Pieces) -> CommModel:
 
 
 def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
-    """Multiply each model by the ratio of measured over predicted time:
-    the median over the training samples of its part.
+    """Return the models, each multiplied by the ratio of measured over predicted time:
+    the median over the training samples of the model's part.
 
     Models of parts with few or no measurements take the factor of column-wise tables, or of all-to-alls in their
     direction.
@@ -105,7 +107,7 @@ def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
 
 
 def _scaled(model: Any, factor: float) -> Any:
-    """Return a model of any kind with its predicted costs, except waiting, multiplied by the factor."""
+    """Return a model of any kind whose predicted costs, except waiting, are multiplied by the factor."""
     if factor == 1.0:
         return model
     if isinstance(model, ComputeEnsemble):
@@ -118,7 +120,7 @@ def _scaled(model: Any, factor: float) -> Any:
 
 
 def nearest(starts: Sequence[CostModels], parts: Sequence[MeasuredPart]) -> CostModels | None:
-    """Return the models of the machine that is most similar to this machine; None if `starts` is empty.
+    """Return the models in `starts` whose machine is most similar to this machine; None if `starts` is empty.
 
     The most similar machine has the smallest error on column-wise calls after its predictions are multiplied by one
     factor. If no column-wise calls were measured, the first of `starts` is returned.
@@ -129,7 +131,9 @@ def nearest(starts: Sequence[CostModels], parts: Sequence[MeasuredPart]) -> Cost
     some = columns.measured.known
 
     def error(start: CostModels) -> float:
-        """Return the error on column-wise calls after all predictions are multiplied by their typical ratio."""
+        """Return the error of `start` on column-wise calls,
+        after all predictions are multiplied by their typical ratio.
+        """
         predicted = columns.predict(pieces_of(start)[COMPUTE], some)
         return predicted.relative_error(predicted.typical_ratio)
 

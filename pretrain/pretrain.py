@@ -32,7 +32,7 @@ from neuroshard.words.form import call_named
 @dataclass(frozen=True)
 @checked
 class Pretrain:
-    """Everything that `neuroshard pretrain` needs.
+    """Everything that `neuroshard pretrain` needs: the settings, and the run itself (`run`).
 
     Attributes:
         data: a directory that neuroshard collect wrote, or in which evaluate or a verified search measured plans;
@@ -129,7 +129,9 @@ class Pretrain:
         after: dict[str, Predicted],
         metrics: dict[str, ModelTest],
     ) -> None:
-        """Raise UserError if the error of a part grew by more than chance explains with this number of test samples."""
+        """Raise UserError if the error of a part is larger than before by more than chance
+        explains with this number of test samples.
+        """
         worse = [
             f"{part} {metrics[part].test.mape:.1%} instead of {predicted.relative_error():.1%} "
             f"(noise of the measurements {metrics[part].noise_mean:.1%})"
@@ -201,7 +203,8 @@ def _several(paths: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def save_or_keep(path: Path, models: CostModels, card: Card) -> None:
-    """Write the bundle to `path`; if that fails, write it to a temporary directory, so that the training is not lost.
+    """Write the bundle to `path`; if that fails, write the bundle to a temporary directory,
+    so that the training is not lost.
 
     Raises:
         UserError: the bundle could not be written to `path`; the error names the other directory.

@@ -31,7 +31,7 @@ _BY_CHANCE = 0.01  # probability below which a larger error of a few samples is 
 
 
 def accuracy_of(predicted_ms: FloatArray, measured_ms: FloatArray) -> Accuracy:
-    """Return the errors of predictions against measurements, both (n,) or, per device, (n, D).
+    """Return the errors of predicted against measured times; both arrays are (n,), or (n, D) for times per device.
 
     Every device of a sample has the same weight.
     """
@@ -49,7 +49,7 @@ def accuracy_of(predicted_ms: FloatArray, measured_ms: FloatArray) -> Accuracy:
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """A written bundle, with the errors of its models.
+    """Result of a pretrain run: the directory of the written bundle, and the errors of its models.
 
     Attributes:
         path: directory of the bundle.
@@ -89,7 +89,9 @@ class PretrainResult:
 
     @property
     def verdict(self) -> UseVerdict:
-        """The verdict on the use of the models for searches, by noise, errors, and errors of earlier models."""
+        """The verdict on whether searches can use the models,
+        by the noise of measurements, the errors, and the errors of earlier models.
+        """
         noisy = [f"{part} {self.metrics[part].noise_p90:.0%}" for part in PARTS if self._noise(part) > FIT_NOISE]
         if noisy:
             return UseVerdict(
@@ -108,7 +110,9 @@ class PretrainResult:
 
     @property
     def _compared(self) -> UseVerdict:
-        """The verdict of comparing the models with the models that they were fitted from, if there are any."""
+        """The verdict from a comparison of the new models with the models that they were fitted from,
+        if there are such models.
+        """
         worse = [part for part in self._again if self.metrics[part].test.mape > _WORSE * self.before[part]]
         better = [part for part in self._again if self.before[part] > _WORSE * self.metrics[part].test.mape]
         if worse and not better:
@@ -130,7 +134,7 @@ class PretrainResult:
 
     @property
     def _again(self) -> list[str]:
-        """The parts that have a model both before and after the run."""
+        """The names of the parts that have a model both before and after the run."""
         return [part for part in self.metrics if part in self.before]
 
     def _noise(self, part: str) -> float:
@@ -158,7 +162,7 @@ def _left_out(part: str, sizes: dict[str, int]) -> Message:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predictions, their spread over the members of an ensemble, and measurements, (n,) each.
+    """Predicted times, their spread over the members of an ensemble, and measured times, (n,) each.
 
     Exchanges have one value for each device.
 
@@ -176,18 +180,18 @@ class Predicted:
 
     @classmethod
     def alone(cls, predicted_ms: FloatArray, spread_ms: FloatArray, measured_ms: FloatArray) -> "Predicted":
-        """Return predictions of samples that use one device each, so that no device waits."""
+        """Return the predictions, as `Predicted`, of samples that use one device each, so that no device waits."""
         count = len(measured_ms)
         return cls(predicted_ms, spread_ms, measured_ms, np.zeros(count), np.ones(count, dtype=np.int64))
 
     @property
     def typical_ratio(self) -> float:
-        """The median of measured over predicted time, both without waiting."""
+        """The median ratio of measured over predicted time, both without the time of waiting."""
         took, foreseen = (np.maximum(ms - self.wait_ms, _LEAST_MS) for ms in (self.measured_ms, self.predicted_ms))
         return float(np.median(took / foreseen))
 
     def relative_error(self, factor: float = 1.0) -> float:
-        """Return the mean relative error of the predictions, multiplied by the factor."""
+        """Return the mean relative error of the predictions, after all predictions are multiplied by the factor."""
         return float(self._relative_errors(factor).mean())
 
     def is_beaten_by(self, other: "Predicted") -> bool:
@@ -206,12 +210,14 @@ class Predicted:
         return sums_of(self._relative_errors(), self.devices) / self.devices
 
     def _relative_errors(self, factor: float = 1.0) -> FloatArray:
-        """Return the relative errors of the predictions, multiplied by the factor, (n,)."""
+        """Return the relative errors of the predictions, (n,), after all predictions are multiplied by the factor."""
         return np.abs(factor * self.predicted_ms / np.maximum(self.measured_ms, _LEAST_MS) - 1)
 
 
 def tested(predicted: Predicted, margin: Margin, everything: list[Measurement[Any]]) -> ModelTest:
-    """Return the test result of a part's model, from test predictions and the noise of all measurements."""
+    """Return the test result of the model of one part,
+    from predictions of test samples and the noise of all measurements.
+    """
     noise = pass_repeatability(everything)
     noise = noise if len(noise) else np.zeros(1)
     p50, p90 = (float(np.quantile(noise, level)) for level in (0.5, 0.9))

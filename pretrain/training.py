@@ -32,7 +32,7 @@ _SCHEDULES = ("constant", "cosine")
 @dataclass(frozen=True)
 @checked
 class TrainingSettings:
-    """Settings of the training of networks.
+    """Settings of the training of networks, such as epochs, batch size and learning rate.
 
     Attributes:
         epochs: maximum number of passes over the training samples; larger values can take longer. The best epoch on the

@@ -1,4 +1,4 @@
-"""Cost models: interfaces, the papers' networks at inference, bundles on disk."""
+"""Cost models: their interfaces, the networks of the papers for inference, and bundles, which store models on disk."""
 
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.comm_models import FreeComm

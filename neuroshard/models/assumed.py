@@ -1,4 +1,4 @@
-"""Margins that are assumed for models with unknown errors: the margins of measured models of the same kind."""
+"""Error margins to assume for cost models whose errors are unknown: the margins of measured models of the same kind."""
 
 from dataclasses import replace
 
@@ -15,12 +15,14 @@ _OTHER_PART = 0.3  # TorchRec's work, by `cpu` and `h100`: 0.09 to 0.57
 
 
 def has_own_margins(cost: Cost) -> bool:
-    """Return True if the margins of kernels and exchanges come from the models, and are not assumed."""
+    """Return True if the margins of kernels and exchanges come from the cost models; False if a margin is missing."""
     return all(part.margin is not None for part in cost.parts if part.name in PARTS)
 
 
 def with_assumed_margins(cost: Cost, models: CostModels) -> Cost:
-    """Return a cost with a margin for every part: the model's own margin, or else the assumed margin of its kind."""
+    """Return the cost with an error margin for every part:
+    the margin that the part has, or else the margin that is assumed for models of this kind.
+    """
     if cost.margin is not None:
         return cost
     return replace(cost, parts=tuple(_with_margin(part, models) for part in cost.parts))
@@ -34,7 +36,7 @@ def _with_margin(part: Part, models: CostModels) -> Part:
 
 
 def assumed_share(part: str, models: CostModels) -> float:
-    """Return the margin that is assumed for a part of a step, as a share of the predicted ms."""
+    """Return the margin to assume for a part of a step if the margin is unknown, as a share of the predicted ms."""
     if part == COMPUTE:
         return _KERNEL_DATASHEET if models.compute.arithmetic else _KERNEL_NETWORK
     if part in (FORWARD, BACKWARD):

@@ -1,4 +1,4 @@
-"""Bundles of cost models on disk: `bundle.json`, which describes the models, and their weights.
+"""Bundles, which store cost models on disk: `bundle.json` describes the models, and another file has the weights.
 
 A bundle is one unit. The file of weights is named by the hash of its content; `bundle.json` names it and is written
 last: replacing it replaces the whole bundle at once, whenever a run ends and whatever else is in the directory.
@@ -47,7 +47,7 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Errors of predictions against measurements.
+    """Errors of predicted times against measured times, as several metrics.
 
     Attributes:
         samples: number of samples.
@@ -66,7 +66,8 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class ModelTest:
-    """Errors of a model on tables never seen in training, and the noise floor: the difference between two measurements.
+    """Test result of a cost model: the errors on tables never seen in training,
+    and the noise floor, which is the difference between two measurements.
 
     The noise floor compares two passes over the same samples: no model can predict either pass better.
 
@@ -82,7 +83,8 @@ class ModelTest:
 
 @dataclass(frozen=True)
 class ModelTests:
-    """Test results of each model: of column-wise tables and all-to-alls, and (`others`) of other parts by name.
+    """Test results of cost models: of kernel calls of column-wise tables,
+    of all-to-alls in both directions, and of other parts by name in `others`.
 
     `forward` and `backward` are None if exchanges were not measured: a datasheet predicts them.
     """
@@ -94,13 +96,14 @@ class ModelTests:
 
     @classmethod
     def of(cls, tests: dict[str, ModelTest]) -> "ModelTests":
-        """Group the tests of all parts, by name."""
+        """Return `tests`, the test results of all parts by name of the part, as a `ModelTests`."""
         return cls(**fields_of(tests))
 
 
 @dataclass(frozen=True)
 class DataSummary:
-    """The data that models were fitted to: name and seed of the data directory, samples of each split, ranges.
+    """Summary of the data that cost models were fitted to: the name and the seed of the data directory,
+    the numbers of samples in each split, the batch sizes and the numbers of devices.
 
     `other_samples` are of other kernel calls and collectives than pooled column-wise tables and all-to-alls, by the
     names of their parts.
@@ -117,7 +120,8 @@ class DataSummary:
 
 @dataclass(frozen=True)
 class Card:
-    """Provenance of a bundle, and its metrics.
+    """Model card of a bundle: the hardware, versions,
+    data and settings that the models come from, and the test results.
 
     Attributes:
         hardware: the machine that was measured; None if that is unknown.
@@ -149,7 +153,8 @@ class _Models:
 
 @dataclass(frozen=True)
 class _Content:
-    """The content of `bundle.json`: first the card, for people; then the settings of the models, for programs.
+    """The content of `bundle.json`: first the model card, which is for people;
+    then the settings of the models, which are for programs.
 
     `weights` is the SHA-256 of the file of weights.
     """
@@ -164,7 +169,9 @@ class _Content:
 
 
 def check_place(path: Path) -> None:
-    """Raise UserError if a bundle cannot be written to the directory `path`: it is not writable, or has other files."""
+    """Raise UserError if a bundle cannot be written to the directory `path`,
+    because the directory is not writable or has a `bundle.json` of another kind or version.
+    """
     if path.exists() and not path.is_dir():
         raise UserError(
             "bundle-place-is-file",
@@ -185,7 +192,8 @@ def check_place(path: Path) -> None:
 
 
 def save_bundle(path: Path, models: "CostModels", card: Card) -> None:
-    """Write models and their card as a bundle; an old bundle in the directory stays complete until the new one is.
+    """Write cost models and their model card as a bundle to the directory `path`.
+    An old bundle in this directory stays complete until the new bundle is complete.
 
     Only files of bundles are written or removed. Only one process at a time may write a bundle (`files.exclusive`).
 
@@ -215,7 +223,8 @@ def save_bundle(path: Path, models: "CostModels", card: Card) -> None:
 
 
 def read_bundle(path: Path) -> tuple[dict[str, Any], Card, str]:
-    """Read a bundle that `save_bundle` wrote, completely even if another process replaces the bundle meanwhile.
+    """Return the models and the card of a bundle that `save_bundle` wrote.
+    All are of the same bundle, even if another process replaces the bundle meanwhile.
 
     Returns:
         The fields of `CostModels` by name, the card, and the SHA-256 of `bundle.json`.
@@ -243,7 +252,8 @@ def read_bundle(path: Path) -> tuple[dict[str, Any], Card, str]:
 
 
 def _read(path: Path) -> tuple[_Content, bytes, str]:
-    """Return the content of `bundle.json`, the weights that it names, and the SHA-256 of `bundle.json`.
+    """Return the content of `bundle.json`, the weights in the file that `bundle.json` names,
+    and the SHA-256 of `bundle.json`.
 
     All three are of one bundle, even if another process replaces the bundle meanwhile.
     """

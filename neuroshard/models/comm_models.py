@@ -1,4 +1,6 @@
-"""Models of exchanges: the papers' network, one for any number of devices, and a table of models by collective."""
+"""Cost models of exchanges: the network of the papers, a network for any number of devices,
+and a model that consists of one model for each collective.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -35,19 +37,22 @@ NUM_FEATURES = len(FEATURE_SIGNS)
 
 @dataclass(frozen=True)
 class FreeComm(CommModel):
-    """Exchanges that take no time, apart from waiting: their costs are counted elsewhere, or left out on purpose."""
+    """Model of exchanges that take no time, apart from waiting,
+    because the costs of these exchanges are counted elsewhere or left out on purpose.
+    """
 
     collectives = IN_STEP
     num_devices = None  # it serves any number
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Return (B, D) zeros: transfers are free."""
+        """Return zeros, (B, D), because transfers take no time in this model."""
         return np.zeros_like(wait_ms)
 
 
 @dataclass(frozen=True)
 class NeuralComm(Stored, CommModel):
-    """The papers' network: from every device's columns and start delay to every device's cost.
+    """The network of the papers, which predicts the exchange time of every device from the
+    columns and the start delays of all devices.
 
     Devices are alike. So the devices are sorted by start delay, then by columns, before the network predicts their
     transfers, and the predictions are put back into the original order: a permutation of the devices permutes their
@@ -62,7 +67,9 @@ class NeuralComm(Stored, CommModel):
     scale_ms: Scale
 
     def check(self) -> None:
-        """Raise ValueError if the network's widths do not fit D devices, or if costs could overflow."""
+        """Raise ValueError if the network does not have 2 D inputs and D outputs for some number of devices D,
+        or if costs could overflow.
+        """
         if self.network.widths[0] != 2 * self.network.widths[-1]:
             raise ValueError(
                 f"the network has widths {self.network.widths}, which do not lead from 2 D inputs to D costs"
@@ -71,11 +78,11 @@ class NeuralComm(Stored, CommModel):
 
     @property
     def num_devices(self) -> int:
-        """D, the number of devices in the exchanges that the model was fitted to."""
+        """The number of devices D in the exchanges that the model was fitted to."""
         return self.network.widths[-1]
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the ms of transfers, (B, D), not below 0."""
+        """Predict the transfer time of each device in B exchanges, (B, D) ms, at least 0."""
         order, features = comm_inputs(traffic, wait_ms)
         transfer = np.maximum(self.network(self.normaliser(features)), 0).astype(np.float64) * self.scale_ms
         cost = np.empty_like(transfer)
@@ -84,7 +91,8 @@ class NeuralComm(Stored, CommModel):
 
 
 def comm_inputs(traffic: Traffic, wait_ms: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Return the inputs of `NeuralComm` for B exchanges, from their traffic and the devices' waits (B, D) in ms.
+    """Return the inputs of `NeuralComm` for B exchanges,
+    from their traffic and from the waits of the devices, (B, D) ms.
 
     Returns:
         the order (B, D) in which devices are sorted; and the features (B, 2 D) of the sorted devices: the columns of
@@ -98,7 +106,8 @@ def comm_inputs(traffic: Traffic, wait_ms: FloatArray) -> tuple[IntArray, FloatA
 
 @dataclass(frozen=True)
 class SetComm(Stored, CommModel):
-    """One network for every device, whose inputs summarise all devices as a set: by sums, means and maxima.
+    """Model that predicts the exchange time of each device with one network.
+    The inputs of the network describe the device, and summarise the set of all devices by sums, means and maxima.
 
     So the model serves any number of devices, and a permutation of the devices permutes their costs. A device's cost is
     the wait for the last device to start, plus a transfer. The transfer consists of 1 + G segments; the network
@@ -130,7 +139,9 @@ class SetComm(Stored, CommModel):
     num_devices = None  # it serves any number
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the ms of transfers, (B, D), above 0; 0 if there is only one device."""
+        """Predict the transfer time of each device in B exchanges, (B, D) ms:
+        above 0, or 0 if there is only one device.
+        """
         if traffic.num_devices == 1:
             return np.zeros_like(wait_ms)
         segments = self._segments_ms(traffic)
@@ -139,13 +150,15 @@ class SetComm(Stored, CommModel):
         return transfer.reshape(wait_ms.shape)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Return the segments of the transfers; the outline is exact, as transfers consist of segments."""
+        """Return the transfers as sums of segments. The result is exact,
+        because the transfers of this model consist of segments.
+        """
         segments = self._segments_ms(traffic).reshape(*traffic.size_bytes.shape[:2], -1)
         share = np.concatenate([np.ones(1), self.share])
         return Outline(segments, share, np.concatenate([np.zeros((1, NUM_WAITS)), self.lead]))
 
     def _segments_ms(self, traffic: Traffic) -> FloatArray:
-        """Compute the segments of every device's transfer, (B D, 1 + G) ms."""
+        """Return the ms of the 1 + G segments of every device's transfer, (B D, 1 + G)."""
         features = set_features(traffic)
         if self.sees_hosts:
             features = np.concatenate([features, host_features(traffic)], axis=2)
@@ -155,11 +168,15 @@ class SetComm(Stored, CommModel):
 
     @property
     def sees_hosts(self) -> bool:
-        """True if the model was fitted to exchanges on one and several hosts, so that `host_features` are inputs."""
+        """True if the model was fitted to exchanges both on one host and on several hosts,
+        so that `host_features` are inputs.
+        """
         return len(self.normaliser.shift) > NUM_FEATURES
 
     def check(self) -> None:
-        """Raise ValueError if the network does not fit the shares, shares are invalid, or costs could overflow."""
+        """Raise ValueError if the network does not fit the number of features or of segments,
+        if a share is invalid, or if costs could overflow.
+        """
         widths = self.network.widths
         seen = NUM_FEATURES + len(HOST_SIGNS) * (widths[0] > NUM_FEATURES)
         if (widths[0], widths[-1], self.lead.shape) != (seen, 1 + len(self.share), (len(self.share), NUM_WAITS)):
@@ -171,7 +188,7 @@ class SetComm(Stored, CommModel):
 
 
 def set_features(traffic: Traffic) -> FloatArray:
-    """Return the features of every device in B exchanges, (B, D, F), from their traffic.
+    """Return the features of every device in B exchanges, (B, D, F), from the traffic of these exchanges.
 
     All features except the batch size and the number of devices are logarithms of amounts of data, which grow with the
     traffic of every device.
@@ -188,7 +205,8 @@ def set_features(traffic: Traffic) -> FloatArray:
 
 
 def host_features(traffic: Traffic) -> FloatArray:
-    """Return the logarithms of the bytes over the links of hosts, (B, D, 3).
+    """Return three features of each device in B exchanges, (B, D, 3):
+    logarithms of the bytes that cross the links of hosts.
 
     The three are the bytes out of the device's own host, the bytes into that host, and the bytes over the busiest link
     of any host. All are 0 if one host has all devices.
@@ -205,7 +223,9 @@ def host_features(traffic: Traffic) -> FloatArray:
 
 
 def in_logarithms(amounts: tuple[FloatArray, ...], batch_size: IntArray, devices: int) -> FloatArray:
-    """Return features (..., F): logarithms of the amounts, (...,) each, of the batch size and the number of devices."""
+    """Return the features (..., F): the logarithms of `amounts`,
+    which have shape (...,) each, of `batch_size` and of the number of devices.
+    """
     features = np.empty((*amounts[0].shape, NUM_FEATURES))
     for f, amount in enumerate(amounts):
         features[..., f] = amount
@@ -221,7 +241,9 @@ COMM_KINDS: dict[str, Any] = {model.kind: model for model in (NeuralComm, SetCom
 
 @dataclass(frozen=True)
 class ExchangeSettings:
-    """Settings of each collective's model, and the families of sharding types whose exchanges are all known."""
+    """Settings of `ExchangeModels` in a bundle: the model of each collective,
+    and the families of sharding types whose exchanges are all known.
+    """
 
     exchanges: Annotated[dict[str, Described], Meta(min_length=1, max_length=len(Collective))]
     serves: tuple[Form, ...]
@@ -229,7 +251,8 @@ class ExchangeSettings:
 
 @dataclass(frozen=True)
 class ExchangeModels(Stored, CommModel):
-    """A model for each collective in one direction; exchanges follow one another, in the order of `Collective`.
+    """Model of all exchanges in one direction, with a model for each collective.
+    Exchanges follow one another, in the order of `Collective`.
 
     A device begins an exchange when it has ended the previous exchange, so devices do not wait twice for the same
     delay. Starts and ends are related as in every single model: if a device starts later, no device ends
@@ -248,21 +271,25 @@ class ExchangeModels(Stored, CommModel):
 
     @property
     def forms(self) -> Forms:
-        """The families of sharding types that the models serve."""
+        """The families of sharding types whose exchanges the models can predict."""
         return self.serves
 
     @property
     def collectives(self) -> frozenset[Collective]:
-        """The collectives that there are models of."""
+        """The set of collectives that have a model in `exchanges`."""
         return frozenset(self.exchanges)
 
     @property
     def num_devices(self) -> int | None:
-        """D, the number of devices that the model of all-to-alls was fitted for; None if it serves any number."""
+        """The number of devices D that the model of all-to-alls was fitted for;
+        None if this model serves any number of devices.
+        """
         return self.exchanges[Collective.ALL_TO_ALL].num_devices
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
-        """Return how near published points are to the traffic, for the farthest collective; None if all are fitted."""
+        """Return how near published measurements are to the traffic, taken from the collective with the least coverage;
+        None if all models are fitted to measurements.
+        """
         each = (model.coverage(traffic.alone(collective)) for collective, model in self.exchanges.items())
         return max((known for known in each if known is not None), default=None)
 
@@ -271,13 +298,13 @@ class ExchangeModels(Stored, CommModel):
         return self.exchanges[Collective.ALL_TO_ALL]
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the ms that are left of all exchanges when the straggler has started the first, (B, D)."""
+        """Predict the ms from the start of the straggler to the end of all exchanges on each device, (B, D)."""
         if _of_columns(traffic):
             return self._all_to_all.transfer_ms(traffic, wait_ms)
         return self.predict(traffic, -wait_ms) - wait_ms
 
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> Chain:
-        """Predict the collectives that carry any bytes, one after the other.
+        """Predict the time of each collective that carries any bytes; the collectives follow one another.
 
         The first of them includes the wait for the straggler. If none carries any, only that wait is left.
         """
@@ -292,7 +319,9 @@ class ExchangeModels(Stored, CommModel):
         return Chain(np.maximum(taken, waits(start_ms)), each_ms)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Return the segments of the all-to-all, and the collectives after it as segments that waits do not shorten."""
+        """Return the exchanges as sums of segments: the segments of the all-to-all,
+        and one more segment, which waits do not shorten, for all later collectives.
+        """
         first = self._all_to_all.outline(traffic)
         if _of_columns(traffic):
             return first
@@ -307,16 +336,18 @@ class ExchangeModels(Stored, CommModel):
         return {name_of(collective): model for collective, model in self.exchanges.items()}
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields that are not tensors, for JSON."""
+        """Return the fields of the model that are not tensors, as values for JSON."""
         return {"exchanges": described(self._named), "serves": sorted(self.serves)}
 
     def tensors(self) -> Tensors:
-        """Return the models' tensors, under the names of their collectives."""
+        """Return the tensors of all models; each name begins with the name of the model's collective."""
         return tensors_of(self._named)
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "ExchangeModels":
-        """Return the model with these settings and tensors, as `settings` and `tensors` returned them."""
+        """Return the model with the given settings and tensors,
+        which the methods `settings` and `tensors` of a model returned.
+        """
         plain = parse(settings, ExchangeSettings, "settings")
         models = {
             collective_named(name): one.restored(COMM_KINDS, name, tensors) for name, one in plain.exchanges.items()
@@ -327,12 +358,14 @@ class ExchangeModels(Stored, CommModel):
 
 
 def _of_columns(traffic: Traffic) -> bool:
-    """Return True if the traffic has only all-to-alls, as the traffic of column-wise tables has."""
+    """Return True if the only collectives in the traffic are all-to-alls, as in the traffic of column-wise tables."""
     return traffic.collectives == (Collective.ALL_TO_ALL,)
 
 
 def _one_ms(model: CommModel, traffic: Traffic, collective: Collective, start_ms: FloatArray) -> FloatArray:
-    """Predict the ms of one collective, (B, D); 0, without waiting, for devices without bytes."""
+    """Predict the time of one collective on each device, (B, D) ms.
+    Groups of devices that exchange nothing take 0 ms, and do not wait.
+    """
     groups = traffic.groups(collective)
     taken = model.alone_ms(traffic.alone(collective), start_ms[:, groups].reshape(-1, groups.shape[1]))
     cost = np.empty_like(start_ms)

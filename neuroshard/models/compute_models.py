@@ -1,4 +1,4 @@
-"""Compute models that are fitted to measurements.
+"""Compute models, which predict kernel times, fitted to measurements.
 
 `AdditiveCompute` adds up a cost of each table and corrects the sum; `NeuralCompute` is the papers' network;
 `RegressionCompute` is a linear regression; `ComputeEnsemble` is the mean of several models.
@@ -36,7 +36,8 @@ _LARGEST_WEIGHT = 1e9  # ms; with it, sums over tables stay finite in fp32, what
 
 @dataclass(frozen=True)
 class AdditiveCompute(Stored, SumModel):
-    """A sum of costs, plus a head with one hidden layer on a sum of vectors; still a sum over tables.
+    """A `SumModel` that adds up the costs of the tables in a kernel call,
+    and corrects this sum by a head with one hidden layer, whose input is a sum of vectors over the tables.
 
     Each table has 1 + K amounts. An amount is a weighted sum of the bytes and lookups that a kernel moves
     (`FeatureSet.amounts`), which extrapolates beyond the samples, plus a number whose logarithm the network gives,
@@ -64,7 +65,7 @@ class AdditiveCompute(Stored, SumModel):
     scale_ms: Scale
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as the table's own cost and K amounts, (n, 1 + K).
+        """Return the vector of each load, (n, 1 + K): the cost of the table by itself, and K amounts.
 
         Amounts that add to the cost only up to a limit are negative.
         """
@@ -76,7 +77,9 @@ class AdditiveCompute(Stored, SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that adds the sum of the own costs as it is, and the K sums through the hidden layer."""
+        """The head that turns summed vectors into ms: the first sum, which adds up the costs of single tables,
+        counts as it is, and the other K sums pass through the hidden layer.
+        """
         bias = np.concatenate([np.zeros(1, np.float32), self.bias])
         weight = np.concatenate([np.ones(1, np.float32), self.weight])
         return ReluHead(bias, weight, self.offset, self.scale_ms)
@@ -96,7 +99,8 @@ class AdditiveCompute(Stored, SumModel):
 
 @dataclass(frozen=True)
 class ByWidestCompute(AdditiveCompute):
-    """An additive model of kernels that are faster if no table of the call is wider than a limit (`NarrowCalls`).
+    """An additive model of kernel calls that take less time if no table in the call is wider
+    than a limit (`NarrowCalls`).
 
     Attributes:
         kernel_widths: (W,) rising limits.
@@ -109,13 +113,15 @@ class ByWidestCompute(AdditiveCompute):
     saved: Annotated[Float32Array, TensorField("saved")]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as an additive model does, plus the ms that the load saves by each limit, (n, 1 + K + W)."""
+        """Return the vector of each load, (n, 1 + K + W): the vector of the additive model,
+        and the savings of the load in calls without tables wider than each of W limits.
+        """
         amounts = super().embed(loads)
         return np.concatenate([amounts, self._narrow.saved_of(amounts[:, 0], loads.dim)], axis=1)
 
     @property
     def head(self) -> ReluHead:
-        """The additive model's head, which also subtracts the savings of narrow calls."""
+        """The head of the additive model, extended so that the savings of narrow calls are subtracted."""
         return self._narrow.less_saved(super().head)
 
     @property
@@ -123,7 +129,9 @@ class ByWidestCompute(AdditiveCompute):
         return NarrowCalls(self.kernel_widths, self.saved)
 
     def check(self) -> None:
-        """Raise ValueError if the additive model is invalid, widths do not rise, or a share is not in 0 to 1."""
+        """Raise ValueError if the additive model is invalid,
+        if the widths do not rise, or if a share is not between 0 and 1.
+        """
         super().check()
         widths, saved = np.array(self.kernel_widths), self.saved
         if saved.shape != widths.shape or not ((saved >= 0) & (saved < 1)).all() or not (np.diff(widths) > 0).all():
@@ -132,14 +140,15 @@ class ByWidestCompute(AdditiveCompute):
 
 @dataclass(frozen=True)
 class EnsembleSettings:
-    """The settings of each member of an ensemble, as in `bundle.json`."""
+    """Settings of `ComputeEnsemble` in a bundle: the settings of each member of the ensemble, as in `bundle.json`."""
 
     members: Annotated[tuple[dict[str, Any], ...], Meta(min_length=1, max_length=_MOST_MEMBERS)]
 
 
 @dataclass(frozen=True)
 class ComputeEnsemble(Stored, SumModel):
-    """The mean of models that were fitted from different initial weights; the mean of sums over tables is such a sum.
+    """Ensemble that predicts the mean of several additive models, which were fitted from different initial weights.
+    The mean of sums over tables is again a sum over tables.
 
     The vector of a load is the concatenation of the members' vectors. The head weights each member's part equally.
     """
@@ -149,12 +158,14 @@ class ComputeEnsemble(Stored, SumModel):
     members: tuple[AdditiveCompute, ...]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as the concatenated vectors of the members, (n, H), with H the sum of the members' widths."""
+        """Return the vector of each load, (n, H): the vectors of all members, concatenated.
+        H is the sum of the widths of the members' vectors.
+        """
         return np.concatenate([member.embed(loads) for member in self.members], axis=1)
 
     @cached_property
     def head(self) -> ReluHead:
-        """The members' heads side by side, with equal weights."""
+        """The head of the ensemble: the heads of all members side by side, with equal weights."""
         heads = [member.head for member in self.members]
         share = 1 / len(heads)
         return ReluHead(
@@ -165,21 +176,23 @@ class ComputeEnsemble(Stored, SumModel):
         )
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """Compute the standard deviation of the members' costs, (B,) ms."""
+        """Return the standard deviation of the members' predictions for each of B sets of loads, (B,) ms."""
         spread: FloatArray = np.std([member.predict(sets) for member in self.members], axis=0)
         return spread
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields that are not tensors, for JSON."""
+        """Return the fields of the model that are not tensors, as values for JSON."""
         return {"members": [member.settings() for member in self.members]}
 
     def tensors(self) -> Tensors:
-        """Return the members' tensors, under the members' numbers."""
+        """Return the tensors of all members; each name begins with the number of the member."""
         return tensors_of({str(number): member for number, member in enumerate(self.members)})
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "ComputeEnsemble":
-        """Return the model with these settings and tensors, as `settings` and `tensors` returned them."""
+        """Return the model with the given settings and tensors,
+        which the methods `settings` and `tensors` of a model returned.
+        """
         members = parse(settings, EnsembleSettings, "settings").members
         kinds = (ByWidestCompute if "kernel_widths" in member else AdditiveCompute for member in members)
         each = enumerate(zip(kinds, members, strict=True))
@@ -188,7 +201,8 @@ class ComputeEnsemble(Stored, SumModel):
 
 @dataclass(frozen=True)
 class RegressionCompute(Stored, SumModel):
-    """A weighted sum of amounts over all tables of a set, plus the fixed cost of a call.
+    """Linear regression of kernel times: a weighted sum of the amounts of all tables in a call,
+    plus the fixed cost of a call.
 
     Attributes:
         weight: (F,) ms for a unit of each amount (`FeatureSet.amounts`); not negative, so that a table that moves more
@@ -203,13 +217,13 @@ class RegressionCompute(Stored, SumModel):
     offset_ms: Annotated[FloatArray, TensorField("offset_ms", np.float64)]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as the ms that it takes, (n, 1)."""
+        """Return the time of each load in ms, as a vector with one number, (n, 1)."""
         cost = self.features.amounts(self.features(loads)) @ self.weight
         return cost[:, None].astype(np.float32)
 
     @property
     def head(self) -> ReluHead:
-        """The head that adds the call's cost to the sum of the tables' costs."""
+        """The head that adds the fixed cost of a call to the sum of the tables' costs."""
         return ReluHead(self.offset_ms.astype(np.float32), np.ones(1, np.float32), 0.0, 1.0)
 
     def check(self) -> None:
@@ -225,7 +239,8 @@ class RegressionCompute(Stored, SumModel):
 
 @dataclass(frozen=True)
 class NeuralCompute(Stored, SumModel):
-    """The papers' network: a table network, a sum over tables, a head network of one hidden layer (NeuroShard, 3.2).
+    """The network of the papers (NeuroShard, section 3.2):
+    a network for each table, a sum over the tables, and a head network with one hidden layer.
 
     The outputs of the head network are multiples of `scale_ms`. A table's vector is the output of the table network,
     multiplied with the first layer of the head network. The sum of such products is the product with the sum, so the
@@ -249,12 +264,12 @@ class NeuralCompute(Stored, SumModel):
         check_bounded(self.normaliser, self.table_network, self.head_network)
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as a vector, (n, H) with H the width of the head's first layer."""
+        """Return the vector of each load, (n, H); H is the width of the first layer of the head network."""
         embedded = self.table_network(self.normaliser(self.features(loads)))
         return embedded @ self.head_network.weights[0]
 
     @property
     def head(self) -> ReluHead:
-        """The head network without the first multiplication, which `embed` does."""
+        """The head network without the multiplication by its first layer, which `embed` has done already."""
         weight = np.ascontiguousarray(self.head_network.weights[1][:, 0])
         return ReluHead(self.head_network.biases[0], weight, float(self.head_network.biases[1][0]), self.scale_ms)

@@ -1,4 +1,4 @@
-"""The cost models of one type of hardware, and how to load them by name or by the path of a bundle."""
+"""The cost models of one type of hardware, and how to load these models by name or by the path of a bundle."""
 
 import os
 from collections.abc import Mapping
@@ -38,18 +38,21 @@ Samples_contra = TypeVar("Samples_contra", contravariant=True)
 
 
 class Learner(Protocol[Samples_contra]):
-    """Fits cost models to measurements; the type variable is the type of the measurements."""
+    """Interface of objects that fit cost models to measurements; the type variable is the type of the measurements."""
 
     def check(self, start: "CostModels") -> None:
-        """Raise UserError if these models cannot be fine-tuned."""
+        """Raise UserError if this learner cannot fine-tune the models in `start`."""
 
     def learned(self, samples: Samples_contra, start: "CostModels | None" = None) -> "CostModels":
-        """Return models with margins, fitted to the samples: from scratch, or from `start`."""
+        """Fit cost models to the samples, from scratch or from the models in `start`,
+        and return the models with margins.
+        """
 
 
 @dataclass(frozen=True)
 class CostModels:
-    """Cost models of kernels, of forward and backward exchanges, and of other parts of a step, with their origin.
+    """A set of cost models for the parts of a step:
+    kernels, forward and backward exchanges, and other parts, with margins and provenance.
 
     Attributes:
         batch_size: the only global batch size that the models know; None if they know every batch size.
@@ -98,7 +101,7 @@ class CostModels:
         object.__setattr__(self, "origin", Origin.of(self, kept))
 
     def with_compute(self, model: ComputeModel, margins: Margin | None = None) -> "CostModels":
-        """Return the models with another model of kernels.
+        """Return these cost models with `model` as the model of kernel times.
 
         Facts about the replaced model are dropped: its margins, ranges and provenance, and so the name and digest of
         the whole set.
@@ -110,15 +113,19 @@ class CostModels:
         return self._with(COMPUTE, model, margins)
 
     def with_forward(self, model: CommModel, margins: Margin | None = None) -> "CostModels":
-        """Return the models with another model of the forward exchanges (embeddings), as `with_compute` does."""
+        """Return these cost models with `model` as the model of the forward exchanges (embeddings),
+        as `with_compute` does for kernels.
+        """
         return self._with(FORWARD, model, margins)
 
     def with_backward(self, model: CommModel, margins: Margin | None = None) -> "CostModels":
-        """Return the models with another model of the backward exchanges (gradients), as `with_compute` does."""
+        """Return these cost models with `model` as the model of the backward exchanges (gradients),
+        as `with_compute` does for kernels.
+        """
         return self._with(BACKWARD, model, margins)
 
     def with_input(self, model: CommModel, margins: Margin | None = None) -> "CostModels":
-        """Return the models with another model of the input dist, as `with_compute` does."""
+        """Return these cost models with `model` as the model of the input dist, as `with_compute` does for kernels."""
         return self._with(INPUT, model, margins)
 
     def _with(self, name: str, model: ComputeModel | CommModel, margin: Margin | None) -> "CostModels":
@@ -130,7 +137,8 @@ class CostModels:
         return replace(models, margins=margins_with(known, name, margin))
 
     def update(self, samples: Samples, learner: Learner[Samples]) -> "CostModels":
-        """Return models that have learned from samples, and predict as these models do where there are no samples.
+        """Return new cost models that have learned from the samples:
+        `learner` fits the new models, and starts from these cost models.
 
         Args:
             samples: the measurements, of the machine that the new models are for.
@@ -143,13 +151,15 @@ class CostModels:
         return learner.learned(samples, self)
 
     def wrapped(self, **models: Any) -> "CostModels":
-        """Return the models with some of them wrapped, by name: margins and provenance stay valid."""
+        """Return these cost models with wrapped versions of some models, by name of the field;
+        margins and provenance stay valid.
+        """
         kept = frozenset(PARTS) if self.origin is None else self.origin.kept
         return replace(self, origin=Origin({}, {}, kept), **models)
 
     @property
     def parts(self) -> tuple[PartModel, ...]:
-        """The parts of a step other than compute and communication."""
+        """The models of all parts of a step except kernels and the exchanges of embeddings and gradients."""
         return (*([] if self.input is None else [InputExchange(self.input)]), *self.more)
 
     @property
@@ -158,7 +168,8 @@ class CostModels:
         return any(isinstance(part, FrameworkPart) for part in self.more)
 
     def in_torchrec(self) -> "CostModels":
-        """Return models that count the framework overhead of TorchRec, with kernels as fast as they are in a step.
+        """Return models that also count the framework overhead of TorchRec,
+        and predict kernel times as they are in a step.
 
         The choice of the models says so.
 
@@ -179,16 +190,18 @@ class CostModels:
 
     @property
     def num_devices(self) -> int | None:
-        """Number of devices that the communication models serve; None for any."""
+        """The number of devices that the exchange models serve; None if these models serve any number of devices."""
         return self.forward.num_devices
 
     @property
     def forms(self) -> Forms:
-        """The families of sharding types (`Form`) whose costs all three models know."""
+        """The families of sharding types (`Form`) whose costs the models of kernels,
+        forward exchanges and backward exchanges all know.
+        """
         return self.compute.forms & self.forward.forms & self.backward.forms
 
     def check_plan(self, plan: Plan) -> None:
-        """Raise UserError unless the models know costs of the sharding types and tiers of `plan`."""
+        """Raise UserError if the models do not know the costs of the sharding types and tiers of `plan`."""
         for call in (CALLS[number] for number in np.unique(plan.device_loads.loads.call)):
             self._check_call(call, f"{call.form.value} sequence tables")
         plan.check_layouts(
@@ -200,7 +213,9 @@ class CostModels:
         self._check_exchanges(plan)
 
     def _check_exchanges(self, plan: Plan) -> None:
-        """Raise UserError if a plan has table_row_wise tables and the models do not know their exchanges."""
+        """Raise UserError if the plan has table_row_wise tables and the models do not know the
+        exchanges of these tables.
+        """
         for which in dict.fromkeys(which for layout in plan.layouts for which in layout.host_exchanges):
             known = self.forward.collectives & self.backward.collectives
             if which not in known and plan.traffic.sent_bytes(which).any():
@@ -214,7 +229,9 @@ class CostModels:
                 )
 
     def _check_call(self, call: Call, what: str) -> None:
-        """Raise UserError unless the models know a kernel call of sequence tables or of tables in host memory."""
+        """Raise UserError if the models do not know `call`,
+        a kernel call of sequence tables or of tables in host memory.
+        """
         if call in self.compute.calls:
             return
         if call.tier is not Tier.DEVICE:
@@ -232,7 +249,7 @@ class CostModels:
             )
 
     def check(self, task: Task) -> None:
-        """Raise UserError unless the models can cost plans of `task`."""
+        """Raise UserError if the models cannot predict the costs of plans of `task`."""
         if self.num_devices not in (None, task.topology.num_devices):
             raise UserError(
                 "models-devices-differ",
@@ -257,7 +274,7 @@ class CostModels:
 
     @property
     def name(self) -> str | None:
-        """The name or path that `load` finds the models by; None for models made in Python."""
+        """The name or path with which `load` loads these models; None for models made in Python."""
         return None if self.choice is None else self.choice.name
 
     @property
@@ -266,16 +283,21 @@ class CostModels:
         return "models without a name" if self.choice is None else str(self.choice)
 
     def in_torchrec_if_known(self) -> "CostModels":
-        """Return `in_torchrec` of models that know the framework overhead, unless they were loaded to leave it out."""
+        """Return the models with the framework overhead of TorchRec (`in_torchrec`) if the models know this overhead
+        and no setting `framework` was chosen for these models; else the unchanged models.
+        """
         unset = self.choice is None or self.choice.framework is None
         return self.in_torchrec() if unset and self.framework is not None else self
 
     def _chosen(self, **settings: Any) -> "CostModels":
-        """Return the models with other settings in `choice`; the models as they are if they were made in Python."""
+        """Return the models with `settings` stored in `choice`.
+        Models made in Python have no choice, and are returned unchanged.
+        """
         return self if self.choice is None else replace(self, choice=replace(self.choice, **settings))
 
     def _in_steps(self) -> "CostModels":
-        """Return a datasheet's models with the framework overhead of installed GPU models; other models unchanged.
+        """Return models by a datasheet with the framework overhead of the installed GPU models, scaled.
+        All other models are returned unchanged.
 
         The hosts of other GPUs are assumed to be equally fast; work on devices is scaled with their memory bandwidth.
         """
@@ -296,7 +318,8 @@ class CostModels:
         return any(isinstance(part, HostWait) and part.dense_ms is None for part in self.more)
 
     def with_dense_ms(self, dense_ms: float) -> "CostModels":
-        """Return models of steps with a dense network of `dense_ms` ms, in which devices wait less for their hosts.
+        """Return the models for steps with a dense network that takes `dense_ms` ms,
+        in which devices wait less for their hosts.
 
         Costs still leave out the time of the dense network itself. The choice of the models has the new dense_ms.
 
@@ -330,7 +353,9 @@ class CostModels:
         return self.wrapped(more=more)._chosen(dense_ms=float(dense_ms))
 
     def left_out(self, framework: str) -> tuple[Message, ...]:
-        """Return a warning that costs leave out the overhead of a framework; empty if they are of whole steps."""
+        """Return a warning that predicted costs leave out the overhead of `framework`;
+        empty if the costs count a whole step.
+        """
         if self.of_whole_steps:
             return ()
         knowing = "Load cost models that know this overhead (h100 or roofline:NAME, with framework=torchrec), or use"
@@ -354,7 +379,7 @@ class CostModels:
         optimizer: str | None = None,
         **links: Any,
     ) -> "CostModels":
-        """Load models by name or place.
+        """Load cost models by a name, or from the directory of a bundle.
 
         Args:
             name: name of a shipped bundle, such as "cpu"; "roofline:NAME" for an analytic (roofline) model, which is
@@ -381,7 +406,7 @@ class CostModels:
 
     @classmethod
     def of(cls, choice: ModelChoice, usual_framework: str | None = None) -> "CostModels":
-        """Load chosen models.
+        """Load the cost models that a `ModelChoice` names, with the settings of the choice.
 
         Precisions apply first, because the time of a conversion is taken from models of fp32; the dense network is set
         last.
@@ -403,7 +428,8 @@ class CostModels:
         return models if choice.dense_ms is None else models.with_dense_ms(choice.dense_ms)
 
     def _linked(self, choice: ModelChoice) -> "CostModels":
-        """Return the models whose analytic exchange times are those of the links in a choice.
+        """Return the models with analytic exchange times for the links in `choice`;
+        the unchanged models if `choice` has no links.
 
         Raises:
             UserError: the models have no analytic exchange times, or the links do not exist on their GPU.
@@ -423,7 +449,9 @@ class CostModels:
         return linked._chosen(**choice.links)
 
     def with_links(self, change: "Change") -> "CostModels":
-        """Return models whose analytic exchange times are changed; the models themselves if they have none."""
+        """Return the models with `change` applied to each analytic model of exchanges;
+        the models themselves if none is analytic.
+        """
         from neuroshard.models.links import with_links
 
         forward, backward = (with_links(model, change) for model in (self.forward, self.backward))
@@ -433,7 +461,9 @@ class CostModels:
         return self.wrapped(forward=forward, backward=backward, input=index_dist)
 
     def _exchanging(self, dtype: str | None) -> "CostModels":
-        """Return the models whose exchanges have another data type; None leaves it as it is."""
+        """Return the models for exchanges in the data type `dtype`;
+        None leaves the data type of the exchanges as it is.
+        """
         if dtype is None:
             return self
         from neuroshard.models.precision import conversions, precisions_named  # most models are without
@@ -474,7 +504,7 @@ class CostModels:
 
 
 def load_bundle(path: Path) -> tuple[CostModels, Card]:
-    """Load the models and the card that `save_bundle` wrote.
+    """Load the cost models and the model card from a bundle that `save_bundle` wrote.
 
     Raises:
         UserError: a file is missing, was changed, or has invalid content; or the models were made for other features.

@@ -1,4 +1,4 @@
-"""Cost models of a type of GPU by its datasheet, and their errors on published points."""
+"""Cost models of a type of GPU, computed from its datasheet, and the errors of these models on published points."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -76,7 +76,8 @@ def roofline(
 
 
 def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
-    """Return models that also know tables in host memory, by the link and the cache of a datasheet.
+    """Return the models extended to tables in host memory:
+    the datasheet `sheet` has the speed of the link to the host and of the cache.
 
     Calls that the models know already stay as they are.
 
@@ -106,7 +107,8 @@ def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
 
 
 def exchanges_of(sheet: str) -> tuple[dict[str, RooflineComm], Margin]:
-    """Return a datasheet's models of exchanges by their parts, and the margin of their cross-validated predictions.
+    """Return the exchange models of a datasheet, by part of a step,
+    and the error margin of these models, by cross-validation.
 
     Each published point between two others is predicted from the other points.
 
@@ -133,7 +135,7 @@ def exchanges_of(sheet: str) -> tuple[dict[str, RooflineComm], Margin]:
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """Published and predicted times of one group of points, ms: (P,) each.
+    """The published and the predicted times of a group of P published points, in ms.
 
     Attributes:
         group: name of the group, such as "alltoall, 8 devices".
@@ -158,7 +160,9 @@ class Check:
 
 
 def checks(models: CostModels) -> tuple[Check, ...]:
-    """Return published and predicted times of a datasheet: kernels of the GPU, and collectives of its curves."""
+    """Return the published and the predicted times that test a datasheet:
+    times of kernel calls on the GPU, and of the collectives on which exchange times are based.
+    """
     compute, comm = datasheet_of(models.compute), models.forward
     assert compute is not None
     assert isinstance(comm, RooflineComm)
@@ -168,7 +172,8 @@ def checks(models: CostModels) -> tuple[Check, ...]:
 
 
 def exams(models: CostModels) -> dict[str, str]:
-    """Return the errors of a datasheet's exchange times on published machines, as text, by machine and collective.
+    """Return the errors of a datasheet's exchange times on published machines:
+    a text for each machine and collective, by name.
 
     Between hosts: every machine with this kind of network. Over PCIe: every machine, with one measured bandwidth of the
     machine. A typical factor is the geometric mean of the factors between predicted and published times.

@@ -31,7 +31,9 @@ def _paper_batch(loads: Loads) -> FloatArray:
 
 
 def _pooled(loads: Loads) -> FloatArray:
-    """Return the mean lookups per sample, (n,); a block of rows has at least one lookup per batch."""
+    """Return the mean number of lookups per sample of each load, (n,),
+    with at least one lookup per batch for a block of rows.
+    """
     in_rows = are(loads, lambda layout: layout.blocks)
     return np.where(in_rows, np.maximum(loads.lookups, 1) / loads.samples, loads.pooling_factor)
 
@@ -69,7 +71,8 @@ def _physical_bags(loads: Loads) -> FloatArray:
 
 @dataclass(frozen=True)
 class FeatureSet:
-    """A named way to describe tables as numbers; bundles store the name and the columns' names.
+    """A named set of features, which describe each table by numbers.
+    Bundles store the name of the set and the names of its features.
 
     "paper": dim, rows, pooling factor, size in MiB and reuse histogram as they are (NeuroShard, section 3.2).
     "log": binary logs of the first four, the log of the columns read for a sample (dim x pooling factor), histogram.
@@ -94,12 +97,12 @@ class FeatureSet:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the features, (F,)."""
+        """The names of the features in this set, (F,)."""
         return _FEATURES[self.name][0]
 
     @classmethod
     def checked(cls, name: str, columns: Sequence[str]) -> "FeatureSet":
-        """Return the feature set with this name, after a check of the names of the features, (F,).
+        """Return the feature set called `name`, after a check that its features have the names `columns`, (F,).
 
         Raises:
             UserError: no feature set has the name, or the set has other features in this version.
@@ -117,7 +120,7 @@ class FeatureSet:
 
     @property
     def signs(self) -> tuple[int, ...]:
-        """Sign of each feature's effect on the cost, (F,).
+        """The sign of the effect of each feature on the cost, (F,): 1, -1 or 0.
 
         1: amounts that are moved raise the cost; -1: alignment lowers the cost; 0: the precision, the distribution of
         the lookups and the number of unique rows may raise or lower the cost. Rows that are looked up often are in
@@ -127,14 +130,15 @@ class FeatureSet:
 
     @property
     def adds_up(self) -> BoolArray:
-        """True for each feature, (F,), that is the logarithm of an amount that adds up over tables.
+        """For each feature, (F,), True if the feature is the logarithm of an amount,
+        and this amount adds up over tables.
 
         False for features of the distribution of lookups.
         """
         return np.array([column.startswith(_LOG) and not _of_distribution(column) for column in self.columns])
 
     def amounts(self, values: FloatArray) -> FloatArray:
-        """Convert the features of n loads from logarithms to amounts, (n, F)."""
+        """Return the features of n loads, (n, F), with amounts in place of their logarithms."""
         logs = [column.startswith(_LOG) for column in self.columns]
         amounts = values.copy()
         amounts[:, logs] = np.exp2(values[:, logs])
@@ -146,7 +150,7 @@ class FeatureSet:
         return not {"batch_size", "log_batch_size"}.isdisjoint(self.columns)
 
     def __call__(self, loads: Loads) -> FloatArray:
-        """Compute the features of n loads, (n, F)."""
+        """Return the features of each of n loads, (n, F)."""
         return _FEATURES[self.name][1](loads)
 
 

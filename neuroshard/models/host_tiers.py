@@ -36,7 +36,7 @@ def memory_bytes(loads: Loads) -> FloatArray:
 
 
 def passes(loads: Loads) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return the summands of `memory_bytes`, (n,) each.
+    """Return the five kinds of bytes whose sum is `memory_bytes`, (n,) each.
 
     They are the bytes of lookups, of outputs, of gradients that are read, of rows that are updated one by one, and of
     dense updates.
@@ -68,7 +68,7 @@ def link_bytes(loads: Loads) -> FloatArray:
 
 
 def cached_miss_bytes(loads: Loads) -> FloatArray:
-    """Return the bytes of the rows that are looked up and not in the cache, (n,)."""
+    """Return, for each load, the bytes of the rows that lookups need and the cache does not have, (n,)."""
     missed, behind_cache = np.zeros(len(loads)), np.flatnonzero(loads.tier == TIERS.index(Tier.UVM_CACHING))
     if len(behind_cache):
         its = loads.take(behind_cache)
@@ -82,18 +82,19 @@ def managed_lookups(loads: Loads) -> FloatArray:
 
 
 def moved_row_bytes(loads: Loads) -> FloatArray:
-    """Return the bytes that memory moves to read a row of weights, (n,)."""
+    """Return the bytes that memory moves to read one row of the weights of each load, (n,)."""
     return in_sectors(loads.dim * loads.bytes_per_element)
 
 
 def in_sectors(row_bytes: FloatArray) -> FloatArray:
-    """Return the bytes that memory moves to read `row_bytes` (n,) in a row: whole sectors, (n,)."""
+    """Return the bytes that memory moves to read rows of `row_bytes` (n,), rounded up to whole sectors, (n,)."""
     return np.ceil(row_bytes / SECTOR_BYTES) * SECTOR_BYTES
 
 
 @dataclass(frozen=True)
 class HostLink:
-    """Additional costs of tables in host memory: the device's link to its host, and the work of the cache.
+    """Additional costs of kernel calls on tables in host memory:
+    the time of the link between device and host, and the work of the cache.
 
     Attributes:
         link_gb_per_s: bandwidth for rows that are fetched, one way; other rows are written back at the same time.
@@ -106,13 +107,16 @@ class HostLink:
     cache_call_ms: _Figure
 
     def call_ms(self, tier: Tier) -> float:
-        """Return the additional ms of a call of tables in a tier, without the launch of the call."""
+        """Return the fixed ms that a call takes longer because its tables are in `tier`,
+        without the launch of the call.
+        """
         return self.cache_call_ms if tier is Tier.UVM_CACHING else 0.0
 
 
 @dataclass(frozen=True)
 class HostTiers(Stored, SumModel):
-    """The time of the bytes and lookups of tables in host memory, summed over tables, plus a fixed time of the call.
+    """Model of kernel calls of tables in host memory:
+    the time of moved bytes and of cache lookups, summed over the tables, plus a fixed time of the call.
 
     A larger cache load factor therefore never costs more.
 
@@ -132,23 +136,24 @@ class HostTiers(Stored, SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that adds the call's time to the sum of the tables' times."""
+        """The head that adds the fixed time of the call to the sum of the tables' times."""
         return ReluHead.of_cost(self.call_ms)
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as the ms that it takes, (n, 1)."""
+        """Return the time of each load in ms, as a vector with one number, (n, 1)."""
         each = np.array([self.memory_ms_per_gb, self.link_ms_per_gb, self.cache_lookup_ns])
         cost_ms: Float32Array = (host_amounts(loads) @ each)[:, None].astype(np.float32)
         return cost_ms
 
     def scaled(self, factor: float) -> "HostTiers":
-        """Scale all costs by the factor."""
+        """Return the model with all predicted costs multiplied by `factor`."""
         return HostTiers(**{name: figure * factor for name, figure in self.settings().items()})
 
 
 @dataclass(frozen=True)
 class BehindLink(SumModel):
-    """The time of a call of tables in host memory: the same call in device memory, plus the link and the cache.
+    """Model of kernel calls of tables in host memory:
+    the time of the same call in device memory, plus the time of the link and the cache.
 
     Attributes:
         base: model of the same call in device memory.
@@ -162,22 +167,24 @@ class BehindLink(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head of the base model, which also adds the last number of the vector to the time."""
+        """The head of the base model for vectors with one more number: the ms to add to the time of the base model."""
         return self.base.head.with_added_ms(self.host.call_ms(self.tier))
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as the vector of the base model, plus the ms of the link and the cache, (n, H + 1)."""
+        """Return the vector of each load, (n, H + 1): the vector of the base model,
+        and the ms of the link and the cache.
+        """
         each = np.array([_MS_OF_GB_PER_S / self.host.link_gb_per_s, self.host.cache_lookup_ns])
         more_ms = host_amounts(loads)[:, 1:] @ each
         return np.column_stack([self.base.embed(loads.on_device()), more_ms]).astype(np.float32)
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """Return the spread of the base, (B,) ms; the link adds nothing to the spread."""
+        """Return the spread of the base model's predictions, (B,) ms, because the link adds nothing to the spread."""
         return self.base.spread_ms(LoadSets(sets.loads.on_device(), sets.counts))
 
 
 def host_amounts(loads: Loads) -> FloatArray:
-    """Return the amounts that tables in host memory move, (n, 3).
+    """Return the three amounts on which the time of tables in host memory depends, (n, 3).
 
     They are the GB moved in device memory, the GB over the link to the host, and the millions of lookups through a
     cache.

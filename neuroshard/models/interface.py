@@ -22,7 +22,8 @@ _WIDER = 65536.0  # in units of the costs: more than narrow tables save on any d
 
 
 class Coverage(IntEnum):
-    """How near published measurements are to a predicted cost; `str` completes "these costs are ...".
+    """How near published measurements are to the case whose cost is predicted;
+    `str` returns the end of a sentence "these costs are ...", such as "extrapolated from published measurements".
 
     Attributes:
         COVERED: the cost is between published measurements of the same type of device and of call.
@@ -50,7 +51,8 @@ _COVERAGES = {
 
 
 class ComputeModel(ABC):
-    """Model of kernel times: the loads of each set make one kernel call (`Call`). An empty set takes no time.
+    """Model of kernel times: predicts the ms of sets of loads, each of which is one kernel call (`Call`).
+    An empty set takes no time.
 
     Searches may call a model from several threads at once.
     """
@@ -71,19 +73,25 @@ class ComputeModel(ABC):
         return frozenset()
 
     def coverage(self, loads: Loads) -> Coverage | None:
-        """Return how near published points are to these loads; None if times are not computed from a datasheet."""
+        """Return how near published measurements are to these loads;
+        None if the times of the model are not computed from a datasheet.
+        """
         return None
 
     @abstractmethod
     def predict(self, sets: LoadSets) -> FloatArray:
-        """Predict the ms of each of the B sets of loads, (B,)."""
+        """Predict the kernel time of each of B sets of loads, (B,) ms."""
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """Compute the standard deviation of the predictions of an ensemble's members, (B,) ms; 0 if there are none."""
+        """Return the standard deviation of the predictions over the members of an ensemble, (B,) ms;
+        zeros if the model is not an ensemble.
+        """
         return np.zeros(len(sets))
 
     def device_ms(self, devices: LoadSets) -> FloatArray:
-        """Predict the ms of B devices with loads of any calls, one call after the other, (B,)."""
+        """Predict the kernel time of each of B devices, (B,) ms,
+        whose loads may belong to several calls, one after the other.
+        """
         calls, of_kernels = devices.by_kernel()
         cost: FloatArray = self.predict(calls).reshape(len(devices), len(of_kernels)).sum(axis=1)
         return cost
@@ -103,11 +111,13 @@ class ReluHead:
 
     @classmethod
     def of_cost(cls, offset: float = 0.0) -> "ReluHead":
-        """Make the head of vectors of one number, a time of at least 0 ms: the sum of the times, plus `offset` ms."""
+        """Return the head for vectors with one number, the ms of a load:
+        the sum of these ms, plus `offset` ms, but at least 0.
+        """
         return cls(np.zeros(1, np.float32), np.ones(1, np.float32), offset, 1.0)
 
     def with_added_ms(self, offset_ms: float = 0.0) -> "ReluHead":
-        """Extend the head to vectors with one more number: ms that are added to the time.
+        """Return the head for vectors with one more number at the end: ms that are added to the time.
 
         `offset_ms` is added to all times.
         """
@@ -115,17 +125,22 @@ class ReluHead:
         return ReluHead(bias, weight, self.offset + offset_ms / self.scale_ms, self.scale_ms)
 
     def __call__(self, sums: Float32Array) -> FloatArray:
-        """Compute the ms, (...,), of sets from their sums (..., H); not meaningful for empty sets."""
+        """Return the time in ms, (...,), of sets of loads whose vectors add up to `sums`, (..., H).
+        The result is not meaningful for empty sets.
+        """
         return self.finish(np.maximum(sums + self.bias, 0) @ self.weight)
 
     def finish(self, score: FloatArray | Float32Array) -> FloatArray:
-        """Turn the weighted sums (...,) into ms, (...,)."""
+        """Return times in ms, (...,), from weighted sums (...,):
+        add the offset, replace negative results by 0, and scale.
+        """
         return np.maximum(score.astype(np.float64) + self.offset, 0) * self.scale_ms
 
 
 @dataclass(frozen=True, eq=False)
 class NarrowCalls:
-    """Shares of costs that a call saves if none of its tables is wider than a limit.
+    """The savings of narrow kernel calls: the shares of a table's cost that are saved if no
+    table in the call is wider than a limit.
 
     FBGEMM's CUDA kernels give every row as many threads as the call's widest table needs (8 up to 32 columns, 16 up to
     64, else 32) and as many registers: a narrow table costs less if all tables of the call are narrow. So each table
@@ -142,7 +157,9 @@ class NarrowCalls:
     shares: Float32Array
 
     def saved_of(self, cost: Float32Array, dim: FloatArray) -> Float32Array:
-        """Compute d_w of loads, (n, W), from their costs in calls with wide tables, (n,), and their columns, (n,)."""
+        """Return the numbers d_w of n loads, (n, W), from their costs in calls with wide tables, (n,),
+        and their widths in columns, (n,).
+        """
         saved = np.full((len(cost), len(self.widths)), -_WIDER, dtype=np.float32)
         left = cost.copy()
         for number in reversed(range(len(self.widths))):
@@ -152,27 +169,34 @@ class NarrowCalls:
         return saved
 
     def left_of(self, dim: FloatArray) -> FloatArray:
-        """Compute the share of a cost that is left in a call whose widest table has `dim` columns, (n,)."""
+        """Return the share of a cost that is left after savings in a call whose widest table has `dim`
+        columns, (n,).
+        """
         left: FloatArray = np.where(
             dim[:, None] <= np.array(self.widths), 1 - self.shares.astype(np.float64), 1.0
         ).prod(axis=1)
         return left
 
     def smoothly_left_of(self, dim: FloatArray) -> FloatArray:
-        """Compute the share that is left, interpolated between widths and up to 1 at twice the last width, (n,)."""
+        """Return the same share as `left_of`, (n,), but interpolated between the limits,
+        and rising to 1 at twice the last limit.
+        """
         widths = np.array(self.widths, dtype=np.float64)
         left: FloatArray = np.interp(dim, [*widths, 2 * widths[-1]], [*self.left_of(widths), 1.0])
         return left
 
     def less_saved(self, head: ReluHead) -> ReluHead:
-        """Return a head of costs that also subtracts savings, for vectors with W more numbers, the d_w."""
+        """Return the head of costs, extended to vectors with W more numbers, the d_w:
+        the new head also subtracts savings.
+        """
         bias = np.concatenate([head.bias, np.zeros(len(self.widths), np.float32)])
         weight = np.concatenate([head.weight, np.full(len(self.widths), -1, np.float32)])
         return replace(head, bias=bias, weight=weight)
 
 
 class SumModel(ComputeModel):
-    """A compute model as in the papers: a head turns the sum of the vectors of a set's loads into a time.
+    """A compute model as in the papers: it adds up the vectors of all loads in a set,
+    and a head turns the sum into a time.
 
     The search is fast with such models: adding a load to a device is one addition, a time is one small dot product.
     """
@@ -184,10 +208,12 @@ class SumModel(ComputeModel):
 
     @abstractmethod
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each of n loads as a vector, (n, H); the vector of a set is the sum of the vectors of its loads."""
+        """Return a vector for each of n loads, (n, H); the vector of a set of loads is the sum of
+        the vectors of its loads.
+        """
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """Predict the ms of each of the B sets of loads, (B,)."""
+        """Predict the kernel time of each of B sets of loads, (B,) ms."""
         cost, filled = np.zeros(len(sets)), sets.counts > 0
         if filled.any():
             cost[filled] = self.head(sums_of(self.embed(sets.loads), sets.counts[filled]))
@@ -195,7 +221,7 @@ class SumModel(ComputeModel):
 
 
 class CommModel(ABC):
-    """Model of the exchanges in one direction: each device waits for the straggler to start, then transfers.
+    """Model of the exchanges in one direction: each device waits for the straggler to start, and then transfers data.
 
     Searches may call a model from several threads at once.
 
@@ -212,35 +238,46 @@ class CommModel(ABC):
 
     @property
     def forms(self) -> Forms:
-        """The families of sharding types whose exchanges the model knows; it may ignore exchanges of other families."""
+        """The families of sharding types whose exchanges the model knows;
+        the model may ignore exchanges of other families.
+        """
         return frozenset(form for form, layout in LAYOUTS.items() if self.collectives.issuperset(layout.exchanges))
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
-        """Return how near published points are to this traffic; None if times are not computed from a datasheet."""
+        """Return how near published measurements are to this traffic;
+        None if the times of the model are not computed from a datasheet.
+        """
         return None
 
     @property
     @abstractmethod
     def num_devices(self) -> int | None:
-        """D, the number of devices that the model was fitted for; None if the model serves any number."""
+        """The number of devices D that the model was fitted for; None if the model serves any number of devices."""
 
     def predict(self, traffic: Traffic, start_ms: FloatArray) -> FloatArray:
-        """Predict the ms, (B, D), from the start of each device to its end, by traffic and start delays (B, D)."""
+        """Predict the ms from the start to the end of the exchanges on each device, (B, D),
+        from the traffic and the start delays (B, D).
+        """
         return self.chain(traffic, start_ms).total_ms
 
     def alone_ms(self, alone: Traffic, start_ms: FloatArray) -> FloatArray:
-        """Predict the ms of one collective (`Traffic.alone`), (B, D); 0, with no wait, if nothing is exchanged."""
+        """Predict the ms of one collective, whose traffic is `alone` (`Traffic.alone`), (B, D);
+        0, without waiting, if nothing is exchanged.
+        """
         taken: FloatArray = self.predict(alone, start_ms) * (alone.size_bytes.sum(axis=(1, 2)) > 0)[:, None]
         return taken
 
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> "Chain":
-        """Predict the ms of each exchange, one after the other; by default, of one all-to-all."""
+        """Predict the times of all exchanges, which follow one another;
+        by default there is only one exchange, an all-to-all.
+        """
         wait_ms = waits(start_ms)
         total_ms = wait_ms + self.transfer_ms(traffic, wait_ms)
         return Chain(total_ms, {Collective.ALL_TO_ALL: total_ms})
 
     def even_ms(self, given: FloatArray, batch_size: int, topology: Topology) -> FloatArray:
-        """Predict the ms, (B,), of devices that start together and put equal bytes into each collective, (B, C).
+        """Predict the ms, (B,), of exchanges that all devices start together,
+        if each device puts `given` bytes into each collective, (B, C).
 
         If a model predicts different times for such devices, the longest time counts.
         """
@@ -251,16 +288,20 @@ class CommModel(ABC):
 
     @abstractmethod
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the ms after the start of the straggler, (B, D), from the traffic and the waits of devices (B, D)."""
+        """Predict the ms from the start of the straggler to the end on each device, (B, D),
+        from the traffic and the waits of the devices (B, D).
+        """
 
     def outline(self, traffic: Traffic) -> "Outline":
-        """Return the transfers as segments, to compute them fast for many starts; by default waits have no effect."""
+        """Return the transfers as sums of segments, from which times for many starts are computed fast;
+        by default waits have no effect.
+        """
         together = np.zeros(traffic.size_bytes.shape[:2])
         return Outline(self.transfer_ms(traffic, together)[..., None], np.ones(1), np.zeros((1, NUM_WAITS)))
 
 
 class EqualWork(NamedTuple):
-    """The work of every device of B plans whose devices have equal work.
+    """The amounts of work of one device in each of B plans, if all devices of a plan have equal work.
 
     Attributes:
         kernels: (B, K) number of kernels of each of `CALLS`, as in `KernelTimes`.
@@ -274,7 +315,7 @@ class EqualWork(NamedTuple):
 
 
 class PartModel(ABC):
-    """Another part of a step than kernels and exchanges: by a model, or a formula.
+    """Base class: predicts the time of a part of a step other than kernels and exchanges, by a model or a formula.
 
     Of the three methods only `ms` must be written: it gives the costs of whole plans. Searches place shards by
     `of_shards`, and choose sharding types by `shared_ms` too; without them the part does not influence their choices.
@@ -297,7 +338,7 @@ class PartModel(ABC):
 
     @abstractmethod
     def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the part on each device of B plans, (B, D), waiting included.
+        """Predict the ms of the part on each device of B plans, (B, D), including the time that devices wait.
 
         Args:
             times: kernel times, and counts of the work of the devices.
@@ -306,14 +347,15 @@ class PartModel(ABC):
         """
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function of n loads to about the ms, (n,), that each load adds to a step of its device.
+        """Return a function that predicts from n loads about how many ms, (n,), each load adds to a step of its device.
 
         By default None: the part does not depend on shards, or nobody knows how.
         """
         return None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the part on each of equal devices, (B,), without the ms that `of_shards` adds.
+        """Predict the ms of the part on each device, (B,),
+        if all devices have equal work, without the ms that `of_shards` adds.
 
         By default 0.
 
@@ -327,7 +369,9 @@ class PartModel(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Exchanges one after the other: the ms of all, (B, D), and of each from the end of the one before, (B, D)."""
+    """Times of exchanges that follow one another: the ms of all together, (B, D),
+    and the ms of each exchange from the end of the previous exchange, (B, D).
+    """
 
     total_ms: FloatArray
     each_ms: dict[Collective, FloatArray]
@@ -335,7 +379,7 @@ class Chain:
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """Transfers as sums of P segments, some of which devices do while they wait.
+    """Transfer times as sums of P segments; a device completes part of some segments while the device waits.
 
     A transfer is the sum over segments of share * max(segment - lead . waits, 0).
 
@@ -351,7 +395,8 @@ class Outline:
 
 
 def device_waits(wait_ms: FloatArray) -> FloatArray:
-    """Compute the W waits that a transfer of each of D >= 2 devices depends on, (B, D, W), from their waits (B, D).
+    """Return the W waits on which the transfer of each of D >= 2 devices depends, (B, D, W),
+    from the waits of all devices, (B, D).
 
     They are the wait of the device itself, of the last device to start but one, the mean, the longest, and the wait of
     the last other device to start.

@@ -1,4 +1,4 @@
-"""Kernel times by call: a model for each kernel call, and the time that a step adds to the calls."""
+"""Models of kernel times: a model for each kernel call, and the time that a step adds to the calls."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -34,7 +34,7 @@ Adds = Callable[[Loads], FloatArray]  # (n,) ms that each of n loads adds to a s
 
 @dataclass(frozen=True)
 class KernelSettings:
-    """Settings of the models, by the names of the calls, and the link to the host."""
+    """Settings of `KernelModels` in a bundle: the model of each call, by name of the call, and the link to the host."""
 
     calls: Annotated[dict[str, Described], Meta(min_length=1, max_length=len(CALLS))]
     host: HostLink | None = None
@@ -42,7 +42,7 @@ class KernelSettings:
 
 @dataclass(frozen=True)
 class KernelModels(Stored, SumModel):
-    """Times of all kernel calls, from a model for each call, and the time that a step adds to them.
+    """Model of the times of all kernel calls: a model for each call, and the time that a step adds to the calls.
 
     Attributes:
         by_call: the model of each known call, with pooled column-wise tables among the calls.
@@ -61,17 +61,19 @@ class KernelModels(Stored, SumModel):
 
     @classmethod
     def of(cls, model: SumModel) -> "KernelModels":
-        """Return the models of all calls that a model knows: the model itself for each of them."""
+        """Return the model as `KernelModels`, in which the same model serves each of the calls that it knows."""
         return model if isinstance(model, KernelModels) else cls(dict.fromkeys(model.calls, model))
 
     @classmethod
     def one_by_one(cls, model: ComputeModel) -> "KernelModels":
-        """Return models of column-wise calls that add up the times of all loads, each alone."""
+        """Return models of column-wise calls that predict the time of a call as the sum of the times of its loads,
+        each in a call alone.
+        """
         return cls(dict.fromkeys((call for call in model.calls if LAYOUTS[call.form].free), AloneTimes(model)))
 
     @classmethod
     def nearest(cls, model: ComputeModel, tables: Loads, num_devices: int) -> "KernelModels":
-        """Return a model that is a sum over tables: `model` itself if it is such a sum, else an approximation.
+        """Return a model that is a sum over tables: `model` itself if this model is a sum, else an approximation.
 
         The approximation adds up the times of the loads alone, times a factor with which the time of `tables` (T,),
         spread evenly over the devices, is exact.
@@ -85,17 +87,19 @@ class KernelModels(Stored, SumModel):
 
     @property
     def calls(self) -> frozenset[Call]:
-        """The kernel calls that there are models of."""
+        """The set of kernel calls whose times these models know."""
         return frozenset(self._models)
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """The calls with analytic models, and the calls without a model, which use the link of a datasheet."""
+        """The kernel calls with analytic models, and the kernel calls without a model,
+        whose times use the link of a datasheet.
+        """
         of_models = {call for call, model in self.by_call.items() if model.arithmetic}
         return frozenset(of_models | (self._models.keys() - self.by_call.keys()))
 
     def coverage(self, loads: Loads) -> Coverage | None:
-        """Return how near published points are to these loads; None unless all models are analytic."""
+        """Return how near published measurements are to these loads; None if any of the models is not analytic."""
         each = [model.coverage(loads) for model, _ in self._distinct]
         return max((known for known in each if known is not None), default=None) if None not in each else None
 
@@ -112,39 +116,45 @@ class KernelModels(Stored, SumModel):
 
     @cached_property
     def _distinct(self) -> list[tuple[SumModel, list[int]]]:
-        """Each model once, with the indices in `CALLS` of the calls that the model serves."""
+        """The list of all distinct models, each with the indices in `CALLS` of the calls that the model serves."""
         served: dict[int, tuple[SumModel, list[int]]] = {}
         for call, model in self._models.items():
             served.setdefault(id(model), (model, []))[1].append(CALLS.index(call))
         return list(served.values())
 
     def of_call(self, call: Call) -> SumModel:
-        """Return the model of one kernel call in a step, a sum over tables."""
+        """Return the model of one kernel call in a step; this model is a sum over tables."""
         model = self._models[call]
         return model if self.factor == 1.0 and not self.adds else StepTimes(model, self.factor, self.adds)
 
     def of_columns(self, tables: Loads) -> SumModel:
-        """Return one model of all calls of devices with column-wise shards of `tables` (T,): the sum of the calls."""
+        """Return one model for devices with column-wise shards of `tables` (T,);
+        the model predicts the sum of the times of all calls.
+        """
         kernels = np.unique(tables.kernel)
         models = [self.of_call(CALLS[number]) for number in calls_of(kernels).tolist()]
         return models[0] if len(models) == 1 else Consecutive(tuple(zip(kernels.tolist(), models, strict=True)))
 
     @property
     def head(self) -> ReluHead:
-        """The head for sums of the vectors of pooled column-wise shards."""
+        """The head that turns the sum of the vectors of pooled column-wise shards into ms."""
         return self.of_call(COLUMN_WISE_CALL).head
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each of n pooled column-wise shards as a vector, (n, H); `of_call` has models of other calls."""
+        """Return a vector for each of n pooled column-wise shards, (n, H);
+        for other calls use the models that `of_call` returns.
+        """
         return self.of_call(COLUMN_WISE_CALL).embed(loads)
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """Predict the ms of each of the B sets of loads, (B,); all loads of a set belong to one call."""
+        """Predict the kernel time of each of B sets of loads, (B,) ms; all loads of a set must belong to one call."""
         kernels_ms = self._of_calls(sets, lambda model, calls: model.predict(calls))
         return self.factor * kernels_ms + sets.totals(_added_ms(self.adds, sets.loads))
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """Compute the spread of the members of each call's ensemble, (B,) ms."""
+        """Return the standard deviation of the predictions over the members of an ensemble, (B,) ms,
+        for each of B sets of loads.
+        """
         return self.factor * self._of_calls(sets, lambda model, calls: model.spread_ms(calls))
 
     def _of_calls(self, sets: LoadSets, ask: Callable[[SumModel, LoadSets], FloatArray]) -> FloatArray:
@@ -160,16 +170,18 @@ class KernelModels(Stored, SumModel):
         return {call.name: model for call, model in self.by_call.items()}
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields that are not tensors, for JSON."""
+        """Return the fields of the model that are not tensors, as values for JSON."""
         return {"calls": described(self._named)} | ({} if self.host is None else {"host": asdict(self.host)})
 
     def tensors(self) -> Tensors:
-        """Return the models' tensors, under the names of their calls."""
+        """Return the tensors of all models; each name begins with the name of the model's call."""
         return tensors_of(self._named)
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "KernelModels":
-        """Return the models with these settings and tensors, as `settings` and `tensors` returned them."""
+        """Return the models with the given settings and tensors,
+        which the methods `settings` and `tensors` of a model returned.
+        """
         read = parse(settings, KernelSettings, "settings")
         calls = read.calls
         if COLUMN_WISE_CALL.name not in calls:
@@ -184,7 +196,8 @@ def _added_ms(adds: tuple[Adds, ...], loads: Loads) -> FloatArray:
 
 @dataclass(frozen=True)
 class StepTimes(SumModel):
-    """The time of one kernel call in a step: the model's time times a factor, plus time that every load adds.
+    """Model of one kernel call in a step: the time of the call alone times a factor,
+    plus the time that every load adds.
 
     Attributes:
         model: model of the call alone.
@@ -197,22 +210,22 @@ class StepTimes(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The model's head, for vectors with one more number: ms that are added to the time."""
+        """The head of the model, extended to vectors with one more number: the ms that are added to the time."""
         head = self.model.head
         return replace(head, scale_ms=head.scale_ms * self.factor).with_added_ms()
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as the vector of the model, plus the ms that the load adds, (n, H + 1)."""
+        """Return the vector of each load, (n, H + 1): the vector of the model, and the ms that the load adds."""
         return np.column_stack([self.model.embed(loads), _added_ms(self.adds, loads)]).astype(np.float32)
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """Predict the ms of each of the B sets of loads, (B,), including the ms that loads add."""
+        """Predict the kernel time of each of B sets of loads, (B,) ms, including the ms that loads add."""
         return self.factor * self.model.predict(sets) + sets.totals(_added_ms(self.adds, sets.loads))
 
 
 @dataclass(frozen=True)
 class AloneTimes(SumModel):
-    """The sum of the times of all loads, each alone, times a factor.
+    """Model that adds up the times of all loads, each in a call alone, and multiplies the sum by a factor.
 
     Attributes:
         model: model of the time of a load alone, of any call.
@@ -225,13 +238,14 @@ class AloneTimes(SumModel):
     share: float = 1.0
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as the time of the load alone, times the factor, (n, 1) ms."""
+        """Return the time of each load alone times the factor, as a vector with one number, (n, 1) ms."""
         return self.model.predict(LoadSets.alone(loads))[:, None].astype(np.float32) * np.float32(self.share)
 
 
 @dataclass(frozen=True)
 class Consecutive(SumModel):
-    """The time of several kernels, one after the other, as one sum: one head takes the vectors of all kernels.
+    """Model of several kernels that run one after the other, as one sum over tables:
+    one head takes the vectors of all kernels.
 
     The vector of a set is (v_1, ..., v_K, -n_1, ..., -n_K, 0): for each kernel k the sum v_k of its model's vectors,
     and the number n_k of its loads. `head` turns this vector into the time of all kernels. The time is the sum of the
@@ -244,7 +258,9 @@ class Consecutive(SumModel):
     by_kernel: tuple[tuple[int, SumModel], ...]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed n loads as (n, H_1 + ... + H_K + K + 1): the model's vector and a -1 in the columns of its kernel."""
+        """Return the vector of each of n loads, (n, H_1 + ... + H_K + K + 1):
+        the model's vector and a -1, in the columns of the load's kernel.
+        """
         width = [len(head.bias) for head in self._heads]
         vectors = np.zeros((len(loads), sum(width) + len(width) + 1), dtype=np.float32)
         first, numbers = 0, loads.kernel
@@ -262,7 +278,7 @@ class Consecutive(SumModel):
 
     @cached_property
     def head(self) -> ReluHead:
-        """The head that adds up the ms of the kernels that are called.
+        """The head that turns a summed vector into the sum of the ms of all kernels that are called.
 
         With b_k, w_k and o_k the bias, weight and offset of the head of kernel k, both of the latter in ms, it computes
 

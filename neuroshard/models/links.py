@@ -1,4 +1,6 @@
-"""Changes of the links between devices in all models with analytic exchange times, also inside of other models."""
+"""Changes of the links between devices in all analytic models of exchanges,
+also in analytic models that other models contain.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +16,9 @@ Change = Callable[[RooflineComm], RooflineComm]
 
 
 def with_links(model: CommModel, change: Change) -> CommModel:
-    """Return a model whose analytic exchange times are changed; the model itself if it has none."""
+    """Return the model with `change` applied to each analytic model of exchanges;
+    the model itself if there is no analytic model.
+    """
     if isinstance(model, RooflineComm):
         return change(model)
     if isinstance(model, ExchangeModels):
@@ -25,10 +29,10 @@ def with_links(model: CommModel, change: Change) -> CommModel:
 
 
 def chosen_links(choice: ModelChoice) -> Change:
-    """Return the change of analytic exchange times to the links in a choice (`ModelChoice.links`)."""
+    """Return the function that changes analytic exchange times to the links in `choice` (`ModelChoice.links`)."""
 
     def change(model: RooflineComm) -> RooflineComm:
-        """Change the links of a model.
+        """Return the model of exchanges with the links in `choice`.
 
         Raises:
             UserError: bridges are given for GPUs that do not need them.

@@ -37,7 +37,7 @@ LARGEST_BYTES = float(1 << 30)  # largest buffer between hosts that was measured
 
 
 class Growth(NamedTuple):
-    """Growth of the time of a kind of collective with ranks and bytes, the same on all networks.
+    """How the time of a kind of collective grows with the number of ranks and with the bytes; the same on all networks.
 
     Attributes:
         power: exponent p: the fixed time L is proportional to ranks^p (for an all-reduce, to hosts^p).
@@ -49,7 +49,7 @@ class Growth(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """The figures of a kind of collective on a kind of network.
+    """The fitted figures of one kind of collective on one kind of network: fixed time and share of the bandwidth.
 
     Attributes:
         latency_us: fixed time of 16 ranks; of an all-reduce, of 2 hosts.
@@ -86,7 +86,7 @@ _PCIE_SHARES = {"alltoall": 0.30, "reduce_scatter": 0.33, "all_gather": 0.35, "a
 @dataclass(frozen=True)
 @checked
 class Links:
-    """The links between devices, in addition to bandwidths by the datasheet.
+    """Properties of the links between devices, in addition to the bandwidths on the datasheet.
 
     Attributes:
         network: kind of the network between hosts (`NETWORKS`).
@@ -111,7 +111,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Network:
-    """The network between hosts.
+    """The network between hosts, and the times of collectives over this network.
 
     Attributes:
         kind: one of `NETWORKS`.
@@ -126,7 +126,8 @@ class Network:
     def ms(
         self, collective: str, size_bytes: FloatArray, ranks: int, hosts: int, fits: Fits | None = None
     ) -> FloatArray:
-        """Predict the ms of a collective, by NCCL's name, of buffers of (...,) bytes as nccl-tests counts them.
+        """Predict the ms of a collective, which has NCCL's name,
+        with buffers of `size_bytes` (...,), as nccl-tests counts the bytes.
 
         `fits` replaces `FITS`.
         """
@@ -135,7 +136,9 @@ class Network:
         return _with_losses(latency_ms, carried / (share * self.card_gb_per_s * _BYTES_PER_MS), growth.between)
 
     def measured(self, busbw_gb_per_s: float, ranks: int, hosts: int) -> "Network":
-        """Return the network whose all-reduce of 1 GiB has a bus bandwidth, as `all_reduce_perf` prints it, in GB/s."""
+        """Return the network with the card bandwidth at which an all-reduce of 1 GiB has this bus bandwidth,
+        which `all_reduce_perf` prints in GB/s.
+        """
         growth, latency_ms, share = self._figures(_ALL_REDUCE, ranks, hosts, FITS)
         taken_ms = LARGEST_BYTES * 2 * (ranks - 1) / ranks / (busbw_gb_per_s * _BYTES_PER_MS)
         bytes_ms = _bytes_ms(latency_ms, taken_ms, growth.between)
@@ -143,7 +146,9 @@ class Network:
         return replace(self, card_gb_per_s=carried / (share * bytes_ms * _BYTES_PER_MS))
 
     def _figures(self, collective: str, ranks: int, hosts: int, fits: Fits) -> tuple[Growth, float, float]:
-        """Return the growth of a collective, the fixed time in ms, and the share of the bandwidth."""
+        """Return the `Growth` of a collective, the fixed time in ms,
+        and the share of the network bandwidth that large messages reach.
+        """
         which = _family(collective)
         growth, fit = GROWTH[which], fits[self.kind][which]
         return (
@@ -154,7 +159,7 @@ class Network:
 
 
 def carried_share(collective: str, ranks: int, hosts: int) -> float:
-    """Return the share of a device's buffer that the network card of each device carries.
+    """Return the share of a device's buffer that passes the network card of each device in a collective.
 
     A ring crosses each border between two hosts once, and an all-reduce is two rings; between two hosts NCCL's
     all-reduce takes trees instead.
@@ -176,7 +181,8 @@ def _with_losses(latency_ms: float, bytes_ms: FloatArray, between: float) -> Flo
 
 
 def _bytes_ms(latency_ms: float, taken_ms: float, between: float) -> float:
-    """Return the time T of the bytes for which `_with_losses` returns `taken_ms`; at least 1 ns.
+    """Return the time T of the bytes, in ms, from the whole time `taken_ms` of a collective,
+    as the inverse of `_with_losses`; at least 1 ns.
 
     With L the latency and k the factor `between`, T solves L + T + k sqrt(L T) = taken_ms.
     """
@@ -186,7 +192,7 @@ def _bytes_ms(latency_ms: float, taken_ms: float, between: float) -> float:
 
 
 class Point(NamedTuple):
-    """A published time of a collective between hosts; sizes and names as in nccl-tests."""
+    """A published time of a collective between hosts; sizes and names are as in nccl-tests."""
 
     machine: str
     network: str
@@ -200,19 +206,21 @@ class Point(NamedTuple):
 
     @property
     def latency_factor(self) -> float:
-        """Fixed times relative to those with newer GPUs."""
+        """The factor of fixed times with this GPU, relative to fixed times with newer GPUs."""
         return OLDER_GPU if self.gpu.startswith("A100") else 1.0
 
     @property
     def inside_ms(self) -> float:
-        """The ms of the bytes that stay within a host, by the curves of the GPU; unknown GPUs count as an H100."""
+        """The ms that the bytes within a host take, by the curves of the GPU. A GPU without curves counts
+        as an H100.
+        """
         name = self.gpu.split()[0].lower()
         local = self.ranks // self.hosts
         size = self.size_bytes / (self.hosts if self.collective == _ALL_TO_ALL else 1)
         return float(curves_of(name if name in _CURVES else "h100")(self.collective, local, np.array([size]))[0])
 
     def predicted_ms(self, fits: Fits) -> float:
-        """Predict the ms of the point by the figures of the point's kind of network."""
+        """Predict the ms of the collective at this point from the figures in `fits` for the point's kind of network."""
         network = Network(self.network, self.card_gb_per_s, self.latency_factor)
         outside = network.ms(self.collective, np.array([self.size_bytes]), self.ranks, self.hosts, fits)
         return max(self.inside_ms, float(outside[0]))
@@ -220,7 +228,7 @@ class Point(NamedTuple):
 
 @cache
 def points() -> tuple[Point, ...]:
-    """Read all published times of collectives between hosts."""
+    """Return all published times of collectives between hosts, read from a file."""
     return tuple(
         Point(
             row["machine"],
@@ -238,7 +246,8 @@ def points() -> tuple[Point, ...]:
 
 
 def fitted(known: Sequence[Point]) -> Fits:
-    """Return fitted latencies and shares of every kind of collective on every network.
+    """Return the latencies and shares of the bandwidth that fit the points in `known`,
+    for every kind of network and of collective.
 
     Each fit minimises the mean error over machines. InfiniBand and RoCE share one fit. If a collective was not
     published for a network, the collective is assumed to be slower than on InfiniBand by the mean factor of the other
@@ -270,7 +279,9 @@ def _family(collective: str) -> str:
 
 
 def _fit(which: str, known: Sequence[Point]) -> Fit:
-    """Return the latency and share with the least mean |ln(predicted / published)|; every machine counts equally."""
+    """Return the latency and share with the smallest mean |ln(predicted / published)| over the points in `known`;
+    every machine counts equally.
+    """
     latency_us, share = (grid.ravel() for grid in np.meshgrid(_LATENCIES_US, _SHARES, indexing="ij"))
     sizes = np.array([_size(which, one.ranks, one.hosts) for one in known])
     factor = np.array([one.latency_factor for one in known])
@@ -304,7 +315,7 @@ class MachineError(NamedTuple):
 
 
 def errors(network: str) -> Iterator[MachineError]:
-    """Yield the errors on every machine with a kind of network, by collective."""
+    """Yield the errors of predicted times on every machine with this kind of network, for each collective."""
     own = [one for one in points() if _kind(one.network) == _kind(network)]
     for machine, collective in dict.fromkeys((one.machine, one.collective) for one in own):
         which = _family(collective)
@@ -321,7 +332,7 @@ def _typical_of(its: Sequence[Point], fits: Fits) -> float:
 
 
 def typical_factor(predicted: Sequence[float] | FloatArray, published: Sequence[float] | FloatArray) -> float:
-    """Return e to the mean of |ln(predicted / published)|."""
+    """Return the typical factor between predicted and published times: e to the mean of |ln(predicted / published)|."""
     return float(np.exp(np.abs(np.log(predicted) - np.log(published)).mean()))
 
 
@@ -343,7 +354,9 @@ class PcieError(NamedTuple):
 
 
 def pcie_errors() -> Iterator[PcieError]:
-    """Yield the errors on every PCIe machine without bridges, by collective and number of devices."""
+    """Yield the errors of predicted times on every PCIe machine without bridges,
+    for each collective and number of devices.
+    """
     rows = [row for row in point_rows("pcie.csv") if row["bridges"] != "yes"]
     groups = dict.fromkeys((row["machine"], row["collective"], row["gpus"], row["link_gb_per_s"]) for row in rows)
     for machine, collective, gpus, link in groups:
@@ -357,7 +370,9 @@ def pcie_errors() -> Iterator[PcieError]:
 
 
 def pcie_link(collective: str, size_bytes: float, ms: float, devices: int) -> float:
-    """Return the bandwidth of a link, in GB/s, with which a collective over PCIe is predicted to take `ms`."""
+    """Return the bandwidth of a device's link, in GB/s, at which the predicted time of a collective
+    over PCIe is `ms`.
+    """
     latency_ms, bytes_ms = _pcie_times(collective, size_bytes, devices, 1.0)
     return float(bytes_ms) / _bytes_ms(latency_ms, ms, _PCIE_BETWEEN)
 
@@ -372,14 +387,16 @@ def pcie_curves(link_gb_per_s: float) -> Curves:
 
 
 def pcie_ms(collective: str, size_bytes: FloatArray, devices: int, link_gb_per_s: float) -> FloatArray:
-    """Predict the ms of a collective over PCIe by the bandwidth of a device's link, GB/s by the datasheet."""
+    """Predict the ms of a collective over PCIe from the bandwidth of a device's link,
+    which is in GB/s by the datasheet.
+    """
     return _with_losses(*_pcie_times(collective, size_bytes, devices, link_gb_per_s), _PCIE_BETWEEN)
 
 
 def _pcie_times(
     collective: str, size_bytes: FloatArray | float, devices: int, link_gb_per_s: float
 ) -> tuple[float, FloatArray]:
-    """Return the fixed time of a collective over PCIe, and the time of the bytes, ms."""
+    """Return two times of a collective over PCIe, in ms: the fixed time, and the time of the bytes."""
     times = 2 if collective == _ALL_REDUCE else 1
     latency_ms = times * _PCIE_LATENCY_US * _US * devices**0.7
     rate = _PCIE_SHARES[collective] * (devices / 8) ** -0.3 * link_gb_per_s * _BYTES_PER_MS

@@ -70,7 +70,8 @@ Slopes = dict[str, NonNegative]  # ms for one of each of `TERMS`; terms that are
 
 
 def imbalance(columns: FloatArray) -> tuple[str, FloatArray]:
-    """Return the name and the values (B,) of the imbalance of all-to-alls whose D devices send columns (B, D).
+    """Return the imbalance of all-to-alls in which D devices send `columns` (B, D):
+    the name of this quantity, and the values (B,).
 
     The imbalance is the maximum over the mean, 1 if all devices send the same. Random exchanges are more unbalanced
     the more devices there are, so the name contains the number of devices.
@@ -80,12 +81,15 @@ def imbalance(columns: FloatArray) -> tuple[str, FloatArray]:
 
 
 def compute_part(call: Call) -> str:
-    """Return the name of a kernel call's part: "compute" if column-wise, else "compute.row_wise" and so on."""
+    """Return the name of the part of a step for a kernel call:
+    "compute" for column-wise calls, else "compute.row_wise" and so on.
+    """
     return COMPUTE if call == COLUMN_WISE_CALL else f"{COMPUTE}.{call.name}"
 
 
 def exchange_part(direction: str, collective: Collective) -> str:
-    """Name the part of a collective in a direction, "forward" or "backward": "forward.reduce_scatter".
+    """Return the name of the part of a step for a collective in a direction ("forward" or "backward"),
+    such as "forward.reduce_scatter".
 
     An all-to-all's name is the direction alone; the input's, which comes once in a step, is "input".
     """
@@ -95,7 +99,9 @@ def exchange_part(direction: str, collective: Collective) -> str:
 
 
 def of_calls(calls: LoadSets) -> dict[str, FloatArray]:
-    """Return the values that decide the cost of kernel calls, (n,) or (B,) each; calls without tables are left out."""
+    """Return the quantities that decide the cost of kernel calls, by name, (n,) or (B,) each;
+    calls without tables are left out.
+    """
     loads = calls.loads
     return {
         "rows": loads.rows,
@@ -109,7 +115,7 @@ def of_calls(calls: LoadSets) -> dict[str, FloatArray]:
 
 
 def of_exchanges(alone: Traffic) -> dict[str, FloatArray]:
-    """Return the values that decide the cost of exchanges of one collective, (B,) or (B D,) each, by quantity.
+    """Return the quantities that decide the cost of exchanges by one collective, by name, (B,) or (B D,) each.
 
     `alone` is the traffic of this collective alone (`Traffic.alone`). Exchanges without bytes are left out.
     """
@@ -120,7 +126,7 @@ def of_exchanges(alone: Traffic) -> dict[str, FloatArray]:
 
 @dataclass(frozen=True)
 class InputExchange(PartModel):
-    """The input dist: all devices start the exchange of indices and lengths together.
+    """Model of the input dist, the exchange of indices and lengths, which all devices start together.
 
     Attributes:
         model: model of this exchange alone (`Traffic.alone`).
@@ -135,18 +141,24 @@ class InputExchange(PartModel):
         return self.model.alone_ms(traffic.alone(Collective.INPUT), np.zeros_like(ready_ms))
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function of n loads to the ms that the indices of each add, (n,): bytes times ms per byte."""
+        """Return a function that predicts from n loads the ms, (n,), by which the indices of each load lengthen a step:
+        bytes times ms per byte.
+        """
         ms_per_byte, devices = self._ms_per_byte(task), task.topology.num_devices
         return (lambda loads: _input_bytes(loads, devices) * ms_per_byte) if ms_per_byte else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of an exchange with equal bytes on all devices, (B,), without the ms that `of_shards` adds."""
+        """Predict the ms of an input dist with equal bytes on all devices, (B,), without the ms that
+        `of_shards` adds.
+        """
         size_bytes = work.input_bytes
         even_ms = self.model.even_ms(size_bytes[:, None], task.batch_size, task.topology) * (size_bytes > 0)
         return even_ms - size_bytes * self._ms_per_byte(task)
 
     def _ms_per_byte(self, task: Task) -> float:
-        """Predict the additional ms of a device that gets twice the mean bytes, per byte; 0 if nothing is exchanged."""
+        """Return the ms per byte by which an exchange takes longer if one device gets twice the mean bytes;
+        0 if nothing is exchanged.
+        """
         devices = task.topology.num_devices
         mean = _input_bytes(task.loads, devices).sum() / devices
         if devices == 1 or not mean:
@@ -159,12 +171,14 @@ class InputExchange(PartModel):
 
 
 def _input_bytes(loads: Loads, devices: int) -> FloatArray:
-    """Count the bytes of indices and lengths that come to a device for each load, (n,)."""
+    """Return the bytes of indices and lengths that come to a device for each load, (n,)."""
     return sent_bytes_of(loads, devices)[:, Collective.INPUT]
 
 
 def counts_of(loads: Loads) -> FloatArray:
-    """Return the counts of work of each of n loads, (n, C), in the order of `COUNTS`."""
+    """Return the amounts of work of each of n loads,
+    such as lookups and MB of outputs, (n, C), in the order of `COUNTS`.
+    """
     copied, in_rows = (are(loads, has) for has in (lambda its: its.own_samples, lambda its: its.blocks))
     one, out, columns = np.ones(len(loads)), loads.output_bytes / _MILLION, ~(copied | in_rows)
     pooled = _POOLED[loads.call]  # outputs of row-wise sequence tables are put in order one by one
@@ -180,12 +194,14 @@ def counts_of(loads: Loads) -> FloatArray:
 
 
 def counts_of_sets(sets: LoadSets) -> FloatArray:
-    """Return the counts of work of each set of loads, (B, C), in the order of `COUNTS`."""
+    """Return the amounts of work of each of B sets of loads, (B, C), in the order of `COUNTS`."""
     return np.stack([sets.totals(its) for its in counts_of(sets.loads).T], axis=-1)
 
 
 def terms_of(times: KernelTimes, part: str) -> FloatArray:
-    """Return the `TERMS` of each device of B plans, (B, D, F), for a part of the framework overhead."""
+    """Return the values of `TERMS` on each device of B plans, (B, D, F),
+    as the given part of the framework overhead counts the terms.
+    """
     devices = times.counts.shape[1]
     of_plan = _terms_of_plan(part, times.kernels, times.counts.mean(axis=1), devices)[:, None]
     own = np.where(_counts_own(part, times.kernels)[:, None, None], times.counts, 0.0)
@@ -194,7 +210,8 @@ def terms_of(times: KernelTimes, part: str) -> FloatArray:
 
 
 def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
-    """Return True for each plan, (B,), in which the part depends on the counts of each device.
+    """Return (B,) True for each plan in which this part of the framework overhead depends on
+    the counts of each single device.
 
     TorchRec puts exchanged outputs in order, together with the outputs of data-parallel tables. If all tables are
     data-parallel, TorchRec does not put outputs in order. `kernels` (B, K) are the numbers of kernels of each call.
@@ -204,7 +221,8 @@ def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
 
 
 def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devices: int) -> FloatArray:
-    """Return the terms that a part takes from a whole plan, (B, F), from kernels (B, K) and mean counts (B, C).
+    """Return the terms of a part that depend on a whole plan, (B, F),
+    from the kernels (B, K) and the mean counts of devices (B, C).
 
     The terms are 1, kernel calls, exchanges, exchanges times devices, outputs of several sharding types that are
     joined, and outputs of split tables that are put in order. One exchange carries the pooled tables of all data types;
@@ -222,7 +240,7 @@ def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devic
 def _of_devices_alike(
     part: "FrameworkPart | HostWait", task: Task, work: EqualWork
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the three summands of a part's ms on devices with equal work, (B,) each.
+    """Return the three summands of the ms of a part, (B,) each, on devices with equal work.
 
     They come from the terms of the whole plan, the terms of the mean device, and the terms of a device itself.
     """
@@ -247,16 +265,21 @@ class FrameworkPart(PartModel):
     about: str = ""
 
     def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of each device, (B, D). No device waits after an exchange, so the order does not matter."""
+        """Predict the ms of the part on each device, (B, D).
+        No device waits after an exchange, so the order of the parts does not matter.
+        """
         return terms_of(times, self.name) @ self.slopes
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function of n loads to the ms that each adds to its device, (n,); None if loads add nothing."""
+        """Return a function that predicts from n loads the ms that each load adds to its device, (n,);
+        None if loads add nothing.
+        """
         own = self.slopes[_OWN]
         return (lambda loads: counts_of(loads) @ own) if own.any() else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the part on each of equal devices, (B,), without the ms that `of_shards` adds.
+        """Predict the ms of the part on each device, (B,),
+        if all devices have equal work, without the ms that `of_shards` adds.
 
         The part is a sum of three summands (`_of_devices_alike`): plan + mean + own. Searches add `own` shard by shard,
         by `of_shards`, so it is left out here:
@@ -274,7 +297,7 @@ class FrameworkPart(PartModel):
 
 @dataclass(frozen=True, eq=False)
 class HostWait(PartModel):
-    """The time that a device, with its dense network, waits for the host that launches all its work.
+    """Model of the time that a device, with its dense network, waits for the host that launches all work of the device.
 
     A host launches a step call by call, and goes on to the next step; only the devices wait for the host. So a step
     takes about as long as the slower of host and device. A device with 1 ms less work waits about 0.9 ms longer:
@@ -296,20 +319,26 @@ class HostWait(PartModel):
 
     @property
     def about(self) -> str:  # type: ignore[override]  # other parts are about the same in all models
-        """The description of the part for people, with the dense time on which the part depends."""
+        """The description of the part for people, with the ms of the dense network, on which the part depends."""
         dense = f"{self.dense_ms:g} ms" if self.dense_ms is not None else f"an assumed {UNKNOWN_DENSE_MS:g} ms"
         return f"host time with {dense} of dense compute"
 
     def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms that each device waits, (B, D), if it has done all other work by `ready_ms`, (B, D)."""
+        """Predict the ms that each device waits, (B, D),
+        if `ready_ms` (B, D) is the time until the device has done all other work.
+        """
         return self._waited_ms(self._host_ms(times), ready_ms)
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms that equal devices wait, (B,), if they have done all other work by `ready_ms`, (B,)."""
+        """Predict the ms that devices with equal work wait, (B,),
+        if `ready_ms` (B,) is the time until all other work is done.
+        """
         return self._waited_ms(np.sum(_of_devices_alike(self, task, work), axis=0), ready_ms)
 
     def margin_ms(self, margin: Margin, times: KernelTimes, ready_ms: FloatArray) -> FloatArray:
-        """Return the margin of `ms`, (B, D): the additional wait if the host takes longer by its margin."""
+        """Return the margin of the predicted wait on each device, (B, D) ms:
+        the additional wait if the host takes longer by the margin of the host's time.
+        """
         host_ms = self._host_ms(times)
         longer_ms = host_ms + margin(host_ms, np.zeros_like(host_ms))
         return self._waited_ms(longer_ms, ready_ms) - self._waited_ms(host_ms, ready_ms)
@@ -325,7 +354,8 @@ class HostWait(PartModel):
 @dataclass(frozen=True)
 @checked
 class Framework(Stored):
-    """The framework overhead of TorchRec in a step on each device: sums of counts, and a factor of kernel times.
+    """The framework overhead of TorchRec in a step on each device:
+    amounts of work times ms, and a factor of kernel times.
 
     In a step the caches hold other data than in a benchmark of a kernel alone, and outputs are allocated. So kernels
     take a factor of their time alone, and additional time by counts.
@@ -354,17 +384,17 @@ class Framework(Stored):
 
     @property
     def parts(self) -> tuple[PartModel, ...]:
-        """The parts of a step, in its order."""
+        """The parts of the framework overhead, in the order of a step."""
         own = tuple(FrameworkPart(f"{FRAMEWORK}.{name}", self.per_term(name), about) for name, about in _ABOUT.items())
         return (*own, HostWait(self.per_term(_HOST))) if self.host else own
 
     def per_term(self, name: str) -> FloatArray:
-        """Return the ms for one of each of `TERMS`, (F,), of a part by the name of its field."""
+        """Return the ms for one unit of each of `TERMS`, (F,), of the part whose field is called `name`."""
         slopes: Slopes = getattr(self, name)
         return np.array([slopes.get(term, 0.0) for term in TERMS])
 
     def scaled(self, factor: float) -> "Framework":
-        """Return the overhead with the times on devices scaled by a factor.
+        """Return the framework overhead with all times on devices multiplied by the factor.
 
         The factor of kernel times stays, because other models predict kernel times; the times of hosts stay, because
         hosts have a speed of their own.

@@ -12,7 +12,7 @@ AnyWidths = Annotated[tuple[Width, ...], Meta(max_length=16)]  # empty: without 
 
 
 def perceptron(widths: tuple[int, ...]) -> nn.Sequential:
-    """Return a network of linear layers with these widths, with ReLU between them."""
+    """Return a trainable network of linear layers with the given widths, and with ReLU between the layers."""
     layers: list[nn.Module] = []
     for width_in, width_out in pairwise(widths):
         layers += [nn.Linear(width_in, width_out), nn.ReLU()]

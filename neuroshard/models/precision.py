@@ -1,4 +1,6 @@
-"""Exchanges of embeddings and gradients in fewer bits than fp32 (TorchRec's `QCommsConfig`), and their conversion."""
+"""Exchanges of embeddings and gradients with fewer bits than fp32 (TorchRec's `QCommsConfig`),
+and the time to convert elements.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +24,8 @@ _GIVEN = [
 
 
 def precisions_named(name: str) -> tuple[Precision, Precision]:
-    """Return the data types of embeddings and of gradients: "fp16" for both, or "fp16/bf16".
+    """Return the data types of embeddings and of gradients that `name` stands for,
+    such as "fp16" for both, or "fp16/bf16".
 
     Raises:
         UserError: the name is not a known precision.
@@ -32,7 +35,8 @@ def precisions_named(name: str) -> tuple[Precision, Precision]:
 
 
 def conversions(compute: ComputeModel, framework: Framework | None, *each: Precision) -> "tuple[Conversion, ...]":
-    """Return the part of a step that converts elements from fp32 to the data type of each direction, and back.
+    """Return a tuple with the part of a step that converts elements from fp32 to the data type of each direction,
+    and back.
 
     With a datasheet the conversion is a pass over memory before and after each exchange; with measured models the
     conversion takes the measured time. The tuple is empty if nothing is converted or the time was not measured.
@@ -49,7 +53,9 @@ def _ms_per_mb(compute: ComputeModel, framework: Framework | None, to: Precision
 
 
 def converted_mb(traffic: Traffic) -> FloatArray:
-    """Return the MB of fp32 that each device converts in one direction, (B, D), when it sends and when it receives."""
+    """Return the MB of fp32 that each device converts in one direction, (B, D),
+    in total before it sends and after it receives.
+    """
     got = np.zeros((len(traffic), 1))
     for which in (one for one in traffic.collectives if one not in (*IN_FULL_PRECISION, *ADDED_UP)):
         got += traffic.sent_bytes(which).mean(axis=1, keepdims=True) / _MB
@@ -57,7 +63,8 @@ def converted_mb(traffic: Traffic) -> FloatArray:
 
 
 def _own_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> FloatArray:
-    """Return the MB that a device converts, from the bytes it sends into each collective, (..., C).
+    """Return the MB (...,) that a device converts for the bytes that it sends,
+    from the bytes in each collective (..., C).
 
     Collectives that sum up convert once more.
     """
@@ -69,7 +76,8 @@ def _own_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> Floa
 
 @dataclass(frozen=True)
 class Conversion(PartModel):
-    """The conversion of embeddings and gradients from fp32 into fewer bits, and back where they arrive.
+    """Model of the conversion of embeddings and gradients from fp32 to fewer bits before an exchange,
+    and back after the exchange.
 
     Attributes:
         ms_per_mb: ms for each MB of fp32 that a device sends or receives, in all directions that have fewer bits.
@@ -85,11 +93,15 @@ class Conversion(PartModel):
         return converted_mb(traffic) * self.ms_per_mb
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function of n loads to the ms, (n,), that converting their outputs takes on their device."""
+        """Return a function that predicts from n loads the ms, (n,), to convert the outputs of each load on
+        its device.
+        """
         devices, host_size = task.topology.num_devices, task.topology.fast_links
         return lambda loads: _own_mb(sent_bytes_of(loads, devices), devices, host_size) * self.ms_per_mb
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms to convert the outputs that each of equal devices receives, (B,), except those of sums."""
+        """Predict the ms to convert the outputs that each of equal devices receives, (B,),
+        except outputs that the exchange sums up.
+        """
         ms: FloatArray = work.counts[:, _GIVEN].sum(axis=1) * self.ms_per_mb
         return ms

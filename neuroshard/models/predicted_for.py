@@ -14,7 +14,7 @@ _KINDS = {"cpu": "a CPU", _GPU: "a GPU"}
 
 @dataclass(frozen=True)
 class PredictedFor:
-    """The hardware that some cost models predict for.
+    """The hardware for which a set of cost models predicts: a measured machine, or a GPU by its datasheet.
 
     Attributes:
         models: the name and the settings of the models.
@@ -30,7 +30,9 @@ class PredictedFor:
 
     @classmethod
     def of(cls, models: ModelChoice | None) -> "PredictedFor | None":
-        """Look up the hardware of chosen models; None if the models are gone or their hardware is unknown."""
+        """Return the hardware for which the chosen models predict;
+        None if the models cannot be loaded or the hardware is unknown.
+        """
         if models is None:
             return None
         try:
@@ -43,11 +45,13 @@ class PredictedFor:
         return None if sheet is None else cls(models, _GPU, sheet=sheet.partition("_")[0].upper())
 
     def other_kind(self, here: Fingerprint) -> bool:
-        """Return True if the models predict for a CPU and `here` is a GPU, or the other way round."""
+        """Return True if the models predict for a CPU and the machine `here` is a GPU machine, or the other
+        way round.
+        """
         return self.kind != here.kind
 
     def differs(self, here: Fingerprint) -> bool:
-        """Return True if the models certainly predict for other hardware than `here`."""
+        """Return True if the models certainly predict for other hardware than the machine `here`."""
         if self.other_kind(here):
             return True
         if self.measured is not None:
@@ -55,7 +59,9 @@ class PredictedFor:
         return re.search(rf"\b{self.sheet}\b", here.device.upper()) is None
 
     def mismatch_text(self, here: Fingerprint) -> str:
-        """Return text that names the hardware of the models, and the hardware `here` that was measured."""
+        """Return text that names the hardware that the models predict for,
+        and the hardware `here`, on which the plan was measured.
+        """
         its = _named(self.measured) if self.measured is not None else f"{_KINDS[self.kind]}: {self.sheet} (datasheet)"
         return f"predicted for {its} (cost models '{self.models}'), but measured on {_named(here)}"
 

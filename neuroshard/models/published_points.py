@@ -56,7 +56,7 @@ class KernelPoint:
 
     @property
     def row_bytes(self) -> float:
-        """Bytes that memory moves for a row."""
+        """The bytes that memory moves to read one row of the call's tables."""
         return float(moved_row_bytes(self.loads)[0])
 
     @property
@@ -70,7 +70,7 @@ class KernelPoint:
 
 
 def _reuse(mean: float) -> tuple[float, ...]:
-    """Return a reuse histogram in which a row that is looked up is looked up `mean` times on average."""
+    """Return a reuse histogram with a mean of `mean` lookups for each row that is looked up at all."""
     above = min(max(int(np.searchsorted(MEAN_COUNTS, mean)), 1), len(MEAN_COUNTS) - 1)
     below = above - 1
     share = float(np.clip((mean - MEAN_COUNTS[below]) / (MEAN_COUNTS[above] - MEAN_COUNTS[below]), 0, 1))
@@ -81,7 +81,7 @@ def _reuse(mean: float) -> tuple[float, ...]:
 
 @cache
 def kernel_points() -> tuple[KernelPoint, ...]:
-    """Return all published kernel times.
+    """Return all published times of kernel calls, one point for each call.
 
     If a publication does not state the number of unique rows, a third of the lookups is assumed.
     """
@@ -107,7 +107,8 @@ def kernel_points() -> tuple[KernelPoint, ...]:
 
 @dataclass(frozen=True)
 class Widths:
-    """Factors between the time of lookups and the time of their bytes at memory bandwidth, by the bytes of a row.
+    """Factors by which lookups take longer than their bytes would take at memory bandwidth,
+    by the number of bytes in a row.
 
     Narrow rows keep few threads of a kernel busy; wide rows are in caches less often. Between points, the logarithm of
     the factor is interpolated over the logarithm of the bytes; outside of the points, the nearest point counts.
@@ -121,21 +122,22 @@ class Widths:
     factor: tuple[float, ...]
 
     def __call__(self, row_bytes: FloatArray) -> FloatArray:
-        """Return the factors, (n,), for rows of `row_bytes` (n,)."""
+        """Return the factor of each row, (n,), for rows of `row_bytes` (n,) bytes."""
         if not self.row_bytes:
             return np.ones_like(row_bytes)
         factor: FloatArray = np.exp(np.interp(np.log(row_bytes), np.log(self.row_bytes), np.log(self.factor)))
         return factor
 
     def holds(self, dim: FloatArray) -> BoolArray:
-        """Return (n,) True for tables whose numbers of columns are between published points."""
+        """Return (n,) True for each table whose number of columns, `dim` (n,), is between published points."""
         least, most = (self.row_bytes[0], self.row_bytes[-1]) if self.row_bytes else (0, np.inf)
         row_bytes = in_sectors(dim * ELEMENT_BYTES)
         return (row_bytes >= least) & (row_bytes <= most)
 
     @classmethod
     def of(cls, points: Iterable[KernelPoint], call_ms: float, bag_ns: float) -> "Widths":
-        """Return the factors of Meta's forward points, after the fixed times of a call and of bags are subtracted.
+        """Return the factors that follow from Meta's forward points,
+        after the fixed times of a call and of bags are subtracted.
 
         Points with rows of equal bytes become one point, with the geometric mean of their factors.
         """
@@ -154,7 +156,7 @@ EVEN = Widths((), ())
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """Times of a GPU's collectives on one host, as nccl-tests measures them.
+    """Curves of a GPU: the times of collectives on one host by the size of the buffer, as nccl-tests measures them.
 
     Between two sizes, the logarithm of the time is interpolated over the logarithm of the size; above the largest size,
     times are proportional to the bytes. Between two numbers of devices, the time per byte that leaves a device is
@@ -170,14 +172,18 @@ class Curves:
 
     @cached_property
     def _log_ms(self) -> dict[str, dict[int, FloatArray]]:
-        """Logarithms of the ms, (S,), if all bytes of a buffer went over links, by collective and number of devices."""
+        """The logarithms of the ms, (S,), that exchanges would take if all bytes of a buffer went over links,
+        by collective and number of devices.
+        """
         return {
             collective: {count: np.log(rising(ms) / _on_the_way(count)) for count, ms in by_count.items()}
             for collective, by_count in self.points.items()
         }
 
     def __call__(self, collective: str, devices: int, size_bytes: FloatArray) -> FloatArray:
-        """Return the ms, (...,), of a collective of devices with buffers of `size_bytes` (...,); 0 for one device."""
+        """Return the ms, (...,), that a collective takes between `devices` devices with buffers of `size_bytes` (...,);
+        0 for one device.
+        """
         if devices == 1:
             return np.zeros_like(size_bytes)
         log_bytes = np.log(np.maximum(size_bytes, 1.0))
@@ -186,7 +192,9 @@ class Curves:
         return ms
 
     def _between(self, collective: str, devices: int) -> FloatArray:
-        """Return the curve for a number of devices, (S,) logarithms of ms; it is interpolated once, and then kept."""
+        """Return the curve for a number of devices, (S,) logarithms of ms;
+        each curve is interpolated only once, and then kept in memory.
+        """
         if (key := (collective, devices)) not in self._known:
             curves = self._log_ms[collective]
             counts = sorted(curves)
@@ -199,7 +207,7 @@ class Curves:
 
     @cached_property
     def _known(self) -> dict[tuple[str, int], FloatArray]:
-        """Curves that have been interpolated, by collective and number of devices."""
+        """The curves that have been interpolated so far, by collective and number of devices."""
         return {}
 
     @cached_property
@@ -207,13 +215,13 @@ class Curves:
         return np.log(self.sizes)
 
     def tensors(self, name: str) -> dict[str, FloatArray]:
-        """Return sizes and points as tensors, by names that begin with `name`."""
+        """Return the sizes and the times of the curves as tensors, whose names begin with `name`."""
         each = ((f"{collective}.{count}", ms) for collective, its in self.points.items() for count, ms in its.items())
         return {f"{name}.{own}": values for own, values in (("sizes", self.sizes), *each)}
 
     @classmethod
     def restored(cls, name: str, tensors: Tensors) -> "Curves":
-        """Return the curves that `tensors(name)` stored.
+        """Return the curves from `tensors`, which the method `tensors(name)` returned.
 
         Raises:
             ValueError: the tensors are not curves of positive times over rising sizes.
@@ -234,13 +242,13 @@ class Curves:
 
 
 def _on_the_way(devices: int) -> float:
-    """Return the share of a buffer that leaves the device."""
+    """Return the share of a device's buffer that leaves the device in an exchange between `devices` devices."""
     return (devices - 1) / devices
 
 
 @cache
 def curves_of(gpu: str) -> Curves:
-    """Return the curves of a GPU, by the name of the GPU in the file of points."""
+    """Return the time curves of a GPU's collectives, by the name of the GPU in the file of points."""
     rows = [row for row in point_rows("nccl.csv") if row["gpu"] == gpu]
     sizes = [name for name in rows[0] if name.isdigit()]
     ms: dict[str, dict[int, FloatArray]] = {}
@@ -261,6 +269,6 @@ def rising(times: FloatArray) -> FloatArray:
 
 
 def point_rows(name: str) -> Iterator[dict[str, str]]:
-    """Yield the rows of a file of published points."""
+    """Yield the rows of the file `name` of published points, each as a dict."""
     with (_POINTS / name).open(encoding="utf-8", newline="") as file:
         yield from csv.DictReader(file)

@@ -76,7 +76,8 @@ _NARROW_SEQUENCES, _SEQUENCES = 1.96, 1.13
 
 @dataclass(frozen=True)
 class RooflineCompute(SumModel):
-    """Kernel times as moved bytes over memory bandwidth, times a published factor, plus threads, plus a fixed time.
+    """Analytic model of kernel times: the moved bytes over memory bandwidth,
+    times a published factor, plus the time of threads and a fixed time of the call.
 
     Column-wise and row-wise tables have fused calls, data-parallel tables a dense call. Calls of pooled tables are
     faster if no table of the call is wide. Rows of tables in host memory move over the link to the host.
@@ -99,7 +100,9 @@ class RooflineCompute(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that adds a call's fixed time to the sum of the loads' times, and subtracts their savings."""
+        """The head that adds a call's fixed time to the sum of the loads' times,
+        and subtracts the savings of narrow calls.
+        """
         call_ms = self.forward_call_ms + self.backward_call_ms
         cost = ReluHead(np.zeros(1, np.float32), np.ones(1, np.float32), call_ms / _UNIT_MS, _UNIT_MS)
         return _NARROW.less_saved(cost)
@@ -116,17 +119,21 @@ class RooflineCompute(SumModel):
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """All kernel calls that the model knows: each cost is computed from a datasheet."""
+        """All kernel calls that the model knows, because all costs of this model are computed from a datasheet."""
         return self.calls
 
     @property
     def of_calls(self) -> KernelModels:
-        """Return the models of all kernel calls; without a link to the host, only those of tables in device memory."""
+        """The models of all kernel calls; if the link to the host is unknown,
+        only the models of tables in device memory.
+        """
         of_tiers: dict[Tier, SumModel] = {tier: replace(self, tier=tier) for tier in TIERS}
         return KernelModels({call: of_tiers[call.tier] for call in (ON_DEVICE_CALLS if self.host is None else CALLS)})
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Embed each load as the ms of both passes in a call with wide tables, and W savings, (n, 1 + W)."""
+        """Return the vector of each load, (n, 1 + W): the time of both passes in a call with wide tables,
+        and W savings.
+        """
         kernels_ms = (self._lookups_ms(loads) + self._rows_ms(loads)) * _beside_wide(loads)
         rest_ms = self._fetched_ms(loads) + self._whole_ms(loads) + self._written_ms(loads)
         saved = _NARROW.saved_of((kernels_ms / _UNIT_MS).astype(np.float32), loads.dim)
@@ -134,28 +141,30 @@ class RooflineCompute(SumModel):
         return np.column_stack([(kernels_ms + rest_ms) / _UNIT_MS, saved]).astype(np.float32)
 
     def point_ms(self, point: KernelPoint) -> float:
-        """Predict the ms of a call whose time was published, with the optimizer of the publication."""
+        """Predict the ms of the call in `point`, whose time was published, with the optimizer of the publication."""
         its, loads = replace(self, optimizer=point.optimizer, tier=point.tier_assignment.tier), point.loads
         if point.backward:
             return its.backward_call_ms + float(its.backward_ms(loads).sum())
         return its.forward_call_ms + float(its.forward_ms(loads).sum())
 
     def forward_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms of each load's lookups, (n,), in a call without wider tables."""
+        """Predict the forward ms of each load's lookups, (n,), in a call in which no table is wider."""
         return self._lookups_ms(loads) * _alone(loads) + self._fetched_ms(loads)
 
     def backward_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms of each load's gradients and update, (n,), in a call without wider tables."""
+        """Predict the ms of each load's gradients and update, (n,), in a call in which no table is wider."""
         return self._rows_ms(loads) * _alone(loads) + self._whole_ms(loads) + self._written_ms(loads)
 
     def _lookups_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms that the lookups of a pooled call take, from device memory, (n,)."""
+        """Predict the ms that the lookups of each load take from device memory, (n,), in a pooled call."""
         looked_up, outputs = passes(loads)[:2]
         row_bytes = moved_row_bytes(loads)
         return self._memory_ms(looked_up * self.widths(row_bytes) + outputs) + loads.bags * BAG_NS * _NS
 
     def _rows_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms that gradients, sorted lookups, and row-by-row updates of a pooled call take, (n,)."""
+        """Predict the ms that gradients, the sorting of lookups,
+        and row-by-row updates of each load take in a pooled call, (n,).
+        """
         _, outputs, _, update, _ = passes(
             loads
         )  # the first lookup reads a gradient from memory, all others from a cache
@@ -168,13 +177,15 @@ class RooflineCompute(SumModel):
         return ms
 
     def _whole_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms of updates of whole tables, which data-parallel tables need, (n,)."""
+        """Predict the ms that each load takes to update whole tables, (n,), as data-parallel tables need."""
         states = _copied(loads) * 2 * STATE_FLOATS[self.optimizer][0] * loads.rows * loads.dim * ELEMENT_BYTES
         ms: FloatArray = self._memory_ms((passes(loads)[4] + states) / _COPY_SHARE)
         return ms
 
     def _fetched_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms of rows that lookups fetch over the link to the host, and of the cache's work, (n,)."""
+        """Predict the ms of each load for rows that lookups fetch over the link to the host,
+        and for the work of the cache, (n,).
+        """
         if self.host is None:
             return np.zeros(len(loads))
         rows = _at(loads, Tier.UVM) * loads.lookups * moved_row_bytes(loads) / _LOOKED_UP
@@ -182,7 +193,9 @@ class RooflineCompute(SumModel):
         return ms + managed_lookups(loads) * self.host.cache_lookup_ns * _NS
 
     def _written_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms of updates over the link to the host, (n,); optimizer states are never in the cache."""
+        """Predict the ms of each load for updates over the link to the host, (n,);
+        optimizer states are never in the cache.
+        """
         if self.host is None:
             return np.zeros(len(loads))
         unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
@@ -202,19 +215,22 @@ class RooflineCompute(SumModel):
         return size_bytes / (self.host.link_gb_per_s * _BYTES_PER_MS)
 
     def coverage(self, loads: Loads) -> Coverage:
-        """Return how near published points are to these loads."""
+        """Return how near published measurements are to these loads, as a `Coverage`."""
         known = self.widths.holds(loads.dim) & (loads.bytes_per_element == ELEMENT_BYTES)
         return Coverage.COVERED if self.published and known.all() else Coverage.EXTRAPOLATED
 
 
 def datasheet_of(model: ComputeModel) -> RooflineCompute | None:
-    """Return the analytic model of column-wise calls in device memory among models; None if there is none."""
+    """Return the analytic model of column-wise calls in device memory that `model` is or contains;
+    None if there is no analytic model.
+    """
     columns = model.by_call[COLUMN_WISE_CALL] if isinstance(model, KernelModels) else model
     return columns if isinstance(columns, RooflineCompute) else None
 
 
 def _beside_wide(loads: Loads) -> FloatArray:
-    """Return the time of each load in calls with wide tables, relative to a pooled table alone, (n,).
+    """Return the factor of each load's time in calls with wide tables,
+    relative to the time of a pooled table alone, (n,).
 
     A load takes longer the fewer of a kernel's threads it keeps busy. This factor rises smoothly with the width: with
     wide tables a table of 36 columns takes longer than a table of 32 columns. Alone the difference is larger, because
@@ -226,7 +242,9 @@ def _beside_wide(loads: Loads) -> FloatArray:
 
 
 def _alone(loads: Loads) -> FloatArray:
-    """Return the time of each load in a call without wider tables, relative to a pooled table alone, (n,)."""
+    """Return the factor of each load's time in a call in which no table is wider,
+    relative to the time of a pooled table alone, (n,).
+    """
     return _beside_wide(loads) * np.where(loads.pooled, _NARROW.left_of(loads.dim), 1.0)
 
 
@@ -241,7 +259,8 @@ def _at(loads: Loads, tier: Tier) -> BoolArray:
 
 @dataclass(frozen=True)
 class RooflineComm(Stored, CommModel):
-    """Exchange times, interpolated between published times by the busiest device's bytes and the number of devices.
+    """Analytic model of exchanges: times interpolated between published times,
+    by the bytes of the busiest device and the number of devices.
 
     The times begin when the straggler starts, and all devices end together.
 
@@ -274,12 +293,14 @@ class RooflineComm(Stored, CommModel):
     collectives = IN_STEP
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the ms of all collectives, (B, D), the same for all devices."""
+        """Predict the ms of all collectives in B exchanges, (B, D), equal for all devices."""
         taken_ms = self._taken_ms(traffic.size_bytes, traffic.num_devices, traffic.host_size)
         return np.broadcast_to(taken_ms, wait_ms.shape)
 
     def even_ms(self, given: FloatArray, batch_size: int, topology: Topology) -> FloatArray:
-        """Predict the ms, (B,), of equal devices that send bytes (B, C) into collectives."""
+        """Predict the ms of all collectives, (B,), on equal devices,
+        each of which sends `given` bytes into each collective, (B, C).
+        """
         return self._taken_ms(given[:, None], topology.num_devices, topology.fast_links)[:, 0]
 
     def _taken_ms(self, size_bytes: FloatArray, devices: int, fast_links: int | None) -> FloatArray:
@@ -291,7 +312,7 @@ class RooflineComm(Stored, CommModel):
         return taken_ms
 
     def coverage(self, traffic: Traffic) -> Coverage:
-        """Return how near published points are to this traffic."""
+        """Return how near published measurements are to this traffic, as a `Coverage`."""
         joined = min(self.devices_per_host, traffic.host_size or self.devices_per_host)
         if self.links.host_busbw_gb_per_s is None and self.links.typical:
             return Coverage.TYPICAL
@@ -307,7 +328,7 @@ class RooflineComm(Stored, CommModel):
     def _collective_ms(
         self, given: FloatArray, collective: Collective, devices: int, fast_links: int | None
     ) -> FloatArray:
-        """Predict the ms of a collective, (B, 1), from the bytes of devices, (B, D).
+        """Predict the ms of a collective, (B, 1), from the bytes that each device sends, (B, D).
 
         `fast_links` is the number of devices in a domain of fast links; None means `devices_per_host`.
         """
@@ -331,7 +352,7 @@ class RooflineComm(Stored, CommModel):
         return counted
 
     def _inside_ms(self, collective: Collective, devices: int, size_bytes: FloatArray) -> FloatArray:
-        """Predict the ms over the links of a host, (B, 1)."""
+        """Predict the ms of a collective over the links within a host, (B, 1)."""
         name = self._nccl(collective)
         if self.links.bridge_gb_per_s is not None and devices > 1:
             if devices == _PAIR:
@@ -345,7 +366,9 @@ class RooflineComm(Stored, CommModel):
         return ms if self.rounds == 1 else ms + (self.rounds - 1) * self.curves(name, devices, np.zeros(1))
 
     def _speed(self, devices: int) -> float:
-        """Return the speed of a host's links relative to the links of the curves, by a measured bandwidth if given."""
+        """Return the speed of the links within a host relative to the links of the curves,
+        from the measured bandwidth if there is any.
+        """
         if self.links.host_busbw_gb_per_s is None or devices == 1:
             return self.speed
         largest = self.curves.sizes[-1:]
@@ -354,7 +377,7 @@ class RooflineComm(Stored, CommModel):
         return self.links.host_busbw_gb_per_s / usual
 
     def _outside_ms(self, collective: Collective, size_bytes: FloatArray, ranks: int, hosts: int) -> FloatArray:
-        """Predict the ms over the network between hosts, (B, 1), of buffers of `size_bytes`."""
+        """Predict the ms of a collective over the network between hosts, (B, 1), for buffers of `size_bytes`."""
         if hosts == 1:
             return np.zeros_like(size_bytes)
         name, links = self._nccl(collective), self.links
@@ -365,6 +388,6 @@ class RooflineComm(Stored, CommModel):
         return ms + (self.rounds - 1) * network.ms(name, np.zeros(1), ranks, hosts)
 
     def _nccl(self, collective: Collective) -> str:
-        """Return NCCL's name of a collective."""
+        """Return NCCL's name of a collective; with `gathers`, an all-gather takes the place of each reduce-scatter."""
         name = _NCCL[collective]
         return "all_gather" if self.gathers and name == "reduce_scatter" else name

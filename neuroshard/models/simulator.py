@@ -59,7 +59,7 @@ _EXACT = Margin(0.0, 0.0)  # the margin of calls and exchanges that take no time
 
 
 class Simulator:
-    """Predicts the costs of plans by a set of cost models, for many plans per call.
+    """Predicts the costs of plans with a set of cost models; one call can take many plans.
 
     Attributes:
         models: the cost models.
@@ -83,11 +83,13 @@ class Simulator:
         self.count_input = count_input
 
     def with_dense_ms(self, dense_ms: float) -> "Simulator":
-        """Return the simulator of the same steps with a dense network of `dense_ms` ms (`CostModels.with_dense_ms`)."""
+        """Return a simulator of the same steps, but with a dense network that takes `dense_ms` ms
+        (`CostModels.with_dense_ms`).
+        """
         return Simulator(self.models.with_dense_ms(dense_ms), self.count_input)
 
     def cost(self, task: Task, plan: Plan) -> Cost:
-        """Predict the plan's cost.
+        """Predict the cost of one plan of a task.
 
         Raises:
             UserError: the plan is another task's, or the models do not know the task's tables or the plan's sharding
@@ -122,7 +124,8 @@ class Simulator:
         return [replace(cost, caveat=self.caveat(plan)) for cost, plan in zip(costs, plans, strict=True)]
 
     def compute_for(self, task: Task) -> KernelModels:
-        """Return the compute models for searches: sums over tables, plus the ms that other parts add per shard.
+        """Return the models of kernel times for searches:
+        sums over tables, which include the ms that other parts of a step add per shard.
 
         The additional ms of a shard are the sum of `PartModel.of_shards` over all counted parts. With them, these parts
         influence the placement of shards. A model that is not a sum is approximated by a sum (`KernelModels.nearest`).
@@ -132,7 +135,7 @@ class Simulator:
         return replace(kernels, adds=kernels.adds + adds) if adds else kernels
 
     def kernel_times(self, device_loads: LoadSets, num_devices: int) -> KernelTimes:
-        """Predict the kernel times of B plans, from the loads of their devices, (B D) sets."""
+        """Predict the kernel times of B plans for D devices each, from the loads of all devices, (B D) sets."""
         calls, of_kernels = device_loads.by_kernel()
         counts, of_call = self.counts_of(device_loads), np.eye(len(CALLS))[of_kernels]  # (G, K)
         devices = len(device_loads) // num_devices, num_devices
@@ -145,13 +148,16 @@ class Simulator:
         return KernelTimes(ms @ of_call, spread @ of_call, used @ of_call, counts.reshape(*devices, counts.shape[1]))
 
     def counts_of(self, sets: LoadSets) -> FloatArray:
-        """Return the counts of work of each of B sets of loads, (B, C); C is 0 if no part depends on counts."""
+        """Return the amounts of work (`COUNTS`) of each of B sets of loads, (B, C);
+        C is 0 if no part of a step depends on these amounts.
+        """
         if not any(part.by_counts for part in self.models.parts):
             return np.zeros((len(sets), 0))
         return counts_of_sets(sets)
 
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict the ms of the other counted parts on each of equal devices, (B,), without the ms in `compute_for`.
+        """Predict the ms of the other counted parts of a step, (B,),
+        on devices with equal work, without the ms that `compute_for` includes.
 
         Waits for the host are left out, too: `waited_ms` predicts them.
 
@@ -168,7 +174,7 @@ class Simulator:
     def waited_ms(
         self, task: Task, ready_ms: FloatArray, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray
     ) -> FloatArray:
-        """Predict the ms that equal devices wait for their host at the end of a step, (B,).
+        """Predict the ms that devices with equal work wait for their host at the end of a step, (B,).
 
         Args:
             task: the task, with the number of devices.
@@ -180,7 +186,9 @@ class Simulator:
         return sum(waits, np.zeros(len(kernels)))
 
     def costs_of(self, times: KernelTimes, traffic: Traffic) -> list[Cost]:
-        """Predict the cost of each of B plans with these kernel times and traffic, input dist included; no caveats."""
+        """Predict the cost of each of B plans from kernel times and traffic;
+        costs include the input dist, but do not have caveats.
+        """
         margins = self.models.margins
         ms, spread_ms = np.moveaxis(times.ms, -1, 0), np.moveaxis(times.spread_ms, -1, 0)
         margin = _together(margins, zip(map(compute_part, CALLS), ms, spread_ms, strict=True))
@@ -189,7 +197,9 @@ class Simulator:
         return [Cost(step[plan].parts, outside_training_range=outside[plan]) for plan in range(len(traffic))]
 
     def _outside_training_range(self, traffic: Traffic) -> FloatArray:
-        """Return `Cost.outside_training_range`, (B,); 1 for plans with other exchanges than all-to-alls."""
+        """Return `Cost.outside_training_range` of each plan, (B,),
+        which is 1 for plans with exchanges other than all-to-alls.
+        """
         known = self.models.ranges
         if known is None:
             return np.ones(len(traffic))
@@ -198,7 +208,8 @@ class Simulator:
         return np.where(mixed, 1.0, known.outside(EXCHANGES, *imbalance(traffic.columns)))
 
     def step(self, times: KernelTimes, traffic: Traffic, compute_ms: FloatArray) -> Step:
-        """Predict the steps of B plans, from the traffic and the compute costs (B, D) of their D devices.
+        """Predict the steps of B plans, from the traffic and from the kernel times `compute_ms`
+        (B, D) of the D devices.
 
         Other parts of the step depend on `times`: the kernel times of B plans, or of one plan that counts for all.
         """
@@ -214,7 +225,8 @@ class Simulator:
         return step.forward, step.backward
 
     def even_ms(self, task: Task, given: FloatArray, compute_ms: FloatArray) -> FloatArray:
-        """Predict the ms, (B,), of equal devices with compute costs (B,) and bytes into each collective (B, C).
+        """Predict the ms of kernels and exchanges together, (B,), on equal devices,
+        from kernel times (B,) and bytes into each collective (B, C).
 
         Equal devices do not wait for each other, so models need not look at every device.
         """
@@ -247,7 +259,7 @@ class Simulator:
     def _other(
         self, part: PartModel, times: KernelTimes, traffic: Traffic, known: Margins | None, ready_ms: FloatArray
     ) -> Part:
-        """Predict the time of another part of a step."""
+        """Return the predicted time and margin of a part of a step other than kernels and exchanges."""
         ms = np.broadcast_to(part.ms(times, traffic, ready_ms), ready_ms.shape)
         margin = None if known is None else known.of(part.name)
         if margin is None:
@@ -266,7 +278,9 @@ class Simulator:
         return self.count_input or not part.hidden
 
     def predicted(self, plan: Plan, cost: Cost | None = None) -> Plan:
-        """Return the plan with the prediction of these models; `cost` is the plan's cost if it is known already."""
+        """Return the plan with the prediction of these models attached;
+        `cost` is the cost of the plan if it was predicted before.
+        """
         cost = cost or self.cost(plan.task, plan)
         margin_ms, expected_ms = (None, None) if cost.margin is None else (cost.margin_ms, cost.expected_ms)
         counts_input = any(part.name == INPUT for part in cost.counted)
@@ -275,7 +289,7 @@ class Simulator:
         return replace(plan, prediction=Prediction(models, *known))
 
     def caveat(self, plan: Plan) -> str | None:
-        """Return a caveat, in a few words, to show with the plan's predicted cost; None if there is none.
+        """Return a caveat, in a few words, to show with the plan's predicted cost; None if there is nothing to warn of.
 
         If the models were not measured on a machine like this machine, errors may be larger than the margin.
         """
@@ -293,7 +307,9 @@ class Simulator:
         return self._otherwise if self._elsewhere is None else ELSEWHERE
 
     def _analytic_calls(self, plan: Plan) -> str:
-        """Name the tables of a plan whose kernel calls the compute model takes from a datasheet; empty if none."""
+        """Return words for the tables of a plan whose kernel times come from a datasheet, such as "some tables";
+        empty if there are none.
+        """
         used = {CALLS[number] for number in np.unique(plan.device_loads.loads.call)}
         analytic = used & self.models.compute.arithmetic
         if not analytic:
@@ -303,16 +319,20 @@ class Simulator:
 
     @cached_property
     def _elsewhere(self) -> Message | None:
-        """A warning if the models may have been measured on other hardware than this machine; None if not."""
+        """A warning that the models may have been measured on other hardware than this machine;
+        None if there is no reason for a warning.
+        """
         return hardware_warning(self.models.name, self.models.hardware)
 
     @cached_property
     def _otherwise(self) -> str | None:
-        """A caveat if the models were measured with other versions of packages than this machine has; None if not."""
+        """A caveat that the models were measured with other versions of packages than this machine has;
+        None if there is no reason for a caveat.
+        """
         return versions_caveat(self.models.versions, self.models.hardware)
 
     def warnings(self, plan: Plan) -> tuple[Message, ...]:
-        """Return the reasons why the predicted costs of a plan may be wrong, a warning for each.
+        """Return the warnings about the predicted costs of a plan: one for each reason why the costs may be wrong.
 
         Reasons are models that were measured on another machine or with other versions, histograms for another batch
         size, tables that are not in device memory, and values outside the training range.
@@ -336,7 +356,9 @@ class Simulator:
         )
 
     def _of_pipeline(self, plan: Plan) -> tuple[Message, ...]:
-        """Return a warning if costs count the input dist and the pipeline hides it, or if neither is the case."""
+        """Return a warning if costs count the input dist although the pipeline hides the input dist,
+        or if costs leave out the input dist although the pipeline does not hide it.
+        """
         pipeline = plan.task.memory.pipeline
         if pipeline is None or self.models.input is None or self.count_input is (pipeline == "none"):
             return ()
@@ -355,7 +377,9 @@ class Simulator:
 
     @property
     def _replaced(self) -> tuple[Message, ...]:
-        """A warning if models without a margin replaced models with margins; empty if no margins are known."""
+        """A warning if a model with a margin was replaced by a model without a margin;
+        empty if not, or if no margins are known.
+        """
         margins = self.models.margins
         if margins is None or not (unknown := [part for part in PARTS if margins.of(part) is None]):
             return ()
@@ -370,7 +394,7 @@ class Simulator:
         )
 
     def _outside(self, plan: Plan) -> tuple[Message, ...]:
-        """Return a warning for each quantity of a plan with values outside the models' training range."""
+        """Return a warning for each quantity of a plan whose values are outside the training range of the models."""
         ranges = self.models.ranges
         if ranges is None:
             return ()
@@ -382,7 +406,9 @@ class Simulator:
         return outside
 
     def _amounts(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
-        """Yield the values on which each part of a step depends, by name, except column-wise tables and all-to-alls."""
+        """Yield the name of each part of a step, and the values on which the part depends;
+        column-wise tables and all-to-alls are left out.
+        """
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size
         yield EXCHANGES, {"hosts": np.array([hosts])} | dict([imbalance(plan.traffic.columns)])
@@ -399,7 +425,7 @@ class Simulator:
 
 
 def _difference(first: Task, second: Task) -> str:
-    """Name the first field of a plan's task that differs from another task's."""
+    """Return text that names the first field in which the task of a plan differs from another task."""
     names = {"tables": "tables", "topology": "topology", "batch_size": "batch size", "memory": "memory settings"}
     differing = (name for field, name in names.items() if getattr(first, field) != getattr(second, field))
     return f"the task of the plan and this task differ in their {next(differing, 'settings')}"
@@ -408,14 +434,15 @@ def _difference(first: Task, second: Task) -> str:
 def _exchanges(
     model: CommModel, direction: str, traffic: Traffic, margins: Margins | None, start_ms: FloatArray
 ) -> Part:
-    """Predict the time of all exchanges in a direction, one after the other."""
+    """Return the predicted time and margin of all exchanges in one direction, which follow one another."""
     chain, none = model.chain(traffic, start_ms), np.zeros_like(start_ms)
     each = ((exchange_part(direction, one), ms, none) for one, ms in chain.each_ms.items())
     return Part(direction, When[direction.upper()], chain.total_ms, _together(margins, [("", none, none), *each]))
 
 
 def _together(margins: Margins | None, each: Iterable[tuple[str, FloatArray, FloatArray]]) -> FloatArray | None:
-    """Return the margin of a sum of calls or exchanges, (B, D), with independent errors: the root of a sum of squares.
+    """Return the margin of a sum of several calls or exchanges, (B, D).
+    Their errors are independent, so this is the root of the sum of squares.
 
     Args:
         margins: by name; None if no margin is known.

@@ -1,4 +1,4 @@
-"""The form of models in bundles: arrays and networks are tensors, everything else is settings in JSON.
+"""How bundles store models: arrays and networks are stored as tensors, and everything else as settings in JSON.
 
 Networks are multi-layer perceptrons for inference in numpy: a small batch takes microseconds, and torch is not needed.
 """
@@ -29,13 +29,15 @@ _LARGEST_OUTPUT = 1e30  # limit for one table, so that sums over all tables stay
 
 
 def within(tensors: Tensors, name: str) -> Tensors:
-    """Return the tensors whose names begin with `name` and a dot, by the rest of their names."""
+    """Return the tensors whose names begin with `name` and a dot;
+    in the result, this beginning is removed from the names.
+    """
     prefix = f"{name}."
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
 
 
 def checked_tensor(tensors: Tensors, name: str, dtype: type, dimensions: int) -> Any:
-    """Return the tensor with this name, after checks.
+    """Return the tensor called `name`, after checks of its type, number of dimensions and values.
 
     Raises:
         ValueError: the tensor is missing, has another type or number of dimensions, is empty, or is not finite.
@@ -55,26 +57,26 @@ def checked_tensor(tensors: Tensors, name: str, dtype: type, dimensions: int) ->
 
 @dataclass(frozen=True)
 class Mlp:
-    """Linear layers, (in, out) weights and (out,) biases, with ReLU between them."""
+    """A network for inference: linear layers, with (in, out) weights and (out,) biases, and ReLU between the layers."""
 
     weights: tuple[Float32Array, ...]
     biases: tuple[Float32Array, ...]
 
     def __call__(self, inputs: Float32Array) -> Float32Array:
-        """Compute the outputs (..., out) of inputs (..., in)."""
+        """Return the outputs (..., out) of the network for inputs (..., in)."""
         hidden = inputs @ self.weights[0] + self.biases[0]
         for weight, bias in zip(self.weights[1:], self.biases[1:], strict=True):
             hidden = np.maximum(hidden, 0) @ weight + bias
         return hidden
 
     def tensors(self, name: str) -> Tensors:
-        """Return weights and biases as tensors, by names that begin with `name`."""
+        """Return the weights and biases as tensors, whose names begin with `name`."""
         pairs = enumerate(zip(self.weights, self.biases, strict=True))
         return {f"{name}.{i}.{own}": t for i, wb in pairs for own, t in zip(("weight", "bias"), wb, strict=True)}
 
     @classmethod
     def restored(cls, name: str, tensors: Tensors) -> "Mlp":
-        """Return the network that `tensors(name)` stored.
+        """Return the network from `tensors`, which the method `tensors(name)` returned.
 
         Raises:
             ValueError: the tensors are not a network of finite weights.
@@ -116,16 +118,16 @@ class Normaliser:
     scale: FloatArray
 
     def __call__(self, features: FloatArray) -> Float32Array:
-        """Return normalised features, (n, F)."""
+        """Return the normalised values, (n, F), of the features (n, F)."""
         return ((features - self.shift) / self.scale).astype(np.float32)
 
     def tensors(self, name: str) -> Tensors:
-        """Return shift and scale as tensors, by names that begin with `name`."""
+        """Return shift and scale as two tensors, whose names begin with `name`."""
         return {f"{name}shift": self.shift, f"{name}scale": self.scale}
 
     @classmethod
     def restored(cls, name: str, tensors: Tensors) -> "Normaliser":
-        """Return the normaliser that `tensors(name)` stored.
+        """Return the normaliser from `tensors`, which the method `tensors(name)` returned.
 
         Raises:
             ValueError: shift and scale have different sizes, or a scale is not positive.
@@ -145,7 +147,7 @@ class Normaliser:
 
     @classmethod
     def fitted(cls, features: FloatArray) -> "Normaliser":
-        """Return the normaliser with which features (n, F) have mean 0 and standard deviation 1.
+        """Return the normaliser that gives each of the features (n, F) mean 0 and standard deviation 1.
 
         No scale is below 0.05. Only shares of a histogram vary less than that. Without the limit, a table with a larger
         share in a bin that is empty for the training tables would be hundreds of standard deviations away. A feature
@@ -156,7 +158,8 @@ class Normaliser:
 
 
 def check_bounded(normaliser: Normaliser, *networks: Mlp) -> None:
-    """Raise ValueError if networks that follow each other do not fit, or if their outputs could overflow in sums.
+    """Raise ValueError if the normaliser and the networks after it do not fit together,
+    or if sums of the outputs could overflow.
 
     The bounds follow from the weights, so models that pass the check predict finite costs for every table and plan.
     """
@@ -173,7 +176,9 @@ def check_bounded(normaliser: Normaliser, *networks: Mlp) -> None:
 
 @dataclass(frozen=True)
 class TensorField:
-    """The tensor or tensors of a model's field: the name; for an array also the type and the number of dimensions."""
+    """Annotation of a field that is stored as tensors: the name of the tensors;
+    for an array also the type and the number of dimensions.
+    """
 
     name: str
     dtype: type = np.float32
@@ -181,7 +186,8 @@ class TensorField:
 
 
 class Stored:
-    """A model that a bundle can store: a dataclass whose arrays and networks have annotations (`TensorField`).
+    """Base class of models that a bundle can store:
+    dataclasses whose arrays and networks have annotations (`TensorField`).
 
     Attributes:
         kind: name of the class in bundles.
@@ -190,7 +196,7 @@ class Stored:
     kind: ClassVar[str]
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields that are not tensors, for JSON."""
+        """Return the fields of the model that are not tensors, as values for JSON."""
         plain: dict[str, Any] = {}
         own: Any = type(self)
         for name, (_, held) in _fields(own).items():
@@ -202,7 +208,7 @@ class Stored:
         return plain
 
     def tensors(self) -> Tensors:
-        """Return all arrays by name, also the arrays in networks, normalisers and curves."""
+        """Return all arrays of the model by name, including the arrays in networks, normalisers and curves."""
         by_name: Tensors = {}
         for name, (_, held) in _tensors(type(self)).items():
             value = getattr(self, name)
@@ -211,7 +217,8 @@ class Stored:
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> Self:
-        """Return the model with these settings and tensors, as `settings` and `tensors` returned them.
+        """Return the model with the given settings and tensors,
+        which the methods `settings` and `tensors` of a model returned.
 
         Raises:
             UserError: the model was made for features of another version.
@@ -236,7 +243,7 @@ def tensors_of(models: dict[str, Stored]) -> Tensors:
 
 
 def _restored(field_type: Any, held: TensorField, tensors: Tensors) -> Any:
-    """Return the network, normaliser, curves or array of a field from tensors."""
+    """Return the value of a field from tensors: a network, a normaliser, curves or an array."""
     if hasattr(field_type, "restored"):
         return field_type.restored(held.name, tensors)
     return checked_tensor(tensors, held.name, held.dtype, held.dimensions)
@@ -244,7 +251,9 @@ def _restored(field_type: Any, held: TensorField, tensors: Tensors) -> Any:
 
 @cache
 def _fields(model: Any) -> dict[str, tuple[Any, TensorField | None]]:
-    """Return the type of each field of a class, and how tensors hold the field; None if the field is a setting."""
+    """Return the type of each field of a model class,
+    and the `TensorField` annotation of the field, which is None for a setting.
+    """
     hints = get_type_hints(model, include_extras=True)
     types: dict[str, tuple[Any, TensorField | None]] = {}
     for name in (one.name for one in fields(model)):
@@ -255,13 +264,13 @@ def _fields(model: Any) -> dict[str, tuple[Any, TensorField | None]]:
 
 
 def _tensors(model: Any) -> dict[str, tuple[Any, TensorField]]:
-    """Return the types and annotations of the fields that are tensors, by name."""
+    """Return the fields of a model class that are tensors, by name, with their types and `TensorField` annotations."""
     return {name: (hint, held) for name, (hint, held) in _fields(model).items() if held is not None}
 
 
 @cache
 def _settings(model: Any) -> Any:
-    """Return the type of a model's settings in JSON.
+    """Return a dataclass type for the settings of a model class, as they are in JSON.
 
     A feature set is stored as its name and the names of its features. Fields that may be empty may be missing.
     """
@@ -278,14 +287,14 @@ def _settings(model: Any) -> Any:
 
 @dataclass(frozen=True)
 class Described:
-    """A model as `bundle.json` describes it: the kind, which names the class, and the settings of this class."""
+    """The description of a model in `bundle.json`: the kind, which names the class, and the settings of this class."""
 
     kind: str
     settings: dict[str, Any]
 
     @classmethod
     def of(cls, model: Stored) -> "Described":
-        """Return the description of a model."""
+        """Return the description of a model: the kind and the settings."""
         return cls(model.kind, model.settings())
 
     def restored(self, kinds: dict[str, Any], name: str, tensors: Tensors) -> Any:
@@ -300,5 +309,5 @@ class Described:
 
 
 def described(models: dict[str, Stored]) -> dict[str, Any]:
-    """Return the descriptions of several models, by name."""
+    """Return the descriptions of several models for JSON, by name of the model."""
     return {name: asdict(Described.of(model)) for name, model in models.items()}

@@ -1,4 +1,6 @@
-"""How far to trust cost models: their training ranges, the margins of their predictions, and where they come from."""
+"""How far to trust cost models: the training ranges, the margins of the predictions, and the
+provenance of the models.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,13 +41,16 @@ ADAPT = (  # a remedy
 
 
 def fields_of(by_part: dict[str, Any]) -> dict[str, Any]:
-    """Return values of parts as fields: one field for each part of every step, and `others` for all other parts."""
+    """Return values by part as a dict of fields: one field for each part that every step has,
+    and `others` for all other parts.
+    """
     others = {part: known for part, known in by_part.items() if part not in PARTS}
     return {part: by_part[part] for part in PARTS if part in by_part} | {"others": others}
 
 
 def hardware_warning(models: str | None, measured: Fingerprint | None) -> Message | None:
-    """Return a warning if the models may have been measured on other hardware than this machine; None if not.
+    """Return a warning if the models may have been measured on other hardware than this machine;
+    None if there is no reason for a warning.
 
     On a machine without such a device there is no warning: plans for GPUs are searched anywhere.
     """
@@ -64,7 +69,8 @@ def hardware_warning(models: str | None, measured: Fingerprint | None) -> Messag
 
 
 def versions_caveat(made_with: Mapping[str, str], measured: Fingerprint | None) -> str | None:
-    """Return a caveat if models were measured with other versions of torch or FBGEMM than those installed here.
+    """Return a caveat if the models were measured with other versions of torch or FBGEMM than
+    the versions installed here.
 
     None if the versions are alike, and on a machine without a device of the models' type, as with `hardware_warning`.
     """
@@ -99,11 +105,11 @@ class Range:
         return cls(name, float(np.min(values)), float(np.max(values)))
 
     def joined(self, other: "Range") -> "Range":
-        """Return the smallest range that includes both ranges."""
+        """Return the smallest range that includes this range and the other range."""
         return Range(self.name, min(self.least, other.least), max(self.most, other.most))
 
     def warning(self, values: Sequence[float] | FloatArray) -> Message | None:
-        """Return a warning of the values that are outside the range by more than 5%; None if all are inside."""
+        """Return a warning about the values that are more than 5% outside the range; None if all values are inside."""
         amounts = np.asarray(values, dtype=np.float64)
         outside = amounts[(amounts < self.least * (1 - _SLACK)) | (amounts > self.most * (1 + _SLACK))]
         if not outside.size:
@@ -127,19 +133,19 @@ class Range:
 
 
 class CallSample(Protocol):
-    """A kernel call that models are fitted to."""
+    """Interface of a sampled kernel call, to which cost models are fitted."""
 
     @property
     def tables(self) -> Sequence[Table]:
-        """The tables of the call, with the width that the device has, (n,)."""
+        """The tables of the call, (n,), each with the width of its shard on the device."""
 
     @property
     def batch_size(self) -> int:
-        """The number of samples whose lookups the call serves."""
+        """The batch size: the number of samples whose lookups are in the call."""
 
 
 class ExchangeSample(Protocol):
-    """An exchange that models are fitted to."""
+    """Interface of a sampled exchange, to which cost models are fitted."""
 
     @property
     def dims(self) -> Sequence[int]:
@@ -148,7 +154,7 @@ class ExchangeSample(Protocol):
 
 @dataclass(frozen=True)
 class Ranges:
-    """Ranges, in the measurements, of all values that a cost depends on.
+    """Training ranges: for each value on which a cost depends, the range in the measurements.
 
     `others` has the ranges of other kernel calls and collectives, by the names of their parts; all other fields are of
     column-wise tables and all-to-alls. `devices` and `columns_on_a_device` are None if no exchanges were measured; a
@@ -168,23 +174,27 @@ class Ranges:
 
     @classmethod
     def of(cls, compute: Sequence[CallSample], comm: Sequence[ExchangeSample]) -> "Ranges":
-        """Compute the ranges of the samples that models of column-wise tables and all-to-alls are fitted to."""
+        """Return the ranges of all quantities in the samples to which models of column-wise
+        tables and all-to-alls are fitted.
+        """
         return cls(**_of_calls(compute), **(_of_exchanges(comm) if comm else _NO_EXCHANGES))
 
     def widened(self, compute: Sequence[CallSample], comm: Sequence[ExchangeSample]) -> "Ranges":
-        """Return ranges that include these samples, too; either sequence may be empty."""
+        """Return these ranges, widened to include the samples in `compute` and `comm`; either sequence may be empty."""
         ranges = (_of_calls(compute) if compute else {}) | (_of_exchanges(comm) if comm else {})
         known = {name: getattr(self, name) or one for name, one in ranges.items()}
         return replace(self, **{name: known[name].joined(one) for name, one in ranges.items()})
 
     def with_part(self, part: str, quantities: Mapping[str, FloatArray]) -> "Ranges":
-        """Return ranges that also include the measured values on which the cost of another part depends."""
+        """Return these ranges, widened to include the measured values of `quantities`,
+        on which the cost of another part depends.
+        """
         known = {one.name: one for one in self.others.get(part, ())}
         ranges = [Range.of(name, values) for name, values in quantities.items()]
         return replace(self, others=self.others | {part: tuple(one.joined(known.get(one.name, one)) for one in ranges)})
 
     def outside(self, part: str, quantity: str, values: FloatArray) -> FloatArray:
-        """Return values (B,) of a part's quantity relative to the largest value in the training range, (B,).
+        """Return the values (B,) of a part's quantity, divided by the largest value in the training range, (B,).
 
         At least 1: also 1 for values inside the range, and if the range of the quantity is not known.
         """
@@ -192,7 +202,7 @@ class Ranges:
         return np.maximum(1.0, values / most[0]) if most else np.ones(len(values))
 
     def part_warnings(self, part: str, quantities: Mapping[str, FloatArray]) -> tuple[Message, ...]:
-        """Return a warning for each quantity of another part with values outside its training range.
+        """Return a warning for each quantity of another part whose values are outside the training range of the part.
 
         There are none if the part is unknown.
         """
@@ -200,7 +210,8 @@ class Ranges:
         return tuple(replace(one, where=f"{part}: {one.where}") for one in warnings if one is not None)
 
     def warnings(self, task: Task) -> tuple[Message, ...]:
-        """Return a warning for each quantity of the task and its pooled tables outside the training range.
+        """Return a warning for each quantity of the task and of its pooled tables whose values
+        are outside the training range.
 
         Tables that no batch reads cost nothing, and are ignored.
         """
@@ -218,7 +229,8 @@ class Ranges:
         )
 
     def device_warnings(self, tables: Sequence[int], columns: Sequence[float]) -> tuple[Message, ...]:
-        """Return warnings of a plan's devices outside the training range, by their numbers of tables and columns, (D,).
+        """Return warnings about the devices of a plan whose numbers of tables or columns are outside the training
+        range, from `tables` and `columns` (D,).
 
         Devices without tables are ignored.
         """
@@ -227,13 +239,13 @@ class Ranges:
 
 
 def _warnings(*known: tuple[Range | None, Sequence[float]]) -> tuple[Message, ...]:
-    """Return a warning for each known range with values outside it."""
+    """Return a warning for each known range, if any of the values given with the range is outside."""
     warnings = [its.warning(values) for its, values in known if its is not None]
     return tuple(warning for warning in warnings if warning is not None)
 
 
 def _of_calls(samples: Sequence[CallSample]) -> dict[str, Any]:
-    """Compute the ranges of compute samples, by the names of `Ranges`' fields."""
+    """Return the ranges of the quantities in compute samples, by the names of the fields of `Ranges`."""
     tables = [table for sample in samples for table in sample.tables]
     return {
         "rows": Range.of("rows", [table.rows for table in tables]),
@@ -247,7 +259,7 @@ def _of_calls(samples: Sequence[CallSample]) -> dict[str, Any]:
 
 
 def _of_exchanges(samples: Sequence[ExchangeSample]) -> dict[str, Any]:
-    """Compute the ranges of comm samples, by the names of `Ranges`' fields."""
+    """Return the ranges of the quantities in comm samples, by the names of the fields of `Ranges`."""
     return {
         "devices": Range.of("devices", [len(sample.dims) for sample in samples]),
         "columns_on_a_device": Range.of("columns on a device", [dim for sample in samples for dim in sample.dims]),
@@ -256,7 +268,8 @@ def _of_exchanges(samples: Sequence[ExchangeSample]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Margin:
-    """Half the width of an interval around a prediction that should contain 90% of the measurements.
+    """Error margin of predictions: half the width of the interval around a prediction that
+    should contain 90% of the measurements.
 
     The width grows with the prediction and with the spread of an ensemble's members. `factor` was fitted to samples
     that were not in the training data (split conformal prediction).
@@ -266,12 +279,16 @@ class Margin:
     factor: Annotated[float, Meta(ge=0, le=_MOST)]
 
     def __call__(self, predicted_ms: FloatArray, spread_ms: FloatArray) -> FloatArray:
-        """Return the margin, (...,) ms, of predictions (...,) with a spread of an ensemble's members (...,)."""
+        """Return the margin of each prediction, (...,) ms,
+        from predictions (...,) and the spread of an ensemble's members (...,).
+        """
         return self.factor * np.hypot(self.relative * predicted_ms, spread_ms)
 
     @classmethod
     def fitted(cls, predicted_ms: FloatArray, spread_ms: FloatArray, measured_ms: FloatArray) -> "Margin":
-        """Return the margin fitted to predictions, spreads and measurements (n,), which must not be training data."""
+        """Return the margin that fits predictions, spreads and measurements (n,),
+        which must be of samples outside the training data.
+        """
         error = np.abs(predicted_ms - measured_ms)
         relative = float(np.median(error / np.maximum(predicted_ms, _LEAST_MS)))
         ratios = error / np.maximum(cls(relative, 1.0)(predicted_ms, spread_ms), _LEAST_MS)
@@ -281,7 +298,7 @@ class Margin:
 
 @dataclass(frozen=True)
 class Margins:
-    """Margins of predictions: of column-wise tables and all-to-alls, and (`others`) of other parts by name.
+    """Error margins of all parts: of column-wise tables and all-to-alls, and of other parts by name in `others`.
 
     A margin is None if the part's model was replaced by a model that was not compared with measurements.
     """
@@ -293,7 +310,7 @@ class Margins:
 
     @classmethod
     def by_part(cls, margins: Mapping[str, Margin | None]) -> "Margins":
-        """Group the margins of all parts, by name."""
+        """Return `margins`, the margins of all parts by name of the part, as a `Margins`."""
         return cls(**fields_of(dict(margins)))
 
     def of(self, part: str) -> Margin | None:
@@ -310,7 +327,7 @@ class Margins:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """The models of a set as they were when their margins, ranges and provenance were set.
+    """Record of the models in a set of cost models at the time when margins, ranges and provenance were set.
 
     `dataclasses.replace` keeps all fields that it does not replace. By this record, a model set knows which models its
     facts were set for: it drops the facts about a replaced model, unless new facts were set together with the model.
@@ -327,16 +344,18 @@ class Origin:
 
     @classmethod
     def of(cls, models: object, kept: Collection[str]) -> "Origin":
-        """Return the record of a model set, with the facts about the models."""
+        """Return the record of a set of cost models, with the facts about these models."""
         facts = {name: getattr(models, name) for name in _FACTS if hasattr(models, name)}
         return cls({name: getattr(models, name) for name in MODELS}, facts, frozenset(kept))
 
     def replaced(self, models: object) -> frozenset[str]:
-        """Return the names of the models that have been replaced in `models`."""
+        """Return the names of the fields of `models` that have other models than this record."""
         return frozenset(name for name, known in self.models.items() if getattr(models, name) is not known)
 
     def corrected(self, models: object) -> dict[str, Any]:
-        """Return the facts about `models` that must change, by name: facts that still describe replaced models."""
+        """Return corrected values of facts about `models`, by name,
+        for the facts that still describe models that were replaced.
+        """
         replaced, gone = self.replaced(models), dict[str, Any]()
         if replaced:
             gone |= _FOUND_BY
@@ -354,7 +373,7 @@ class Origin:
 
 
 def margins_without(margins: Margins, models: Collection[str]) -> Margins | None:
-    """Return the margins without the margins of some models, by name; None if no main margin is left.
+    """Return the margins without the margins of the models that `models` names; None if no main margin is left.
 
     The main margins are those of kernels, forward exchanges and backward exchanges.
     """
@@ -364,7 +383,9 @@ def margins_without(margins: Margins, models: Collection[str]) -> Margins | None
 
 
 def margins_with(margins: Margins, model: str, margin: Margin | None) -> Margins:
-    """Return the margins with a new margin for all parts that a model predicts; None if the margin is unknown."""
+    """Return the margins with `margin` for all parts that the model called `model` predicts;
+    None stands for an unknown margin.
+    """
     others = {part: known for part, known in margins.others.items() if part.partition(".")[0] != model}
     if model in PARTS:
         return replace(margins, others=others, **{model: margin})
@@ -372,7 +393,7 @@ def margins_with(margins: Margins, model: str, margin: Margin | None) -> Margins
 
 
 def ranges_without(ranges: Ranges, models: Collection[str]) -> Ranges | None:
-    """Return the ranges without the ranges of some models, by name; None if no range is left.
+    """Return the ranges without the ranges of the models that `models` names; None if no range is left.
 
     All-to-alls have common ranges for both directions, which are removed with the model of either direction.
     """
