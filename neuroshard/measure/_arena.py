@@ -55,7 +55,7 @@ def _touched(elements: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def check_room(needed_bytes: int) -> None:
-    """Raise MemoryError if the machine does not have enough free memory for `needed_bytes` bytes of weights."""
+    """Raise MemoryError if the machine does not have enough free memory for `needed_bytes` more bytes of weights."""
     free = available_bytes()
     if needed_bytes > _LARGEST_SHARE * free:
         raise MemoryError(f"out of memory: {needed_bytes / 2**30:.2f} GiB of weights, {free / 2**30:.2f} GiB available")
