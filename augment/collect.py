@@ -218,7 +218,9 @@ class _Series(Generic[Sample]):
     num_references: int = 0
 
     def collect(self, progress: Progress) -> SeriesSummary:
-        """Measure and write every missing chunk, and measure disturbed chunks again; return the summary."""
+        """Measure and write every chunk that is missing, and measure disturbed chunks again;
+        return the summary of the series.
+        """
         batches = list(enumerate(self._batches))
         start, busy_s = time.perf_counter(), 0.0
         with meters_of(self.run.hardware, printer(progress)) as meters:
@@ -281,7 +283,7 @@ class _Series(Generic[Sample]):
         return len(batch.ids) + self.num_references
 
     def _due(self, batch: _Batch) -> list[Due[Sample]]:
-        """Draw the samples of a chunk, mixed with the reference samples."""
+        """Draw the samples of a chunk; return the samples mixed with the reference samples."""
         draw = self.variants[self.variant(batch.ids[0])]
         references = range(self.num_samples, self.num_samples + self.num_references)
         return mixed(

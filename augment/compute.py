@@ -107,7 +107,9 @@ class ComputeAugmentation:
             )
 
     def check(self, split: Split) -> None:
-        """Raise UserError if a table is too large at the minimum width, or a split has no table for a sharding type."""
+        """Raise UserError if a table is too large at the minimum width,
+        or if a split has no table for a sharding type.
+        """
         for table in chain(*split.values()):
             size = self._narrowest(table).size_bytes
             if size > self.max_bytes:
@@ -268,7 +270,7 @@ class ComputeAugmentation:
 
     def _width(self, halving: int, rng: np.random.Generator) -> int:
         """Return the width `halving`; or, with probability `arbitrary_dim_fraction`,
-        a random width whose logarithm is uniformly distributed.
+        a random width up to `max_dim` whose logarithm is uniformly distributed.
         """
         if rng.random() >= self.arbitrary_dim_fraction:
             return halving

@@ -98,7 +98,9 @@ class PlanAugmentation:
         return min((table.with_dim(halvings(self.max_dim)[-1]) for table in group), key=lambda table: table.size_bytes)
 
     def draw(self, split: Split, rng: np.random.Generator) -> tuple[LocalSample, str]:
-        """Draw one rank of a random plan for tables of one split; return the sample and the name of the split."""
+        """Draw a random plan for tables of one split, and one rank of the plan;
+        return the sample and the name of the split.
+        """
         name = draw_split(rng)
         devices = int(rng.choice(self.num_devices))
         each = min(int(rng.choice(self.batch_sizes)), max(self.max_batch_size // devices, 1))

@@ -93,7 +93,9 @@ class Summary:
             )
 
     def _noisy_series(self, max_noise: float) -> str:
-        """Return, as text, the series with noise above `max_noise`; empty if there is none."""
+        """Return, as text, the series with noise above `max_noise`;
+        the text is empty if no series exceeds `max_noise`.
+        """
         return "; ".join(
             f"{series.name}: 90th percentile of the differences {series.noise:.1%}, drift {series.drift:+.1%}"
             for series in self.series

@@ -71,7 +71,7 @@ class Circle:
 
 
 def circles(rank: int, num_devices: int, host_size: int) -> dict[Collective, Circle]:
-    """Return, for each collective, the circle of devices that the device of rank `rank` exchanges data with.
+    """Return, for each collective, the circle of devices with which the device of rank `rank` exchanges data.
 
     They are all devices, the devices of the same host, or the devices with the same place on every host.
 

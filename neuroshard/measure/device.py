@@ -160,7 +160,7 @@ class CudaDevice(Device):
 
 
 def make_device(spec: DeviceSpec) -> Device:
-    """Return the device that `spec` describes, not yet prepared."""
+    """Return the device that `spec` describes; the device is not yet prepared."""
     return CpuDevice(spec.pin) if spec.kind == "cpu" else CudaDevice()
 
 

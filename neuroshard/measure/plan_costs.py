@@ -73,7 +73,7 @@ class PlanRecords:
 
     @classmethod
     def of_run(cls, run: Path, hardware: Hardware) -> "PlanRecords":
-        """Start records in a run's directory, or continue the records that are there.
+        """Start records in the directory of a run, or continue the records that the directory already has.
 
         Raises:
             UserError: the records were measured on other hardware, or are damaged.

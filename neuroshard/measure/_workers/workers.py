@@ -193,7 +193,7 @@ class WorkerGroup(Meter[Sample]):
                 raise error.at("starting the worker processes") from None
 
     def _start(self) -> None:
-        """Start one worker per rank, and wait until all of them are ready."""
+        """Start one worker per rank, and wait until all workers of the group are ready."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = int(free.getsockname()[1])

@@ -187,7 +187,7 @@ _UPDATES = {"sgd": _sgd, "rowwise_adagrad": _rowwise_adagrad}
 
 
 class ComputeBench:
-    """Measures kernel calls in batches on a prepared device; keeps the memory of the weights between batches."""
+    """Measures kernel calls in batches on a prepared device; the memory of the weights is kept between batches."""
 
     def __init__(self, device: Device, settings: EmbeddingSettings, protocol: TimingProtocol) -> None:
         self._device = device

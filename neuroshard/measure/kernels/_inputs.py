@@ -25,7 +25,7 @@ FUSED = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_RO
 
 @dataclass(frozen=True)
 class Prepared:
-    """A sample that is ready to be timed.
+    """A kernel call that is ready to be timed, with inputs and weights in memory.
 
     Attributes:
         run: trains the sample's tables once.

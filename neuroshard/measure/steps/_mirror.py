@@ -230,7 +230,7 @@ def _chunk(given: torch.Tensor, splits: Sequence[int], rank: int, size: int) -> 
 
 
 def _fill(output: torch.Tensor, mine: torch.Tensor) -> None:
-    """Fill a tensor with repetitions of the data that one rank sends.
+    """Fill the tensor `output` with repetitions of the data that one rank sends, `mine`.
 
     The repetitions stand for equal shares of all ranks, or for the data of ranks with other widths.
     """

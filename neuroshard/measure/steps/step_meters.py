@@ -197,7 +197,7 @@ class LocalMeter(Meter[LocalSample]):
     meter: Meter[LocalSample]
 
     def close(self) -> None:
-        """End the measuring process."""
+        """End the process that measures the steps."""
         self.meter.close()
 
     def measure(self, samples: Sequence[LocalSample], seeds: Sequence[int]) -> list[Outcome]:
@@ -258,7 +258,7 @@ class MirroredStep:
 
     @property
     def slowest_ms(self) -> FloatArray:
-        """Local work by phase, (P,) ms: before each exchange that ranks wait for,
+        """Local work by phase, (P,) ms: before each exchange for which ranks wait,
         only the work of the slowest rank counts; the work is summed over the step.
         """
         by_phase = [work.sum(axis=1) for work in self._between]
@@ -267,7 +267,7 @@ class MirroredStep:
 
     @property
     def step_ms(self) -> float:
-        """The ms of a step in which exchanges take no time, and end when the slowest rank arrives."""
+        """The ms of a step if exchanges take no time, so that each exchange ends when the slowest rank arrives."""
         return float(self.slowest_ms.sum())
 
     def exposed_ms(self, input_ms: float) -> float:
@@ -287,8 +287,8 @@ class MirroredStep:
 
     @property
     def _between(self) -> list[FloatArray]:
-        """Local work between successive exchanges that ranks wait for, with one array (R, k, P) for each interval;
-        an interval contains k - 1 exchanges that ranks do not wait for.
+        """Local work between successive exchanges for which ranks wait, with one array (R, k, P) for each interval;
+        an interval contains k - 1 exchanges for which ranks do not wait.
         """
         return np.split(self.phase_ms, np.flatnonzero(self.waited_for) + 1, axis=1)
 

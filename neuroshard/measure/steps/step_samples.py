@@ -33,7 +33,7 @@ STEP, LOOKUPS_ALONE = "step", "lookups, one device after another"  # further pha
 @dataclass(frozen=True)
 @checked
 class StepProtocol:
-    """How training steps are timed, and the dense network that they contain.
+    """The settings for timing training steps, and for the dense network that the steps contain.
 
     A step's time depends not only on the plan, but also on the places of memory allocations and on the order in which
     models were built (steps of equal plans differed by a fifth). So freed memory is kept, and every plan is built again
@@ -92,7 +92,7 @@ class StepProtocol:
 @dataclass(frozen=True)
 @checked
 class Stretch:
-    """Local work of one phase, until the next phase or an exchange begins.
+    """A stretch of local work in one phase, which ends when the next phase or an exchange begins.
 
     Attributes:
         phase: one of `LOCAL_PHASES`; or `HOST`, the time to launch the step, which comes last.

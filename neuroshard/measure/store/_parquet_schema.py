@@ -186,7 +186,9 @@ class _LocalRow(_Row):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the times of one repeat: all phases of a step and, if it was measured, the host's time."""
+        """The shape of the times of one repeat: all phases of a step and, last,
+        the host's time if that time was measured.
+        """
         phases = len(LOCAL_PHASES)
         times, repeats = (0 if column is None else len(column) for column in (self.times_ms, self.at_s))
         return (phases + 1,) if times == repeats * (phases + 1) else (phases,)
@@ -255,7 +257,9 @@ class RowCodec(Generic[Sample]):
         return pa.Table.from_pylist(rows, schema=schema_of(self.row))
 
     def measurements(self, table: pa.Table) -> list[Measurement[Sample]]:
-        """Return the measurements in a table; raise UserError, with the sample's number, if a row is malformed."""
+        """Return the measurements in a Parquet table; if a row is malformed,
+        raise UserError with the number of the sample.
+        """
         return list(map(self._measurement, self._rows(table)))
 
     def _rows(self, table: pa.Table) -> Iterable[_Row]:

@@ -181,7 +181,7 @@ class DataDirectory:
         return cls(path if Manifest.exists(path) or not Manifest.exists(path / MEASURED) else path / MEASURED)
 
     def begin(self, manifest: Manifest, tables: Sequence[Table]) -> None:
-        """Start a run in this directory, or check that the run started here can be resumed.
+        """Start a run in this directory, or check that a run that was started in this directory can be resumed.
 
         Raises:
             UserError: the run has other hardware, settings or tables; or there is another file of tables.

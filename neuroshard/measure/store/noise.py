@@ -61,8 +61,8 @@ def pass_drift(measurements: Sequence[Measurement[Any]]) -> float:
 
 
 def disturbed(measurements: Sequence[Measurement[Any]], most: float) -> dict[int, bool]:
-    """Return the samples whose two passes have a relative difference above `most`: for each sample's number,
-    True if the second pass was slower.
+    """Return the samples whose two passes have a relative difference above `most`, in a dictionary:
+    the key is the sample's number, and the value is True if the second pass was slower.
 
     Disturbances only add time, so the slower pass is the disturbed one.
     """

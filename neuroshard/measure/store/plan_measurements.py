@@ -59,7 +59,7 @@ Pass = tuple[PlanMeasurement, ...]  # of all plans of a task
 
 
 def error_of(rows: Sequence[PlanMeasurement]) -> str | None:
-    """Return the first error in the rows; None if there is none."""
+    """Return the first error in the rows; None if no row has an error."""
     return next((row.error for row in rows if row.error is not None), None)
 
 
@@ -91,8 +91,8 @@ def costs_ms(passes: Sequence[Pass], plans: int) -> FloatArray:
 
 @dataclass(frozen=True)
 class PassFiles(Journal[Pass]):
-    """The files of the passes over a task's plans: one Parquet file for each pass,
-    which is either complete or missing.
+    """The files of the passes over a task's plans: one Parquet file for each pass;
+    each file is either complete or missing.
     """
 
     suffix = ".parquet"

@@ -84,7 +84,7 @@ def own_traffic(sample: CommSample) -> Traffic:
 
 def by_group(measurement: Measurement[CommSample]) -> Iterator[Measurement[CommSample]]:
     """Divide the measurement of an exchange by groups of devices that exchange with each other;
-    yield a measurement for each group, as an all-to-all.
+    yield a measurement for each group, with the group's exchange as an all-to-all.
 
     Groups that exchange nothing are left out, and so are groups of one device, unless the exchange has only one device.
     The measurement must have repeats.
