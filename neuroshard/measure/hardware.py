@@ -82,7 +82,7 @@ class Hardware:
         return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
 
     def devices_per_host(self, num_devices: int) -> int | None:
-        """Return the number of devices on each host, given the number of devices on all hosts;
+        """Return the number of devices on each host, given the number `num_devices` on all hosts;
         None if one host has all devices.
 
         The hosts of a pod count as one host, as in TorchRec, because fast links join them.

@@ -129,7 +129,7 @@ def measure_plans(
     count_input: bool = False,
     records: PlanRecords | None = None,
 ) -> list[Cost | str]:
-    """Return the measured cost of each plan, or, as text, the error that stopped the measurement of the plan.
+    """Measure all plans; return the cost of each plan, or, as text, the error that stopped the measurement of the plan.
 
     Plans that are next to each other in `plans` share batches of live operators, so place plans that are compared next
     to each other. Kernel calls of all devices are timed one by one on one device. Then all exchanges are timed: the

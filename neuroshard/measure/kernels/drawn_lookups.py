@@ -207,7 +207,7 @@ def _lookups(table: Table, batch_size: int) -> int:
 
 
 def _lengths(table: Table, batch_size: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw the number of lookups for each feature and sample, (features x batch_size,): each is the mean,
+    """Draw the number of lookups for each feature and sample, (features x batch_size,): each number is the mean,
     rounded down or up.
     """
     bags, lookups = table.features * batch_size, _lookups(table, batch_size)

@@ -136,14 +136,16 @@ def check_comparable(plans: Sequence[Plan]) -> None:
 
 @dataclass(frozen=True)
 class RankJob:
-    """One rank, and the plans (by index) that are measured on this rank together."""
+    """One rank, and the plans (by index) whose steps are measured together on this rank."""
 
     rank: int
     plans: tuple[int, ...]
 
 
 def rank_jobs(plans: Sequence[Plan]) -> tuple[RankJob, ...]:
-    """Return a job for every rank that is measured for at least one of the plans of a task, in order of rank."""
+    """Return a job for every rank that is measured for at least one of the plans of a task;
+    the jobs are in order of rank.
+    """
     ranks = [measured_ranks(plan) for plan in plans]
     every = sorted({rank for ranks_of_plan in ranks for rank in ranks_of_plan})
     return tuple(
