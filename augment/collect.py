@@ -1,4 +1,6 @@
-"""The collect run: draws samples, measures them and writes them in chunks; resumes an earlier run."""
+"""The collect run: it draws samples, measures the samples and writes the measurements in chunks,
+and can resume an earlier run.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +53,7 @@ _LIVE_STEPS = 8  # training steps in a chunk
 @dataclass(frozen=True)
 @checked
 class Collect:
-    """Everything that `neuroshard collect` needs.
+    """The settings of `neuroshard collect`: the tables, the hardware, and the samples to draw and measure.
 
     Attributes:
         tables: tables that samples are drawn from.
@@ -124,7 +126,7 @@ class Collect:
             self.comm.check(self.hardware.devices_per_host(count))
 
     def _check_steps(self, split: Split) -> None:
-        """Raise UserError unless training steps can be drawn and measured."""
+        """Raise UserError if training steps cannot be drawn from the tables, or if TorchRec is not installed."""
         if find_spec("torchrec") is None:
             raise UserError(
                 "collect-torchrec-missing",
@@ -135,7 +137,8 @@ class Collect:
         self.local.check(split)
 
     def run(self) -> Summary | None:
-        """Measure the samples that `out` lacks; return None in worker processes that only take part in exchanges.
+        """Measure the samples that are missing in the directory `out`, and return the summary;
+        return None in processes that only take part in exchanges.
 
         Raises:
             UserError: the hardware cannot measure here; `out` has data of another run; or the measurements are noisier
@@ -160,7 +163,9 @@ class Collect:
         return summary
 
     def _series(self, directory: DataDirectory, split: Split) -> Iterator["_Series[Any]"]:
-        """Yield the series of samples in the order in which they are measured."""
+        """Yield the series of samples (kernel calls, exchanges and training steps) in the order in which the series are
+        measured.
+        """
         calls, count, live = (partial(self._call, split),), self.num_compute_samples, self.hardware.compute_timing.live
         again = min(ceil(self.references * live), live - 1)  # a chunk has `live` samples with its references
         yield _Series(self, "compute", directory.compute(), live - again, count, _COMPUTE, calls, again)
@@ -186,7 +191,7 @@ class Collect:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The ids of the samples of one chunk; all samples are of one variant."""
+    """The ids of the samples in one chunk; all samples of a chunk are drawn by the same variant (see `_Series`)."""
 
     ids: tuple[int, ...]
     second_pass: bool
@@ -194,7 +199,8 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _Series(Generic[Sample]):
-    """One series of samples of a run, divided into chunks of `chunk_size`; the last chunks are the second pass.
+    """All samples of one kind in a run, divided into chunks of `chunk_size`;
+    the last chunks measure some samples a second time.
 
     Each chunk also measures the same reference samples; their ids follow the ids of all other samples.
 
@@ -212,7 +218,9 @@ class _Series(Generic[Sample]):
     num_references: int = 0
 
     def collect(self, progress: Progress) -> SeriesSummary:
-        """Measure and write every missing chunk, and measure disturbed chunks again; return the summary."""
+        """Measure and write every chunk that is missing, and measure disturbed chunks again;
+        return the summary of the series.
+        """
         batches = list(enumerate(self._batches))
         start, busy_s = time.perf_counter(), 0.0
         with meters_of(self.run.hardware, printer(progress)) as meters:
@@ -238,7 +246,8 @@ class _Series(Generic[Sample]):
 
     @property
     def _batches(self) -> list[_Batch]:
-        """All chunks: first the samples, then a second pass over samples that are spread evenly over the run.
+        """All chunks of the series: first the chunks of all samples, then the second pass over some samples,
+        which are spread evenly over the run.
 
         Because of the even spread, the second pass covers every period of the run.
         """
@@ -259,7 +268,9 @@ class _Series(Generic[Sample]):
         return [batch for batch in self._batches if any(slower.get(i) is batch.second_pass for i in batch.ids)]
 
     def _cut(self, ids: Sequence[int], second_pass: bool) -> list[_Batch]:
-        """Divide the samples into chunks of one variant each, in the order of their first ids."""
+        """Divide the samples into chunks, each drawn by a single variant;
+        the chunks are in the order of the first id in each chunk.
+        """
         of_variant = grouped(ids, self.variant).values()
         chunks = [tuple(chunk) for variant_ids in of_variant for chunk in in_batches(variant_ids, self.chunk_size)]
         return [_Batch(ids_of_chunk, second_pass) for ids_of_chunk in sorted(chunks)]
@@ -272,7 +283,7 @@ class _Series(Generic[Sample]):
         return len(batch.ids) + self.num_references
 
     def _due(self, batch: _Batch) -> list[Due[Sample]]:
-        """Draw the samples of a chunk, mixed with the reference samples."""
+        """Draw the samples of a chunk; return the samples mixed with the reference samples."""
         draw = self.variants[self.variant(batch.ids[0])]
         references = range(self.num_samples, self.num_samples + self.num_references)
         return mixed(

@@ -26,7 +26,7 @@ _MAX_POOLING = 208  # the largest pooling factor of a published table
 @dataclass(frozen=True)
 @checked
 class CommAugmentation:
-    """Settings of the random exchanges between devices.
+    """Settings of the random exchanges between devices that are drawn and measured.
 
     The draw places tables greedily: the widest table first, each on the device with the fewest columns. A fraction of
     the tables, drawn for every sample, goes to random devices instead, so that some exchanges are balanced and others
@@ -104,7 +104,9 @@ class CommAugmentation:
     def draw(
         self, num_devices: int, batch_size: int, rng: np.random.Generator, devices_per_host: int | None = None
     ) -> tuple[CommSample, str]:
-        """Draw one exchange between `num_devices` processes; return the exchange and the name of its split."""
+        """Draw one exchange between `num_devices` processes; return the exchange and the name of the exchange's
+        split.
+        """
         collective = collective_named(one_of(self.collectives, rng))
         sizes = self._sizes(collective, num_devices, batch_size, devices_per_host, rng)
         starts = rng.random(num_devices) * self.max_start_ms * rng.random()
@@ -119,7 +121,7 @@ class CommAugmentation:
         devices_per_host: int | None,
         rng: np.random.Generator,
     ) -> list[int]:
-        """Draw the bytes that each device sends, (D,), as `CommSample.sizes` has them."""
+        """Draw the bytes that each of D devices sends, (D,), as in `CommSample.size_bytes`."""
         if collective in (Collective.ALL_TO_ALL, Collective.INPUT):
             return self._placed(self._table_bytes(collective, batch_size, rng), num_devices, rng)
         if collective is Collective.ALL_REDUCE:
@@ -151,12 +153,14 @@ class CommAugmentation:
         return int(rng.choice(halvings(self.max_dim), size=tables).sum())
 
     def _gradient_bytes(self, rng: np.random.Generator) -> int:
-        """Draw the bytes of all fp32 gradients of an all-reduce; the logarithm of the bytes is uniform."""
+        """Draw the total bytes of the fp32 gradients in an all-reduce;
+        the logarithm of the bytes is uniformly distributed.
+        """
         least, most = np.log(_LEAST_GRADIENT_BYTES), np.log(self.max_gradient_bytes)
         return ELEMENT_BYTES * int(np.exp(rng.uniform(least, most)) / ELEMENT_BYTES)
 
     def _placed(self, weights: IntArray, num_devices: int, rng: np.random.Generator) -> list[int]:
-        """Place tables of the given bytes (n,) in order; return the bytes of each device, (D,).
+        """Place n tables, with the bytes `weights` (n,), in order on devices; return the bytes of each device, (D,).
 
         A table goes to the device with the fewest bytes so far, or, with a probability that is drawn once, to a random
         device.

@@ -107,7 +107,9 @@ class ComputeAugmentation:
             )
 
     def check(self, split: Split) -> None:
-        """Raise UserError if a table is too large at the minimum width, or a split has no table for a sharding type."""
+        """Raise UserError if a table is too large at the minimum width,
+        or if a split has no table for a sharding type.
+        """
         for table in chain(*split.values()):
             size = self._narrowest(table).size_bytes
             if size > self.max_bytes:
@@ -137,12 +139,12 @@ class ComputeAugmentation:
 
     @property
     def _layouts(self) -> list[Layout]:
-        """The layouts of the configured sharding types; each combination has one of them."""
+        """The layouts of the configured sharding types; all tables of a combination have the same layout."""
         return [LAYOUTS[form] for form in forms_named(self.sharding_types)]
 
     def draw(self, split: Split, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
-        """Draw a combination of tables at a global batch size;
-        return the kernel call and the name of the split of its tables.
+        """Draw a combination of tables at a global batch size; return the kernel call on these tables,
+        and the name of the tables' split.
 
         A table that does not fit into the remaining bytes gets the largest width that fits, or is left out.
         """
@@ -153,7 +155,9 @@ class ComputeAugmentation:
     def _draw_in_layout(
         self, layout: Layout, group: tuple[Table, ...], batch_size: int, rng: np.random.Generator
     ) -> ComputeSample:
-        """Draw a combination of tables of the group, with the rows and samples that one device of the layout sees."""
+        """Draw a combination of tables from `group`; return the kernel call of one device,
+        with the rows and samples that the layout gives to the device.
+        """
         cut = layout.form in CUT_FORMS  # data-parallel tables are pooled, and in device memory
         pooled = one_of(self.pooled, rng) if cut else True
         sharers = 1 if layout.free else one_of(self.sharers, rng)
@@ -172,7 +176,7 @@ class ComputeAugmentation:
         return self._with_tier(sample, rng) if cut else sample
 
     def _with_tier(self, sample: ComputeSample, rng: np.random.Generator) -> ComputeSample:
-        """Draw the memory tier of the sample's tables."""
+        """Draw a memory tier, and return the sample with all tables in this tier."""
         tier = Tier(one_of(self.tiers, rng))
         if tier is Tier.DEVICE:
             return sample
@@ -180,7 +184,7 @@ class ComputeAugmentation:
         return self._within_cache(replace(sample, tier_assignment=assignment, hot_first=0.0))
 
     def _within_cache(self, sample: ComputeSample) -> ComputeSample:
-        """Reduce the width of wide tables until the cache takes at most `max_bytes`.
+        """Return the sample with wide tables made narrower, so that the cache takes at most `max_bytes`.
 
         FBGEMM's cache has rows as wide as the widest table of the kernel call.
         """
@@ -194,7 +198,9 @@ class ComputeAugmentation:
     def _in_blocks(
         self, layout: Layout, tables: tuple[Table, ...], samples: int, sharers: int, rng: np.random.Generator
     ) -> ComputeSample:
-        """Draw the row block that the device has of each table, and the share of hot rows that come first."""
+        """Draw the row block of each table that the device has, and the share of hot rows that come first;
+        return the kernel call.
+        """
         blocks = tuple(RowBlock(*row_blocks(table, sharers)[rng.integers(sharers)]) for table in tables)
         hot_first = float(rng.random()) if rng.random() < self.hot_rows_first_fraction else 0.0
         return ComputeSample(tables, samples, layout.form, blocks, hot_first)
@@ -202,8 +208,8 @@ class ComputeAugmentation:
     def _sequence_tables(
         self, batch_size: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
     ) -> tuple[Table, ...]:
-        """Draw sequence tables of one common width whose weights and outputs fit into
-        `max_bytes` and `max_output_bytes`.
+        """Draw sequence tables that have one common width, and whose weights and outputs fit into `max_bytes` and
+        `max_output_bytes`.
 
         The tables are in random order. If no table fits, the result is the table with the smallest pooling factor, at
         the minimum width.
@@ -228,8 +234,8 @@ class ComputeAugmentation:
         return table.with_dim(halvings(self.max_dim)[-1])
 
     def _shared(self, layout: Layout, group: tuple[Table, ...], blocks: int) -> tuple[Table, ...]:
-        """Return the tables that the layout can shard: small enough for copies,
-        or with a row for each of the row blocks.
+        """Return the tables of `group` that the layout can shard: tables that are small enough for copies,
+        or that have at least one row for each of the row blocks.
         """
         small = (
             table for table in group if not layout.dense or self._narrowest(table).size_bytes <= self.max_copy_bytes
@@ -239,7 +245,9 @@ class ComputeAugmentation:
     def _combination(
         self, max_bytes: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
     ) -> tuple[Table, ...]:
-        """Draw tables of the group; one of `sharers` equal row blocks of all of them takes at most `max_bytes`."""
+        """Draw tables from `group`; if every table is divided into `sharers` equal row blocks,
+        one block of each table together take at most `max_bytes`.
+        """
         count = int(rng.integers(self.min_tables, self.max_tables + 1))
         chosen: list[Table] = []
         room = max_bytes
@@ -251,7 +259,7 @@ class ComputeAugmentation:
         return tuple(chosen)
 
     def _augmented(self, group: tuple[Table, ...], count: int, rng: np.random.Generator) -> list[Table]:
-        """Draw `count` different (table, width) pairs;
+        """Draw `count` different pairs of a table and a width, and return the tables with these widths;
         a table is repeated only if the group has fewer tables than `count`.
         """
         widths = halvings(self.max_dim)
@@ -261,8 +269,8 @@ class ComputeAugmentation:
         return [group[t].with_dim(self._width(widths[int(turns[t][turn])], rng)) for t, turn in pairs]
 
     def _width(self, halving: int, rng: np.random.Generator) -> int:
-        """Return the width `halving` or, for `arbitrary_dim_fraction` of the tables,
-        a random width with a uniform logarithm.
+        """Return the width `halving`; or, with probability `arbitrary_dim_fraction`,
+        a random width up to `max_dim` whose logarithm is uniformly distributed.
         """
         if rng.random() >= self.arbitrary_dim_fraction:
             return halving
@@ -270,7 +278,9 @@ class ComputeAugmentation:
         return DIM_MULTIPLE * min(int((units + 1) ** rng.random()), units)
 
     def _fitted(self, table: Table, room: int, sharers: int) -> Table | None:
-        """Return the table at the largest allowed width whose row block fits into `room` bytes; None if none fits."""
+        """Return the table at the largest allowed width with which a row block fits into `room` bytes;
+        None if no width fits.
+        """
         narrower = (w for w in halvings(self.max_dim) if w < table.dim)
         fitting = (w for w in (table.dim, *narrower) if _block_bytes(table.with_dim(w), sharers) <= room)
         width = next(fitting, None)
@@ -278,7 +288,8 @@ class ComputeAugmentation:
 
 
 def _of_one_precision(group: tuple[Table, ...], rng: np.random.Generator) -> tuple[Table, ...]:
-    """Return the tables of the group with the same bytes per element as a random table of it.
+    """Draw a random table of the group, and return all tables of the group that have the same bytes per element as this
+    table.
 
     One kernel call never mixes precisions.
     """
@@ -289,10 +300,12 @@ def _of_one_precision(group: tuple[Table, ...], rng: np.random.Generator) -> tup
 
 
 def _output_bytes(table: Table, batch_size: int, sharers: int) -> float:
-    """Return the bytes of the outputs of a sequence table whose lookups are spread evenly over `sharers` row blocks."""
+    """Return the bytes of one device's outputs for a sequence table,
+    if the table's lookups are spread evenly over `sharers` row blocks.
+    """
     return ELEMENT_BYTES * table.output_columns * batch_size / sharers
 
 
 def _block_bytes(table: Table, sharers: int) -> int:
-    """Return the bytes of one of `sharers` equal row blocks of a table."""
+    """Return the bytes of one row block of a table that is divided into `sharers` equal row blocks."""
     return replace(table, rows=block_rows(table.rows, sharers)).size_bytes

@@ -94,11 +94,13 @@ class PlanAugmentation:
                 )
 
     def _least(self, group: Sequence[Table]) -> Table:
-        """Return the smallest table of the group, at the minimum width."""
+        """Return the table of the group that has the fewest bytes, at the minimum width."""
         return min((table.with_dim(halvings(self.max_dim)[-1]) for table in group), key=lambda table: table.size_bytes)
 
     def draw(self, split: Split, rng: np.random.Generator) -> tuple[LocalSample, str]:
-        """Draw one rank of a random plan for tables of one split; return the sample and the name of the split."""
+        """Draw a random plan for tables of one split, and one rank of the plan;
+        return the sample and the name of the split.
+        """
         name = draw_split(rng)
         devices = int(rng.choice(self.num_devices))
         each = min(int(rng.choice(self.batch_sizes)), max(self.max_batch_size // devices, 1))
@@ -109,7 +111,7 @@ class PlanAugmentation:
         return LocalSample(plan, rank, Precision(rng.choice(self.precisions or [Precision.FP32]))), name
 
     def _tables(self, group: Sequence[Table], samples: int, rng: np.random.Generator) -> tuple[Table, ...]:
-        """Draw tables of random widths for `samples` samples per device.
+        """Draw tables from `group`, with random widths, for steps with `samples` samples per device.
 
         In a quarter of the draws all tables are narrow, and independently in a quarter all tables are small enough for
         copies.
@@ -130,7 +132,7 @@ class PlanAugmentation:
         return tuple(chosen[: max(int((outputs <= self.max_output_bytes).sum()), 1)])
 
     def placed(self, task: Task, rng: np.random.Generator) -> Plan:
-        """Place tables with random sharding types; return the plan.
+        """Place the tables of the task on random devices, with random sharding types; return the plan.
 
         Some tables are split in halves, and some plans prefer the first devices. In a tenth of the plans all tables are
         column-wise; in another tenth, all tables that can be are data-parallel.
@@ -157,7 +159,9 @@ class PlanAugmentation:
         return Plan(task, tuple(placed))
 
     def _group(self, layout: Layout, task: Task, table: Table, rng: np.random.Generator) -> list[int]:
-        """Draw the devices that share a table: all devices or one host's; empty if the table is column-wise."""
+        """Draw the devices that share a table: all devices, or all devices of one host;
+        empty if the table is column-wise.
+        """
         too_large = layout.dense and table.size_bytes > self.max_copy_bytes
         if layout.free or too_large or not layout.takes(table.dim) or Call(layout.form, table.pooled) not in CALLS:
             return []

@@ -22,7 +22,7 @@ MAX_NOISE = 0.5  # above this, the machine is too busy to measure: one pass take
 
 @dataclass(frozen=True)
 class SeriesSummary:
-    """The summary of one series of samples.
+    """The summary of one series of samples: counts, errors, times and noise.
 
     Attributes:
         measured, failed: number of samples in the directory, first pass.
@@ -49,7 +49,7 @@ class SeriesSummary:
 
     @classmethod
     def of(cls, name: str, measurements: list[Measurement[Any]], wall_s: float, busy_s: float) -> "SeriesSummary":
-        """Summarise all measurements of a series, and the times of this run."""
+        """Return the summary of all measurements of a series, with the seconds `wall_s` and `busy_s` of this run."""
         by_subset = grouped(measurements, lambda measurement: _subset_of(measurement.sample))
         several = sorted(by_subset) if len(by_subset) > 1 else ()
         first = [m for m in measurements if not m.second_pass]
@@ -93,7 +93,9 @@ class Summary:
             )
 
     def _noisy_series(self, max_noise: float) -> str:
-        """Return, as text, the series with noise above `max_noise`; empty if there is none."""
+        """Return, as text, the series with noise above `max_noise`;
+        the text is empty if no series exceeds `max_noise`.
+        """
         return "; ".join(
             f"{series.name}: 90th percentile of the differences {series.noise:.1%}, drift {series.drift:+.1%}"
             for series in self.series
@@ -102,7 +104,7 @@ class Summary:
 
     @property
     def verdict(self) -> UseVerdict:
-        """The verdict on the use of the measurements for pre-training, with the reason.
+        """The verdict on whether the measurements are good enough for pre-training, with the reason.
 
         The verdict is positive if no series failed completely and two passes over the samples agree.
         """

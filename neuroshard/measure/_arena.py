@@ -1,4 +1,4 @@
-"""One block of touched memory that all live operators share.
+"""A block of CPU memory that the weights of all live operators share; the memory is touched (paged in) in advance.
 
 If each sample allocated new weights, page faults would take longer than the kernels. It does not matter to a measured
 time that the rows of operators overlap: the cache is flushed before every run, and each operator starts at a random
@@ -16,13 +16,13 @@ _LARGEST_SHARE = 0.9  # of the available memory; indices, outputs and other proc
 
 
 class Arena:
-    """A growing buffer of one dtype in CPU memory."""
+    """A buffer in CPU memory, of a single dtype, that grows when more elements are needed."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._buffer = torch.empty(0, dtype=dtype)
 
     def reserve(self, elements: int) -> None:
-        """Make room for views of up to `elements` elements, in touched memory; earlier views stay valid.
+        """Grow the buffer, if necessary, to at least `elements` elements of touched memory; earlier views stay valid.
 
         Raises:
             MemoryError: the machine does not have enough free memory.
@@ -33,7 +33,7 @@ class Arena:
         self._buffer = _touched(elements, self._buffer.dtype)
 
     def view(self, elements: int, rng: np.random.Generator) -> torch.Tensor:
-        """Return (elements,) of the buffer, starting at a random page."""
+        """Return a view of `elements` consecutive elements of the buffer, (elements,), that starts at a random page."""
         self.reserve(elements)
         step = _ALIGNMENT_BYTES // self._buffer.element_size()
         start = step * int(rng.integers((len(self._buffer) - elements) // step + 1))
@@ -41,7 +41,8 @@ class Arena:
 
 
 def _touched(elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of small normal values, (elements,), whose memory is touched.
+    """Return a tensor, (elements,), that is filled with small random numbers,
+    so that the memory of the tensor is paged in.
 
     The values are neither zeros, which share a page, nor denormals, which are slow.
     """
@@ -54,13 +55,13 @@ def _touched(elements: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def check_room(needed_bytes: int) -> None:
-    """Raise MemoryError if the machine does not have enough free memory for this many bytes of weights."""
+    """Raise MemoryError if the machine does not have enough free memory for `needed_bytes` more bytes of weights."""
     free = available_bytes()
     if needed_bytes > _LARGEST_SHARE * free:
         raise MemoryError(f"out of memory: {needed_bytes / 2**30:.2f} GiB of weights, {free / 2**30:.2f} GiB available")
 
 
 def available_bytes() -> int:
-    """Return the bytes of memory that are available without swapping, as the kernel reports them."""
+    """Return the bytes of memory that are available without swapping, as Linux reports in `/proc/meminfo`."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return int(fields["MemAvailable"].split()[0]) * 1024

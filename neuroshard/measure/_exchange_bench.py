@@ -1,4 +1,4 @@
-"""Time exchanges: the code runs in every process of a group, with one process per device.
+"""Time exchanges between devices: this module runs in every process of a group, with one process per device.
 
 Each collective is the one that TorchRec calls with the same backend: all-to-all of pooled embeddings; reduce-scatter,
 and all-gather in the backward pass; all-reduce of gradients; all-to-all of indices, after an all-to-all of their
@@ -32,7 +32,7 @@ _PINGS = 20
 
 
 class Exchange(NamedTuple):
-    """The two directions of one sample, as one device takes part in them.
+    """The forward and the backward exchange of one sample, as functions that run the part of one device.
 
     Attributes:
         forward: runs the exchange of the forward pass.
@@ -47,7 +47,7 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True)
 class Circle:
-    """The devices that one device exchanges with.
+    """The devices among which a collective exchanges data, from the view of one of these devices.
 
     Attributes:
         ranks: ranks of all these devices, including this device, in order.
@@ -60,18 +60,18 @@ class Circle:
     group: Among
 
     def share(self, size_bytes: Sequence[int], element_bytes: int) -> list[int]:
-        """Return the elements that each of the m devices sends to each of them, (m,),
-        given the bytes of all D devices, (D,).
+        """Return the number of elements that each of the circle's m devices sends to every device of the circle, (m,),
+        given the bytes that all D devices send, (D,).
         """
         return [size_bytes[rank] // (element_bytes * len(self.ranks)) for rank in self.ranks]
 
     def own(self, shares: Sequence[int]) -> int:
-        """Return the entry of this device, from a value for each of the m devices, (m,)."""
+        """Return this device's entry in `shares`, (m,), which has one value for each of the circle's m devices."""
         return shares[self.ranks.index(self.rank)]
 
 
 def circles(rank: int, num_devices: int, host_size: int) -> dict[Collective, Circle]:
-    """Return the devices that exchange with this device in each collective.
+    """Return, for each collective, the circle of devices with which the device of rank `rank` exchanges data.
 
     They are all devices, the devices of the same host, or the devices with the same place on every host.
 
@@ -93,13 +93,13 @@ def _groups(members: Sequence[tuple[int, ...]]) -> list[Among]:
 
 
 def make_exchange(sample: CommSample, circles: Mapping[Collective, Circle], device: torch.device) -> Exchange:
-    """Allocate the buffers of a sample on this device, and return both directions of its exchange."""
+    """Allocate the buffers of a sample on `device`, and return the sample's forward and backward exchange."""
     return _MAKERS[sample.collective](sample, circles[sample.collective], device)
 
 
 def _all_to_all(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Return the all-to-all of pooled embeddings to the devices of their samples,
-    and of gradients in the backward pass.
+    """Return an exchange that uses all-to-all in both directions:
+    pooled embeddings go to the devices that have the samples, and gradients go back.
     """
     others = circle.share(sample.size_bytes, ELEMENT_BYTES)
     own = [circle.own(others)] * len(circle.ranks)
@@ -113,7 +113,9 @@ def _all_to_all(sample: CommSample, circle: Circle, device: torch.device) -> Exc
 
 
 def _reduce_scatter(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Return the reduce-scatter of partial sums to the devices of their samples, and the all-gather of gradients."""
+    """Return an exchange with a reduce-scatter of partial sums in the forward direction,
+    and an all-gather of gradients in the backward direction.
+    """
     own = circle.own(circle.share(sample.size_bytes, ELEMENT_BYTES))
     sums, summed = torch.zeros(own * len(circle.ranks), device=device), torch.zeros(own, device=device)
     return Exchange(
@@ -124,14 +126,18 @@ def _reduce_scatter(sample: CommSample, circle: Circle, device: torch.device) ->
 
 
 def _all_reduce(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Return the all-reduce of whole tables' gradients, the same in both directions."""
+    """Return an exchange that sums the gradients of whole tables over all devices (all-reduce),
+    the same in both directions.
+    """
     gradient = torch.zeros(sample.size_bytes[circle.rank] // ELEMENT_BYTES, device=device)
     both = partial(dist.all_reduce, gradient, group=circle.group)
     return Exchange(both, both, (gradient,))
 
 
 def _input(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Return the exchange of indices with the devices of their rows: first the counts, then indices and lengths."""
+    """Return an exchange that sends indices to the devices that have the rows: first the counts,
+    then indices and lengths.
+    """
     sent = circle.share(sample.size_bytes, INDEX_BYTES)
     counts = torch.tensor(sent, device=device)
     counted = torch.zeros_like(counts)
@@ -139,7 +145,7 @@ def _input(sample: CommSample, circle: Circle, device: torch.device) -> Exchange
     got = torch.zeros(circle.own(sent) * len(circle.ranks), dtype=torch.int64, device=device)
 
     def both() -> None:
-        """Exchange the counts, and then the indices and lengths."""
+        """Exchange the numbers of elements to send, and then the indices and lengths."""
         dist.all_to_all_single(counted, counts, group=circle.group)
         dist.all_to_all_single(got, given, counted.tolist(), sent, group=circle.group)
 
@@ -158,14 +164,15 @@ _MAKERS: dict[Collective, Callable[[CommSample, Circle, torch.device], Exchange]
 
 @dataclass(frozen=True)
 class Clock:
-    """A source of time and a way to wait, both in seconds."""
+    """A pair of functions: `now` returns the time, and `sleep` waits, both in seconds."""
 
     now: Callable[[], float] = time.perf_counter
     sleep: Callable[[float], object] = time.sleep
 
 
 class ExchangeBench:
-    """Measures exchanges in batches in this process's group; every process must call the same methods together.
+    """Measures batches of exchanges between the processes of a group;
+    all processes must call the same methods together.
 
     All processes start an exchange at a moment that they agreed on, plus each process's own delay, so that no barrier
     runs inside the timed region. A device's time counts from its own start, and thus includes waiting for the other
@@ -182,7 +189,9 @@ class ExchangeBench:
         self._circles: dict[int, dict[Collective, Circle]] = {}  # by the number of devices on a host
 
     def measure(self, samples: Sequence[CommSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Return an outcome for each sample; the repeats are (R, 2, D) ms: forward and backward, of every device."""
+        """Return an outcome for each sample; the repeats are (R, 2, D) ms:
+        the forward and the backward time of each of D devices.
+        """
         builds = [partial(self._build, sample) for sample in samples]
         return self._group.combined(run_batch(builds, self._protocol, np.random.default_rng(seeds), report))
 
@@ -194,8 +203,8 @@ class ExchangeBench:
         return partial(self.run, exchange, sample.start_ms[self._rank])
 
     def run(self, exchange: Exchange, start_ms: float) -> Timed:
-        """Run forward after this device's delay, and then backward with all devices starting together;
-        return both times.
+        """Time the forward exchange, which this device starts with a delay of `start_ms`,
+        and then the backward exchange, which all devices start together; return both times.
         """
         agreed = self._agree_on_start()
         forward = self._timed(exchange.forward, agreed + start_ms / 1e3)
@@ -203,7 +212,9 @@ class ExchangeBench:
         return Timed(np.array([forward, backward]), (start_ms + forward + backward) / 1e3)
 
     def _timed(self, communicate: Callable[[], object], start: float) -> float:
-        """Run an exchange that starts at `start`; return the ms until it has ended on this device."""
+        """Wait until the time `start`, run an exchange, and return the ms from `start` until the exchange has ended on
+        this device.
+        """
         wait = start - self._clock.now()
         if wait > 0:
             self._clock.sleep(wait)
@@ -212,15 +223,17 @@ class ExchangeBench:
         return (self._clock.now() - start) * 1e3
 
     def _agree_on_start(self) -> float:
-        """Return a moment in the near future that is the same for all processes, on this process's clock."""
+        """Agree with all other processes on a moment in the near future;
+        return the moment in seconds on this process's clock.
+        """
         self._group.barrier()
         moment = torch.tensor([self._clock.now() + _SETTLE_S], dtype=torch.float64)
         dist.broadcast(moment, 0, group=self._control)
         return float(moment) + self._clock_ahead_s
 
     def _find_clock_offset(self) -> float:
-        """Return the seconds by which this process's clock is ahead of rank 0's,
-        from the fastest of several round trips.
+        """Return the seconds by which this process's clock is ahead of the clock of rank 0,
+        measured by the fastest of several round trips of messages.
         """
         ahead = 0.0
         for other in range(1, self._size):
@@ -231,8 +244,8 @@ class ExchangeBench:
         return ahead if abs(ahead) > 1e-3 else 0.0
 
     def _ping(self, other: int) -> tuple[float, float]:
-        """Return the time of a round trip to rank 0, and this clock minus rank 0's, both in seconds;
-        0 and 0 on rank 0.
+        """Send a message from rank `other` to rank 0 and back; return the seconds of the round trip,
+        and the seconds by which this process's clock is ahead of the clock of rank 0; both are 0 on rank 0.
         """
         clock = torch.zeros(1, dtype=torch.float64)
         if self._rank == 0:

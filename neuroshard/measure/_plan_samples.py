@@ -1,4 +1,4 @@
-"""The samples to measure for a plan: the kernel calls of each device, and one exchange after another.
+"""The samples to measure for a plan: the kernel calls of each device, and the successive exchanges between devices.
 
 A device calls one kernel for each sharding type (`Form`), tier and data type of its pooled tables; sequence tables have
 one call per width, too.
@@ -22,14 +22,18 @@ from neuroshard.words.placement import Placement, Tier, TierAssignment
 
 
 def kernel_calls(plan: Plan) -> tuple[tuple[ComputeSample, ...], ...]:
-    """Return the successive kernel calls of each device, (D,); empty for a device without shards."""
+    """Return for each of D devices, (D,), the kernel calls that the device makes one after another;
+    empty for a device without shards.
+    """
     by_device = grouped(plan.placements, lambda placed: placed.device)
     return tuple(_calls(plan, by_device.get(device, ())) for device in range(plan.task.topology.num_devices))
 
 
 def _calls(plan: Plan, placements: Sequence[Placement]) -> tuple[ComputeSample, ...]:
     def kernel(placed: Placement) -> tuple[int, int, int]:
-        """Return the number of the call, the bytes of a weight, and the width of sequence shards (0 if pooled)."""
+        """Return the key of the kernel call that looks up a shard: the number of the call in `CALLS`,
+        the bytes per weight, and the width of a sequence shard (0 for a pooled shard).
+        """
         number, table = placed.shard.table, plan.task.tables[placed.shard.table]
         call = CALLS.index(Call(plan.forms[number], table.pooled, placed.tier_assignment.tier))
         return call, table.bytes_per_element, 0 if table.pooled else placed.shard.dim
@@ -48,7 +52,9 @@ def _call(plan: Plan, layout: Layout, placements: Sequence[Placement]) -> Comput
 
 
 def _common_tier_assignment(placements: Sequence[Placement]) -> TierAssignment:
-    """Return the tier assignment of a call's tables; one cache has room for the rows of all their caches."""
+    """Return one tier assignment for all tables of a kernel call; cached tables share one cache,
+    which has room for the cached rows of all tables.
+    """
     first = placements[0].tier_assignment
     if first.tier is not Tier.UVM_CACHING:
         return first
@@ -59,13 +65,16 @@ def _common_tier_assignment(placements: Sequence[Placement]) -> TierAssignment:
 
 
 def _of_share(table: Table, shares: int) -> Table:
-    """Return the table with the reuse that one of `shares` equal shares of a batch has."""
+    """Return the table with the reuse histogram for one of `shares` equal parts of a batch,
+    instead of the whole batch.
+    """
     reuse = reuse_at(np.array(table.reuse), 1 / shares)
     return replace(table, reuse=tuple(reuse.tolist()))
 
 
 def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:
-    """Return the plan's exchanges in a direction, in the order of a step's forward pass, without delays.
+    """Return the exchanges of a plan in one direction, in the order of the forward pass of a step;
+    all start delays are 0.
 
     Data-parallel tables exchange nothing in the forward pass. The input dist is left out (`input_exchange`).
     """
@@ -74,7 +83,9 @@ def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:
 
 
 def input_exchange(plan: Plan) -> tuple[CommSample, ...]:
-    """Return the exchange of indices and lengths, without delays; empty if devices look up only their own tables."""
+    """Return the exchange of indices and lengths, with start delays of 0, in a tuple;
+    the tuple is empty if the plan has no traffic of indices.
+    """
     return _exchanges(plan, plan.traffic, [Collective.INPUT])
 
 

@@ -1,4 +1,4 @@
-"""Devices that can be measured; the same measuring code runs on each of them through this interface."""
+"""The devices that can be measured, CPUs and GPUs, behind one interface that all measuring code uses."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ _LEAD_CYCLES = 2_000_000  # about 1 ms at a GPU's clock of 2 GHz
 
 
 class Device(ABC):
-    """Base class: a device that runs and times kernels; it is prepared once, in the measuring process.
+    """Base class: a device that runs and times kernels; the device is prepared once, in the measuring process.
 
     Attributes:
         backend: backend of torch.distributed.
@@ -39,24 +39,26 @@ class Device(ABC):
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Return when the device has finished all its work."""
+        """Wait until the device has finished all work that was launched."""
 
     @abstractmethod
     def moment(self) -> Any:
-        """Return a mark in the device's work: all earlier work has ended at this point,
+        """Mark the current point in the device's work and return the mark: all earlier work has ended at this point,
         and later work has not begun.
         """
 
     @abstractmethod
     def ms_between(self, first: Any, second: Any) -> float:
-        """Return the ms between two moments; the device must be synchronized."""
+        """Return the ms between two marks that `moment` returned; the device must be synchronized."""
 
     @abstractmethod
     def occupy(self) -> None:
         """Keep the device busy while the host launches the work that is timed."""
 
     def set_aside(self, flush_bytes: int, free_bytes: int) -> None:
-        """Reserve the memory that is written to flush the cache; raise UserError if `free_bytes` is smaller."""
+        """Reserve `flush_bytes` of memory, which is written to flush the cache;
+        raise UserError if `free_bytes` is less than `flush_bytes`.
+        """
         if flush_bytes > free_bytes:
             raise UserError(
                 "flush-bytes-too-large",
@@ -67,7 +69,7 @@ class Device(ABC):
         self._flush = torch.zeros(flush_bytes // 4, device=self.torch_device)
 
     def time_ms(self, run: Callable[[], object]) -> float:
-        """Return the ms of one `run` that starts with a flushed cache.
+        """Flush the cache, call `run` once, and return the time that the device needs, in ms.
 
         The time does not include launches, as in steps in which the host is faster than the device.
         """
@@ -81,7 +83,7 @@ class Device(ABC):
 
 
 class CpuDevice(Device):
-    """One CPU core, used by one thread."""
+    """The CPU as a device: one thread, which is bound to one core if `pin` is true."""
 
     backend, beside_host = "gloo", False
 
@@ -91,7 +93,7 @@ class CpuDevice(Device):
 
     def prepare(self, rank: int, flush_bytes: int) -> None:
         """Limit this process to one thread, and to one core if `pin` is true;
-        raise UserError if memory is too small.
+        raise UserError if `flush_bytes` exceeds the free memory.
         """
         torch.set_num_threads(1)
         _keep_freed_memory()
@@ -102,10 +104,10 @@ class CpuDevice(Device):
         self.set_aside(flush_bytes, available_bytes())
 
     def occupy(self) -> None:
-        """Return at once: on CPUs, a call is not launched in advance."""
+        """Return at once, because calls on a CPU are not launched in advance."""
 
     def synchronize(self) -> None:
-        """Return at once: on CPUs, work has ended when its call returns."""
+        """Return at once, because on CPUs all work has ended when a call returns."""
 
     def moment(self) -> float:
         """Return the wall clock time in seconds."""
@@ -134,15 +136,17 @@ class CudaDevice(Device):
         self.set_aside(max(flush_bytes, 2 * l2_bytes), torch.cuda.mem_get_info(self.torch_device)[0])
 
     def occupy(self) -> None:
-        """Let the GPU wait for about 1 ms: the host launches a fused call and its backward pass in 0.5 to 1 ms."""
+        """Keep the GPU waiting for about 1 ms, because the host needs 0.5 to 1 ms to launch a fused call and the
+        backward pass.
+        """
         torch.cuda._sleep(_LEAD_CYCLES)  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
-        """Return when the GPU has finished all its work."""
+        """Wait until the GPU has finished all work that was launched."""
         torch.cuda.synchronize(self.torch_device)
 
     def moment(self) -> torch.cuda.Event:
-        """Return a CUDA event on the main stream.
+        """Record a CUDA event on the main stream, and return the event.
 
         Work of other streams counts from the point where the main stream waits for it.
         """
@@ -156,7 +160,7 @@ class CudaDevice(Device):
 
 
 def make_device(spec: DeviceSpec) -> Device:
-    """Return the device that `spec` describes, not yet prepared."""
+    """Return the device that `spec` describes; the device is not yet prepared."""
     return CpuDevice(spec.pin) if spec.kind == "cpu" else CudaDevice()
 
 

@@ -1,4 +1,6 @@
-"""The hardware of this machine, with the meters that measure on it."""
+"""The hardware of this machine, and the meters that measure kernel calls,
+exchanges and training steps on this hardware.
+"""
 
 import logging
 import multiprocessing
@@ -36,7 +38,7 @@ Warn = Callable[[Message], None]
 @dataclass(frozen=True)
 @checked
 class Hardware:
-    """A type of device, with the settings for measuring on it.
+    """A type of device that can be measured, with the settings of the measurements.
 
     Attributes:
         device: the device that runs the kernels.
@@ -71,16 +73,17 @@ class Hardware:
             raise no_device()
 
     def check_tiers(self, tiers: Iterable[Tier]) -> None:
-        """Raise UserError if tables cannot be measured in these memory tiers."""
+        """Raise UserError if tables in these memory tiers cannot be measured on this type of device."""
         check_tiers(self.device.kind, tiers)
 
     def compute_meter(self, warn: Warn) -> Meter[ComputeSample]:
-        """Return the meter of kernel calls on the first device, in a separate process."""
+        """Return a meter that measures kernel calls on the first device, in a separate process."""
         make = partial(_make_compute_bench, self.device, self.embedding, self.compute_timing)
         return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
 
     def devices_per_host(self, num_devices: int) -> int | None:
-        """Return the number of devices on each host, of `num_devices` in all; None if one host has all of them.
+        """Return the number of devices on each host, given the number `num_devices` on all hosts;
+        None if one host has all devices.
 
         The hosts of a pod count as one host, as in TorchRec, because fast links join them.
         """
@@ -90,7 +93,9 @@ class Hardware:
         return local if local < num_devices else None
 
     def check_hosts(self, topology: Topology) -> None:
-        """Raise UserError if this machine does not measure exchanges between hosts of the topology's size."""
+        """Raise UserError if the hosts of the topology have another number of devices than the hosts between which
+        exchanges are measured here.
+        """
         devices, wanted = topology.num_devices, topology.domain_size
         measured = self.devices_per_host(devices) or devices
         if wanted != measured:
@@ -104,7 +109,8 @@ class Hardware:
             )
 
     def comm_meter(self, num_devices: int, warn: Warn) -> Meter[CommSample]:
-        """Return the meter of exchanges between `num_devices` processes: of this host, or of all hosts under torchrun.
+        """Return a meter that measures exchanges between `num_devices` processes: on this host,
+        or on all hosts under torchrun.
 
         Raises:
             UserError: torchrun started another number of processes.
@@ -112,7 +118,8 @@ class Hardware:
         return self._group_meter(num_devices, self._exchanges, None, warn)
 
     def step_meter(self, topology: Topology, protocol: StepProtocol, warn: Warn) -> Meter[Plan]:
-        """Return the meter of training steps of plans for this topology, in the same processes as `comm_meter`.
+        """Return a meter that measures training steps of plans for this topology,
+        in the same kind of processes as `comm_meter`.
 
         Raises:
             UserError: torchrun started another number of processes.
@@ -120,14 +127,16 @@ class Hardware:
         return self._group_meter(topology.num_devices, self._steps(protocol), topology.domain_size, warn)
 
     def mirror_meter(self, protocol: StepProtocol, warn: Warn) -> Meter[LocalSample]:
-        """Return the meter of single ranks' local work in training steps,
-        on the first device, in a separate process.
+        """Return a meter that measures the local work of single ranks in training steps, on the first device,
+        in a separate process.
         """
         make = partial(_make_mirror_bench, self.device, self.embedding, protocol)
         return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
 
     def follow(self, steps: StepProtocol | None = None) -> None:
-        """Take part in rank 0's measurements, in another process of torchrun: of exchanges, or of training `steps`."""
+        """Take part in the measurements of rank 0, as another process of torchrun:
+        in training steps if `steps` is given, else in exchanges.
+        """
         from neuroshard.measure._workers.group import Torchrun
 
         how: Joining[Any] = self._exchanges if steps is None else self._steps(steps)
@@ -141,8 +150,8 @@ class Hardware:
         return Joining(self.device, protocol.timing, self.timeout_s, partial(_step_bench, self.embedding, protocol))
 
     def _group_meter(self, num_devices: int, how: Joining[Sample], local_size: int | None, warn: Warn) -> Meter[Sample]:
-        """Return the meter of `num_devices` processes that measure together;
-        TorchRec sees hosts of `local_size` devices.
+        """Return a meter with `num_devices` processes that measure together; for TorchRec,
+        each host has `local_size` devices.
         """
         if under_torchrun():
             return self._leader(num_devices, how)
@@ -150,8 +159,8 @@ class Hardware:
         return WorkerGroup(make, num_devices, self.timeout_s, warn, self._context())
 
     def _leader(self, num_devices: int, how: Joining[Sample]) -> Meter[Sample]:
-        """Return the meter of rank 0 under torchrun; raise UserError if torchrun
-        started another number of processes.
+        """Return the meter of rank 0 under torchrun; raise UserError if torchrun started another number of processes
+        than `num_devices`.
         """
         started = int(os.environ["WORLD_SIZE"])
         if started != num_devices:
@@ -171,7 +180,9 @@ class Hardware:
 
 
 def _hosts_per_pod() -> int:
-    """Return the number of hosts over which TorchRec shards rows; raise UserError if the variable is not a number."""
+    """Return the number of hosts over which TorchRec shards rows, from an environment variable;
+    raise UserError if the variable is not a number.
+    """
     hosts = os.environ.get(_POD_SIZE, "1")
     if not hosts.isdecimal() or int(hosts) < 1:
         raise UserError(
@@ -189,8 +200,8 @@ def under_torchrun() -> bool:
 
 
 def is_follower() -> bool:
-    """Return True if rank 0, in another process, controls the measurements;
-    then call `Hardware.follow` in this process.
+    """Return True if another process, with rank 0, controls the measurements;
+    this process must then call `Hardware.follow`.
     """
     return under_torchrun() and os.environ["RANK"] != "0"
 

@@ -34,7 +34,8 @@ _EXCHANGES = 1  # a stream of random numbers
 
 @dataclass(frozen=True)
 class Numbers(Generic[Sample]):
-    """Assigns numbers to samples; a sample that was measured before keeps its number, which shows the machine's speed.
+    """Assigns numbers to samples; a sample that was measured before keeps the earlier number,
+    so that repeated times show the machine's speed.
 
     Attributes:
         chunks: where measurements are stored; None stores nothing.
@@ -47,12 +48,16 @@ class Numbers(Generic[Sample]):
     named: Callable[[Sequence[Sample]], Sequence[Sample]] = lambda samples: samples
 
     def due(self, samples: Sequence[Sample], rng: np.random.Generator) -> list[Due[Sample]]:
-        """Return samples to be measured, with numbers and seeds; exchanges that differ only in delays share a split."""
+        """Return the samples, ready to be measured, with numbers and seeds;
+        exchanges that differ only in start delays get the same split.
+        """
         seeds = rng.integers(_SEED_RANGE, size=len(samples)).tolist()
         return [self._numbered(sample, seed) for sample, seed in zip(self.named(samples), seeds, strict=True)]
 
     def _numbered(self, sample: Sample, lookups: int) -> Due[Sample]:
-        """Return a sample with number, split and seed; `second_pass` is True if the sample was measured before."""
+        """Return the sample with a number, a split and a seed; `second_pass` is True if the sample was measured
+        before.
+        """
         again = sample in self.known
         number = self.known.setdefault(sample, 1 + max(self.known.values(), default=-1))
         alike = replace(sample, start_ms=(0.0,) * sample.num_devices) if isinstance(sample, CommSample) else sample
@@ -68,7 +73,7 @@ class PlanRecords:
 
     @classmethod
     def of_run(cls, run: Path, hardware: Hardware) -> "PlanRecords":
-        """Start records in a run's directory, or continue the records that are there.
+        """Start records in the directory of a run, or continue the records that the directory already has.
 
         Raises:
             UserError: the records were measured on other hardware, or are damaged.
@@ -82,12 +87,13 @@ class PlanRecords:
 
 
 def _known(chunks: Chunks[Sample]) -> dict[Sample, int]:
-    """Return the numbers of the stored samples."""
+    """Return the number of each stored sample, by the sample as it was drawn."""
     return {as_drawn(m.sample): m.sample_id for m in chunks.read()}
 
 
 def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> list[ComputeSample]:
-    """Return kernel calls whose tables have unique names; write the tables to the data directory first.
+    """Return the kernel calls, with tables renamed so that different tables have different names;
+    write all tables to the data directory first.
 
     Data-parallel tables look up only their own device's samples, so their statistics differ from the task's tables.
     """
@@ -98,7 +104,9 @@ def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> li
 
 
 def _named(table: Table, there: dict[str, Table]) -> Table:
-    """Return the table with the first name that no other table in `there` has; add the table to `there`."""
+    """Return the table under the first name (`name`, `name (2)`, ...) that no different table in `there` has;
+    add the table to `there`.
+    """
     names = (table.name if number == 1 else f"{table.name} ({number})" for number in count(1))
     renamed = (replace(table, name=name) for name in names)
     return next(
@@ -107,7 +115,9 @@ def _named(table: Table, there: dict[str, Table]) -> Table:
 
 
 def _whole(table: Table) -> Table:
-    """Return the table without the properties that each measurement stores itself: width, features and pooling."""
+    """Return the table with fixed values for the properties that each measurement stores separately: width,
+    number of features and pooling.
+    """
     return replace(table, dim=DIM_MULTIPLE, features=1, pooled=True)
 
 
@@ -119,7 +129,7 @@ def measure_plans(
     count_input: bool = False,
     records: PlanRecords | None = None,
 ) -> list[Cost | str]:
-    """Measure the cost of each plan, or return the error that stopped the measurement.
+    """Measure all plans; return the cost of each plan, or, as text, the error that stopped the measurement of the plan.
 
     Plans that are next to each other in `plans` share batches of live operators, so place plans that are compared next
     to each other. Kernel calls of all devices are timed one by one on one device. Then all exchanges are timed: the
@@ -151,8 +161,8 @@ def _num_devices(plan: Plan) -> int:
 
 
 def steps(plans: Sequence[Plan], count_input: bool = False) -> int:
-    """Return the number of kernel calls and exchanges that `measure_plans` measures,
-    the sum of its calls to `advance`.
+    """Return the number of kernel calls and exchanges that `measure_plans` measures; if all measurements succeed,
+    `measure_plans` calls `advance` this number of times.
     """
     calls = sum(len(device_calls) for plan in plans for device_calls in kernel_calls(plan))
     calls += sum(len(input_exchange(plan)) for plan in plans if count_input)
@@ -162,7 +172,9 @@ def steps(plans: Sequence[Plan], count_input: bool = False) -> int:
 def _measure_compute(
     plans: Sequence[Plan], meters: Meters, numbers: Numbers[ComputeSample], seed: int, advance: Advance
 ) -> tuple[list[FloatArray], dict[int, str]]:
-    """Return the compute of every plan, (D,) ms, summed over each device's calls; and errors, by number of the plan."""
+    """Measure all kernel calls; return the compute time of each plan's devices, (D,) ms,
+    summed over the calls of each device, and the errors by the number of the plan.
+    """
     called = [
         (p, d, call) for p, plan in enumerate(plans) for d, calls in enumerate(kernel_calls(plan)) for call in calls
     ]
@@ -188,8 +200,8 @@ def _measure_exchanges(
     advance: Advance,
     count_input: bool,
 ) -> list[Cost | str]:
-    """Measure the exchanges of P plans for equal numbers of devices, given their compute (P, D) in ms;
-    return the costs.
+    """Measure the exchanges of P plans that have the same number of devices, and return the costs of the plans,
+    given the compute time of each device, (P, D) ms.
     """
     rng, errors = np.random.default_rng([seed, _EXCHANGES]), dict[int, str]()
     recorder = Recorder(meters.of, meters.hardware.comm_timing.live, seed, numbers.chunks)
@@ -197,7 +209,8 @@ def _measure_exchanges(
     def measured(
         name: str, exchanges_of_plans: Sequence[tuple[CommSample, ...]], direction: int, start_ms: FloatArray
     ) -> Part:
-        """Measure the exchanges of all plans in a direction: all first ones, then all second ones, and so on.
+        """Measure the exchanges of all plans in one direction: first the first exchange of every plan,
+        then the second exchange of every plan, and so on.
 
         A device begins a plan's next exchange when its previous exchange has ended. Failures are recorded in `errors`.
         """
@@ -230,8 +243,8 @@ def _measure_exchanges(
 
 
 def beyond_memory(plan: Plan, hardware: Hardware) -> str | None:
-    """Return the reason why a device's weights do not fit into this host's memory, if kernels run on CPUs;
-    None if they fit.
+    """Return, as text, the reason why the weights of a device do not fit into this host's memory;
+    None if all weights fit, or if kernels do not run on CPUs.
     """
     if hardware.device.kind != "cpu":
         return None

@@ -1,5 +1,5 @@
-"""The measuring loop: samples are measured in live batches,
-and each batch is stored as a chunk before the next begins.
+"""The loop that measures samples in batches, and that stores each batch as a chunk on disk before the next batch
+begins.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, eq=False)
 class Meters:
-    """The meters of the hardware, each of which is opened when it is first needed."""
+    """The meters of the hardware; each meter is opened when a sample first needs the meter."""
 
     hardware: Hardware
     warn: Warn
@@ -37,7 +37,7 @@ class Meters:
     _open: dict[str | int, Meter[Any]] = field(default_factory=dict)
 
     def of(self, sample: Sample) -> Meter[Sample]:
-        """Return the meter for the sample and for similar samples in the same batch."""
+        """Return the meter that measures the sample, and all similar samples in the same batch."""
         if isinstance(sample, CommSample):
             return self.comm(sample.num_devices)
         if isinstance(sample, LocalSample):
@@ -46,18 +46,18 @@ class Meters:
         return self._opened("compute", lambda: self.hardware.compute_meter(self.warn))
 
     def comm(self, num_devices: int) -> Meter[CommSample]:
-        """Return the meter of exchanges between `num_devices` devices."""
+        """Return the meter that measures exchanges between `num_devices` devices."""
         return self._opened(num_devices, lambda: self.hardware.comm_meter(num_devices, self.warn))
 
     def _opened(self, key: str | int, make: Callable[[], Meter[Any]]) -> Meter[Any]:
-        """Return the meter that was opened under the key before, or open it now."""
+        """Return the meter that is already open under the key; otherwise open a meter with `make`."""
         if key not in self._open:
             self._open[key] = self._open_for.enter_context(make())
         return self._open[key]
 
     def join(self, topologies: Iterable[Topology]) -> None:
-        """Open the meters of exchanges for each number of devices,
-        because torchrun's other processes wait for this process.
+        """Open the meters of exchanges now, for each number of devices in the topologies,
+        because the other processes of torchrun wait for this process.
 
         Raises:
             UserError: torchrun started another number of processes.
@@ -68,14 +68,14 @@ class Meters:
 
 @contextmanager
 def meters_of(hardware: Hardware, warn: Warn) -> Iterator[Meters]:
-    """Yield the hardware's meters; their processes end with the context."""
+    """Yield the meters of the hardware; the processes of the meters end when the context ends."""
     with ExitStack() as open_for:
         yield Meters(hardware, warn, open_for)
 
 
 @dataclass(frozen=True)
 class Due(Generic[Sample]):
-    """A sample that is to be measured.
+    """A sample that is to be measured, with a number and a seed.
 
     Attributes:
         sample: the sample.
@@ -110,22 +110,24 @@ class Recorder(Generic[Sample]):
     def complete(
         self, batches: Iterable[tuple[int, Callable[[], Sequence[Due[Sample]]]]]
     ) -> Iterator[Sequence[Outcome]]:
-        """Measure the numbered batches that have no chunk yet, so that a killed run can be resumed;
-        yield their outcomes.
+        """Measure those numbered batches that have no stored chunk yet, so that a killed run can be resumed;
+        yield the outcomes of each batch.
         """
         for number, draw in batches:
             if self.chunks is None or not self.chunks.has(number):
                 yield self.record(draw(), number)
 
     def measure(self, due: Sequence[Due[Sample]]) -> Iterator[Outcome]:
-        """Measure all given samples in order, store them in chunks after the existing chunks,
-        and yield their outcomes.
+        """Measure all given samples in order, store the measurements in chunks after the existing chunks,
+        and yield the outcome of each sample.
         """
         for batch in in_batches(due, self.live):
             yield from self.record(batch)
 
     def record(self, batch: Sequence[Due[Sample]], number: int | None = None) -> Sequence[Outcome]:
-        """Measure a batch and store it as chunk `number`, or after all other chunks; return the outcomes."""
+        """Measure a batch, store the measurements as chunk `number` (by default after all other chunks),
+        and return the outcomes.
+        """
         outcomes = self.meter(batch[0].sample).measure([due.sample for due in batch], [due.lookups for due in batch])
         if self.chunks is not None:
             made = [self._measurement(*pair) for pair in zip(batch, outcomes, strict=True)]
@@ -140,11 +142,11 @@ class Recorder(Generic[Sample]):
 
 
 def in_batches(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
-    """Split the items into batches of `size` items; the last batch may have fewer."""
+    """Split the items into batches of `size` items; the last batch may have fewer items."""
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def mixed(items: Sequence[Item], others: Sequence[Item]) -> list[Item]:
-    """Return items and others in one list, with the others spread evenly among the items."""
+    """Return one list of all `items` and all `others`, in which `others` are spread evenly among `items`."""
     places = np.concatenate([np.arange(len(group)) / max(len(group), 1) for group in (items, others)])
     return [[*items, *others][i] for i in np.argsort(places, kind="stable").tolist()]

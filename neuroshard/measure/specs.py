@@ -1,4 +1,4 @@
-"""Settings of devices and kernels as values that are sent between processes, without importing torch."""
+"""Settings of devices and kernels, as values that can be sent between processes; this module does not import torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ OPTIMIZERS = ("sgd", "rowwise_adagrad")
 @dataclass(frozen=True)
 @checked
 class DeviceSpec:
-    """A type of device that kernels are measured on.
+    """The type of device on which kernels and exchanges are measured.
 
     Attributes:
         kind: cpu | cuda: type of the device that kernels and exchanges are measured on: the CPU or NVIDIA GPUs of this
@@ -33,7 +33,7 @@ class DeviceSpec:
 @dataclass(frozen=True)
 @checked
 class EmbeddingSettings:
-    """Settings of the fused kernel.
+    """Settings of the FBGEMM kernels that are measured.
 
     Attributes:
         optimizer: sgd | rowwise_adagrad: optimizer with which the measured kernels update the tables: FBGEMM's exact
@@ -59,7 +59,7 @@ def check_tiers(device_type: str, tiers: Iterable[Tier]) -> None:
 
 
 def no_device() -> UserError:
-    """Return the error for a machine without a GPU that the settings require."""
+    """Return the error for a machine without a GPU, if the settings require a GPU."""
     return UserError(
         "hardware-no-gpu",
         "torch finds no CUDA device",

@@ -1,1 +1,1 @@
-"""The worker processes that measure, and the timing protocol that runs in each of them."""
+"""The worker processes that measure samples, and the code that runs the timing protocol in each worker process."""

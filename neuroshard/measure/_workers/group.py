@@ -1,4 +1,6 @@
-"""The group of processes that measure together, one per device, as one of these processes sees it."""
+"""The group of processes that measure samples together, one process per device;
+this code runs in each of these processes.
+"""
 
 import gc
 import os
@@ -23,7 +25,8 @@ _Batch = tuple[list[Sample], list[int]]
 
 
 class Group:
-    """This process's rank in the group of processes, with a separate channel for agreements between them.
+    """The processes that measure together: this process's rank, the number of processes,
+    and a separate channel for agreements between the processes.
 
     Agreements must not use the process group that is being measured.
     """
@@ -37,14 +40,18 @@ class Group:
         dist.barrier(group=self.control)
 
     def combined(self, own: list[Outcome]) -> list[Outcome]:
-        """Return each sample's outcome over all D processes; the repeats have D as an additional last dimension."""
+        """Gather the outcomes of all D processes, given this process's outcomes `own`;
+        return one outcome for each sample, whose repeats have the D processes as an additional last dimension.
+        """
         gathered: list[list[Outcome] | None] = [None] * self.size
         dist.all_gather_object(gathered, own, group=self.control)
         return [_combine(list(each)) for each in zip(*(outcomes or [] for outcomes in gathered), strict=True)]
 
 
 def _combine(outcomes: list[Outcome]) -> Outcome:
-    """Combine one sample's outcomes of every device, (R, ...) each, into one outcome with repeats (R, ..., D)."""
+    """Combine the outcomes that D devices have for one sample, with repeats (R, ...) each,
+    into one outcome with repeats (R, ..., D).
+    """
     busy_s = max(outcome.busy_s for outcome in outcomes)
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
     if errors:
@@ -57,7 +64,8 @@ def _combine(outcomes: list[Outcome]) -> Outcome:
 def join(
     how: Joining[Sample], rank: int, count: int, meet_at: str, wait: Callable[[Store], object] = lambda _: None
 ) -> Bench[Sample]:
-    """Join the other processes at `meet_at` (a torch.distributed init method); return the bench of this process.
+    """Join the other measuring processes at the address `meet_at` (an init method of torch.distributed);
+    return the bench of this process.
 
     The timeout for the other processes begins when `wait` returns; `wait` receives the store through which the
     processes meet.
@@ -72,39 +80,41 @@ def join(
 
 
 class Torchrun(Meter[Sample]):
-    """Meter in a process that torchrun started, on one or several hosts.
+    """A meter for processes that torchrun started, on one host or on several hosts.
 
     Rank 0 measures batches together with all other processes, which call `follow`. If a follower dies, torchrun
     notices.
     """
 
     def __init__(self, how: Joining[Sample]) -> None:
-        """Join the other processes; all of them wait for rank 0 without a timeout."""
+        """Join the other processes of torchrun, which wait for rank 0 for up to 7 days."""
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         meet = (lambda store: store.wait([_LEADING], _IDLE)) if rank else (lambda store: store.set(_LEADING, ""))
         self._bench = join(how, rank, size, "env://", meet)
         self._orders = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=_IDLE))
 
     def measure(self, samples: Sequence[Sample], seeds: Sequence[int]) -> list[Outcome]:
-        """Return an outcome for each sample, measured together with all followers;
+        """Measure the samples together with all follower processes, and return an outcome for each sample;
         the seeds fix the order of the runs.
         """
         self._passed_on((list(samples), list(seeds)))
         return self._bench.measure(samples, seeds, lambda _: None)
 
     def follow(self) -> None:
-        """Take part in all measurements of rank 0, until rank 0 ends them."""
+        """Take part in every measurement that rank 0 starts, until rank 0 ends the measurements."""
         while (batch := self._passed_on(None)) is not None:
             self._bench.measure(*batch, lambda _: None)
         self._leave()
 
     def close(self) -> None:
-        """End the followers' work."""
+        """End the work of the follower processes, and leave the process group."""
         self._passed_on(None)
         self._leave()
 
     def _passed_on(self, batch: _Batch[Sample] | None) -> _Batch[Sample] | None:
-        """Send rank 0's batch to every process, and return the batch; None ends the work."""
+        """Send the batch of rank 0 to every process, and return this batch in every process;
+        a batch of None ends the work.
+        """
         box: list[Any] = [batch]
         dist.broadcast_object_list(box, 0, group=self._orders)
         passed: _Batch[Sample] | None = box[0]

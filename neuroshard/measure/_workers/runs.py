@@ -1,4 +1,6 @@
-"""Run a batch of live samples by the timing protocol, in the measuring process."""
+"""Time a batch of samples by the timing protocol, in the measuring process; the samples are live:
+in memory together.
+"""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +16,9 @@ from neuroshard.plumbing.timing import TimingProtocol
 
 @dataclass(frozen=True)
 class Timed:
-    """One run: its recorded times, and the seconds inside the measured code (without flushes and waiting)."""
+    """The result of one run: the recorded times in ms, and the seconds spent inside the measured code (without flushes
+    and waiting).
+    """
 
     times_ms: FloatArray
     busy_s: float
@@ -28,7 +32,7 @@ FAILURES = (RuntimeError, MemoryError, ValueError)  # torch's out-of-memory erro
 
 @dataclass(frozen=True)
 class Outcome:
-    """A sample's repeats, or its error.
+    """The result of measuring one sample: the timed repeats, or the error that stopped the measurement.
 
     Attributes:
         repeats: the timed repeats; None after an error.
@@ -45,7 +49,7 @@ class Outcome:
 
 @dataclass
 class _Tally:
-    """The results of one live sample so far."""
+    """The results of one sample of the batch so far: the recorded times, or an error."""
 
     times: list[FloatArray]
     at: list[float]
@@ -53,7 +57,7 @@ class _Tally:
     error: str | None = None
 
     def outcome(self) -> Outcome:
-        """Return the outcome of the sample."""
+        """Return the outcome of the sample: the repeats so far, or the error."""
         if self.error is not None:
             return Outcome(None, self.error, self.busy_s)
         return Outcome(Repeats(np.array(self.times), np.array(self.at)), None, self.busy_s)
@@ -65,7 +69,7 @@ def run_batch(
     rng: np.random.Generator,
     report: Report,
 ) -> list[Outcome]:
-    """Build every sample, then run all of them by the protocol; return an outcome for each.
+    """Build all samples, run all samples by the timing protocol, and return an outcome for each sample.
 
     A sample that fails does not stop the others.
     """
@@ -91,7 +95,7 @@ def run_batch(
 
 
 def _attempt(tally: _Tally, action: Callable[[], T]) -> T | None:
-    """Return the result of an action; if it fails, record the error and return None."""
+    """Call `action` and return the result; if the action fails, record the error in `tally` and return None."""
     try:
         return action()
     except FAILURES as error:

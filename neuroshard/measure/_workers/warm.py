@@ -1,4 +1,6 @@
-"""The imports of workers, done in advance by the process that the workers are forked from."""
+"""The imports that worker processes need; the process from which the workers are forked does these imports in
+advance.
+"""
 
 from contextlib import suppress
 from warnings import catch_warnings, simplefilter

@@ -1,4 +1,4 @@
-"""Worker processes that can crash or hang without ending the run."""
+"""Worker processes that measure samples; a worker can crash or hang without ending the run."""
 
 import multiprocessing
 import signal
@@ -34,15 +34,21 @@ _POLL_S = 1.0
 
 
 class Bench(Protocol[Sample_contra]):
-    """Measures batches of samples in a worker, which creates the bench once."""
+    """Interface of an object that measures batches of samples inside a worker process;
+    each worker creates one bench.
+    """
 
     def measure(self, samples: Sequence[Sample_contra], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Return an outcome for each sample; call `report` with the number of each sample before it runs."""
+        """Return an outcome for each sample; call `report` with the number of a sample before each run of that
+        sample.
+        """
         ...
 
 
 class Meter(ABC, Generic[Sample_contra]):
-    """Measures samples in batches; as a context manager it ends its processes on exit."""
+    """Base class: measures batches of samples, usually in worker processes; as a context manager,
+    a meter ends these processes on exit.
+    """
 
     def __enter__(self) -> Self:
         return self
@@ -52,7 +58,7 @@ class Meter(ABC, Generic[Sample_contra]):
 
     @abstractmethod
     def close(self) -> None:
-        """End the worker processes, if there are any."""
+        """End the worker processes of this meter, if there are any."""
 
     @abstractmethod
     def measure(self, samples: Sequence[Sample_contra], seeds: Sequence[int]) -> list[Outcome]:
@@ -61,7 +67,7 @@ class Meter(ABC, Generic[Sample_contra]):
 
 @dataclass(frozen=True)
 class Joining(Generic[Sample]):
-    """How a process joins the other measuring processes.
+    """The settings with which a process joins the other measuring processes.
 
     Attributes:
         device: the device to measure on.
@@ -78,7 +84,7 @@ class Joining(Generic[Sample]):
 
 @dataclass(eq=False)
 class _Stopped(Exception):
-    """A worker died, hung or could not start.
+    """The error that a worker process died, hung or could not start.
 
     Attributes:
         reason: the reason, in one line.
@@ -92,14 +98,17 @@ class _Stopped(Exception):
 
 
 def forked_warm() -> ForkServerContext:
-    """Return the context that forks workers within milliseconds from a process that has imported torch and FBGEMM."""
+    """Return a multiprocessing context whose workers start within milliseconds,
+    because the workers are forked from a process that has imported torch and FBGEMM.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["neuroshard.measure._workers.warm"])
     return context
 
 
 class WorkerGroup(Meter[Sample]):
-    """`count` processes that measure batches together; the outcomes of rank 0 count.
+    """A meter with `count` worker processes that measure batches together;
+    the outcomes that rank 0 reports are the result.
 
     If a worker dies, or sends nothing for `timeout_s`, the whole group ends. The sample that the worker was measuring
     gets the error, and a new group measures the rest of the batch. A group that dies while it starts is started again,
@@ -115,7 +124,8 @@ class WorkerGroup(Meter[Sample]):
         context: ForkServerContext | SpawnContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Store the arguments; each worker runs `make_bench(rank, count, port)`, and the group can meet at `port`.
+        """Store the arguments; each worker calls `make_bench(rank, count, port)`,
+        and the workers can meet each other at `port`.
 
         `context` starts the processes (default: forked from a warm process); `clock` returns the time in seconds.
         """
@@ -134,7 +144,7 @@ class WorkerGroup(Meter[Sample]):
         return [process.pid for process in self._processes if process.pid is not None]
 
     def measure(self, samples: Sequence[Sample], seeds: Sequence[int]) -> list[Outcome]:
-        """Return an outcome for each sample, also if workers die or hang;
+        """Measure the samples, and return an outcome for each sample, even if workers die or hang;
         raise UserError if workers cannot be started.
         """
         outcomes: dict[int, Outcome] = {}
@@ -159,7 +169,9 @@ class WorkerGroup(Meter[Sample]):
         return [outcomes[i] for i in range(len(samples))]
 
     def _ensure_started(self) -> None:
-        """Start the workers if none are running, with a few attempts; raise UserError if they cannot be started."""
+        """Start the workers if none are running, in a few attempts;
+        raise UserError (or RuntimeError after a defect) if the workers cannot be started.
+        """
         failed = 0
         while not self._processes:
             try:
@@ -181,7 +193,7 @@ class WorkerGroup(Meter[Sample]):
                 raise error.at("starting the worker processes") from None
 
     def _start(self) -> None:
-        """Start one worker per rank, and wait until all of them are ready."""
+        """Start one worker per rank, and wait until all workers of the group are ready."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = int(free.getsockname()[1])
@@ -204,7 +216,7 @@ class WorkerGroup(Meter[Sample]):
         self._processes.append(process)
 
     def _follow(self, limit_s: float) -> list[Outcome]:
-        """Read messages until every worker has sent its outcomes; return the outcomes of rank 0.
+        """Read the messages of the workers until every worker has sent outcomes; return the outcomes of rank 0.
 
         A worker that has just started sends an empty list.
 
@@ -227,7 +239,7 @@ class WorkerGroup(Meter[Sample]):
         return finished[0]
 
     def _receive(self, since: float, limit_s: float, current: list[int]) -> list[tuple[int, Any]]:
-        """Return the messages that have arrived, with their ranks; may be empty.
+        """Return the messages that have arrived from workers, each with the rank of the worker; the list may be empty.
 
         `current` is the number of the sample that each worker is measuring.
 
@@ -252,7 +264,7 @@ class WorkerGroup(Meter[Sample]):
         return messages
 
     def _death(self, rank: int, current: list[int]) -> _Stopped:
-        """Return the error that a worker died, with its signal or exit code."""
+        """Return the error for a worker that died, with the signal or the exit code of the worker."""
         process = self._processes[rank]
         process.join(timeout=_POLL_S)
         code = process.exitcode or 0
@@ -271,7 +283,9 @@ class WorkerGroup(Meter[Sample]):
 
 
 def _impossible(stopped: _Stopped) -> Exception:
-    """Return the error for workers that failed at every start: a UserError, or a RuntimeError after a defect."""
+    """Return the error to raise if every attempt to start the workers failed: a UserError,
+    or a RuntimeError if a defect in the code is the cause.
+    """
     if not stopped.trace:
         return UserError(
             "workers-not-started",
@@ -286,7 +300,9 @@ def _impossible(stopped: _Stopped) -> Exception:
 
 @contextmanager
 def _no_main_module() -> Iterator[None]:
-    """Keep started processes from importing the main module; an unguarded script of a user would run again."""
+    """Keep processes that are started in this context from importing the main module,
+    because a user's script without a main guard would run again.
+    """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:
@@ -298,7 +314,7 @@ def _no_main_module() -> Iterator[None]:
 def _serve(
     make_bench: Callable[[int, int, int], Bench[Any]], rank: int, count: int, port: int, pipe: Connection
 ) -> None:
-    """Create a worker's bench, then measure batches until the pipe closes.
+    """Create the bench of a worker process, then measure batches until the pipe to the parent process closes.
 
     The worker first sends an empty list when it can take samples; or a UserError if the user must correct something, or
     `_Stopped` if another start may succeed. For each batch, the worker then sends the number of every sample before it
@@ -320,7 +336,7 @@ def _serve(
 
 
 def _why_not_started(error: BaseException) -> Exception:
-    """Return the message of a worker that could not start:
+    """Return the error that a worker sends to the parent process if the worker cannot start:
     a UserError if the user can correct the cause, else `_Stopped`.
 
     The user can correct a package that cannot be imported, and refusals of the system or torch; all other causes are

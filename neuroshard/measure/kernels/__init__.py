@@ -1,1 +1,3 @@
-"""Time kernel calls: the lookups that are drawn for tables, and the FBGEMM kernels that TorchRec calls."""
+"""Time kernel calls: draw random lookups for tables, and time the FBGEMM kernels that TorchRec calls for these
+lookups.
+"""

@@ -56,7 +56,7 @@ Update = Callable[[torch.Tensor], object]
 
 
 def make_arenas() -> dict[int, Arena]:
-    """Return an empty arena for each size of element, by bytes per element."""
+    """Return a dictionary with an empty arena for each data type of weights; the keys are the bytes per element."""
     return {size: Arena(dtype) for size, (_, dtype) in PRECISIONS.items()}
 
 
@@ -67,7 +67,8 @@ def fused_run(
     arenas: dict[int, Arena],
     rng: np.random.Generator,
 ) -> Prepared:
-    """Prepare a fused forward and backward call on the rows of the sample's tables that the device has.
+    """Prepare a run of the fused kernel, forward and backward,
+    on those rows of the sample's tables that the device has.
 
     Raises:
         RuntimeError, MemoryError: the device does not have enough memory.
@@ -93,7 +94,7 @@ def build_operator(
     arenas: dict[int, Arena],
     rng: np.random.Generator,
 ) -> SplitTableBatchedEmbeddingBagsCodegen:
-    """Return the fused operator for all of the sample's tables; on CPUs, the weights are in the arena.
+    """Return FBGEMM's fused operator for all tables of the sample; on CPUs, the weights are in one of the `arenas`.
 
     Rows are fetched into a cache during the call, not before, so the time of the call includes the fetches.
     """
@@ -132,7 +133,8 @@ def build_operator(
 def dense_run(
     sample: ComputeSample, settings: EmbeddingSettings, device: torch.device, rng: np.random.Generator
 ) -> Prepared:
-    """Prepare a dense forward and backward call on the sample's tables, with an update of all rows.
+    """Prepare a run of the dense kernel, forward and backward, on the sample's tables,
+    followed by an update of all rows.
 
     Raises:
         RuntimeError, MemoryError: the device does not have enough memory.
@@ -159,12 +161,12 @@ def _train(operator: DenseTableBatchedEmbeddingBagsCodegen, update: Update, inpu
 
 
 def _sgd(weights: torch.Tensor, _specs: list[tuple[int, int]]) -> Update:
-    """Return the update of plain gradient descent, for all weights at once."""
+    """Return a function that updates all weights at once by plain gradient descent."""
     return lambda gradient: weights.add_(gradient, alpha=-LEARNING_RATE)
 
 
 def _rowwise_adagrad(weights: torch.Tensor, specs: list[tuple[int, int]]) -> Update:
-    """Return the update of row-wise Adagrad, which is applied table by table, each (rows, dim)."""
+    """Return a function that updates the weights by row-wise Adagrad, table by table; each table is (rows, dim)."""
     # 1e-8 is 0 in fp16, and rows without lookups would become NaN.
     epsilon = max(_EPSILON, torch.finfo(weights.dtype).tiny)
     sizes = [rows * dim for rows, dim in specs]
@@ -172,7 +174,7 @@ def _rowwise_adagrad(weights: torch.Tensor, specs: list[tuple[int, int]]) -> Upd
     sums = [torch.zeros_like(table[:, :1]) for table in tables]  # sums of squares, (rows, 1)
 
     def update(gradient: torch.Tensor) -> None:
-        """Update all weights in place by a gradient, (rows * dim of all tables,)."""
+        """Update all weights in place, given the flat gradient of all tables, (sum of rows * dim,)."""
         for table, sums_of_table, flat in zip(tables, sums, torch.split(gradient, sizes), strict=True):
             own = flat.view_as(table)
             sums_of_table.add_(own.square().mean(1, keepdim=True))
@@ -185,7 +187,7 @@ _UPDATES = {"sgd": _sgd, "rowwise_adagrad": _rowwise_adagrad}
 
 
 class ComputeBench:
-    """Measures kernel calls in batches on a prepared device; keeps the memory of the weights between batches."""
+    """Measures kernel calls in batches on a prepared device; the memory of the weights is kept between batches."""
 
     def __init__(self, device: Device, settings: EmbeddingSettings, protocol: TimingProtocol) -> None:
         self._device = device
@@ -195,7 +197,7 @@ class ComputeBench:
 
     def measure(self, samples: Sequence[ComputeSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
         """Return an outcome for each sample, with repeats (R,) in ms;
-        samples that run out of memory are repeated alone.
+        a sample that runs out of memory in the batch is measured again alone.
         """
         outcomes = self._together(samples, seeds, report)
         for index, outcome in enumerate(outcomes):
@@ -206,12 +208,14 @@ class ComputeBench:
         return outcomes
 
     def _together(self, samples: Sequence[ComputeSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Measure all samples as one live batch."""
+        """Measure all samples in one batch, with all samples in memory at once."""
         self._reserve(samples)
         seen: dict[int, tuple[BlockLookups, ...]] = {}
 
         def build(index: int) -> Run:
-            """Prepare a sample, and remember the lookups in its row blocks."""
+            """Prepare a sample, store the lookups in the sample's row blocks in `seen`,
+            and return the function that times one run.
+            """
             prepared = self._prepare(samples[index], np.random.default_rng(seeds[index]))
             seen[index] = prepared.seen
             return partial(self._time, prepared)
@@ -230,7 +234,9 @@ class ComputeBench:
         return Timed(np.array(ms), ms / 1e3)
 
     def _reserve(self, samples: Sequence[ComputeSample]) -> None:
-        """Reserve memory for the largest sample first, so that memory is touched before anything is timed."""
+        """Reserve the memory of the samples, beginning with the largest sample,
+        so that all memory is touched before any sample is timed.
+        """
         if self._device.torch_device.type != "cpu":
             return
         fused = [sample for sample in samples if not LAYOUTS[sample.form].dense]

@@ -1,4 +1,4 @@
-"""Inputs of measured kernel calls, and calls that are ready to run.
+"""The inputs of measured kernel calls, and kernel calls that are ready to be timed.
 
 Calls on tables in host memory get new lookups every time, with the same popular rows, and use a warm cache.
 """
@@ -25,7 +25,7 @@ FUSED = {"sgd": EmbOptimType.EXACT_SGD, "rowwise_adagrad": EmbOptimType.EXACT_RO
 
 @dataclass(frozen=True)
 class Prepared:
-    """A sample that is ready to be timed.
+    """A kernel call that is ready to be timed, with inputs and weights in memory.
 
     Attributes:
         run: trains the sample's tables once.
@@ -38,13 +38,13 @@ class Prepared:
     afresh: Callable[[], Callable[[], None]] | None = None
 
     def next_run(self) -> Callable[[], None]:
-        """Return the next run to be timed, with new lookups if the sample needs them."""
+        """Return the function that is timed next; it uses new lookups if each run of the sample needs new lookups."""
         return self.run if self.afresh is None else self.afresh()
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """The inputs of one kernel call.
+    """The inputs of one kernel call: the looked up rows, the offsets, and the gradient of the outputs.
 
     Attributes:
         indices: (L,) looked up rows, table by table.
@@ -60,7 +60,7 @@ class Inputs:
 
 
 def draw_inputs(sample: ComputeSample, device: torch.device, rng: np.random.Generator) -> Inputs:
-    """Draw the inputs of one call, on the device; the state of `rng` fixes them."""
+    """Draw random inputs for one kernel call, on the device; the state of `rng` fixes the inputs."""
     generator = torch.Generator(device).manual_seed(int(rng.integers(1 << 62)))
     return inputs_of(sample, draw_batch(sample, generator), generator)
 
@@ -68,7 +68,7 @@ def draw_inputs(sample: ComputeSample, device: torch.device, rng: np.random.Gene
 def inputs_of(
     sample: ComputeSample, drawn: list[tuple[torch.Tensor, torch.Tensor]], generator: torch.Generator
 ) -> Inputs:
-    """Return the inputs of one call, given the indices and lengths of each of the sample's n tables."""
+    """Return the inputs of one kernel call, given the drawn indices and lengths of each of the sample's n tables."""
     lengths = torch.cat([lengths for _, lengths in drawn])
     indices = torch.cat([indices for indices, _ in drawn])
     return Inputs(
@@ -80,19 +80,23 @@ def inputs_of(
 
 
 def _outputs(sample: ComputeSample, lookups: int) -> tuple[int, int]:
-    """Return the shape of the outputs of a call with this many lookups."""
+    """Return the shape of the outputs of a kernel call, given the number of lookups."""
     if sample.call.pooled:
         return sample.batch_size, sum(table.dim * table.features for table in sample.tables)
     return lookups, sample.tables[0].dim
 
 
 def table_of_feature(sample: ComputeSample) -> list[int]:
-    """Return the number of the table that each feature reads, (F,), table by table."""
+    """Return for each of F features the number of the table that the feature reads, (F,),
+    in the order of the tables.
+    """
     return [number for number, table in enumerate(sample.tables) for _ in range(table.features)]
 
 
 def common_precision(sample: ComputeSample) -> int:
-    """Return the bytes per element of all tables; raise UserError if the tables have several precisions."""
+    """Return the bytes per element that all tables have in common;
+    raise UserError if the tables have several precisions.
+    """
     widths = {table.bytes_per_element for table in sample.tables}
     if len(widths) > 1:
         raise UserError(
@@ -111,7 +115,8 @@ def host_run(
     device: torch.device,
     rng: np.random.Generator,
 ) -> Prepared:
-    """Prepare a call on tables in host memory with new lookups in each run; repeated lookups would all hit the cache.
+    """Prepare a kernel call on tables in host memory, with new lookups in each run,
+    because repeated lookups would all hit the cache.
 
     Args:
         train: runs one step with the given inputs.
@@ -126,7 +131,7 @@ def host_run(
         _fill(look_up, sample, popular)
 
     def drawn() -> Inputs:
-        """Draw lookups by the popularity of rows."""
+        """Draw new inputs, in which popular rows are looked up more often than other rows."""
         return inputs_of(sample, held(sample, [rows.batch(generator) for rows in popular]), generator)
 
     first = drawn()
@@ -134,7 +139,9 @@ def host_run(
 
 
 def _fill(look_up: LookUp, sample: ComputeSample, popular: Sequence[PopularRows]) -> None:
-    """Look up the rows of each table that fit into the cache, the most popular rows last, in several calls."""
+    """Fill the cache: look up, in several calls, the most popular rows of each table that fit into the cache,
+    the most popular row last.
+    """
     hottest = [chosen.hottest(sample.tier_assignment.cached_share) for chosen in popular]
     rows = [chosen for chosen, _ in held(sample, [(chosen, torch.ones_like(chosen)) for chosen in hottest])]
     turns = max(ceil(len(chosen) / table_rows.lookups) for chosen, table_rows in zip(rows, popular, strict=True))

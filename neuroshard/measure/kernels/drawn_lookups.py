@@ -24,7 +24,8 @@ _FEW = 4
 
 @dataclass(frozen=True, eq=False)
 class PopularRows:
-    """The rows of a table in the order of their popularity, hottest first, in G groups of equal lookup rate.
+    """The rows of a table in order of popularity, the hottest row first, in G groups;
+    all rows of a group have the same lookup rate.
 
     Attributes:
         table: the table.
@@ -43,7 +44,9 @@ class PopularRows:
 
     @classmethod
     def of(cls, table: Table, batch_size: int, device: torch.device) -> "PopularRows":
-        """Return rows with the popularity that the table's histogram implies at a global batch size."""
+        """Return the rows of the table with the popularity that the table's reuse histogram implies at a global batch
+        size.
+        """
         lookups = _lookups(table, batch_size)
         statistics = np.array([float(table.rows)]), np.array([float(lookups)]), np.array([table.reuse])
         popularity = Popularity.of(*statistics)
@@ -57,21 +60,25 @@ class PopularRows:
 
     @property
     def lookups(self) -> int:
-        """The number of lookups of a batch."""
+        """The number of lookups in the table per batch."""
         return _lookups(self.table, self.batch_size)
 
     def batch(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw the indices (L,) and lengths (features x batch_size,) of one more batch, on the generator's device."""
+        """Draw the lookups of one more batch: indices (L,) and lengths (features x batch_size,),
+        on the generator's device.
+        """
         return self.draw(generator), _lengths(self.table, self.batch_size, generator)
 
     def draw(self, generator: torch.Generator) -> torch.Tensor:
-        """Draw the numbers of looked up rows, (lookups,), in random order, on the generator's device."""
+        """Draw the row number of every lookup of a batch, (lookups,), in random order, on the generator's device."""
         group = torch.searchsorted(self.chance, uniform(self.lookups, generator)).clamp(max=len(self.chance) - 1)
         rank = self.first[group] + uniform(self.lookups, generator) * self.size[group]
         return self._numbers(rank.long().clamp(max=self.table.rows - 1))
 
     def hottest(self, share: float) -> torch.Tensor:
-        """Return the given share of the rows: the hottest ones, with the hottest row last."""
+        """Return the numbers of the hottest rows, with the hottest row last;
+        `share` is the fraction of all rows to return.
+        """
         count = max(1, int(share * self.table.rows))
         return self._numbers(torch.arange(count - 1, -1, -1, device=self.first.device))
 
@@ -80,7 +87,9 @@ class PopularRows:
 
 
 def _stride(rows: int) -> int:
-    """Return a number that is coprime to `rows`, so that its multiples modulo `rows` are all rows."""
+    """Return a stride that is coprime to `rows`, so that the multiples of the stride, modulo `rows`,
+    reach every row.
+    """
     stride = max(1, min(int(_GOLDEN * rows), _MOST // rows))
     while gcd(stride, rows) > 1:
         stride -= 1
@@ -88,7 +97,7 @@ def _stride(rows: int) -> int:
 
 
 def rows_for(counts: torch.Tensor, table: Table, hot_first: float, generator: torch.Generator) -> torch.Tensor:
-    """Choose U unique rows of a table, (U,); the lookups of each row are `counts` (U,).
+    """Choose U different rows of a table, and return the row numbers, (U,); `counts` (U,) are the lookups of each row.
 
     A share `hot_first` of the rows with more than one lookup are the first rows of the table, hottest first; all other
     rows are anywhere. If `hot_first` is 0, each block of the table's `row_lookups` gets its share of the counts.
@@ -101,7 +110,9 @@ def rows_for(counts: torch.Tensor, table: Table, hot_first: float, generator: to
 
 
 def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: torch.Generator) -> torch.Tensor:
-    """Choose rows so that a share `hot_first` of the rows with more than one lookup come first in the table."""
+    """Choose a row for each entry of `counts`, so that a share `hot_first` of the rows with more than one lookup come
+    first in the table.
+    """
     first = (counts > 1) & (uniform(len(counts), generator) < hot_first)
     hottest = torch.where(first, counts, 0).argsort(descending=True, stable=True)
     in_order = int(first.sum())
@@ -113,7 +124,7 @@ def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: tor
 
 
 def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) -> torch.Tensor:
-    """Choose rows such that each block of rows gets its share of the lookups.
+    """Choose a row for each entry of `counts`, so that each block of rows gets the block's share of the lookups.
 
     Blocks get rows in random order. If a block has too few rows for its share, the block keeps the hottest rows, and
     the other rows go to blocks that have room.
@@ -134,8 +145,8 @@ def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) ->
 
 
 def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return each row's block, (U,): in a random order of the rows,
-    each block gets successive rows that fill its share.
+    """Return the number of a block for each row, (U,): the rows are put in random order,
+    and each block gets successive rows that fill the block's share of the lookups.
     """
     order = torch.randperm(len(counts), generator=generator, device=counts.device)
     dealt = counts[order].to(torch.float64)
@@ -146,7 +157,9 @@ def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generato
 
 
 def _kept(counts: torch.Tensor, block: torch.Tensor, room: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the places of rows that fit into their blocks, and the places of rows that do not fit."""
+    """Return the indices of the rows that fit into the blocks assigned to the rows,
+    and the indices of the rows whose block is full.
+    """
     hottest = counts.argsort(descending=True, stable=True)
     order = hottest[block[hottest].argsort(stable=True)]
     sizes = torch.bincount(block, minlength=len(room))
@@ -156,7 +169,7 @@ def _kept(counts: torch.Tensor, block: torch.Tensor, room: torch.Tensor) -> tupl
 
 
 def _some_rows(rows: int, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw (count,) unique rows, in random order."""
+    """Draw `count` different row numbers below `rows`, (count,), in random order."""
     if rows >= _FEW * count:
         drawn: torch.Tensor = torch.unique(
             torch.randint(rows, (2 * count,), generator=generator, device=generator.device)
@@ -167,14 +180,15 @@ def _some_rows(rows: int, count: int, generator: torch.Generator) -> torch.Tenso
 
 
 def uniform(count: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw (count,) uniform random numbers in [0, 1), float64."""
+    """Draw `count` uniform random numbers in [0, 1), as a float64 tensor (count,)."""
     return torch.rand(count, generator=generator, device=generator.device, dtype=torch.float64)
 
 
 def draw_lookups(
     table: Table, batch_size: int, generator: torch.Generator, hot_first: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw the indices (L,) and lengths (features x batch_size,) of a batch, feature by feature.
+    """Draw the lookups of a batch in one table: the indices (L,) and the lengths (features x batch_size,),
+    feature by feature.
 
     Lengths sum to L = batch_size x pooling factor, rounded, at least 1; each length is the floor or the ceiling of the
     mean. A share `hot_first` of the hot rows are the first rows, hottest first; the other hot rows are random. If
@@ -193,7 +207,9 @@ def _lookups(table: Table, batch_size: int) -> int:
 
 
 def _lengths(table: Table, batch_size: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw lengths, (features x batch_size,): each is the floor or the ceiling of the mean."""
+    """Draw the number of lookups for each feature and sample, (features x batch_size,): each number is the mean,
+    rounded down or up.
+    """
     bags, lookups = table.features * batch_size, _lookups(table, batch_size)
     lengths = torch.full((bags,), lookups // bags, device=generator.device)
     more = torch.randperm(bags, generator=generator, device=generator.device)[: lookups % bags]
@@ -202,8 +218,8 @@ def _lengths(table: Table, batch_size: int, generator: torch.Generator) -> torch
 
 
 def draw_batch(sample: ComputeSample, generator: torch.Generator) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Draw the indices and lengths of each of n tables that the sample's device receives,
-    in row blocks if it has them.
+    """Draw the lookups that the sample's device receives: indices and lengths for each of n tables,
+    limited to the sample's row blocks if the sample has row blocks.
     """
     drawn = [draw_lookups(table, sample.batch_size, generator, sample.hot_first) for table in sample.tables]
     return held(sample, drawn)
@@ -212,7 +228,7 @@ def draw_batch(sample: ComputeSample, generator: torch.Generator) -> list[tuple[
 def held(
     sample: ComputeSample, drawn: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the lookups that the sample's device receives, given the lookups in whole tables."""
+    """Return those lookups that the sample's device receives, given the drawn lookups in whole tables."""
     if not sample.blocks:
         return drawn
     return [in_block(*lookups, block) for lookups, block in zip(drawn, sample.blocks, strict=True)]
@@ -229,14 +245,16 @@ def in_block(indices: torch.Tensor, lengths: torch.Tensor, block: RowBlock) -> t
 
 
 def seen_in(indices: torch.Tensor) -> BlockLookups:
-    """Return the number of lookups (K,) in a block, and their reuse histogram."""
+    """Return the number of lookups in a row block and the reuse histogram of the block,
+    given the looked up rows (K,).
+    """
     counts = torch.unique(indices, return_counts=True)[1].cpu().numpy()
     return BlockLookups(len(indices), histogram(counts) if len(counts) else TOUCHED_ONCE)
 
 
 def draw_counts(table: Table, lookups: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw the lookups (U,) of each of U unique rows; they follow the table's histogram
-    and sum to `lookups`, with U <= rows.
+    """Draw the number of lookups of each of U different rows, (U,);
+    the numbers follow the table's reuse histogram and sum to `lookups`, and U is at most the number of rows.
 
     Within a bin, counts are uniform. If histogram, rows and lookups contradict each other, rows and lookups have
     priority: counts are scaled up (too few rows), or the number of unique rows is reduced.
@@ -252,7 +270,9 @@ def draw_counts(table: Table, lookups: int, generator: torch.Generator) -> torch
 
 
 def _scaled_to(counts: torch.Tensor, total: int, generator: torch.Generator) -> torch.Tensor:
-    """Scale counts to whole numbers of at least 1 that sum to `total`, which must be at least len(counts)."""
+    """Return the counts, scaled to whole numbers of at least 1 that sum to `total`;
+    `total` must be at least len(counts).
+    """
     spare, extra = total - len(counts), counts - 1
     if not bool(extra.any()):
         extra = torch.ones_like(counts)

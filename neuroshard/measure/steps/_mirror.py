@@ -31,7 +31,7 @@ Watch = Callable[[str, Tensors, Tensors], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class World:
-    """State that the groups of one mirrored rank share.
+    """The state that all process groups of one mirrored rank share.
 
     Attributes:
         rank, size: this process's rank, and the number of ranks.
@@ -49,7 +49,8 @@ class World:
 
 
 class Mirror(_ProcessGroup):  # type: ignore[misc]
-    """A process group in which all other ranks mirror this rank: this rank receives its own data in place of theirs.
+    """A process group with only one real rank, which all other ranks mirror:
+    this rank receives its own data in place of the other ranks' data.
 
     So tensors have the same shapes as among real ranks; values that other ranks would have looked up are this rank's
     values. An exchange takes only the time to copy a tensor, and is complete when the call returns.
@@ -60,7 +61,7 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         self._rank, self._size, self._world = rank, size, world
 
     def getBackendName(self) -> str:  # noqa: N802  # torch's name, as all below
-        """Return the name of this backend in torch."""
+        """Return the name under which torch knows this backend."""
         return _BACKEND
 
     @property
@@ -73,7 +74,9 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The devices that have a backend here, for torch; some releases of TorchRec refuse groups without a device."""
+        """The list of devices for which this process group has a backend;
+        some releases of TorchRec refuse groups without a device.
+        """
         return [torch.device("cpu")]
 
     def all_to_all_single(
@@ -84,7 +87,9 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         splits: Sequence[int],
         opts: object = None,
     ) -> Work:
-        """Send each rank its rows of a tensor, and receive this rank's rows from all ranks."""
+        """Send each rank that rank's rows of `given`, and receive in `output` the rows that all ranks send to this
+        rank.
+        """
         with self._world.watch("all_to_all", [given], [output]):
             mine = _chunk(given, splits, self._rank, self._size)
             if given.is_floating_point() or self._size < self._world.size:
@@ -97,14 +102,14 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         return _done(output)
 
     def alltoall(self, outputs: Tensors, given: Tensors, opts: object = None) -> Work:
-        """Send each rank one tensor, and receive one tensor from each."""
+        """Send one tensor of `given` to each rank, and receive in `outputs` one tensor from each rank."""
         with self._world.watch("all_to_all", given, outputs):
             for output in outputs:
                 _fill(output, given[self._rank])
         return _done(outputs)
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
-        """Replace each tensor by the reduction over all ranks: sums are multiplied by the number of ranks.
+        """Replace each tensor by the reduction over all ranks: a sum is the tensor multiplied by the number of ranks.
 
         Means and extremes of mirrored ranks equal this rank's values.
         """
@@ -117,7 +122,9 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
     allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
-        """Leave weights unchanged, because all ranks have the same; objects from other ranks become None."""
+        """Leave weights unchanged, because all ranks have the same weights;
+        replace objects from other ranks by None.
+        """
         with self._world.watch("broadcast", tensors, tensors):
             for tensor in tensors if opts.rootRank != self._rank else ():
                 if tensor.dtype == torch.uint8:
@@ -132,7 +139,7 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         return _done([])
 
     def allgather(self, outputs: Sequence[Tensors], given: Tensors, opts: object = None) -> Work:
-        """Receive every rank's tensor."""
+        """Receive the tensors of every rank: each list in `outputs` gets one tensor per rank."""
         with self._world.watch("all_gather", given, [tensor for gathered in outputs for tensor in gathered]):
             for gathered, mine in zip(outputs, given, strict=True):
                 for output in gathered:
@@ -140,25 +147,25 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         return _done(outputs)
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: object = None) -> Work:
-        """Receive the rows of every rank's tensor."""
+        """Receive in `output` the rows of every rank's tensor `given`."""
         return self.all_gather_single_coalesced([output], [given])
 
     def all_gather_single_coalesced(self, outputs: Tensors, given: Tensors, opts: object = None) -> Work:
-        """Receive the rows of every rank's tensors."""
+        """Receive the rows of every rank's tensors: each tensor of `outputs` gets the rows of one tensor per rank."""
         with self._world.watch("all_gather", given, outputs):
             for output, mine in zip(outputs, given, strict=True):
                 _fill(output, mine)
         return _done(outputs)
 
     def reduce_scatter(self, outputs: Tensors, given: Sequence[Tensors], opts: object = None) -> Work:
-        """Receive the sum over all ranks of their tensors for this rank."""
+        """Receive in each output the sum of the tensors that all ranks have for this rank."""
         with self._world.watch("reduce_scatter", [tensor for parts in given for tensor in parts], outputs):
             for output, parts in zip(outputs, given, strict=True):
                 torch.mul(parts[self._rank], self._size, out=output)
         return _done(outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: object = None) -> Work:
-        """Receive the sum over all ranks of their rows for this rank."""
+        """Receive in `output` the sum of the rows that all ranks have for this rank."""
         with self._world.watch("reduce_scatter", [given], [output]):
             torch.mul(_chunk(given, (), self._rank, self._size).view_as(output), self._size, out=output)
         return _done(output)
@@ -178,7 +185,8 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
 
 @contextmanager
 def mirrored_world(rank: int, size: int, host_size: int, watch: Watch) -> Iterator[World]:
-    """Make this process one rank of a default group of `size` mirrored ranks while the context is entered.
+    """Make this process one rank of a default process group of `size` mirrored ranks,
+    as long as the context is entered.
 
     Hosts have `host_size` ranks. If fast links join several hosts, they count as one host, because TorchRec shards rows
     over all of them.
@@ -216,13 +224,13 @@ def _make(_store: object, rank: int, size: int, _timeout: object) -> Mirror:
 
 
 def _chunk(given: torch.Tensor, splits: Sequence[int], rank: int, size: int) -> torch.Tensor:
-    """Return the rows for this rank; without splits, all ranks get equal numbers of rows."""
+    """Return the rows of `given` for the rank `rank`; if `splits` is empty, all ranks get equal numbers of rows."""
     chunks = torch.split(given, list(splits)) if splits else given.tensor_split(size)
     return chunks[rank]
 
 
 def _fill(output: torch.Tensor, mine: torch.Tensor) -> None:
-    """Fill a tensor with repetitions of the data that one rank sends.
+    """Fill the tensor `output` with repetitions of the data that one rank sends, `mine`.
 
     The repetitions stand for equal shares of all ranks, or for the data of ranks with other widths.
     """
@@ -236,7 +244,7 @@ def _fill(output: torch.Tensor, mine: torch.Tensor) -> None:
 
 
 def _done(result: object) -> Work:
-    """Return completed work with the given result."""
+    """Return a Work object of torch that is already completed, with the given result."""
     future: Future[Any] = Future()
     future.set_result(result)
     work: Work = cast(Any, c10d)._create_work_from_future(future)

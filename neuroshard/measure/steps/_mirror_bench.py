@@ -24,7 +24,9 @@ _WARM_STEPS = 3  # of a build; data-parallel modules have extra exchanges in the
 
 
 class MirrorBench:
-    """Measures one rank's steps of several plans of one task, all live together."""
+    """Measures the training steps of one rank for several plans of the same task,
+    with the models of all plans in memory together.
+    """
 
     def __init__(self, device: Device, settings: EmbeddingSettings, protocol: StepProtocol) -> None:
         self._device = device
@@ -32,7 +34,7 @@ class MirrorBench:
         self._protocol = protocol
 
     def measure(self, samples: Sequence[LocalSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Return an outcome for each sample; all samples must be of one task and rank.
+        """Return an outcome for each sample; all samples must have the same task and the same rank.
 
         The repeats are (R, 3, S) for the S stretches in `seen`: ms, and the bytes that the rank sends to and receives
         from the collective at the end of a stretch.
@@ -47,7 +49,9 @@ class MirrorBench:
         with mirrored_world(rank, size, task.topology.domain_size, clock.meeting) as world:
 
             def build(number: int) -> Run:
-                """Build a sample's model on this rank; return the function that trains it for one turn."""
+                """Build the model of a sample on this rank; return a function that trains the model for one turn
+                (several steps).
+                """
                 sample, own = samples[number], [ranks_of_batch[rank] for ranks_of_batch in shares]
                 settings = self._settings, seeds[0], sample.precision
                 trained = Trained(sample.plan, self._protocol, clock, self._device, own, *settings)
@@ -67,7 +71,7 @@ class MirrorBench:
 
 
 class _Live:
-    """A rank's sharded stand-in model among mirrored ranks, which runs the rank's steps.
+    """The sharded stand-in model of one plan on one mirrored rank, ready to train steps.
 
     Attributes:
         stretches: (S,) stretches of every step; empty before the first turn.
@@ -81,7 +85,7 @@ class _Live:
             self._step()
 
     def turn(self, steps: int) -> Timed:
-        """Train one untimed step, and then several timed steps; return their means.
+        """Train one untimed step, and then `steps` timed steps; return the mean local work of a timed step.
 
         As in training, no step waits for the device.
         """
@@ -97,7 +101,7 @@ class _Live:
         return Timed(walk.amounts, perf_counter() - start)
 
     def _step(self) -> None:
-        """Train on the next batch; all ranks' inputs come from the batch whose input the step exchanges."""
+        """Set the inputs that all ranks send to this rank in the exchanges of the step, and train on the next batch."""
         self._world.told.clear()
         self._world.told.extend(next(self._inputs))
         self._trained.step()
@@ -106,7 +110,8 @@ class _Live:
 def _inputs_from_all_ranks(
     trained: Trained, world: World, shares: Sequence[Batch], device: Device
 ) -> list[torch.Tensor]:
-    """Return the data that all ranks send to this rank in each exchange of their inputs, given their shares of a batch.
+    """Return the data that all ranks send to this rank in each exchange of inputs,
+    given the share of a batch that each rank has.
 
     Every rank splits inputs in the same way, so this rank does it in place of each. The function waits for the device,
     because pipelines send inputs on a separate stream.

@@ -29,8 +29,8 @@ Forward = Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Walk(NamedTuple):
-    """A rank's local work in a step: S stretches, and (3, S): their ms,
-    and the bytes sent and received at their ends.
+    """The local work of a rank in a step, as S stretches with three amounts each, (3, S): the ms of the stretch,
+    and the bytes sent and received at the end of the stretch.
     """
 
     stretches: tuple[Stretch, ...]
@@ -47,7 +47,9 @@ class _Ended(NamedTuple):
 
 
 class PhaseClock:
-    """A clock that attributes a device's time to the phase that was entered last, without the time of exchanges."""
+    """A clock that attributes a device's time to phases: time counts for the phase that was entered last,
+    and exchanges marked with `meeting` are left out.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -60,33 +62,38 @@ class PhaseClock:
         self._phase, self._began = Phase.INPUT, self._device.moment()
 
     def enter(self, phase: Phase) -> None:
-        """Attribute the time from now on to this phase."""
+        """Attribute the time from now on to this phase, until another phase is entered."""
         if phase != self._phase:
             now = self._device.moment()
             self._ended.append(_Ended(self._phase, "", self._began, now))
             self._phase, self._began = phase, now
 
     def entering(self, phase: Phase) -> Callable[..., None]:
-        """Return a hook that enters this phase when it is called."""
+        """Return a hook for torch that enters this phase when the hook is called."""
         return lambda *_: self.enter(phase)
 
     @contextmanager
     def meeting(self, collective: str, sent: Tensors, received: Tensors) -> Iterator[None]:
-        """Leave an exchange out of the measured times: local work ends before the exchange, and begins again after."""
+        """Leave an exchange out of the measured times: local work ends before the exchange,
+        and begins again after the exchange.
+        """
         now = self._device.moment()
         self._ended.append(_Ended(self._phase, collective, self._began, now, size_bytes(sent), size_bytes(received)))
         yield
         self._began = self._device.moment()
 
     def spent_ms(self) -> FloatArray:
-        """Return the ms of each phase, (P,), until the last phase was entered; the device must be synchronized."""
+        """Return the time spent in each of P phases, (P,) ms, up to the moment at which the last phase was entered;
+        the device must be synchronized.
+        """
         spent = np.zeros(len(PHASES))
         for ended in self._ended:
             spent[ended.phase] += self._device.ms_between(ended.began, ended.at)
         return spent
 
     def walk(self, steps: int) -> Walk:
-        """Synchronize the device, and return the mean of the given number of steps since the restart.
+        """Synchronize the device, and return the mean local work of a step,
+        given that `steps` steps ran since the restart.
 
         All steps must have the same stretches. Work after the last stretch is left out. If device and host work in
         parallel, the last value is the host's time to launch a step.
@@ -111,24 +118,26 @@ class PhaseClock:
 
 
 class Optimizers:
-    """The optimizers of a model, each with the phase that its time is attributed to."""
+    """The optimizers of a model, each with the phase to which the clock attributes the optimizer's time."""
 
     def __init__(self, clock: PhaseClock, by_phase: list[tuple[Phase, Optimizer]]) -> None:
         self._clock, self._by_phase = clock, by_phase
 
     def step(self) -> None:
-        """Update the weights, and reset their gradients."""
+        """Update the weights with all optimizers, and reset the gradients."""
         for phase, optimizer in self._by_phase:
             self._clock.enter(phase)
             optimizer.step()
             optimizer.zero_grad()
 
     def zero_grad(self) -> None:
-        """Do nothing: `step` resets the gradients. TorchRec's pipeline calls this method."""
+        """Do nothing, because `step` resets the gradients; TorchRec's pipeline calls this method."""
 
 
 class Trainee(NamedTuple):
-    """A model with everything that a pipeline needs to train it; the clock gets the phases."""
+    """A model with everything that a training pipeline needs: optimizers, batches, a device,
+    and a clock that records the phases of steps.
+    """
 
     model: DistributedModelParallel
     forward: Forward
@@ -139,7 +148,8 @@ class Trainee(NamedTuple):
 
 
 class Loop:
-    """A plain loop: the input of each batch is exchanged in the batch's own step, before the lookups.
+    """A plain training loop without overlap: each step first exchanges the input of the step's batch,
+    and then looks up.
 
     Attributes:
         ahead: number of batches whose input a pipeline exchanges before the batch's own step.
@@ -151,21 +161,24 @@ class Loop:
         self._trained = trained
 
     def train(self) -> torch.Tensor:
-        """Train on the next batch, and return its loss."""
+        """Train on the next batch, and return the loss of the batch."""
         loss, detached = self._trained.forward(next(self._trained.batches))
         loss.backward()  # type: ignore[no-untyped-call]
         self._trained.optimizers.step()
         return detached
 
     def exchange_input(self, batch: Batch) -> None:
-        """Send only a batch's splits, lengths and indices to the ranks that look them up, as a step does."""
+        """Exchange the input of a batch without training: send splits,
+        lengths and indices to the ranks that look up the indices, as a step does.
+        """
         for path, features in batch.items():
             module = self._trained.model.module.get_submodule(path)
             module.input_dist(module.create_context(), features).wait().wait()
 
 
 class SparseDist(TrainPipelineSparseDist):  # type: ignore[misc]
-    """TorchRec's pipeline: a step also sends the next batch's input, in parallel to the forward and backward passes.
+    """TorchRec's pipeline: a step also sends the input of the next batch,
+    in parallel with the forward and backward passes.
 
     Splits are sent before the forward pass and awaited after it; then lengths and indices are sent, and awaited when
     the lookups of the next step begin. Starting and awaiting these exchanges counts as input phase.
@@ -179,19 +192,21 @@ class SparseDist(TrainPipelineSparseDist):  # type: ignore[misc]
         self.fill_pipeline(trained.batches)
 
     def train(self) -> torch.Tensor:
-        """Train on the next batch, and return its loss."""
+        """Train on the next batch, and return the loss of the batch."""
         loss: torch.Tensor = self.progress(self._source)
         return loss
 
     def exchange_input(self, batch: Batch) -> None:
-        """Send only a batch's splits, lengths and indices to the ranks that look them up, as a step does."""
+        """Exchange the input of a batch without training: send splits,
+        lengths and indices to the ranks that look up the indices, as a step does.
+        """
         context = TrainPipelineContext(version=1)
         self.start_sparse_data_dist(batch, context)
         self.wait_sparse_data_dist(context)
 
     def wait_sparse_data_dist(self, context: TrainPipelineContext) -> None:
-        """Wait for the splits, and start to send lengths and indices;
-        then the dense network's backward pass follows.
+        """Wait for the splits of a batch and start to send the batch's lengths and indices, in the input phase;
+        then enter the dense phase.
         """
         self._clock.enter(Phase.INPUT)
         super().wait_sparse_data_dist(context)

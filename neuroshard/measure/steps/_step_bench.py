@@ -1,4 +1,4 @@
-"""Time training steps of TorchRec: the code runs in every process of a group, with one process per device."""
+"""Time training steps of TorchRec: this module runs in every process of a group, with one process per device."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -37,7 +37,8 @@ _OF_COPIES = {"sgd": torch.optim.SGD, "rowwise_adagrad": RowWiseAdagrad}
 
 
 class StepBench:
-    """Measures steps of several plans, all live together, in this process's group.
+    """Measures training steps of several plans, with the models of all plans in memory together,
+    in the group of this process.
 
     Every process must call the same methods together.
     """
@@ -49,7 +50,8 @@ class StepBench:
         self._protocol = protocol
 
     def measure(self, samples: Sequence[Plan], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Return an outcome for each plan; the repeats are (R, 1 + P + 1, D) ms, for every device.
+        """Return an outcome for each plan; the repeats, (R, 1 + P + 1, D) ms, are times of a step,
+        of P phases and of lookups alone, on each of D devices.
 
         The times are the time of a step, of the step's phases, and of the lookups of a step in which one device after
         another looks up.
@@ -65,7 +67,8 @@ class StepBench:
         return partial(self._turn, Trained(plan, self._protocol, clock, self._device, batches, self._settings, seed))
 
     def _turn(self, trained: "Trained") -> Timed:
-        """Train one untimed step, several steps that all ranks begin together, and one step with lookups one by one.
+        """Train one untimed step, then several timed steps that all ranks begin together,
+        and finally one step in which the ranks look up one after another.
 
         The result has the mean ms of a step and of the step's phases, and the ms of the lookups alone.
         """
@@ -83,7 +86,9 @@ class StepBench:
         return Timed(np.append(together, self._alone_ms(trained)), took_ms / 1e3)
 
     def _alone_ms(self, trained: "Trained") -> float:
-        """Return the ms of this rank's lookups while no other rank computes: ranks look up one after another."""
+        """Train one step in which the ranks look up one after another; return the ms of this rank's lookups,
+        during which no other rank computes.
+        """
         before, after = self._group.rank, self._group.size - self._group.rank
         trained.clock.restart()
         with ExitStack() as hooked:
@@ -95,14 +100,16 @@ class StepBench:
         return float(trained.clock.spent_ms()[Phase.LOOKUPS])
 
     def _let_pass(self, count: int) -> None:
-        """Wait until `count` ranks have looked up."""
+        """Synchronize the device, and then wait at `count` barriers, which make the ranks look up one after another."""
         self._device.synchronize()
         for _ in range(count):
             self._group.barrier()
 
 
 class Trained:
-    """A sharded stand-in with optimizers and batches, in the default group; a clock records the phases of its steps."""
+    """A sharded stand-in model with optimizers and batches, in the default process group;
+    the clock records the phases of the model's steps.
+    """
 
     def __init__(
         self,
@@ -141,18 +148,18 @@ class Trained:
 
     @property
     def lookups(self) -> list[nn.Module]:
-        """The lookup modules, of all sharding types of all collections."""
+        """The modules that look up embeddings, for all sharding types of all collections."""
         return [lookup for module in self.sharded for lookup in module._lookups]
 
     def step(self) -> torch.Tensor:
-        """Train on the next batch, and return its loss."""
+        """Train on the next batch, and return the loss of the batch."""
         self.clock.enter(Phase.INPUT)
         loss = self.pipeline.train()
         self.clock.enter(Phase.INPUT)
         return loss
 
     def _forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the loss of a batch for the backward pass, and the same loss detached."""
+        """Return the loss of a batch with the autograd graph for the backward pass, and the same loss detached."""
         first, *rest = self._model(batch)
         self.clock.enter(Phase.DENSE)
         torch.mm(self._ballast, self._ballast)
@@ -163,7 +170,8 @@ class Trained:
 
 
 def placed_here(plan: ShardingPlan, where: torch.device) -> ShardingPlan:
-    """Place this rank's shards on the local device: in a mirrored step, the only device for any rank.
+    """Place this rank's shards on the local device `where`, and return the plan; a mirrored step has only this device,
+    whatever the rank is.
 
     TorchRec refuses optimizer states on another device than the plan's.
     """
@@ -184,8 +192,8 @@ def _sharders(settings: EmbeddingSettings, precision: Precision, where: torch.de
 
 
 def _parted(model: DistributedModelParallel, copies: set[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return the parameters of data-parallel tables, and the parameters of the dense network;
-    fused kernels update others.
+    """Return two lists: the parameters of the data-parallel tables in `copies`,
+    and the parameters of the dense network; fused kernels update all other parameters.
     """
     named = dict(model.named_parameters())
     copied = [parameter for name, parameter in named.items() if name.split(".")[-2] in copies]
@@ -193,8 +201,8 @@ def _parted(model: DistributedModelParallel, copies: set[str]) -> tuple[list[nn.
 
 
 def _watch(module: ShardedModule[Any, Any, Any, Any], clock: PhaseClock) -> None:
-    """Make the clock record when lookups begin and end, when their gradients arrive,
-    and when data-parallel gradients do.
+    """Make the clock record when lookups begin and end, when the gradients of the lookups' outputs arrive,
+    and when the gradients of data-parallel weights are ready.
     """
     module.register_forward_pre_hook(clock.entering(Phase.INPUT))
     for lookup in module._lookups:

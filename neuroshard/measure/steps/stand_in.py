@@ -23,32 +23,38 @@ _BATCHES = 4  # steps use these batches in turn
 
 
 class Batch(dict[str, KeyedJaggedTensor], Pipelineable):  # type: ignore[misc]
-    """Features by the path of their collection, in the form that TorchRec's pipelines need."""
+    """A batch of features, by the path of the collection that looks up the features,
+    in the form that TorchRec's pipelines need.
+    """
 
     def to(self, device: torch.device, non_blocking: bool) -> "Batch":
-        """Return the batch with all features on a device; features that are there already are not copied."""
+        """Return the batch with all features on `device`; features that are already on the device are not copied."""
         return Batch({path: features.to(device, non_blocking) for path, features in self.items()})
 
     def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the features' memory until a stream has finished its work."""
+        """Keep the memory of the features until a stream has finished the work that is queued on the stream."""
         for features in self.values():
             features.record_stream(stream)
 
 
 def renamed(plan: Plan) -> Plan:
-    """Return the plan with table names that are valid names of module parameters; constraints are dropped."""
+    """Return the plan with tables renamed to valid names of module parameters (table0, table1, ...),
+    and without constraints.
+    """
     tables = tuple(replace(table, name=f"table{number}") for number, table in enumerate(plan.task.tables))
     return Plan(replace(plan.task, tables=tables, constraints=Constraints()), plan.placements)
 
 
 def in_pipeline(plan: Plan, pipeline: str) -> Plan:
-    """Return the plan for a task with another pipeline, so that its tables are set up for steps in that pipeline."""
+    """Return the plan with the task's pipeline replaced by `pipeline`,
+    so that the tables are set up for steps in this pipeline.
+    """
     memory = replace(plan.task.memory, pipeline=pipeline)
     return Plan(replace(plan.task, memory=memory), plan.placements)
 
 
 def modules_of(tables: Sequence[Table]) -> Mapping[str, str]:
-    """Return the path in `StandIn` of each table's collection, by table name.
+    """Return, by table name, the path of the module in `StandIn` that contains the table's collection.
 
     Pooled tables share one collection; sequence tables have one collection for each width.
     """
@@ -60,7 +66,7 @@ def _path_of(table: Table) -> str:
 
 
 class StandIn(nn.Module):
-    """A model that looks up features and returns a number.
+    """A model that looks up features in the tables of a task and returns one number as the loss.
 
     The number is a sum of mean squares: of a small network over the pooled outputs of each sample, and of all rows of
     each sequence feature.
@@ -87,8 +93,8 @@ class StandIn(nn.Module):
         self.over = nn.Sequential(*layers) if pooled else nn.Sequential()
 
     def forward(self, batch: Batch) -> list[torch.Tensor]:
-        """Return the outputs: (b, columns) of pooled tables first, if any;
-        then (lookups, columns) of each sequence feature.
+        """Return the outputs of all lookups: first, if any table is pooled, one tensor (b,
+        columns) of all pooled tables; then one tensor (lookups, columns) for each sequence feature.
         """
         looked_up = {path: self.get_submodule(path)(batch[path]) for path in self._features}
         pooled = [looked_up[POOLED].values()] if POOLED in looked_up else []
@@ -96,7 +102,7 @@ class StandIn(nn.Module):
         return pooled + [looked_up[path][name].values() for path, name in sequences]
 
     def loss(self, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return a number that depends on every output."""
+        """Return a number that depends on every output, as the loss of the model."""
         first, *rest = outputs
         return torch.stack([self.over(first).square().mean(), *(output.square().mean() for output in rest)]).sum()
 
@@ -134,13 +140,15 @@ def _batch(popular: Sequence[PopularRows], generator: torch.Generator) -> Batch:
 
 
 def _joined(drawn: Sequence[tuple[Table, torch.Tensor, torch.Tensor]]) -> KeyedJaggedTensor:
-    """Join the features of one collection's tables, given the indices and lengths of each table."""
+    """Join the features of all tables of one collection in one KeyedJaggedTensor,
+    given the indices and lengths of each table.
+    """
     tables, indices, lengths = zip(*drawn, strict=True)
     return KeyedJaggedTensor(_features_of(*tables), torch.cat(indices), lengths=torch.cat(lengths).to(torch.int32))
 
 
 def share_of(batch: Batch, rank: int, size: int) -> Batch:
-    """Return one rank's equal share of a batch's samples."""
+    """Return the part of a batch that one of `size` ranks gets; all ranks get equal numbers of samples."""
     return Batch({path: _share(features, rank, size) for path, features in batch.items()})
 
 

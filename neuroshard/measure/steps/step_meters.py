@@ -1,4 +1,6 @@
-"""Time training steps of plans: in a new group of processes for each build, or mirrored, one rank after another."""
+"""Time training steps of plans: on all ranks, in a new group of processes for each build, or as mirrored steps,
+one rank after another.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +33,8 @@ Builds = Callable[[Sequence[Plan], int, Sequence[int]], Pass]
 
 @contextmanager
 def step_builds(hardware: Hardware, protocol: StepProtocol, topology: Topology, warn: Warn) -> Iterator[Builds]:
-    """Yield a function that times one build of plans for this topology, each time in a new group of processes.
+    """Yield a function that builds the models of plans for this topology and times the plans' steps,
+    each time in a new group of processes.
 
     Under torchrun, the function uses torchrun's processes, which stay alive: the other processes take part until the
     end.
@@ -46,7 +49,7 @@ def step_builds(hardware: Hardware, protocol: StepProtocol, topology: Topology, 
         return
 
     def build(plans: Sequence[Plan], number: int, seed: Sequence[int]) -> Pass:
-        """Measure one build in a new group of processes."""
+        """Build the models of the plans in a new group of processes, and return the times of steps as pass `number`."""
         with hardware.step_meter(plans[0].task.topology, protocol, warn) as meter:
             return measure_build(meter, plans, number, seed)
 
@@ -54,7 +57,8 @@ def step_builds(hardware: Hardware, protocol: StepProtocol, topology: Topology, 
 
 
 def measure_build(meter: Meter[Plan], plans: Sequence[Plan], number: int, seed: Sequence[int]) -> Pass:
-    """Measure one build of every plan, all live together, as pass `number`.
+    """Build the models of all plans, keep all models in memory together,
+    and return the times of the plans' steps as pass `number`.
 
     The seed fixes the order of the plans and the lookups.
     """
@@ -63,7 +67,9 @@ def measure_build(meter: Meter[Plan], plans: Sequence[Plan], number: int, seed: 
 
 
 def measured_in_any_order(meter: Meter[Sample], samples: Sequence[Sample], seed: Sequence[int]) -> list[Outcome]:
-    """Return an outcome for each sample, measured together in an order that the seed fixes."""
+    """Measure all samples together in a random order that the seed fixes;
+    return the outcomes in the order of `samples`.
+    """
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(samples))
     seeds = rng.integers(_SEED_RANGE, size=len(samples)).tolist()
@@ -72,7 +78,8 @@ def measured_in_any_order(meter: Meter[Sample], samples: Sequence[Sample], seed:
 
 
 def _rows_of_build(plan: int, number: int, outcome: Outcome) -> list[PlanMeasurement]:
-    """Return the times of a plan in a build: of the step in each turn, of each phase, and of lookups alone.
+    """Return the rows of a plan in one build: a time for the step in each turn, for each phase and for lookups alone,
+    and the cost; or a row with the error.
 
     The repeats are (R, 1 + P + 1, D) ms: of a step, its phases, and lookups alone. All times are means over ranks, and
     times of phases are means over turns, too. The cost is the median over turns.
@@ -88,15 +95,17 @@ def _rows_of_build(plan: int, number: int, outcome: Outcome) -> list[PlanMeasure
 
 
 def check_steps(plans: Sequence[Plan], hardware: Hardware) -> None:
-    """Raise UserError if steps of these plans, all live together, cannot be timed on this machine."""
+    """Raise UserError if this machine cannot time training steps of these plans,
+    with the models of all plans in memory together.
+    """
     check_comparable(plans)
     hardware.check_hosts(plans[0].task.topology)
     check_held(plans, "on all devices together", sum(sum(plan.device_bytes) for plan in plans), hardware)
 
 
 def check_held(plans: Sequence[Plan], where: str, needed_bytes: int, hardware: Hardware) -> None:
-    """Raise UserError if this machine lacks the plans' tiers,
-    or has too little memory for the plans that are live together.
+    """Raise UserError if this machine lacks a memory tier of the plans,
+    or if CPU memory is smaller than the `needed_bytes` of all plans that are live together.
     """
     hardware.check_tiers({assignment.tier for plan in plans for assignment in plan.tier_assignments})
     if hardware.device.kind == "cpu" and needed_bytes > (there := hardware.fingerprint.memory_bytes):
@@ -127,14 +136,16 @@ def check_comparable(plans: Sequence[Plan]) -> None:
 
 @dataclass(frozen=True)
 class RankJob:
-    """One rank, and the plans (by index) that are measured on this rank together."""
+    """One rank, and the plans (by index) whose steps are measured together on this rank."""
 
     rank: int
     plans: tuple[int, ...]
 
 
 def rank_jobs(plans: Sequence[Plan]) -> tuple[RankJob, ...]:
-    """Return a job for every rank that is measured for at least one of the plans of a task, in order."""
+    """Return a job for every rank that is measured for at least one of the plans of a task;
+    the jobs are in order of rank.
+    """
     ranks = [measured_ranks(plan) for plan in plans]
     every = sorted({rank for ranks_of_plan in ranks for rank in ranks_of_plan})
     return tuple(
@@ -151,7 +162,8 @@ def measure_rank(
     hardware: Hardware,
     warn: Warn,
 ) -> Pass:
-    """Measure one rank's local work in steps of the job's plans, all live together in a new process, as pass `number`.
+    """Measure the local work of the job's rank in steps of the job's plans, with all models together in a new process;
+    return the times as pass `number`.
 
     The seed fixes the order of the plans and the lookups.
 
@@ -166,7 +178,9 @@ def measure_rank(
 
 
 def rows_of_rank(plan: int, number: int, rank: int, outcome: Outcome) -> list[PlanMeasurement]:
-    """Return one rank's local work in a step of a plan: a row for each stretch, the median over turns; or the error."""
+    """Return rows with the local work of one rank in a step of a plan: for each stretch, the median over turns;
+    after an error, one row with the error.
+    """
     if outcome.repeats is None:
         return [PlanMeasurement(plan, number, rank, error=outcome.error)]
     medians = np.median(outcome.repeats.times_ms, axis=0).T.tolist()
@@ -178,21 +192,25 @@ def rows_of_rank(plan: int, number: int, rank: int, outcome: Outcome) -> list[Pl
 
 @dataclass(frozen=True)
 class LocalMeter(Meter[LocalSample]):
-    """Meter of local work by phase; it measures one step after another with a meter of single ranks' steps."""
+    """A meter that returns local work by phase; it measures one sample after another with `meter`,
+    which measures the steps of single ranks.
+    """
 
     meter: Meter[LocalSample]
 
     def close(self) -> None:
-        """End the measuring process."""
+        """End the process that measures the steps."""
         self.meter.close()
 
     def measure(self, samples: Sequence[LocalSample], seeds: Sequence[int]) -> list[Outcome]:
-        """Return an outcome for each sample; its repeats are (R, P), as in `Repeats`."""
+        """Return an outcome for each sample, with repeats (R, P) in ms by phase, as `Repeats` describes."""
         return [by_phase(*self.meter.measure([sample], [seed])) for sample, seed in zip(samples, seeds, strict=True)]
 
 
 def by_phase(outcome: Outcome) -> Outcome:
-    """Return the outcome with the ms of all stretches summed by phase, and with the host's time if it was measured."""
+    """Return the outcome with the ms of all stretches summed by phase,
+    followed by the host's time if that time was measured.
+    """
     if outcome.repeats is None:
         return outcome
     named = [stretch.phase for stretch in outcome.seen]
@@ -204,7 +222,8 @@ def by_phase(outcome: Outcome) -> Outcome:
 
 @dataclass(frozen=True, eq=False)
 class MirroredStep:
-    """A plan's step as a timeline over R measured ranks, without the time of its K - 1 exchanges.
+    """The timeline of a plan's step on R measured ranks: the local work between the step's K - 1 exchanges,
+    without the time of the exchanges.
 
     Attributes:
         ranks: (R,) the measured ranks.
@@ -219,7 +238,8 @@ class MirroredStep:
 
     @classmethod
     def of(cls, rows: Sequence[PlanMeasurement], pipeline: str = "none") -> "MirroredStep":
-        """Combine the stretches of all ranks of a plan in one pass, in the order of the step.
+        """Return the timeline of a plan's step, given the rows of all ranks in one pass;
+        the rows of a rank must be in the order of the step.
 
         Raises:
             ValueError: a rank failed, or ranks have different exchanges.
@@ -240,14 +260,16 @@ class MirroredStep:
 
     @property
     def slowest_ms(self) -> FloatArray:
-        """Local work by phase, (P,), summed over the slowest rank at each exchange that ranks wait for."""
+        """Local work by phase, (P,) ms: before each exchange for which ranks wait,
+        only the work of the slowest rank counts; the work is summed over the step.
+        """
         by_phase = [work.sum(axis=1) for work in self._between]
         slowest: FloatArray = np.sum([ms[ms.sum(axis=1).argmax()] for ms in by_phase], axis=0)
         return slowest
 
     @property
     def step_ms(self) -> float:
-        """The ms of a step in which exchanges take no time, and end when the slowest rank arrives."""
+        """The ms of a step if exchanges take no time, so that each exchange ends when the slowest rank arrives."""
         return float(self.slowest_ms.sum())
 
     def exposed_ms(self, input_ms: float) -> float:
@@ -267,14 +289,16 @@ class MirroredStep:
 
     @property
     def _between(self) -> list[FloatArray]:
-        """Local work between the exchanges that ranks wait for;
-        each array is (R, k, P), with k - 1 other exchanges in it.
+        """Local work between successive exchanges for which ranks wait, with one array (R, k, P) for each interval;
+        an interval contains k - 1 exchanges for which ranks do not wait.
         """
         return np.split(self.phase_ms, np.flatnonzero(self.waited_for) + 1, axis=1)
 
 
 def check_mirrored(plans: Sequence[Plan], hardware: Hardware) -> None:
-    """Raise UserError if mirrored steps of these plans of one task, all live together, cannot be measured here."""
+    """Raise UserError if this machine cannot measure mirrored steps of these plans of one task,
+    with the models of all plans in memory together.
+    """
     if under_torchrun():
         raise UserError(
             "mirrored-under-torchrun",

@@ -1,4 +1,4 @@
-"""Training steps: their protocol and phases, and the ranks that mirrored steps are measured on."""
+"""The protocol and the phases of training steps, and the choice of the ranks on which mirrored steps are measured."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ STEP, LOOKUPS_ALONE = "step", "lookups, one device after another"  # further pha
 @dataclass(frozen=True)
 @checked
 class StepProtocol:
-    """How training steps are timed, and the dense network that they contain.
+    """The settings for timing training steps, and for the dense network that the steps contain.
 
     A step's time depends not only on the plan, but also on the places of memory allocations and on the order in which
     models were built (steps of equal plans differed by a fifth). So freed memory is kept, and every plan is built again
@@ -67,8 +67,8 @@ class StepProtocol:
         check_name("pipeline", self.pipeline, PIPELINES)
 
     def remarks(self, tasks: Iterable[Task]) -> tuple[Message, ...]:
-        """Return a warning for each pipeline that the memory of a task counts but that the
-        measured steps do not use.
+        """Return a warning for each training pipeline that the memory settings of a task assume but that the measured
+        steps do not use.
         """
         counted = dict.fromkeys(task.memory.pipeline for task in tasks)
         return tuple(
@@ -85,14 +85,14 @@ class StepProtocol:
 
     @property
     def timing(self) -> TimingProtocol:
-        """The timing protocol of one build."""
+        """The timing protocol of one build: one warm-up, and then `turns` rounds."""
         return TimingProtocol(warmup=1, rounds=self.turns, repeats_per_round=1, flush_bytes=0)
 
 
 @dataclass(frozen=True)
 @checked
 class Stretch:
-    """Local work of one phase, until the next phase or an exchange begins.
+    """A stretch of local work in one phase, which ends when the next phase or an exchange begins.
 
     Attributes:
         phase: one of `LOCAL_PHASES`; or `HOST`, the time to launch the step, which comes last.
@@ -104,7 +104,8 @@ class Stretch:
 
 
 def measured_ranks(plan: Plan) -> tuple[int, ...]:
-    """Return the ranks of a plan that are measured, in order: all up to `_MOST_RANKS`, else the extreme ones.
+    """Return the ranks of a plan that are measured, in order: all ranks if there are at most `_MOST_RANKS`,
+    else only the ranks with extreme loads.
 
     The extreme ranks look up the most bytes, write the most outputs, have the most shards or the most bytes, or look up
     the fewest bytes; of equal ranks, the first counts.

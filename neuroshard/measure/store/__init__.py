@@ -1,4 +1,4 @@
-"""Measurements on disk, and the directories that runs leave: Parquet chunks and a manifest."""
+"""Measurements on disk, as Parquet chunks with a manifest, and the directories in which runs store results."""
 
 from neuroshard.measure.store.data_directory import Chunks, DataDirectory, Manifest
 

@@ -1,4 +1,4 @@
-"""Measurements as Parquet rows, and back.
+"""Convert measurements to rows of Parquet files, and rows back to measurements.
 
 Samples refer to tables by name. The tables themselves are stored once in `tables.parquet`, with their own width, number
 of features and pooling.
@@ -73,7 +73,7 @@ _tier_assignment = cache(TierAssignment)  # cached, because most samples have on
 
 @dataclass(frozen=True)
 class _Row:
-    """The columns that rows of all types have; every field is a column."""
+    """Base class: the columns that rows of all types have; every field is a column."""
 
     sample_id: Count
     split: SplitName
@@ -86,12 +86,14 @@ class _Row:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one repeat's times."""
+        """The shape of the times of one repeat."""
         return ()
 
     @property
     def repeats(self) -> Repeats | None:
-        """The times as arrays; None if there are none. Raises UserError if the fields contradict each other."""
+        """The timed repeats as arrays; None if the row has no times. Raises UserError if the fields contradict each
+        other.
+        """
         if self.times_ms is None or self.at_s is None:
             if self.times_ms is not None or self.at_s is not None:
                 there, missing = ("at_s", "times_ms") if self.times_ms is None else ("times_ms", "at_s")
@@ -129,7 +131,9 @@ class _ComputeRow(_Row):
     cache_load_factor: CacheShare | None
 
     def sample(self, sized: Callable[[str, int, int, bool], Table]) -> ComputeSample:
-        """Return the kernel call that this row measured; `sized` returns the table of a name as it was measured."""
+        """Return the kernel call that this row stores; `sized` returns the table of a name, with the width,
+        features and pooling that were measured.
+        """
         for name, values in (("dims", self.dims), ("features", self.features)):
             if len(self.tables) != len(values):
                 raise UserError(
@@ -164,11 +168,11 @@ class _CommRow(_Row):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one repeat: both directions of every device."""
+        """The shape of the times of one repeat: two directions for each device."""
         return (2, len(self.size_bytes))
 
     def sample(self) -> CommSample:
-        """Return the exchange that this row measured."""
+        """Return the exchange whose measurement this row stores."""
         collective = collective_named(self.collective)
         sizes, starts = tuple(self.size_bytes), tuple(map(float, self.start_ms))
         return CommSample(sizes, starts, self.batch_size, collective, self.devices_per_host)
@@ -182,23 +186,25 @@ class _LocalRow(_Row):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one repeat: all phases of a step and, if it was measured, the host's time."""
+        """The shape of the times of one repeat: all phases of a step and, last,
+        the host's time if that time was measured.
+        """
         phases = len(LOCAL_PHASES)
         times, repeats = (0 if column is None else len(column) for column in (self.times_ms, self.at_s))
         return (phases + 1,) if times == repeats * (phases + 1) else (phases,)
 
     def sample(self) -> LocalSample:
-        """Return the rank's step that this row measured."""
+        """Return the sample, a training step of one rank, whose measurement this row stores."""
         return LocalSample(Plan.from_json(decode(self.plan.encode(), "plan")), self.rank, Precision(self.precision))
 
 
 def schema_of(row: type) -> pa.Schema:
-    """Return the schema with a column for each field of a dataclass."""
+    """Return the Parquet schema for a dataclass, with one column for each field."""
     return pa.schema([(name, _stored(hint)) for name, hint in get_type_hints(row, include_extras=True).items()])
 
 
 def _stored(hint: Any) -> pa.DataType:
-    """Return the Parquet type of a column for values of a type hint, which may also be missing."""
+    """Return the Parquet type of a column whose values have the type `hint`; values may also be missing."""
     if hint in _STORED:
         return _STORED[hint]
     inner = _stored(get_args(hint)[0])
@@ -206,7 +212,8 @@ def _stored(hint: Any) -> pa.DataType:
 
 
 def _values(column: pa.Array, hint: Any) -> Iterable[Any]:
-    """Check all values of a column at once, and return them; lists are views of one list of all their items.
+    """Check all values of a column at once, and return the values; if the values are lists,
+    return views into one list of all items.
 
     Raises:
         msgspec.ValidationError: a value is of the wrong type or out of range.
@@ -220,7 +227,7 @@ def _values(column: pa.Array, hint: Any) -> Iterable[Any]:
 
 
 def _held(values: pa.Array, hint: Any) -> Any:
-    """Check and return the items of all lists of a column; for floats,
+    """Check all items of all lists of a column, and return the items; for floats,
     checking the minimum and the maximum is enough.
     """
     if not pa.types.is_floating(values.type):
@@ -232,7 +239,7 @@ def _held(values: pa.Array, hint: Any) -> Any:
 
 @dataclass(frozen=True)
 class RowCodec(Generic[Sample]):
-    """Converts measurements of one type of sample to Parquet rows, and back.
+    """Converts measurements of one type of sample to Parquet rows, and Parquet rows back to measurements.
 
     Attributes:
         row: type of a row.
@@ -245,17 +252,19 @@ class RowCodec(Generic[Sample]):
     sample: Callable[[Any], Sample]
 
     def table(self, measurements: Sequence[Measurement[Sample]]) -> pa.Table:
-        """Return measurements as a Parquet table."""
+        """Return the measurements as a Parquet table, with one row for each measurement."""
         rows = [_common_fields(m) | self.fields(m.sample) for m in measurements]
         return pa.Table.from_pylist(rows, schema=schema_of(self.row))
 
     def measurements(self, table: pa.Table) -> list[Measurement[Sample]]:
-        """Return the measurements in a table; raise UserError, with the sample's number, if a row is malformed."""
+        """Return the measurements in a Parquet table; if a row is malformed,
+        raise UserError with the number of the sample.
+        """
         return list(map(self._measurement, self._rows(table)))
 
     def _rows(self, table: pa.Table) -> Iterable[_Row]:
-        """Return the rows, checked column by column; if a column is malformed,
-        rows are checked one by one to find the bad one.
+        """Return the rows of a table after checking each column as a whole; if a column is malformed,
+        check row by row instead, to find the malformed row.
         """
         hints = get_type_hints(self.row, include_extras=True)
         with suppress(KeyError, msgspec.ValidationError):
@@ -280,26 +289,26 @@ class RowCodec(Generic[Sample]):
 
 
 def _common_fields(measurement: Measurement[Any]) -> dict[str, Any]:
-    """Return the fields that rows of all types have."""
+    """Return the fields of a measurement that rows of all types have, by name."""
     repeats = measurement.repeats
     times = {} if repeats is None else {"times_ms": repeats.times_ms.ravel().tolist(), "at_s": repeats.at_s.tolist()}
     return vars(measurement) | times | {"batch_size": measurement.sample.batch_size}
 
 
 def compute_codec(tables: Mapping[str, Table]) -> RowCodec[ComputeSample]:
-    """Return the codec of kernel calls for these tables, by name;
-    each table is created once for each measured width.
+    """Return the codec for kernel calls on these tables, which are given by name; for each measured width,
+    a table is created only once.
     """
 
     @cache
     def sized(name: str, dim: int, features: int, pooled: bool) -> Table:
-        """Return the table of this name as it was measured."""
+        """Return the table of this name, with the width, features and pooling that were measured."""
         table = object.__new__(Table)  # without checks: all fields were checked with the tables and the row
         vars(table).update(vars(tables[name]), dim=dim, features=features, pooled=pooled)
         return table
 
     def sample(read: _ComputeRow) -> ComputeSample:
-        """Return the kernel call of a row; raise UserError if a table is unknown."""
+        """Return the kernel call that a row stores; raise UserError if a table is unknown."""
         for name in read.tables:
             if name not in tables:
                 raise UserError(
@@ -340,13 +349,15 @@ LOCAL_CODEC = RowCodec(
 
 
 def tables_rows(tables: Sequence[Table]) -> pa.Table:
-    """Return tables as a Parquet table."""
+    """Return embedding tables as a Parquet table, with one row for each embedding table."""
     columns = [column for column in schema_of(Table) if column.name != "unpadded_dim"]  # measured tables are not padded
     return pa.Table.from_pylist([vars(table) for table in tables], schema=pa.schema(columns))
 
 
 def read_tables(rows: Sequence[object]) -> dict[str, Table]:
-    """Return the tables in `tables.parquet`, by name; raise UserError if a table is malformed or two have one name."""
+    """Return the tables in `tables.parquet`, by name; raise UserError if a table is malformed or two tables have the
+    same name.
+    """
     tables = tuple(Table.from_json(row) for row in rows)
     check_unique_names(tables)
     return {table.name: table for table in tables}

@@ -42,7 +42,7 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True)
 class Manifest:
-    """The hardware, versions and settings of a run that measures.
+    """The hardware, versions and settings of a run that measures samples; the manifest is stored in `manifest.json`.
 
     Attributes:
         hardware: the fields of the machine's `Fingerprint`.
@@ -58,12 +58,14 @@ class Manifest:
 
     @classmethod
     def of_plans(cls, here: Fingerprint, hardware: Mapping[str, Any]) -> "Manifest":
-        """Return the manifest of a run that measures plans; it holds out samples, because a plan's tables are fixed."""
+        """Return the manifest of a run that measures plans; the run holds out samples instead of tables,
+        because the tables of a plan are fixed.
+        """
         return cls(asdict(here), versions(), {**hardware, "held_out": _SAMPLES}, 0)
 
     @property
     def holds_out_tables(self) -> bool:
-        """True if no table of the test samples occurs in other samples."""
+        """True if the run holds out tables: no table of the test samples occurs in other samples."""
         return self.config.get("held_out") != _SAMPLES
 
     def save(self, directory: Path) -> None:
@@ -72,18 +74,20 @@ class Manifest:
 
     @classmethod
     def load(cls, directory: Path) -> "Manifest":
-        """Return the manifest of a data directory; raise UserError if it is missing or malformed."""
+        """Return the manifest of a data directory; raise UserError if the manifest is missing or malformed."""
         path = directory / _NAME
         where = f"data manifest {path}"
         return parse(of_format(read_json(path, "data manifest"), _FORMAT, where), cls, where)
 
     @staticmethod
     def exists(directory: Path) -> bool:
-        """Return True if a run was started in `directory`."""
+        """Return True if `directory` has a manifest, because a run that measures was started there."""
         return (directory / _NAME).exists()
 
     def check_hardware(self, here: Fingerprint, directory: Path) -> None:
-        """Raise UserError if the directory was measured on other hardware than `here`."""
+        """Raise UserError if the data in the directory was measured on other hardware than `here`,
+        the hardware of this machine.
+        """
         if not here.same_hardware(self.hardware):
             there = f"{_text(self.hardware.get('kind'))} ({_text(self.hardware.get('device'))})"
             raise UserError(
@@ -95,7 +99,7 @@ class Manifest:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that must be equal to resume the run."""
+        """The settings that must be the same when the run is resumed."""
         return self.config | {"seed": self.seed}
 
 
@@ -120,7 +124,7 @@ class Chunks(Generic[Sample]):
 
     @property
     def end(self) -> int:
-        """The first number after all existing chunks."""
+        """The number for the next chunk: the first number after all existing chunks."""
         return 1 + max((int(path.stem.removeprefix("part-")) for path in self._paths), default=-1)
 
     def write(self, number: int, measurements: Sequence[Measurement[Sample]]) -> None:
@@ -128,7 +132,8 @@ class Chunks(Generic[Sample]):
         write_table(self.path(number), self.codec.table(measurements))
 
     def read(self) -> list[Measurement[Sample]]:
-        """Return all measurements in order of their chunks; of repeated measurements, only the `fastest` counts.
+        """Return the measurements of all chunks, in order; of repeated measurements of a sample,
+        only the `fastest` is returned.
 
         Raises:
             UserError: a chunk is corrupt.
@@ -136,7 +141,9 @@ class Chunks(Generic[Sample]):
         return fastest(self.each())
 
     def each(self) -> list[list[Measurement[Sample]]]:
-        """Return all measurements of every chunk, in order; raise UserError if a chunk is corrupt."""
+        """Return one list for each chunk, in order, with all measurements of the chunk;
+        raise UserError if a chunk is corrupt.
+        """
         return [self._read(path) for path in self._paths]
 
     @property
@@ -162,19 +169,19 @@ class Chunks(Generic[Sample]):
 
 @dataclass(frozen=True)
 class DataDirectory:
-    """The data of one collect run, or of a run that measures plans."""
+    """A directory with the data of one collect run, or of one run that measures plans."""
 
     path: Path
 
     @classmethod
     def at(cls, path: Path) -> "DataDirectory":
-        """Return the data directory at `path`, or the one inside it with the
-        measurements of an evaluate or search run.
+        """Return the data directory at `path`; if `path` belongs to an evaluate or search run,
+        return the data directory inside `path` that has the run's measurements.
         """
         return cls(path if Manifest.exists(path) or not Manifest.exists(path / MEASURED) else path / MEASURED)
 
     def begin(self, manifest: Manifest, tables: Sequence[Table]) -> None:
-        """Start a run in this directory, or check that the run started here can be resumed.
+        """Start a run in this directory, or check that a run that was started in this directory can be resumed.
 
         Raises:
             UserError: the run has other hardware, settings or tables; or there is another file of tables.
@@ -191,11 +198,13 @@ class DataDirectory:
         manifest.save(self.path)
 
     def _holds(self, tables: Sequence[Table]) -> bool:
-        """Return True if the tables of this directory are these tables."""
+        """Return True if the tables that are stored in this directory equal `tables`."""
         return list(self.tables().values()) == list(tables)
 
     def write_tables(self, tables: Sequence[Table]) -> None:
-        """Write all tables that are measured here; call this before the measurements are written."""
+        """Write `tables`, all tables that are measured in this directory;
+        call this method before the measurements are written.
+        """
         write_table(self.path / _TABLES, tables_rows(tables))
 
     def manifest(self) -> Manifest:
@@ -203,7 +212,7 @@ class DataDirectory:
         return Manifest.load(self.path)
 
     def tables(self) -> dict[str, Table]:
-        """Return the measured tables, by name, with their own widths."""
+        """Return the measured tables, by name, with the widths that `tables.parquet` stores."""
         path = self.path / _TABLES
         rows = _read_parquet(path, read_rows, _RESTORE)
         try:
@@ -212,20 +221,22 @@ class DataDirectory:
             raise error.at(str(path)).changed(remedy=_RESTORE) from None
 
     def compute(self) -> Chunks[ComputeSample]:
-        """Return the chunks of kernel calls."""
+        """Return the chunks with the measurements of kernel calls."""
         return Chunks(self.path / "compute", compute_codec(self.tables()))
 
     def comm(self) -> Chunks[CommSample]:
-        """Return the chunks of exchanges."""
+        """Return the chunks with the measurements of exchanges."""
         return Chunks(self.path / "comm", COMM_CODEC)
 
     def local(self) -> Chunks[LocalSample]:
-        """Return the chunks of local work in training steps."""
+        """Return the chunks with the measurements of local work in training steps."""
         return Chunks(self.path / "local", LOCAL_CODEC)
 
 
 def _read_parquet(path: Path, read: Callable[[Path, str], _Read], remedy: str) -> _Read:
-    """Return the content of a data directory's file; `remedy` is for the error if the file is damaged."""
+    """Return the content of a file in a data directory; if the file is damaged,
+    raise UserError with the remedy `remedy`.
+    """
     if not path.exists():
         raise UserError(
             "data-file-missing",

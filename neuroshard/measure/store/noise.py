@@ -1,4 +1,4 @@
-"""The noise of measurements, which every error of a model must be compared with."""
+"""The noise of measurements, with which the error of every cost model must be compared."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -36,7 +36,7 @@ def fastest(chunks: Iterable[Iterable[Measurement[Sample]]]) -> list[Measurement
 
 
 def pass_repeatability(measurements: Sequence[Measurement[Any]]) -> FloatArray:
-    """Return the relative difference between both passes of every sample that was measured twice, (n,).
+    """Return the relative difference between the two passes, for every sample that was measured twice, (n,).
 
     An exchange counts with its maximum over devices of forward plus backward time. A rank's step counts with the
     device's local work without the dense network.
@@ -45,13 +45,15 @@ def pass_repeatability(measurements: Sequence[Measurement[Any]]) -> FloatArray:
 
 
 def pass_noise(measurements: Sequence[Measurement[Any]]) -> float:
-    """Return the relative difference between passes that 9 in 10 samples stay below; 0 without a second pass."""
+    """Return the noise: for 9 in 10 samples, the relative difference between both passes is below this number;
+    0 without a second pass.
+    """
     differences = pass_repeatability(measurements)
     return float(np.quantile(differences, _NINE_IN_TEN)) if len(differences) else 0.0
 
 
 def pass_drift(measurements: Sequence[Measurement[Any]]) -> float:
-    """Return the median relative difference by which the second pass was slower than the first;
+    """Return the median relative difference by which the second pass was slower than the first pass;
     NaN without a second pass.
     """
     _, first, second = _passes(measurements)
@@ -59,7 +61,8 @@ def pass_drift(measurements: Sequence[Measurement[Any]]) -> float:
 
 
 def disturbed(measurements: Sequence[Measurement[Any]], most: float) -> dict[int, bool]:
-    """Return the samples whose passes have a relative difference above `most`; True if the second pass was slower.
+    """Return the samples whose two passes have a relative difference above `most`, in a dictionary:
+    the key is the sample's number, and the value is True if the second pass was slower.
 
     Disturbances only add time, so the slower pass is the disturbed one.
     """
@@ -69,7 +72,9 @@ def disturbed(measurements: Sequence[Measurement[Any]], most: float) -> dict[int
 
 
 def _passes(measurements: Sequence[Measurement[Any]]) -> tuple[IntArray, FloatArray, FloatArray]:
-    """Return the numbers of the samples that were measured twice, (n,), and the ms of both passes, (n,) each."""
+    """Return the numbers of the samples that were measured twice, (n,),
+    and the times of the first pass and of the second pass, (n,) ms each.
+    """
     first = {m.sample_id: m for m in measurements if not m.second_pass and m.repeats is not None}
     again = [m for m in measurements if m.second_pass and m.repeats is not None and m.sample_id in first]
     ids = np.array([m.sample_id for m in again], dtype=np.int64)
@@ -80,7 +85,7 @@ def _passes(measurements: Sequence[Measurement[Any]]) -> tuple[IntArray, FloatAr
 
 
 def _scalar_ms(measurement: Measurement[Any]) -> float:
-    """Return one time for a measurement, in ms; infinite if the measurement failed."""
+    """Return a single time that stands for the whole measurement, in ms; infinity if the measurement failed."""
     if measurement.repeats is None:
         return float("inf")
     typical = measurement.typical_ms

@@ -1,4 +1,6 @@
-"""Measurements of plans: one type of row for kernels, training steps and mirrored steps, stored in a file per pass."""
+"""Measurements of plans by kernels, training steps or mirrored steps: all have the same type of row,
+and each pass is stored in a file.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -57,22 +59,22 @@ Pass = tuple[PlanMeasurement, ...]  # of all plans of a task
 
 
 def error_of(rows: Sequence[PlanMeasurement]) -> str | None:
-    """Return the first error in the rows; None if there is none."""
+    """Return the first error in the rows; None if no row has an error."""
     return next((row.error for row in rows if row.error is not None), None)
 
 
 def times_ms(rows: Sequence[PlanMeasurement], phase: str) -> list[float]:
-    """Return the ms of a phase in the order of the rows."""
+    """Return the times of a phase, in ms, in the order of the rows."""
     return [row.ms for row in rows if row.phase == phase and row.ms is not None]
 
 
 def by_plan(rows: Pass, plans: int) -> list[Pass]:
-    """Return the rows of each of a task's plans, (K,)."""
+    """Return a list with the rows of each of the K plans of a task, (K,), given the rows of a pass; `plans` is K."""
     return [tuple(row for row in rows if row.plan == number) for number in range(plans)]
 
 
 def errors_of(passes: Sequence[Pass], plans: int) -> tuple[str | None, ...]:
-    """Return the first error of each plan in any pass, (K,); None for plans without errors."""
+    """Return for each of K plans, (K,), the first error in any of the passes; None for a plan without errors."""
     every = tuple(row for rows in passes for row in rows)
     return tuple(map(error_of, by_plan(every, plans)))
 
@@ -89,29 +91,34 @@ def costs_ms(passes: Sequence[Pass], plans: int) -> FloatArray:
 
 @dataclass(frozen=True)
 class PassFiles(Journal[Pass]):
-    """The passes over a task's plans, each in a Parquet file that is either complete or missing."""
+    """The files of the passes over a task's plans: one Parquet file for each pass;
+    each file is either complete or missing.
+    """
 
     suffix = ".parquet"
 
     def write(self, path: Path, value: Pass) -> None:
-        """Write the rows of a pass."""
+        """Write the rows of a pass to the Parquet file `path`."""
         write_table(path, pa.Table.from_pylist([asdict(row) for row in value], schema=schema_of(PlanMeasurement)))
 
     def content(self, path: Path, where: str) -> Any:
-        """Return the rows of a pass as plain values."""
+        """Read the file `path`, and return the rows of the pass as plain values."""
         return read_rows(path, self.name)
 
 
 def passes_in(
     run: Path, task: int, plans: Sequence[Plan], wrong: Callable[[Pass], str | None] = lambda _: None
 ) -> PassFiles:
-    """Return the passes over a task's plans in a run's directory: `measurements/task-0000/pass-0000.parquet`.
+    """Return the files of the passes over a task's plans in the directory of a run,
+    such as `measurements/task-0000/pass-0000.parquet`.
 
     `wrong` returns a further defect of a pass, as a predicate; None if the pass is right.
     """
 
     def defect(number: int, rows: Pass) -> str | None:
-        """Return the reason why these rows cannot be a pass over these plans, as a predicate; None if they can."""
+        """Return, as the predicate of a sentence, the reason why the rows are not a valid pass over the plans;
+        None if the rows are valid.
+        """
         if {row.pass_number for row in rows} == {number} and {row.plan for row in rows} == {*range(len(plans))}:
             fit = (_fits(plan, of_plan) for plan, of_plan in zip(plans, by_plan(rows, len(plans)), strict=True))
             if all(fit):
@@ -123,6 +130,6 @@ def passes_in(
 
 
 def _fits(plan: Plan, rows: Sequence[PlanMeasurement]) -> bool:
-    """Return True if the rows are of the plan's devices, and have one cost or an error."""
+    """Return True if the rows name only devices of the plan, and have an error or exactly one cost."""
     devices = {row.device for row in rows} - {None, *range(plan.task.topology.num_devices)}
     return not devices and (error_of(rows) is not None or len(times_ms(rows, COST)) == 1)

@@ -1,4 +1,5 @@
-"""Directories of runs: a run claims a directory, can be resumed there after it was killed, and marks it when finished.
+"""Directories of runs: a run claims a directory, can be resumed in this directory after it was killed,
+and marks the directory when the run is finished.
 
 `settings.json` and `tasks.json` have the settings and tasks with which a run was started. `run.json`, written last,
 shows that the run is finished; it has the kind of run and further results.
@@ -48,7 +49,7 @@ READS = "reads"  # the setting with the digests of the files that a run reads
 
 @dataclass(frozen=True)
 class RunFile:
-    """The content of `run.json`: the kind of run, and the other fields."""
+    """The content of `run.json`: the kind of run, and all other fields as `facts`."""
 
     kind: RunKind
     facts: dict[str, Any]
@@ -62,12 +63,15 @@ class RunDirectory:
 
     @classmethod
     def at(cls, out: str | None, kind: RunKind, name: str) -> "RunDirectory":
-        """Return the directory `out`, or create the next free `runs/<kind>/<number>-<name>`."""
+        """Return the run directory `out`; if `out` is None, create the next free directory
+        `runs/<kind>/<number>-<name>`.
+        """
         return cls(_next_free(Path("runs") / kind, name) if out is None else Path(out))
 
     @contextmanager
     def held(self, marks: Collection[str] = (_RUN, _SETTINGS)) -> Iterator[None]:
-        """Lock the directory against other runs while the context is entered; remove a new directory if it stays empty.
+        """Lock the directory against other runs while the context is entered; afterwards,
+        remove a new directory that is still empty.
 
         `marks` are the marker files that runs of this kind may find in the directory.
 
@@ -80,8 +84,8 @@ class RunDirectory:
             yield
 
     def begin(self, settings: Mapping[str, Any], tasks: tuple[Task, ...]) -> None:
-        """Write the settings and tasks of the run, or check that they equal the settings
-        and tasks of the run started here.
+        """Write the settings and tasks of a new run; if a run was started in this directory before,
+        check that the earlier settings and tasks are the same.
 
         Raises:
             UserError: a run with other settings or tasks was started here, or its files are damaged.
@@ -108,7 +112,7 @@ class RunDirectory:
             )
 
     def finish(self, kind: RunKind, facts: Mapping[str, Any]) -> None:
-        """Mark the run as finished; `facts` are results for readers of `run.json`."""
+        """Mark the run as finished by writing `run.json`, which also contains the results in `facts`."""
         write_json(self.path / _RUN, {"format": _FORMAT, "kind": kind, **facts})
 
     def forget(self) -> None:
@@ -135,7 +139,9 @@ class RunDirectory:
         return parse({"kind": facts.pop("kind", None), "facts": facts}, RunFile, where)
 
     def facts(self, kind: RunKind) -> dict[str, Any]:
-        """Return the results in `run.json` of a finished run of a kind; raise UserError if there is no such run."""
+        """Return the results that a finished run of this kind stored in `run.json`;
+        raise UserError if the directory does not contain a finished run of this kind.
+        """
         run = self.read(f"{kind} run")
         if run is None or run.kind != kind:
             raise UserError(
@@ -147,13 +153,13 @@ class RunDirectory:
         return run.facts
 
     def _begun(self) -> dict[str, Any] | None:
-        """Return the settings with which a run was started here; None if no run was started."""
+        """Return the settings with which a run was started in this directory; None if no run was started."""
         path = self.path / _SETTINGS
         return parse(read_json(path, "settings"), dict[str, Any], f"settings {path}") if path.exists() else None
 
 
 def runs_below(path: Path) -> Iterator[RunDirectory]:
-    """Yield every finished run in a directory and its subdirectories."""
+    """Yield the directory of every finished run in `path` and in the subdirectories."""
     return (RunDirectory(file.parent) for file in path.rglob(_RUN) if file.is_file())
 
 
@@ -179,7 +185,8 @@ def write_own(path: Path, write: Callable[[], None], is_same: Callable[[], bool]
 
 
 def check_same(directory: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UserError with the first difference between a run's settings at its start and the settings now.
+    """Raise UserError if the settings of a run differ now from the settings at the start of the run;
+    the error names the first difference.
 
     `begun` are settings as JSON returns them. A missing setting equals a setting that is null.
     """
@@ -192,7 +199,9 @@ def check_same(directory: Path, begun: Mapping[str, Any], now: Mapping[str, Any]
 
 
 def begun_otherwise(directory: Path, what: str) -> UserError:
-    """Return the error for a directory whose run was started with other inputs."""
+    """Return the error for a directory whose run was started with other inputs than the current run has;
+    `what` describes the difference.
+    """
     return UserError(
         "out-begun-otherwise",
         f"the directory '{directory}' contains a run that was begun with {what}",
@@ -202,7 +211,7 @@ def begun_otherwise(directory: Path, what: str) -> UserError:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings as one dictionary with dotted names."""
+    """Return nested settings as one flat dictionary, with dotted names as keys."""
     flattened: dict[str, Any] = {}
     for key, value in settings.items():
         flattened |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -210,7 +219,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _as_read(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as JSON returns them: lists for tuples, text for keys."""
+    """Return the settings as if they were read from JSON: lists instead of tuples, and text as keys."""
     plain: dict[str, Any] = json.loads(json.dumps(settings))
     return plain
 
@@ -232,7 +241,7 @@ def _next_free(parent: Path, name: str) -> Path:
 
 @dataclass(frozen=True)
 class JobFigures:
-    """The figures of a finished search.
+    """The figures of a finished search, by which searches can be compared.
 
     Attributes:
         tasks: digest of the searched tasks; costs can be compared if the digests are equal.

@@ -16,7 +16,7 @@ from neuroshard.words.placement import block_rows
 
 
 def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
-    """Return the loads of each kernel call, as one set per sample.
+    """Return the loads of the tables in each kernel call, as one set of loads per sample.
 
     Row blocks have the lookups that were measured, or the expected lookups if the sample was not measured.
     """
@@ -30,7 +30,7 @@ def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
 
 
 def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
-    """Replace the loads of whole row-wise tables by the loads of the blocks of rows that the device has."""
+    """Replace, for row-wise tables, the loads of whole tables by the loads of those row blocks that the device has."""
     if not samples:
         return loads
     which = np.flatnonzero(are(loads, lambda layout: layout.blocks))
@@ -44,7 +44,9 @@ def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
 
 
 def _expected(sample: ComputeSample) -> Iterator[BlockLookups]:
-    """Yield the expected lookups in each row block of a sample that was not measured, as in the loads of plans."""
+    """Yield the expected lookups in each row block of a sample that was not measured,
+    computed in the same way as for plans.
+    """
     for table, block in zip(sample.tables, sample.blocks, strict=True):
         first, rows = np.array([block.row]), np.array([block.rows])
         whole = sample.batch_size * table.pooling_factor
@@ -53,7 +55,7 @@ def _expected(sample: ComputeSample) -> Iterator[BlockLookups]:
 
 
 def traffic_of(samples: Sequence[CommSample]) -> Traffic:
-    """Return the traffic of exchanges, (n, D, 1), each as an all-to-all.
+    """Return the traffic of n exchanges between D devices, (n, D, 1); every exchange is treated as an all-to-all.
 
     All exchanges must have the same number of devices and the same hosts.
     """
@@ -63,7 +65,7 @@ def traffic_of(samples: Sequence[CommSample]) -> Traffic:
 
 
 def starts_of(samples: Sequence[CommSample], direction: int) -> FloatArray:
-    """Return the start delays of exchanges, (n, D) ms; in the backward direction all delays are 0.
+    """Return the start delays of n exchanges between D devices, (n, D) ms; in the backward direction all delays are 0.
 
     All exchanges must have the same number of devices.
     """
@@ -72,14 +74,17 @@ def starts_of(samples: Sequence[CommSample], direction: int) -> FloatArray:
 
 
 def own_traffic(sample: CommSample) -> Traffic:
-    """Return the traffic of the sample's collective alone, (1, D, C)."""
+    """Return the traffic of a sample, (1, D, C), with bytes only in the sample's collective,
+    and 0 in all other collectives.
+    """
     size_bytes = np.zeros((1, sample.num_devices, len(Collective)))
     size_bytes[0, :, sample.collective] = sample.size_bytes
     return Traffic(size_bytes, np.array([sample.batch_size]), sample.host_size)
 
 
 def by_group(measurement: Measurement[CommSample]) -> Iterator[Measurement[CommSample]]:
-    """Yield a measurement for each group of devices that exchange with each other, each as an all-to-all.
+    """Divide the measurement of an exchange by groups of devices that exchange with each other;
+    yield a measurement for each group, with the group's exchange as an all-to-all.
 
     Groups that exchange nothing are left out, and so are groups of one device, unless the exchange has only one device.
     The measurement must have repeats.

@@ -1,4 +1,4 @@
-"""Samples to measure, and their measurements: the data of stage 1."""
+"""The samples that are measured, and the measurements of samples: the data of stage 1."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,21 +32,21 @@ HOST = "host"  # the time to launch a step, if device and host work in parallel
 
 @dataclass(frozen=True)
 class RowBlock:
-    """A block of a table's rows on a device: `rows` rows, starting at `row`."""
+    """A block of a table's rows on a device: `rows` rows, starting at row number `row`."""
 
     row: int
     rows: int
 
     @property
     def row_end(self) -> int:
-        """The first row after the block."""
+        """The number of the first row after the block."""
         return self.row + self.rows
 
 
 @dataclass(frozen=True)
 class BlockLookups:
-    """The lookups of a batch in a block of rows: their number,
-    and the reuse histogram (17,) of the block's unique rows.
+    """The lookups of a batch in a block of rows: the number of lookups,
+    and the reuse histogram (17,) of the rows that are looked up.
 
     A block without lookups has the histogram of rows that are touched once.
     """
@@ -58,7 +58,8 @@ class BlockLookups:
 @final
 @dataclass(frozen=True)
 class ComputeSample:
-    """Tables (n,) on one device that one kernel call looks up for `batch_size` samples.
+    """One kernel call on one device, as a sample to measure: the call looks up n tables, (n,),
+    for `batch_size` samples.
 
     Attributes:
         tables: whole tables, with the width that the device has; they define the popularity of rows. All tables are
@@ -139,12 +140,12 @@ class ComputeSample:
 
     @property
     def call(self) -> Call:
-        """The kernel call: family of the sharding type, pooling, and tier."""
+        """The type of the kernel call: the family of the sharding type, the pooling, and the memory tier."""
         return Call(self.form, not self.tables or self.tables[0].pooled, self.tier_assignment.tier)
 
     @property
     def held(self) -> tuple[Table, ...]:
-        """The tables with the rows that the device has of each, (n,)."""
+        """The tables, each with only those rows that the device has, (n,)."""
         if not self.blocks:
             return self.tables
         return tuple(replace(table, rows=block.rows) for table, block in zip(self.tables, self.blocks, strict=True))
@@ -158,7 +159,7 @@ class ComputeSample:
 @final
 @dataclass(frozen=True)
 class CommSample:
-    """A collective between D devices, at a global batch size.
+    """One exchange, as a sample to measure: a collective between D devices, at a global batch size.
 
     Attributes:
         size_bytes: (D,) bytes that each device sends for all samples of a batch, including bytes to itself, as in
@@ -178,7 +179,9 @@ class CommSample:
 
     @classmethod
     def of_columns(cls, dims: Sequence[int], start_ms: Sequence[float], batch_size: int) -> "CommSample":
-        """Return an all-to-all of a batch's pooled embeddings, with `dims` (D,) columns from each device."""
+        """Return an all-to-all exchange that sends the pooled embeddings of a batch;
+        each of D devices sends the number of columns in `dims`, (D,).
+        """
         sizes = tuple(ELEMENT_BYTES * batch_size * dim for dim in dims)
         return cls(sizes, tuple(start_ms), batch_size)
 
@@ -226,17 +229,17 @@ class CommSample:
 
     @property
     def host_size(self) -> int:
-        """The number of devices on each host."""
+        """The number of devices on each host; all devices if there is only one host."""
         return self.devices_per_host or len(self.size_bytes)
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The number of columns of pooled embeddings that each device sends, (D,)."""
+        """The number of columns of pooled embeddings that each of D devices sends, (D,)."""
         return tuple(size // (ELEMENT_BYTES * self.batch_size) for size in self.size_bytes)
 
     @property
     def _alike(self) -> list[tuple[int, ...]]:
-        """Groups of sizes that must be equal within each group."""
+        """The sizes in bytes, in groups: within a group, the collective needs equal sizes."""
         if self.collective in (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE):
             return [self.size_bytes]
         if self.collective in BETWEEN_HOSTS:
@@ -278,7 +281,7 @@ Sample = TypeVar("Sample", ComputeSample, CommSample, LocalSample)
 
 
 def as_drawn(sample: Sample) -> Sample:
-    """Return the sample as it was before its measurement."""
+    """Return the sample as it was drawn, without the lookups that a measurement adds."""
     return replace(sample, lookups=()) if isinstance(sample, ComputeSample) else sample
 
 
@@ -302,7 +305,7 @@ class Repeats:
 
 @dataclass(frozen=True)
 class Measurement(Generic[Sample]):
-    """The measurement of one sample: its repeats, or the error that stopped it.
+    """The measurement of one sample: the timed repeats, or the error that stopped the measurement.
 
     Attributes:
         sample: the sample.
@@ -332,12 +335,14 @@ class Measurement(Generic[Sample]):
 
     @property
     def typical_ms(self) -> FloatArray:
-        """The time of the measurement over its repeats, (...,) ms for repeats (R, ...); it must have repeats."""
+        """The typical time of the sample over all R repeats, (...,) ms for repeats (R, ...);
+        the measurement must have repeats.
+        """
         assert self.repeats is not None
         return typical_ms(self.repeats.times_ms)
 
     @property
     def level(self) -> "Measurement[Sample]":
-        """The measurement corrected to the machine's typical speed."""
+        """The measurement with all times divided by the slowness, as if the machine had run at the typical speed."""
         repeats = None if self.repeats is None else self.repeats.times(1 / self.slowness)
         return replace(self, repeats=repeats, slowness=1.0)

@@ -18,7 +18,9 @@ _SPEEDS = 0.1  # expected size of the logarithms of slowness
 
 @dataclass(frozen=True)
 class Pair:
-    """One sample that was measured in two periods of the machine, given by their numbers."""
+    """Two times of one sample, measured in two periods of the machine;
+    `earlier` and `later` are the numbers of the periods.
+    """
 
     earlier: int
     later: int
@@ -27,7 +29,8 @@ class Pair:
 
 
 def slowness_of(spells: int, pairs: Sequence[Pair]) -> FloatArray:
-    """Fit the machine's slowness in each of S periods, (S,): the ratio of measured times to times in a typical period.
+    """Return the fitted slowness of the machine in each of S periods, (S,):
+    the ratio of times measured in the period to times in a typical period.
 
     The fit minimises Huber's loss of the ratios of samples that were measured in two periods. The slowness is drawn to
     1, the more the fewer such samples there are; without such samples it is 1 everywhere.
@@ -40,7 +43,7 @@ def slowness_of(spells: int, pairs: Sequence[Pair]) -> FloatArray:
     of_logs = _of_logs(spells, pairs)
 
     def loss(logs: FloatArray) -> tuple[float, FloatArray]:
-        """Return the sum of Huber's losses for the logarithms of slowness (S,), and its gradient (S,)."""
+        """Return the sum of Huber's losses, and the gradient of the sum (S,), given the logarithms of slowness (S,)."""
         left = of_logs @ logs - wanted
         return float(huber(1.0, left).sum()), of_logs.T @ np.clip(left, -1.0, 1.0)
 
@@ -50,8 +53,8 @@ def slowness_of(spells: int, pairs: Sequence[Pair]) -> FloatArray:
 
 
 def _of_logs(spells: int, pairs: Sequence[Pair]) -> Any:
-    """Return the sparse matrix, (P + S, S), of the differences of logarithms in P pairs,
-    followed by each of S logarithms.
+    """Return a sparse matrix, (P + S, S): multiplied by S logarithms of slowness,
+    the matrix gives the scaled differences of the logarithms in P pairs, followed by the S scaled logarithms.
     """
     differences = np.tile([1 / _REPEATED, -1 / _REPEATED], len(pairs))
     rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(spells)])
@@ -62,7 +65,7 @@ def _of_logs(spells: int, pairs: Sequence[Pair]) -> Any:
 def with_slowness(
     chunks: Sequence[Sequence[Measurement[Sample]]], told_by: Collection[str]
 ) -> list[list[Measurement[Sample]]]:
-    """Return the measurements of all chunks with the machine's slowness during each chunk.
+    """Return the measurements of all chunks, each with the machine's slowness during the chunk of the measurement.
 
     Samples of the splits `told_by` that several chunks have in common show the slowness.
     """
@@ -85,6 +88,6 @@ def with_slowness(
 
 
 def slowness_between(measurements: Sequence[Measurement[Any]]) -> tuple[float, float] | None:
-    """Return the minimum and maximum slowness of the measurements; None if it is unknown."""
+    """Return the minimum and maximum slowness of the measurements; None if the slowness is unknown."""
     known = {m.slowness for m in measurements} - {1.0}
     return (min(known), max(known)) if known else None

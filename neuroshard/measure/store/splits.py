@@ -14,7 +14,9 @@ Split = dict[str, tuple[Table, ...]]  # disjoint; every sample draws from the ta
 
 
 def split_tables(tables: tuple[Table, ...], seed: int) -> Split:
-    """Split the tables 80/10/10 at random by `seed`, with at least one table each; raise UserError below 3 tables."""
+    """Divide the tables at random by `seed` into training (80%), validation (10%) and test (10%),
+    with at least one table each; raise UserError below 3 tables.
+    """
     if len(tables) < len(_SHARES):
         raise UserError(
             "split-too-few-tables",
@@ -30,7 +32,7 @@ def split_tables(tables: tuple[Table, ...], seed: int) -> Split:
 
 
 def split_of(number: int) -> str:
-    """Return the split of a sample of plans, by its number.
+    """Return the name of the split of a sample that was measured for plans, given the sample's number.
 
     A plan's tables are fixed and cannot be held out, so some samples are held out instead.
     """
@@ -38,5 +40,5 @@ def split_of(number: int) -> str:
 
 
 def draw_split(rng: np.random.Generator) -> str:
-    """Draw the name of a split, with probabilities 0.8, 0.1 and 0.1."""
+    """Draw the name of a split: train, valid or test, with probabilities 0.8, 0.1 and 0.1."""
     return str(rng.choice(list(_SHARES), p=list(_SHARES.values())))
