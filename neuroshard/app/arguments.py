@@ -32,7 +32,7 @@ _READERS = {
 
 
 def for_hydra(command: str, words: Sequence[str]) -> list[str]:
-    """Return the arguments of a command as Hydra reads them: flags first, then settings as key=value.
+    """Return the arguments of a command in the form that Hydra reads: flags first, then settings as key=value.
 
     Raises:
         UserError: a flag is unknown, an argument is not key=value, or paths are given both with and without a key.

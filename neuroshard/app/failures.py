@@ -63,7 +63,7 @@ def end_without_reader(error: BaseException) -> None:
 
 
 def _reader_has_gone() -> bool:
-    """Return True if standard output or standard error is a pipe whose reader has ended."""
+    """Return True if standard output or standard error is a pipe whose reading process has ended."""
     outputs = select.poll()
     for descriptor in _OUTPUTS:
         outputs.register(descriptor, 0)

@@ -27,7 +27,7 @@ _HEADROOM = "memory headroom: smallest free memory of a device, over all plans"
 
 @dataclass(frozen=True)
 class Job:
-    """One job of a sweep.
+    """One job of a sweep: the settings of the job, and the result or the reason why the job failed.
 
     Attributes:
         number: number of the job in the sweep.
@@ -75,7 +75,7 @@ def sweep_folder(arguments: Sequence[str]) -> Iterator[Path]:
 
 
 def jobs_in(folder: Path) -> list[Job]:
-    """Return every job that has ended, in order of the jobs' numbers.
+    """Return every job of a sweep that has ended, in the order of the jobs' numbers.
 
     Raises:
         UserError: the file of a job is damaged.
