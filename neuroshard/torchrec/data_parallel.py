@@ -187,7 +187,7 @@ class DataParallelOptimizer(KeyedOptimizer):
 
 
 def _collections(model: nn.Module) -> list[Any]:
-    """Return the sharded collections of a model; raise UserError if there are none."""
+    """Return the sharded collections of a model; raise UserError if the model has no sharded collection."""
     kinds = (ShardedEmbeddingBagCollection, ShardedEmbeddingCollection)
     found = [module for module in model.modules() if isinstance(module, kinds)]
     if not found:

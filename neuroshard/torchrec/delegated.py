@@ -352,7 +352,7 @@ def without(
 
 
 def untrained_bytes(parameters: Sequence[Parameter]) -> int:
-    """Return the total bytes of all tensors in the parameters' modules that are neither tables nor trained.
+    """Return the total bytes of tensors that the parameters' modules have outside tables and that are not trained.
     The ids of managed collision are an example; TorchRec shards these tensors row-wise.
     """
     total = 0

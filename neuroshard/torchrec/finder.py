@@ -63,7 +63,7 @@ class Replanned:
 
 @dataclass(frozen=True)
 class Finder:
-    """A search method with the cost models that it uses.
+    """A search method, with the cost models that the search method uses.
 
     Attributes:
         searcher: the search method.
@@ -235,7 +235,7 @@ def kept_plan_outdated(others: Sequence[str], error: UserError | None = None) ->
 
 
 def _warned(found: Found) -> Plan:
-    """Log the warning of a search result, if it has one, and return the plan."""
+    """Return the plan of a search result; if the search result has a warning, log the warning."""
     if found.warning:
         _log.warning(found.warning)
     return found.plan

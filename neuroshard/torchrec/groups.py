@@ -107,7 +107,7 @@ class Groups:
     @property
     def topology(self) -> TorchRecTopology:
         """The topology of one group.
-        Each device has the smallest memory among the devices, one in each group, that get the same shards.
+        The memory of each device is the minimum over all groups, because the same shards must fit in every group.
         """
         if self.num_groups == 1 and self.job.intra_group_size == self._joined:
             return self.job

@@ -1,4 +1,4 @@
-"""Digests of all inputs that a plan depends on; the planner compares them with the digests of a kept plan."""
+"""Digests of all inputs that a plan depends on; the planner compares these digests with the digests of a kept plan."""
 
 import hashlib
 import json

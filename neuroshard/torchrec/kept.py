@@ -1,4 +1,4 @@
-"""Plans that outlive a job: a file with a plan and with digests of the inputs that the plan was made for."""
+"""Plans that outlive a job: a file contains a plan, and the digests of all inputs that the plan was made for."""
 
 import logging
 import os
@@ -96,8 +96,8 @@ class KeptPlan:
         return tuple(differing if self._serves(device_memory, host_memory) else differing | {DEVICES: None})
 
     def _serves(self, device_memory: Sequence[int], host_memory: Sequence[int]) -> bool:
-        """Return True if the plan fits in the given memory of devices and hosts.
-        This memory must also be similar to the memory that the plan was made for.
+        """Return True if the plan fits in the given memory of devices and hosts, and this memory is also similar
+        to the memory that the plan was made for.
 
         Free memory differs between machines and from day to day, and a job that restarts must find its plan.
         """
@@ -109,7 +109,7 @@ class KeptPlan:
 
 @dataclass(frozen=True)
 class _KeptFile:
-    """The fields of a kept plan's file."""
+    """The fields in the file of a kept plan, as the file is read."""
 
     made_for: dict[str, str]
     plan: dict[str, Any] | None
@@ -119,8 +119,8 @@ class _KeptFile:
 
 
 def _host_memory_of(plan: Plan | None) -> tuple[int, ...]:
-    """Return the bytes of host memory that each host has for a plan's tables, (H,).
-    This is the whole memory that the planner had for tables if NeuroShard planned all tables.
+    """Return the bytes of host memory that each host had for tables when the plan was made, (H,).
+    The bytes are the whole host memory only if NeuroShard planned all tables.
     """
     topology = plan and plan.task.topology
     return (topology.host_bytes,) * len(topology.hosts) if topology else ()

@@ -1,4 +1,4 @@
-"""Translate between NeuroShard's words and TorchRec's: sharding types, compute kernels and cache parameters."""
+"""Translate between the words of NeuroShard and of TorchRec: sharding types, compute kernels and cache parameters."""
 
 from dataclasses import replace
 

@@ -47,7 +47,7 @@ _ON_ALL = (ShardingType.ROW_WISE.value, ShardingType.DATA_PARALLEL.value)
 
 @dataclass(frozen=True)
 class Model:
-    """A model to be sharded, with the requirements of its plan.
+    """A model to be sharded, with the requirements that the model's plan must meet.
 
     Attributes:
         module: the model itself.
@@ -289,15 +289,15 @@ def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> No
 
 def _none_narrower(table: Parameter, sharding_plan: ShardingPlan) -> bool:
     """Return True if all column shards in the collection of a sequence table are as wide as the table.
-    TorchRec requires this of the sequence tables in a collection.
+    TorchRec requires that all column shards of sequence tables in a collection have the same width.
     """
     widths = {width for sharding in sharding_plan.plan[table.path].values() for width in cut_widths(sharding)}
     return not table.beside_others and widths <= {table.weights.shape[1]}
 
 
 def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
-    """Load the plan of the whole model from a plan loader, and return the loaded plan.
-    Return also NeuroShard's plan of the tables that NeuroShard plans, which is None if there are no such tables.
+    """Load the plan of the whole model from a plan loader, and return this plan.
+    Return also NeuroShard's plan of the tables that NeuroShard plans; None if NeuroShard plans no table.
 
     The plan must pass the checks of TorchRec's planner: its context hash, if it has one, is the hash of this job, and
     TorchRec's sharding options include the plan. In addition, the plan must have every table, must be trainable and fit
@@ -361,7 +361,7 @@ def _context_hash(request: PlanningRequest, enumerator: EmbeddingEnumerator) -> 
 
 def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
     """Check the plan of a whole model, and return this plan.
-    Return also NeuroShard's plan of the tables that NeuroShard plans, which is None if there are no such tables.
+    Return also NeuroShard's plan of the tables that NeuroShard plans; None if NeuroShard plans no table.
 
     Raises:
         UserError: the plan lacks a table, does not fit in memory, or has tables that cannot be trained or costed.

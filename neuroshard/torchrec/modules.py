@@ -1,4 +1,4 @@
-"""Divide a model's parameters: NeuroShard plans some of them, and TorchRec's planner plans the others."""
+"""Divide a model's parameters between planners: NeuroShard plans some tables, and TorchRec's planner plans the rest."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -132,7 +132,8 @@ def divide(
     fixed: ShardingPlan | None = None,
     served: Served = EVERYTHING,
 ) -> Division:
-    """Decide who plans each parameter that the sharders would shard; a module in several places counts once.
+    """Decide for each parameter that the sharders would shard who plans it: NeuroShard, TorchRec, or the plan `fixed`.
+    A module in several places counts once.
 
     The model may be on any device, and no weights are materialised. Parameters in the plan `fixed` are kept as they
     are. `served` says which tables the search and its cost models can place.

@@ -417,7 +417,7 @@ class NeuroShardPlanner(ShardingPlanner):
         _log.warning(kept_plan_outdated(min(others, key=len)))
 
         def instead(model: Model) -> _Way:
-            """Search for a plan of a model in place of the kept plan."""
+            """Search for a plan of the given model that replaces the kept plan, and return the new plan."""
             return self._searched(model, lambda finder, task: finder.found_instead(kept.plan, task))
 
         best = self._best(models, instead)
@@ -609,7 +609,9 @@ class NeuroShardPlanner(ShardingPlanner):
         return replace(self._finder, simulator=counted)
 
     def _remember(self, found: "_Way", whole: ShardingPlan, plan: Plan | None) -> None:
-        """Set the latest plan, its cost and its groups; log the cost and the warnings of the cost models."""
+        """Set the attributes for the latest plan, the plan's cost and the groups.
+        Log the cost, and the warnings of the cost models.
+        """
         self._selected = partial(options_of, found.finder.simulator, found.model, whole, plan)
         self.last_plan, self.last_cost, self.last_groups = None, None, found.model.request.groups
         if plan is None:
@@ -628,7 +630,7 @@ class NeuroShardPlanner(ShardingPlanner):
         _log.info("%d tables on %s:\n%s", len(task.tables), where, cost)
 
     def _warn_of_whole(self, model: Model, whole: ShardingPlan) -> None:
-        """Warn about tables that no fused optimizer trains, and about tables that TorchRec cannot load weights into."""
+        """Warn about tables that no fused optimizer trains, and about tables whose weights TorchRec cannot load."""
         self._data_parallel = data_parallel_remark(model.division.parameters, whole)
         if self._data_parallel:
             _log.warning(self._data_parallel)
@@ -661,7 +663,9 @@ class _Way:
 
 
 def _of_first(group: dist.ProcessGroup, find: Callable[[], _Answer]) -> _Answer:
-    """Call a function on rank 0 of a group; on all ranks of the group, return its result or raise its error."""
+    """Call `find` on rank 0 of a group.
+    On all ranks of the group, return the result of `find`, or raise the error that `find` raised.
+    """
     reply: list[Any] = [None]
     raised: BaseException | None = None
     if group.rank() == 0:

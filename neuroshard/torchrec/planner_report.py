@@ -84,8 +84,8 @@ def precision_remark(model: Model, models: CostModels) -> Message | None:
 
 
 def data_parallel_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> Message | None:
-    """Return the warning that TorchRec does not apply the optimizers of some tables in a plan to these tables.
-    The result is None if TorchRec applies the optimizers of all tables.
+    """Return the warning that TorchRec does not use the optimizers that are set for some tables of a plan.
+    The result is None if TorchRec trains all tables with their optimizers.
 
     TorchRec sets optimizers inside the fused kernels. Data-parallel tables have a dense kernel, independent of who
     planned them; so do other tables in plans that name no kernel. TorchRec does train data-parallel tables of fused
@@ -129,7 +129,8 @@ def _ways_out(lost: Sequence[Parameter]) -> str:
 
 
 def loading_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> Message | None:
-    """Return the warning that TorchRec cannot load weights into a plan of the whole model; None if TorchRec can do so.
+    """Return the warning that TorchRec cannot load saved weights into the shards of a plan.
+    The result is None if TorchRec can load the weights.
 
     When it loads weights, TorchRec assumes that all column shards of a table are as wide as the first shard.
     """

@@ -133,7 +133,9 @@ def _by_key(batch: object, features: Callable[[Any], Any] | None, read: Set[str]
 
 
 def _tensors(taken: object) -> Iterator[KeyedJaggedTensor]:
-    """Yield the KeyedJaggedTensors in a batch, also from nested mappings and lists; raise UserError for other types."""
+    """Yield the KeyedJaggedTensors in a batch, also from nested mappings and lists.
+    Raise UserError if the batch contains a value of another type.
+    """
     if isinstance(taken, KeyedJaggedTensor):
         yield taken
     elif isinstance(taken, (Mapping, list, tuple)):

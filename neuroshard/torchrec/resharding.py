@@ -121,7 +121,7 @@ def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, Embe
 
 
 def _places(sharding: ParameterSharding) -> tuple[object, ...]:
-    """Return the ranks, the shards and the kernel of a table, which two plans can be compared by.
+    """Return the ranks, the shards and the kernel of a table, so that two plans can be compared.
     The ranks of a data-parallel table are left out.
     """
     shards = [(*shard.shard_offsets, *shard.shard_sizes) for shard in shards_of(sharding)]
@@ -189,7 +189,9 @@ def _check_everywhere(
 
 
 def _check_widths(path: str, after: ShardingPlan) -> None:
-    """Raise UserError if a module's tables have shards of unequal width; TorchRec would mix up their columns."""
+    """Raise UserError if tables of a module have shards of unequal width.
+    TorchRec would mix up the columns of these tables.
+    """
     for name, sharding in after.plan[path].items():
         widths = sorted(set(cut_widths(sharding)))
         if len(widths) > 1:
@@ -205,7 +207,7 @@ def _check_widths(path: str, after: ShardingPlan) -> None:
 
 
 def _check_movable(model: DistributedModelParallel, path: str, parameters: Mapping[str, Any]) -> None:
-    """Raise UserError if a module's sharder cannot move tables, or cannot move all of their optimizer states."""
+    """Raise UserError if TorchRec cannot move tables of a module, or cannot move all optimizer states of the tables."""
     sharded = model.module.get_submodule(path)
     sharder = model._sharder_map.get(getattr(sharded, "unsharded_module_type", None))
     if not hasattr(sharder, "reshard"):

@@ -79,7 +79,7 @@ KNOWN_SETTINGS = _SETTINGS | {"learning_rate", "betas"} | _UNSUPPORTED.keys()
 
 
 def row_settings(table: str, fused_params: Mapping[str, Any]) -> RowSettings:
-    """Return the settings of a table's optimizer, given the parameters of its fused kernel in TorchRec.
+    """Return the settings of a table's optimizer, given the parameters of the table's fused kernel in TorchRec.
 
     Raises:
         UserError: the optimizer, or one of its settings, is not supported for the gradient of a whole table.

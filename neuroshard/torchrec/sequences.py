@@ -1,4 +1,4 @@
-"""Sequence tables of TorchRec's EmbeddingCollections: deduplicated indices, and checks of their sharding."""
+"""Sequence tables of TorchRec's EmbeddingCollections: deduplicated indices, and checks of the tables' sharding."""
 
 from collections.abc import Iterable
 from dataclasses import replace

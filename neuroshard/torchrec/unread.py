@@ -180,7 +180,7 @@ def _unfollowed(table: Parameter, model: Model) -> Iterator[str]:
 
 
 def _follows(sharding: ParameterSharding, wanted: CacheParams) -> bool:
-    """Return True if a sharding has no cache, or if its cache has all parameters that `wanted` sets."""
+    """Return True if a sharding has no cache, or if the cache has all the parameter values that `wanted` sets."""
     if sharding.compute_kernel not in PREFETCHED:
         return True
     has = sharding.cache_params or CacheParams()
