@@ -52,7 +52,7 @@ class Job:
 
 @dataclass(frozen=True)
 class SweepFacts:
-    """The jobs of a sweep, in the order of their numbers, as `format=json` prints them."""
+    """All jobs of a sweep, in the order of the jobs' numbers, as `format=json` prints them."""
 
     jobs: tuple[Job, ...]
 

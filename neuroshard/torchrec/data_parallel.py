@@ -201,7 +201,9 @@ def _collections(model: nn.Module) -> list[Any]:
 
 
 def _dense_tables(model: nn.Module, collections: Iterable[Any]) -> list[_DenseTable]:
-    """Return the tables on this rank that dense kernels look up, without the tables that TorchRec itself trains."""
+    """Return the tables on this rank that dense kernels look up.
+    Tables that TorchRec itself trains are left out, although their kernels are dense.
+    """
     keys = {id(parameter): name for name, parameter in model.named_parameters()}
     found = []
     for collection in collections:

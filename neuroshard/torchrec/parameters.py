@@ -83,7 +83,9 @@ class Parameter:
 
     @property
     def qualified_name(self) -> str:
-        """The name with the path of the module in front, which is unique in a model."""
+        """The name of the parameter, with the path of the module in front.
+        No other parameter of the model has this name.
+        """
         return f"{self.path}.{self.name}" if self.path else self.name
 
     @property
@@ -110,8 +112,8 @@ class Parameter:
 
     @property
     def is_virtual(self) -> bool:
-        """True if the table is virtual: it has more rows than fit in memory,
-        and stores only rows that occur, in buckets.
+        """True if the table is virtual: it has more rows than fit in memory.
+        A virtual table stores only rows that occur, in buckets.
         """
         return bool(getattr(self.config, "use_virtual_table", False))
 
@@ -254,8 +256,8 @@ class Parameter:
 
     @property
     def _types(self) -> frozenset[str]:
-        """The sharding types in the constraints; if the constraints name none, the sharding types of the sharder.
-        Sharding types that the table cannot have are left out.
+        """The sharding types in the constraints; without these, the sharding types of the sharder.
+        Sharding types that the table cannot have, and withheld types that the constraints do not name, are left out.
         """
         types = (
             self.user_constraints.sharding_types or set(self.sharder.sharding_types(ANY_DEVICE)) - self.withheld_types
