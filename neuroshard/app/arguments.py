@@ -1,4 +1,6 @@
-"""Translation of a command's arguments for Hydra: paths without a key, files in place of a choice, and quotes."""
+"""Translate the arguments of a `neuroshard` command into arguments that Hydra can read.
+Users may leave out the key of a path, and may write a file in place of a choice; values are quoted if Hydra needs it.
+"""
 
 import os
 import re
@@ -30,7 +32,7 @@ _READERS = {
 
 
 def for_hydra(command: str, words: Sequence[str]) -> list[str]:
-    """Return the arguments of a command as Hydra reads them: flags first, then settings as key=value.
+    """Return the arguments of a command in the form that Hydra reads: flags first, then settings as key=value.
 
     Raises:
         UserError: a flag is unknown, an argument is not key=value, or paths are given both with and without a key.
@@ -49,7 +51,7 @@ def for_hydra(command: str, words: Sequence[str]) -> list[str]:
 
 
 def _known_flag(word: str) -> str:
-    """Return the flag if Hydra has it; raise UserError if not."""
+    """Return the argument `word` if Hydra has the flag that `word` names; raise UserError if Hydra has no such flag."""
     name = word.partition("=")[0]
     if name in _FLAGS:
         return word
@@ -93,7 +95,8 @@ def _is_path(text: str) -> bool:
 
 
 def with_reader(text: str) -> Iterator[str]:
-    """Yield the settings for an argument such as `tables=FILE.csv`: tables=user_file and tables.path=FILE.csv.
+    """Yield the settings that an argument stands for.
+    The argument `tables=FILE.csv`, for example, stands for tables=user_file and tables.path=FILE.csv.
 
     A list of files, as in a sweep, becomes a list of paths. Any other argument is yielded unchanged.
 
@@ -120,13 +123,16 @@ def with_reader(text: str) -> Iterator[str]:
 
 
 def _sweep(group: str, reader: str | None, files: list[str]) -> str:
-    """Return the arguments of a sweep over the files that the choice `reader` reads; None means names of choices."""
+    """Return the arguments of a sweep over all entries of `files` that the choice `reader` can read.
+    If `reader` is None, the sweep is over the entries that no choice can read: these entries are names of choices.
+    """
     swept = [file for file in files if _READERS[group].get(Path(file).suffix.lower()) == reader]
     return f"{group}={','.join(swept)}" if reader is None else f"{group}={reader} {group}.path={','.join(swept)}"
 
 
 def _readable(text: str, words: Sequence[str]) -> str:
-    """Return a setting that Hydra can parse; a value that Hydra's grammar refuses, such as some paths, is quoted.
+    """Return the setting in `text` in a form that Hydra can parse.
+    Values that the grammar of Hydra refuses, such as some paths, are put in quotes.
 
     Raises:
         UserError: the text is not key=value, or the value is nested too deeply.
@@ -151,7 +157,9 @@ def _readable(text: str, words: Sequence[str]) -> str:
 
 
 def _meant(text: str, words: Sequence[str]) -> str:
-    """Return the remedy for an argument without a key, which may be a file, or the end of a value with a blank."""
+    """Return advice on how to correct an argument that is not key=value.
+    The argument may be a file without a key, or the end of a value that contains a blank.
+    """
     if groups := [group for group, readers in _READERS.items() if Path(text).suffix.lower() in readers]:
         return f"Did you mean {groups[0]}={text}?"
     before = words[words.index(text) - 1] if text in words[1:] else ""

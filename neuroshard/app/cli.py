@@ -1,4 +1,6 @@
-"""The `neuroshard` command: each subcommand is a Hydra application that builds and runs its config's `run` node."""
+"""The `neuroshard` command: each subcommand except `models` is a Hydra application.
+The application builds the object in the `run` node of the subcommand's config, and runs this object.
+"""
 
 import logging
 import os
@@ -100,12 +102,12 @@ def _complete(words: list[str]) -> None:
 
 
 def _shows_traces() -> bool:
-    """Return True if the user asks for tracebacks of errors by HYDRA_FULL_ERROR=1."""
+    """Return True if the user has set HYDRA_FULL_ERROR=1, which asks for the tracebacks of errors."""
     return _ASKED in os.environ
 
 
 def _hand_to_hydra(command: str, arguments: list[str]) -> None:
-    """Run a command, or the jobs of a sweep with a table of their results at the end.
+    """Run a command once or, in a sweep, run all jobs of the sweep and print a table of their results at the end.
 
     Raises:
         Ended: a job of the sweep failed; the errors are printed already.
@@ -170,7 +172,8 @@ def _start(command: str, arguments: list[str]) -> None:
 
 
 def _run(config: Any) -> None:
-    """Build the `run` node of a config, run it and print the result; Hydra calls this function once for each job.
+    """Build the object in the `run` node of a config, run this object and print the result.
+    Hydra calls this function once for each job.
 
     An error ends the program with one line. In a sweep, an error prints one line and the sweep continues with its other
     jobs, whose results are not printed. Errors are handled here because Hydra would print tracebacks.

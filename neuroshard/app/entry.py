@@ -1,4 +1,6 @@
-"""The entry point of the `neuroshard` command, in which Ctrl-C during imports ends the process with one line."""
+"""The entry point of the `neuroshard` command.
+If the user presses Ctrl-C during the imports, the process ends with one line of text instead of a traceback.
+"""
 
 import os
 import signal
@@ -9,7 +11,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Import the command line, and run it."""
+    """Import the command line from `neuroshard.app.cli`, and run the command line."""
     signal.signal(signal.SIGINT, _leave)  # an exception during an import would leave incomplete modules
     from neuroshard.app.cli import main as run
 
@@ -17,7 +19,7 @@ def main() -> None:
 
 
 def _leave(_signal: int, _frame: FrameType | None) -> None:
-    """End the process with one line and exit code 130."""
+    """Print one line on standard error, and end the process with exit code 130; this function handles Ctrl-C."""
     sys.stderr.write("neuroshard: interrupted before any work was done\n")
     sys.stderr.flush()
     os._exit(INTERRUPTED)

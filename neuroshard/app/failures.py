@@ -17,11 +17,15 @@ NO_PLAN, FAILED, DEFECT = "no plan", "failed", "defect"
 
 
 class Ended(SystemExit):
-    """The exit of a command whose failure is reported already; any other SystemExit is a defect."""
+    """The exception that ends the process with an exit code after any error has been reported to the user.
+    Any other SystemExit counts as a defect of NeuroShard.
+    """
 
 
 def report_of(error: BaseException) -> Message:
-    """Return the message that reports an error; for a defect, it names a file with the traceback."""
+    """Return the message that reports an error to the user.
+    If the error is a defect of NeuroShard, the message names a file that contains the traceback.
+    """
     if (mistake := user_error_in(error)) is not None:
         return mistake.message
     if _is_of_the_system(error):
@@ -59,7 +63,7 @@ def end_without_reader(error: BaseException) -> None:
 
 
 def _reader_has_gone() -> bool:
-    """Return True if standard output or standard error is a pipe whose reader has ended."""
+    """Return True if standard output or standard error is a pipe whose reading process has ended."""
     outputs = select.poll()
     for descriptor in _OUTPUTS:
         outputs.register(descriptor, 0)
@@ -72,12 +76,14 @@ def complain(message: Message) -> None:
 
 
 def _is_of_the_system(error: BaseException) -> bool:
-    """Return True if the operating system refused access to a file or directory; False for broken connections."""
+    """Return True if the operating system raised the error, for example because the disk is full.
+    Return False for broken connections.
+    """
     return isinstance(error, OSError) and not isinstance(error, ConnectionError)
 
 
 def _kept(error: BaseException) -> str:
-    """Write the traceback of a defect to a file, and return the remedy, which names the file."""
+    """Write the traceback of a defect to a file, and return advice for the user, which names this file."""
     try:
         with tempfile.NamedTemporaryFile(
             "w", prefix="neuroshard-", suffix=".log", encoding="utf-8", errors="backslashreplace", delete=False

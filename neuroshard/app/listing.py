@@ -1,4 +1,4 @@
-"""The command `neuroshard models`, which lists the installed cost models or prints the model card of one."""
+"""The command `neuroshard models`, which lists the installed cost models or prints the model card of a single model."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ from neuroshard.words.form import CALLS
 
 @dataclass(frozen=True)
 class BundleFacts:
-    """An installed bundle of cost models.
+    """Facts about an installed bundle of cost models: device, training range, kernel calls and errors.
 
     Attributes:
         name: name of the bundle, for model=NAME.
@@ -45,7 +45,7 @@ class BundleFacts:
 
 @dataclass(frozen=True)
 class DatasheetFacts:
-    """The datasheet of an analytic model.
+    """The name of an analytic model, and the source of the figures in the model's datasheet.
 
     Attributes:
         name: name of the model, for model=NAME.
@@ -65,7 +65,7 @@ class ModelsFacts:
 
 
 def show_models(arguments: list[str], console: Console, *, as_json: bool = False) -> None:
-    """Print a line for each installed model or, if the arguments name one, the card of this model.
+    """Print a line for each installed model; if the arguments name a model, print only the model card of this model.
 
     With `as_json`, print one JSON object to standard output instead.
 
@@ -96,7 +96,9 @@ def show_models(arguments: list[str], console: Console, *, as_json: bool = False
 
 
 def _card(name: str) -> dict[str, Any]:
-    """Return the model card: the figures of a datasheet and its errors, or the provenance of a bundle."""
+    """Return the model card of an installed model.
+    The card has the figures and errors of an analytic model, or the provenance of a bundle.
+    """
     models = CostModels.load(name)  # raises UserError if the name is unknown
     if models.sheet is not None:
         errors = {check.group: str(check) for check in checks(models)}
@@ -106,7 +108,7 @@ def _card(name: str) -> dict[str, Any]:
 
 
 def _bundles() -> Iterator[BundleFacts]:
-    """Yield the facts of each bundle in the package."""
+    """Yield the facts about each bundle of cost models in the package."""
     for name in shipped_names():
         path = shipped_path(name)
         assert path is not None
@@ -123,13 +125,13 @@ def _bundles() -> Iterator[BundleFacts]:
 
 
 def _sheets() -> Iterator[DatasheetFacts]:
-    """Yield the facts of each datasheet."""
+    """Yield the name and the source of each datasheet of an analytic model."""
     for name in choices("roofline"):
         yield DatasheetFacts(f"{ROOFLINE}{name}", str(described("roofline", name)["source"]))
 
 
 def _shipped_bundles() -> Grid:
-    """Return a table of the bundles in the package, with the ranges of their data and their errors."""
+    """Return a table of the bundles in the package: for each bundle, the range of the training data and the errors."""
     columns = "name", "hardware", "batch sizes", "devices", "sharding types", "compute", "forward", "backward"
     grid = Grid(*columns, title="Measured and pre-trained (errors: MAPE on tables never seen in training)")
     for bundle in _bundles():
@@ -140,7 +142,7 @@ def _shipped_bundles() -> Grid:
 
 
 def _datasheets() -> Grid:
-    """Return a table of the datasheets for analytic models, with their sources."""
+    """Return a table of the datasheets for analytic models, with the name and the source of each datasheet."""
     title = "Arithmetic on datasheets and published points, not measured here (any batch size, any number of devices)"
     grid = Grid("name", "source", title=title)
     for sheet in _sheets():

@@ -93,7 +93,8 @@ def search(
     target: str | None = None,
     **settings: Any,
 ) -> Plan:
-    """Find a plan for `task` and predict its cost, with a search method or the name of a config in `conf/searcher/`.
+    """Find a plan for `task`, and return the plan with its predicted cost.
+    `searcher` is a search method, or the name of a config in `conf/searcher/`.
 
     `settings` override the settings of the config, such as `beam_width=5`. With a `target` ("sok", "hugectr",
     "torchrec"), the task gets further constraints, so that `export_plan` can write the plan for the target. Costs for
@@ -162,5 +163,5 @@ def evaluate(
 
 
 def _paths(files: Files) -> str | tuple[str, ...]:
-    """Return one path as text, or several paths as texts."""
+    """Return one path as a text, or several paths as a tuple of texts."""
     return str(files) if isinstance(files, (str, Path)) else tuple(map(str, files))

@@ -1,4 +1,4 @@
-"""Errors for settings that Hydra refuses, each as a UserError with the nearest valid name."""
+"""Translate errors about settings that Hydra refuses into UserErrors, which suggest the nearest valid name."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,9 @@ _MOST_JOBS = 20  # maximum number of jobs of a sweep whose settings are collecte
 
 
 def refusal_of(error: Exception, command: str, words: Sequence[str]) -> UserError:
-    """Return an error of Hydra or OmegaConf, which refuses the arguments `words` of a command, as a UserError."""
+    """Return a UserError that replaces an error of Hydra or OmegaConf.
+    Hydra or OmegaConf raised that error because it refuses the arguments `words` of a command.
+    """
     text = str(error)
     options = getattr(error, "options", None)
     if options and (found := _CHOICE.search(text)):
@@ -48,7 +50,8 @@ def refusal_of(error: Exception, command: str, words: Sequence[str]) -> UserErro
 
 
 def _setting_names(command: str, words: Sequence[str]) -> list[str]:
-    """Return the names of the settings and groups that a command has with the choices in its arguments.
+    """Return the names of all settings and groups that a user can set for a command.
+    The names depend on the choices in the arguments of the command, such as searcher=NAME.
 
     For a sweep, these are the names of all jobs together.
     """
@@ -70,7 +73,9 @@ def _names_of(config: DictConfig) -> list[str]:
 
 
 def _names_in(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the full name, with dots, of every setting that users set; `prefix` begins each name."""
+    """Yield the full name, with dots, of every setting in `values` that users can set, such as `tables.path`.
+    Each full name begins with `prefix`.
+    """
     for key, value in values.items():
         if key != "_target_" and f"{prefix}{key}" != "run":
             yield f"{prefix}{key}"

@@ -27,7 +27,7 @@ _HEADROOM = "memory headroom: smallest free memory of a device, over all plans"
 
 @dataclass(frozen=True)
 class Job:
-    """One job of a sweep.
+    """One job of a sweep: the settings of the job, and the result or the reason why the job failed.
 
     Attributes:
         number: number of the job in the sweep.
@@ -46,13 +46,13 @@ class Job:
         write_json(folder / f"job-{self.number:05d}.json", asdict(self))
 
     def setting(self, key: str) -> str:
-        """Return the value of a setting as text; empty if the job does not set it."""
+        """Return the value of the setting `key` as text; the text is empty if the job does not set `key`."""
         return dict(text.partition("=")[::2] for text in self.settings).get(key, "")
 
 
 @dataclass(frozen=True)
 class SweepFacts:
-    """The jobs of a sweep, in the order of their numbers, as `format=json` prints them."""
+    """All jobs of a sweep, in the order of the jobs' numbers, as `format=json` prints them."""
 
     jobs: tuple[Job, ...]
 
@@ -75,7 +75,7 @@ def sweep_folder(arguments: Sequence[str]) -> Iterator[Path]:
 
 
 def jobs_in(folder: Path) -> list[Job]:
-    """Return every job that has ended, in order of the jobs' numbers.
+    """Return every job of a sweep that has ended, in the order of the jobs' numbers.
 
     Raises:
         UserError: the file of a job is damaged.
@@ -84,7 +84,8 @@ def jobs_in(folder: Path) -> list[Job]:
 
 
 def compared(jobs: Sequence[Job]) -> Grid:
-    """Return a table with a row for each job: the settings that differ between jobs, and figures if jobs have any.
+    """Return a table with a row for each job of a sweep.
+    The columns are the settings that differ between jobs, and the figures of the results if any job has figures.
 
     If there is only one job, the table has all settings of this job. If jobs have different numbers of devices, the
     table also has these numbers, the smallest free memory of a device, and the work that the costs count.
@@ -108,7 +109,9 @@ def compared(jobs: Sequence[Job]) -> Grid:
 
 
 def _caption(jobs: Sequence[Job], over_devices: bool) -> str:
-    """Return the explanation of a table's figures; in a sweep over devices, also the work that costs count."""
+    """Return the caption of a table of jobs, which explains the figures in the table.
+    In a sweep over numbers of devices, the caption also names the work that the predicted costs count.
+    """
     if not over_devices:
         return _CAPTION
     scopes = dict.fromkeys(scope for job in jobs if job.outcome is not None for scope in job.outcome.scopes)
@@ -117,7 +120,9 @@ def _caption(jobs: Sequence[Job], over_devices: bool) -> str:
 
 
 def _memory_figures(outcome: JobFigures | None) -> tuple[str, ...]:
-    """Return the cells of a job in a sweep over devices: number of devices, and the smallest free memory."""
+    """Return two table cells for a job in a sweep over numbers of devices.
+    The cells are the number of devices, and the smallest free memory of a device.
+    """
     if outcome is None:
         return "-", "-"
     free = outcome.headroom_bytes
@@ -128,7 +133,8 @@ def _memory_figures(outcome: JobFigures | None) -> tuple[str, ...]:
 
 
 def _figures(job: Job, jobs: Sequence[Job]) -> tuple[str, ...]:
-    """Return the cells of a job: number of solved tasks, mean predicted cost in ms, and mean seconds per search.
+    """Return the three table cells of a job: number of solved tasks, mean predicted cost in ms, and seconds per search.
+    The mean cost and the seconds are "-" if the job failed.
 
     The mean cost is over the tasks that all jobs with the same tasks solved (jobs that solved no task are left out), so
     that the costs of such jobs can be compared.

@@ -78,7 +78,8 @@ def data_parallel_optimizer(
 
 
 def data_parallel_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the weights that `data_parallel_optimizer` trains, by their names in `model.named_parameters()`.
+    """Return the weights that `data_parallel_optimizer` trains, as a dictionary.
+    The keys are the names of the weights in `model.named_parameters()`.
 
     Raises:
         UserError: the model is not sharded.
@@ -118,8 +119,8 @@ class _DenseTable:
 
     @property
     def gradient(self) -> Tensor | None:
-        """The gradient of the weights, (rows, dim), scaled as a fused kernel would get it;
-        None if there is no gradient.
+        """The gradient of the weights, (rows, dim), on the scale of the gradient that a fused kernel would get.
+        The value is None if the weights have no gradient.
         """
         gradient = self.weights.grad
         if gradient is None or self.averaged_over == 1 or get_gradient_division():
@@ -128,7 +129,8 @@ class _DenseTable:
 
 
 class DataParallelOptimizer(KeyedOptimizer):
-    """Trains tables with dense kernels in the same way as their fused optimizers; see `data_parallel_optimizer`.
+    """Optimizer that trains tables with dense kernels in the same way as FBGEMM's fused optimizers train other tables.
+    The function `data_parallel_optimizer` builds this optimizer.
 
     States are in fp32 and have the names of TorchRec's fused optimizers. The states exist before the first step, so
     that a checkpoint can be loaded at once. Weights in fp16 or bf16 are rounded to the nearest value, not
@@ -150,7 +152,7 @@ class DataParallelOptimizer(KeyedOptimizer):
         super().__init__({table.key: table.weights for table in tables}, states, list(groups.values()))
 
     def step(self, closure: Any = None) -> Any:
-        """Train each table that has a gradient.
+        """Update the weights and the optimizer state of each table that has a gradient.
 
         Args:
             closure: computes the loss and its gradients first, as in `torch.optim.Optimizer`.
@@ -173,19 +175,19 @@ class DataParallelOptimizer(KeyedOptimizer):
                 weights.grad.zero_()
 
     def set_optimizer_step(self, step: int) -> None:
-        """Set the number of past steps, which Adam's bias correction depends on."""
+        """Set the number of steps so far to `step`; the bias correction of Adam depends on this number."""
         for _, _, state, _ in self._trained:
             if STEP in state:
                 state[STEP].fill_(step)
 
     def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
-        """Set `lr`, `eps`, `weight_decay`, `beta1` or `beta2` of all tables."""
+        """Set `lr`, `eps`, `weight_decay`, `beta1` or `beta2` of all tables to the values in `params_dict`."""
         for group in self.param_groups:
             group.update({name: value for name, value in params_dict.items() if name in NUMBERS})
 
 
 def _collections(model: nn.Module) -> list[Any]:
-    """Return the sharded collections of a model; raise UserError if there are none."""
+    """Return the sharded collections of a model; raise UserError if the model has no sharded collection."""
     kinds = (ShardedEmbeddingBagCollection, ShardedEmbeddingCollection)
     found = [module for module in model.modules() if isinstance(module, kinds)]
     if not found:
@@ -199,7 +201,9 @@ def _collections(model: nn.Module) -> list[Any]:
 
 
 def _dense_tables(model: nn.Module, collections: Iterable[Any]) -> list[_DenseTable]:
-    """Return the tables on this rank that dense kernels look up, without the tables that TorchRec itself trains."""
+    """Return the tables on this rank that dense kernels look up.
+    Tables that TorchRec itself trains are left out, although their kernels are dense.
+    """
     keys = {id(parameter): name for name, parameter in model.named_parameters()}
     found = []
     for collection in collections:
@@ -216,7 +220,9 @@ def _dense_tables(model: nn.Module, collections: Iterable[Any]) -> list[_DenseTa
 
 
 def _dense_weights(lookup: Any) -> Iterator[tuple[str, nn.Parameter, Mapping[str, Any]]]:
-    """Yield the name, weights and `fused_params` of each table of a lookup that has a dense kernel."""
+    """Yield the name, the weights and the `fused_params` of each table that a dense kernel looks up.
+    `lookup` is one of TorchRec's lookup modules, in which each group of tables has a kernel.
+    """
     while isinstance(lookup, DistributedDataParallel):
         lookup = lookup.module
     dense = [group for group in lookup.grouped_configs if group.compute_kernel is EmbeddingComputeKernel.DENSE]

@@ -39,7 +39,7 @@ _OF_COPIES = "Sharding spec not found for "  # the first words of TorchRec's war
 
 @contextmanager
 def without_data_parallel_remarks() -> Iterator[None]:
-    """Suppress the warning of TorchRec's planner that a data-parallel table has no shards.
+    """Suppress one warning of TorchRec's planner inside a `with` block: that a data-parallel table has no shards.
 
     The warning is useless, because no data-parallel table has shards. The root logger emits this warning, so the level
     of a logger of TorchRec cannot be set instead.
@@ -59,7 +59,8 @@ def _is_other(record: logging.LogRecord) -> bool:
 def delegate(
     parameters: Sequence[Parameter], module: nn.Module, left: TorchRecTopology, request: PlanningRequest
 ) -> ShardingPlan:
-    """Let TorchRec plan these parameters of a model on devices with the memory that is left; return the plan.
+    """Let TorchRec's planner plan the given parameters of a model, and return TorchRec's plan.
+    `left` has the devices with the memory that is still free.
 
     Raises:
         InfeasibleError: TorchRec finds no plan.
@@ -80,7 +81,9 @@ def delegate(
 def _planned(
     parameters: Sequence[Parameter], module: nn.Module, left: TorchRecTopology, request: PlanningRequest
 ) -> ShardingPlan:
-    """Let TorchRec plan parameters; their constraints must allow only sharding types that TorchRec can train."""
+    """Let TorchRec's planner plan the given parameters, and return TorchRec's plan.
+    The constraints of the parameters must allow only sharding types that TorchRec can train.
+    """
     for parameter in parameters:
         _check_offered(parameter, left.compute_device)
     if not parameters:
@@ -130,7 +133,7 @@ def _planned(
 
 
 def _check_width(parameter: Parameter, plan: ShardingPlan) -> None:
-    """Raise UserError if TorchRec plans a shard that is wider than FBGEMM's kernels support."""
+    """Raise UserError if TorchRec's plan gives the parameter a shard that is wider than FBGEMM's kernels support."""
     if parameter.config is None:
         return
     dim, sharding = int(parameter.config.embedding_dim), parameter.sharding_in(plan)
@@ -158,7 +161,9 @@ def _check_width(parameter: Parameter, plan: ShardingPlan) -> None:
 def _estimators(
     topology: TorchRecTopology, constraints: dict[str, ParameterConstraints], request: PlanningRequest
 ) -> list[ShardEstimator]:
-    """Return TorchRec's default estimators; the memory estimator counts the pipeline of the job."""
+    """Return TorchRec's default estimators of time and memory.
+    The memory estimator counts the training pipeline of the job.
+    """
     perf = EmbeddingPerfEstimatorFactory.create(DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=constraints)
     return [perf, storage_estimator(topology, constraints, request.pipeline)]
 
@@ -200,7 +205,9 @@ def _as_served(parameter: Parameter, left: TorchRecTopology, data_parallel: bool
 
 
 def _offered(parameter: Parameter, device: str) -> list[str]:
-    """Return the sharding types that the constraints of a parameter allow and its sharder supports on these devices."""
+    """Return the sharding types that a parameter can have on devices of the type `device`.
+    Both the constraints and the sharder of the parameter must allow the sharding type.
+    """
     constraints, sharder = parameter.user_constraints, parameter.sharder
     return [
         sharding_type
@@ -214,8 +221,8 @@ def _offered(parameter: Parameter, device: str) -> list[str]:
 
 
 def _limited_to(parameter: Parameter, why: str = "", or_else: str = "", **limits: list[str]) -> Parameter:
-    """Return the parameter with constraints limited to `limits`, by field;
-    raise UserError if its constraints exclude them.
+    """Return the parameter with narrower constraints: each field in `limits` keeps only the values listed in `limits`.
+    Raise UserError if the present constraints of the parameter allow none of these values.
     """
     for word, only in limits.items():
         values = getattr(parameter.user_constraints, word)
@@ -237,7 +244,9 @@ def _described(parameters: Sequence[Parameter]) -> str:
 
 
 def _check_offered(parameter: Parameter, device: str) -> None:
-    """Raise UserError if a parameter's sharder supports no allowed sharding type on this type of device."""
+    """Raise UserError if no sharding type can be used for a parameter on this type of device.
+    A sharding type can be used if the constraints of the parameter allow it and the parameter's sharder supports it.
+    """
     constraints, sharder = parameter.user_constraints, parameter.sharder
     if _offered(parameter, device):
         return
@@ -277,20 +286,20 @@ def _check_offered(parameter: Parameter, device: str) -> None:
 
 
 def _only(parameters: Sequence[Parameter]) -> list[ModuleSharder[nn.Module]]:
-    """Return copies of the parameters' sharders that shard only these parameters."""
+    """Return copies of the sharders of the given parameters; the copies can shard only the given parameters."""
     wanted = {(id(parameter.module), parameter.name) for parameter in parameters}
     sharders = {id(parameter.sharder): parameter.sharder for parameter in parameters}
     return [_limited(sharder, wanted) for sharder in sharders.values()]
 
 
 def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Module]:
-    """Return a copy of the sharder that shards only the wanted parameters.
+    """Return a copy of the sharder; the copy can shard only the parameters in `wanted`.
 
     The copy has the same class, because TorchRec tests the classes of sharders.
     """
 
     def shardable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-        """Return the wanted parameters among those that the sharder can shard."""
+        """Return the parameters of a module that are in `wanted` and that the original sharder can shard, by name."""
         parameters = sharder.shardable_parameters(module).items()
         return {name: weights for name, weights in parameters if (id(module), name) in wanted}
 
@@ -300,7 +309,9 @@ def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Mod
 
 
 def joined(*plans: ShardingPlan) -> ShardingPlan:
-    """Join plans into one plan; plans of the same module must have different parameters of that module."""
+    """Return one plan that joins all given plans.
+    Plans of the same module must have different parameters of that module.
+    """
     modules: dict[str, Any] = {}
     for plan in plans:
         for path, module_plan in plan.plan.items():
@@ -314,7 +325,8 @@ def joined(*plans: ShardingPlan) -> ShardingPlan:
 def without(
     topology: TorchRecTopology, sharding_plan: ShardingPlan, parameters: Sequence[Parameter], request: PlanningRequest
 ) -> TorchRecTopology:
-    """Return the devices without the memory of a plan's parameters; every device keeps at least one byte.
+    """Return a topology in which the memory that a plan's parameters take is subtracted from the memory of the devices.
+    Every device keeps at least one byte.
 
     The subtracted memory is TorchRec's estimate plus bytes that TorchRec does not count: second caches of key-value
     kernels in host memory, gradients and optimizer state of data-parallel parameters, and other tensors of modules,
@@ -340,8 +352,8 @@ def without(
 
 
 def untrained_bytes(parameters: Sequence[Parameter]) -> int:
-    """Return the bytes of untrained tensors of the parameters' modules outside tables,
-    such as ids, which are row-wise.
+    """Return the total bytes of tensors that the parameters' modules have outside tables and that are not trained.
+    The ids of managed collision are an example; TorchRec shards these tensors row-wise.
     """
     total = 0
     for module, sharder in {

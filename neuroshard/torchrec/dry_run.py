@@ -70,7 +70,7 @@ class NeuroShardProvider(DefaultPlannerProvider):
         storage_reservation: StorageReservation,
         ctx: PlannerSessionContext,
     ) -> NeuroShardPlanner:
-        """Build the planner for one kind of machine.
+        """Build and return the NeuroShardPlanner for one kind of machine, which `sku` names.
 
         Raises:
             NotImplementedError: the request names a variant of the planner other than TorchRec's.
@@ -103,7 +103,9 @@ class NeuroShardProvider(DefaultPlannerProvider):
         return _Planner(**given | self._settings)
 
     def _models_of(self, sku: str) -> CostModels | str | None:
-        """Return the cost models for a kind of machine; raise UserError if `models` lacks it."""
+        """Return the cost models for a kind of machine.
+        Raise UserError if `models` has no cost models for this kind of machine.
+        """
         if not isinstance(self._models, Mapping):
             return self._models
         if sku not in self._models:
@@ -117,8 +119,8 @@ class NeuroShardProvider(DefaultPlannerProvider):
 
 
 class _Planner(NeuroShardPlanner):
-    """NeuroShardPlanner that raises TorchRec's PlannerError, which TorchRec's executor reports;
-    other errors end the job.
+    """NeuroShardPlanner that raises TorchRec's PlannerError in place of a UserError.
+    TorchRec's executor reports a PlannerError and goes on, but any other error ends the job.
     """
 
     def plan(self, module: nn.Module, sharders: Sharders | None = None) -> ShardingPlan:
@@ -136,7 +138,7 @@ class _Planner(NeuroShardPlanner):
 
 @contextmanager
 def _as_planner_errors() -> Iterator[None]:
-    """Raise TorchRec's PlannerError in place of a UserError."""
+    """Raise TorchRec's PlannerError in place of a UserError that is raised inside the `with` block."""
     try:
         yield
     except UserError as error:
@@ -146,7 +148,7 @@ def _as_planner_errors() -> Iterator[None]:
 
 
 def _unread(config: PlannerConfig) -> list[str]:
-    """Return the names of set fields of a configuration that have no effect on NeuroShardPlanner."""
+    """Return the names of those fields of a configuration that are set but have no effect on NeuroShardPlanner."""
     defaults = {field.name: field.default for field in fields(PlannerConfig) if field.default is not MISSING}
     return sorted(name for name, value in defaults.items() if name not in _READ and getattr(config, name) != value)
 
@@ -161,7 +163,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsed_models(text: str | None) -> str | dict[str, str] | None:
-    """Parse the text `NAME` or `SKU=NAME,SKU=NAME`; return a name or a mapping from SKU to name."""
+    """Parse the text `NAME` or `SKU=NAME,SKU=NAME`, in which NAME names cost models and SKU names a kind of machine.
+    Return the name, or a mapping from SKU to name.
+    """
     if text is None or "=" not in text:
         return text
     return dict(pair.split("=", 1) for pair in text.split(","))

@@ -36,7 +36,7 @@ _WORTH_SAYING = 0.01  # minimum gain, as a share of the step, that is worth a wa
 
 @dataclass(frozen=True)
 class Replanned:
-    """A plan that was changed.
+    """The result of changing an earlier plan: the new plan, and a list of the changes.
 
     Attributes:
         sharding_plan: the plan of the whole model, for DistributedModelParallel.
@@ -53,7 +53,7 @@ class Replanned:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes of weights and optimizer state that move; new tables do not count."""
+        """The total bytes of weights and optimizer state that the new plan moves; tables that are new do not count."""
         return sum(change.size_bytes for change in self.changes if not change.is_new)
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class Replanned:
 
 @dataclass(frozen=True)
 class Finder:
-    """A search method with the cost models that it uses.
+    """A search method, with the cost models that the search method uses.
 
     Attributes:
         searcher: the search method.
@@ -79,7 +79,7 @@ class Finder:
     keep_types: bool = False
 
     def served(self, topology: TorchRecTopology) -> Served:
-        """Return the tables that this search can place on these devices.
+        """Return a description of the tables that this search can place on the devices of the topology.
 
         Tables in host memory can only be table-wise or column-wise. On devices other than CPUs and CUDA GPUs, the
         search can place no tables.
@@ -95,7 +95,9 @@ class Finder:
 
     @property
     def _no_sequences(self) -> str | None:
-        """The reason why this search or these models cannot plan sequence tables; None if they can."""
+        """The reason why the searcher or the cost models cannot plan sequence tables.
+        The value is None if both support sequence tables.
+        """
         if not self.searcher.takes_sequences:
             return f"{type(self.searcher).__name__} places pooled tables only"
         if replace(COLUMN_WISE_CALL, pooled=False) not in self.simulator.models.compute.calls:
@@ -103,7 +105,7 @@ class Finder:
         return None
 
     def found(self, task: Task) -> Plan:
-        """Search for a plan of a task, from scratch.
+        """Search for a plan of a task from scratch, without an earlier plan, and return the plan.
 
         Raises:
             InfeasibleError: no plan fits in memory.
@@ -116,7 +118,8 @@ class Finder:
         return _warned(found)
 
     def changed(self, before: Plan, task: Task, max_moved_bytes: int | str | None, **settings: Any) -> Plan:
-        """Adapt an earlier plan to a task with `searcher=replan` and `settings`.
+        """Adapt the earlier plan `before` to a task, and return the new plan.
+        The search method is `searcher=replan`, with the settings in `settings`.
 
         If the earlier plan cannot stay as it is, the planner's searcher places the other tables. The acceptance rule of
         that searcher decides about gains.
@@ -143,7 +146,8 @@ class Finder:
             return _warned(find_plan(method, task, self.simulator))
 
     def found_after(self, kept: KeptPlan, others: Sequence[str], task: Task) -> Plan:
-        """Adapt a kept plan to changed tables or devices if possible; otherwise search from scratch.
+        """Adapt a kept plan to changed tables or devices, and return the new plan.
+        If the kept plan cannot be adapted, search from scratch.
 
         If the number of devices is unchanged, tables stay on their devices. A warning names the inputs that differ
         (`others`), the changes, the tables that move, and the gain of moving more tables.
@@ -181,15 +185,17 @@ class Finder:
         return plan
 
     def found_instead(self, kept: Plan | None, task: Task) -> Plan:
-        """Search from scratch; if `keep_types` is true,
-        tables keep the sharding types of the kept plan, if there is one.
+        """Search for a plan of a task from scratch, and return the plan.
+        If `keep_types` is true and there is a kept plan, tables keep their sharding types in the kept plan.
         """
         if kept is None or not self.keep_types:
             return self.found(task)
         return replace(self.found(with_types_of(kept, task)), task=task)
 
     def _searched_again(self, kept: Plan | None, task: Task, why: Message) -> Plan:
-        """Search from scratch in place of a kept plan; warn about tables whose optimizer state cannot be loaded."""
+        """Search from scratch for a plan that replaces the kept plan, and return the new plan.
+        Warn about tables whose saved optimizer state cannot be loaded into the new plan.
+        """
         _log.warning(why)
         plan = self.found_instead(kept, task)
         if kept is not None and (remark := checkpoint_remark(kept, plan)):
@@ -214,8 +220,8 @@ class Finder:
 
 
 def kept_plan_outdated(others: Sequence[str], error: UserError | None = None) -> Message:
-    """Return the warning that the planner searches again because the inputs `others`
-    differ from the kept plan's inputs.
+    """Return the warning that the kept plan was made for different inputs, so that the planner searches again.
+    `others` has the names of the inputs that differ.
 
     `error` is the reason why the planner could not adapt the kept plan; None if the planner did not try.
     """
@@ -229,7 +235,7 @@ def kept_plan_outdated(others: Sequence[str], error: UserError | None = None) ->
 
 
 def _warned(found: Found) -> Plan:
-    """Log the warning of a search result, if it has one, and return the plan."""
+    """Return the plan of a search result; if the search result has a warning, log the warning."""
     if found.warning:
         _log.warning(found.warning)
     return found.plan

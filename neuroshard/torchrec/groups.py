@@ -22,7 +22,7 @@ from neuroshard.words.collective import Collective
 
 @dataclass(frozen=True)
 class Groups:
-    """Sharding groups of equal size into which the ranks of a job are divided.
+    """A division of the ranks of a job into sharding groups of equal size.
 
     Attributes:
         job: the topology of all ranks.
@@ -75,12 +75,13 @@ class Groups:
 
     @property
     def host_size(self) -> int:
-        """The number of a group's ranks on one host."""
+        """The number of ranks on one host that belong to the same group."""
         return self._among(self.job.local_world_size)
 
     @property
     def node_group_size(self) -> int:
-        """The number of a group's ranks that fast links join; TorchRec shards `table_row_wise` tables over these ranks.
+        """The number of ranks of a group that fast links join.
+        TorchRec shards `table_row_wise` tables over these ranks.
 
         The number is the same in the plan's topology and in `arguments`, with which DMPCollection runs the plan.
         """
@@ -88,7 +89,9 @@ class Groups:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Arguments of DMPCollection, except the model, its device, the plan, the sharders and the process group."""
+        """Keyword arguments for DMPCollection.
+        The model, the device, the plan, the sharders and the process group are left out.
+        """
         return {
             "world_size": self.job.world_size,
             "sharding_group_size": self.sharding_group_size,
@@ -98,13 +101,13 @@ class Groups:
 
     @property
     def described(self) -> tuple[int | bool, ...]:
-        """The settings on which a plan depends, in addition to a group's topology."""
+        """All settings of the groups that a plan depends on, except the topology of a group."""
         return self.num_groups, self.sync_steps, self.use_inter_host_allreduce, self.chosen
 
     @property
     def topology(self) -> TorchRecTopology:
-        """The topology of one group; each device has the minimum memory of the devices
-        with the same shards in all groups.
+        """The topology of one group.
+        The memory of each device is the minimum over all groups, because the same shards must fit in every group.
         """
         if self.num_groups == 1 and self.job.intra_group_size == self._joined:
             return self.job
@@ -126,7 +129,8 @@ class Groups:
         return range(rank * self.num_groups, (rank + 1) * self.num_groups)
 
     def counted(self, models: CostModels, task: Task) -> CostModels:
-        """Return models whose kernel times include the share of a synchronisation that falls on each step.
+        """Return cost models whose kernel times include the synchronisation of the groups.
+        A synchronisation takes place every `sync_steps` steps, so each step gets an equal share of the time.
 
         A synchronisation is an all-reduce, over the groups, of all weights and optimizer state of a device's shards.
         The time per byte is computed for an equal share of the bytes; devices with more bytes take longer.
@@ -139,7 +143,7 @@ class Groups:
         ms_per_byte = self._sync_ms(models, even, task.batch_size) / even / self.sync_steps
 
         def adds(loads: Loads) -> FloatArray:
-            """Return the ms that synchronisation adds to a step for each load, (n,)."""
+            """Return the ms per step that the synchronisation of the groups adds, for each of n loads, (n,)."""
             copied = are(loads, lambda layout: layout.dense)
             return np.where(copied, 0, task.memory.state_bytes(loads) * ms_per_byte)
 
@@ -147,12 +151,14 @@ class Groups:
         return models.wrapped(compute=replace(kernels, adds=(*kernels.adds, adds)))
 
     def counts(self, models: CostModels) -> bool:
-        """Return True if the models can predict the time of a synchronisation."""
+        """Return True if the cost models can predict the time of a synchronisation of the groups."""
         knows = Collective.ALL_REDUCE in models.backward.collectives and isinstance(models.compute, SumModel)
         return knows and models.num_devices in (None, self.num_groups)
 
     def _sync_ms(self, models: CostModels, size_bytes: float, batch_size: int) -> float:
-        """Predict the ms of an all-reduce in which each group has `size_bytes`."""
+        """Predict the ms of an all-reduce between the groups.
+        One rank of each group takes part, and each of these ranks has `size_bytes` bytes.
+        """
         given = np.zeros((1, self.num_groups, len(Collective)))
         given[..., Collective.ALL_REDUCE] = size_bytes
         fast = self._copies_among(self._joined)
@@ -161,7 +167,8 @@ class Groups:
 
     @property
     def _joined(self) -> int:
-        """The number of successive ranks of the job that fast links join, as it counts for these groups.
+        """The number of successive ranks of the job that count as joined by fast links.
+        The number depends on how the job is divided into groups.
 
         This is the number of ranks of a pod. If groups have unequal parts of pods, it is the number of ranks of a host:
         successive ranks of a group may then be in two pods, and the slower link counts.
@@ -170,7 +177,9 @@ class Groups:
         return pod if self._has_equal_parts_of(pod) else int(self.job.local_world_size)
 
     def _has_equal_parts_of(self, ranks: int) -> bool:
-        """Return True if groups divide every run of `ranks` ranks (a host or a pod) equally."""
+        """Return True if the groups share every run of `ranks` successive ranks (a host or a pod) equally.
+        Groups that have no rank in a run do not count for this run.
+        """
         number = self.sharding_group_size if self.use_inter_host_allreduce else self.num_groups
         return ranks % number == 0 or number % ranks == 0
 
@@ -181,7 +190,9 @@ class Groups:
         return max(ranks // self.num_groups, 1)
 
     def _copies_among(self, ranks: int) -> int:
-        """Return the number of copies of a shard, one per group, on `ranks` successive ranks of the job."""
+        """Return how many copies of a shard are on `ranks` successive ranks of the job.
+        Every group has one copy of the shard.
+        """
         if self.use_inter_host_allreduce:
             return max(ranks // self.sharding_group_size, 1)
         return min(ranks, self.num_groups)
@@ -190,7 +201,8 @@ class Groups:
 def groups_of(
     job: TorchRecTopology, num_groups: int | Literal["auto"], sync_steps: int, use_inter_host_allreduce: bool
 ) -> tuple[Groups, ...]:
-    """Return the possible divisions into groups: one for a given number, or one for each number that "auto" may choose.
+    """Return the possible divisions of a job into groups.
+    A given number of groups has one division; "auto" has one for each possible number of groups.
 
     Raises:
         UserError: the number does not divide the ranks, hosts would have unequal shares of groups, or `sync_steps` is

@@ -1,4 +1,4 @@
-"""Digests of all inputs that a plan depends on; the planner compares them with the digests of a kept plan."""
+"""Digests of all inputs that a plan depends on; the planner compares these digests with the digests of a kept plan."""
 
 import hashlib
 import json
@@ -22,7 +22,9 @@ from neuroshard.torchrec.sharding_file import modules_json
 
 
 def input_digests(model: Model, finder: Finder, callbacks: Sequence[Callback]) -> dict[str, str]:
-    """Return a digest of each input that a plan depends on, except memory, which only has to be similar."""
+    """Return a digest of each input that a plan depends on, by the name of the input.
+    Memory has no digest, because it only has to be similar, not equal.
+    """
     request, left, division = model.request, model.left, model.division
     task = request.task(model.tables, model.left) if model.tables else None
     models, groups = finder.simulator.models, request.groups
@@ -54,13 +56,14 @@ def input_digests(model: Model, finder: Finder, callbacks: Sequence[Callback]) -
 
 
 def digests(inputs: Mapping[str, object]) -> dict[str, str]:
-    """Return the SHA-256 digest of each value."""
+    """Return the SHA-256 digest of each value in `inputs`, by the name of the value."""
     texts = {name: json.dumps(_described(value), sort_keys=True) for name, value in inputs.items()}
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
 def _described(value: Any) -> Any:
-    """Return a JSON-ready description of a value that is equal for equal settings in all processes.
+    """Return a JSON-ready description of a value.
+    Equal settings have equal descriptions in all processes, so that digests can be compared.
 
     Objects of unknown types are described by their class.
     """
@@ -77,7 +80,9 @@ def _described(value: Any) -> Any:
 
 
 def _inside(value: Any) -> dict[str, Any]:
-    """Return the fields that distinguish objects of the same class; empty for unknown types."""
+    """Return the fields in which two objects of the same class can differ, as JSON-ready values.
+    The result is empty for unknown types.
+    """
     if isinstance(value, np.ndarray):
         return {"shape": list(value.shape), "digest": hashlib.sha256(value.tobytes()).hexdigest()}
     if isinstance(value, Path):

@@ -1,4 +1,4 @@
-"""Plans that outlive a job: a file with a plan and with digests of the inputs that the plan was made for."""
+"""Plans that outlive a job: a file contains a plan, and the digests of all inputs that the plan was made for."""
 
 import logging
 import os
@@ -57,7 +57,9 @@ class KeptPlan:
         write_json(path, file_of(content))
 
     def keep_in(self, path: Path) -> None:
-        """Write the plan; if that fails, log a warning only, because the running job does not need the file."""
+        """Write the plan to a file.
+        If writing fails, only log a warning, because the running job does not need the file.
+        """
         try:
             self.save(path)
         except (OSError, UserError) as error:
@@ -86,16 +88,16 @@ class KeptPlan:
     def differences(
         self, made_for: Mapping[str, str], device_memory: Sequence[int], host_memory: Sequence[int]
     ) -> tuple[str, ...]:
-        """Return the names of the inputs that differ from the plan's;
-        "devices" is one of them if the memory is not similar.
+        """Return the names of the inputs that differ from the inputs that the plan was made for.
+        If the memory is not similar, "devices" is one of the names.
         """
         names = dict.fromkeys([*self.made_for, *made_for])
         differing = dict.fromkeys(name for name in names if self.made_for.get(name) != made_for.get(name))
         return tuple(differing if self._serves(device_memory, host_memory) else differing | {DEVICES: None})
 
     def _serves(self, device_memory: Sequence[int], host_memory: Sequence[int]) -> bool:
-        """Return True if the plan fits in this memory,
-        and the memory is similar to the memory that the plan was made for.
+        """Return True if the plan fits in the given memory of devices and hosts, and this memory is also similar
+        to the memory that the plan was made for.
 
         Free memory differs between machines and from day to day, and a job that restarts must find its plan.
         """
@@ -107,7 +109,7 @@ class KeptPlan:
 
 @dataclass(frozen=True)
 class _KeptFile:
-    """The fields of a kept plan's file."""
+    """The fields in the file of a kept plan, as the file is read."""
 
     made_for: dict[str, str]
     plan: dict[str, Any] | None
@@ -117,15 +119,15 @@ class _KeptFile:
 
 
 def _host_memory_of(plan: Plan | None) -> tuple[int, ...]:
-    """Return the bytes of host memory for a plan's tables, per host (H,);
-    the whole memory if NeuroShard planned all tables.
+    """Return the bytes of host memory that each host had for tables when the plan was made, (H,).
+    The bytes are the whole host memory only if NeuroShard planned all tables.
     """
     topology = plan and plan.task.topology
     return (topology.host_bytes,) * len(topology.hosts) if topology else ()
 
 
 def _more(now: Sequence[int], then: Sequence[int]) -> list[int] | None:
-    """Return `now` - `then` in bytes; None if a difference is large or the lengths differ."""
+    """Return the differences `now` - `then` in bytes; None if a difference is above 5%, or if the lengths differ."""
     if len(now) != len(then):
         return None
     more = [bytes_now - before for bytes_now, before in zip(now, then, strict=True)]
@@ -133,7 +135,9 @@ def _more(now: Sequence[int], then: Sequence[int]) -> list[int] | None:
 
 
 def _fits(plan: Plan, more: Sequence[int], more_on_hosts: Sequence[int]) -> bool:
-    """Return True if a plan keeps all limits after the memory of devices (D,) and hosts (H,) changes by these bytes."""
+    """Return True if a plan keeps all limits after the memory changes.
+    `more` has the change of each device in bytes, (D,), and `more_on_hosts` the change of each host, (H,).
+    """
     topology = plan.task.topology
     pairs = zip(topology.device_memory, more, strict=True)
     memory = tuple(then + by for then, by in pairs)
@@ -156,8 +160,8 @@ def check_replaceable(path: Path) -> None:
 
 
 def kept_in(path: Path) -> KeptPlan | None:
-    """Read the kept plan in a file; return None if there is no file or, with a warning,
-    if the file was changed or damaged.
+    """Return the kept plan in a file; None if there is no file.
+    If the file was changed or damaged, log a warning and return None.
 
     A damaged file must not make a job fail at every restart, and a changed plan must not be used.
 

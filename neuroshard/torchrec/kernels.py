@@ -1,4 +1,4 @@
-"""Translate between NeuroShard's words and TorchRec's: sharding types, compute kernels and cache parameters."""
+"""Translate between the words of NeuroShard and of TorchRec: sharding types, compute kernels and cache parameters."""
 
 from dataclasses import replace
 
@@ -34,19 +34,21 @@ _TIERS = {kernel: tier for tier, kernel in KERNELS.items()}
 
 
 def shards_of(sharding: ParameterSharding) -> list[ShardMetadata]:
-    """Return the shards of a parameter in the order of its ranks; empty if the parameter is data-parallel."""
+    """Return the shards of a parameter, in the order of the ranks in `sharding.ranks`.
+    The result is empty if the parameter is data-parallel.
+    """
     return [] if sharding.sharding_spec is None else sharding.sharding_spec.shards
 
 
 def widest_shard(sharding: ParameterSharding, dim: int) -> int:
-    """Return the columns of the widest shard of a table with `dim` columns;
-    a data-parallel table counts as one shard.
+    """Return the number of columns of the widest shard of a table with `dim` columns.
+    A data-parallel table counts as one shard.
     """
     return max((int(shard.shard_sizes[1]) for shard in shards_of(sharding)), default=dim)
 
 
 def cut_widths(sharding: ParameterSharding) -> list[int]:
-    """Return the columns of each shard of a column-wise table; empty for tables of other sharding types."""
+    """Return the number of columns of each shard of a column-wise table; empty for tables of other sharding types."""
     return [shard.shard_sizes[1] for shard in shards_of(sharding)] if sharding.sharding_type == SPLIT else []
 
 
@@ -56,8 +58,8 @@ def kernel_of(layout: Layout, assignment: TierAssignment) -> str:
 
 
 def cache_params(assignment: TierAssignment, cache: CacheParams | None = None) -> CacheParams | None:
-    """Return the parameters of a table's cache with the load factor of its tier assignment;
-    None for tables without a cache.
+    """Return the cache parameters of a table, with the load factor of the table's tier assignment.
+    The result is None if the table has no cache.
 
     The other parameters come from `cache`; if that is None, the cache is an LRU cache with FBGEMM's settings.
     """
@@ -67,8 +69,8 @@ def cache_params(assignment: TierAssignment, cache: CacheParams | None = None) -
 
 
 def tier_assignment_of(table: str, kernel: str, cache: CacheParams | None) -> TierAssignment:
-    """Return the tier assignment for a compute kernel and its cache;
-    raise UserError if plans do not support the kernel.
+    """Return the tier assignment of a table that has the given compute kernel and cache.
+    Raise UserError if NeuroShard's plans do not support the kernel.
     """
     if kernel == DENSE:
         return ON_DEVICE

@@ -1,5 +1,5 @@
-"""A model to be sharded: its parameters, the planner of each parameter,
-and the plan of parameters that TorchRec plans.
+"""A model to be sharded, with the planner of each parameter: NeuroShard, TorchRec, or a plan that the user gives.
+The module also makes the plan of the parameters that TorchRec plans, and checks loaded plans.
 """
 
 import logging
@@ -47,7 +47,7 @@ _ON_ALL = (ShardingType.ROW_WISE.value, ShardingType.DATA_PARALLEL.value)
 
 @dataclass(frozen=True)
 class Model:
-    """A model to be sharded, with the requirements of its plan.
+    """A model to be sharded, with the requirements that the model's plan must meet.
 
     Attributes:
         module: the model itself.
@@ -73,8 +73,8 @@ class Model:
         request: PlanningRequest,
         served: Served = EVERYTHING,
     ) -> "Model":
-        """Read the parameters that the sharders would shard;
-        warn about parameters that NeuroShard does not plan or must guess.
+        """Read the parameters that the sharders would shard from a model, and return the Model.
+        Warn about parameters that NeuroShard does not plan, and about tables whose statistics NeuroShard must guess.
 
         `module` may be on any device. `served` says which tables the search and its cost models can place.
 
@@ -127,8 +127,8 @@ class Model:
         return replace(self, request=request, left=left)
 
     def others(self) -> tuple[ShardingPlan, TorchRecTopology]:
-        """Plan all parameters that NeuroShard does not plan;
-        return their plan, and the devices with the memory that is left.
+        """Plan all parameters that NeuroShard does not plan, and return the plan of these parameters.
+        Return also the topology with the memory that is left for the other tables, which NeuroShard plans.
 
         Raises:
             InfeasibleError: TorchRec finds no plan for the delegated parameters.
@@ -142,8 +142,8 @@ class Model:
         return joined(request.fixed, theirs), left
 
     def whole(self, others: ShardingPlan, plan: Plan | None) -> ShardingPlan:
-        """Return the plan of the whole model: `others` joined with NeuroShard's plan and
-        with kernel settings of constraints.
+        """Return the plan of the whole model, which joins `others` and NeuroShard's plan.
+        The kernel settings of the tables in NeuroShard's plan come from the constraints.
         """
         if plan is None:
             return others
@@ -153,13 +153,15 @@ class Model:
         return joined(others, ours)
 
     def restored(self, sharding_plan: ShardingPlan) -> ShardingPlan:
-        """Return a plan from a file, completed with the fixed plan and the kernel settings of constraints."""
+        """Return the plan from a file after adding the user's fixed plan and the kernel settings in constraints.
+        The file cannot store all kernel settings.
+        """
         _pass_on(self.division.planned + self.division.delegated, sharding_plan)
         return joined(sharding_plan, self.request.fixed)
 
     def forgotten(self, sharding_plan: ShardingPlan) -> str | None:
-        """Return the first field that the plan would lose when it is saved and `restored`, as text;
-        None if none is lost.
+        """Return the first field, as text, that the plan would lose if it were saved to a file and `restored`.
+        The result is None if the plan would lose no field.
         """
         read = parse(modules_json(sharding_plan), ReadModules, "the plan")
         again = self.restored(sharding_plan_of(read, "the plan"))
@@ -171,7 +173,7 @@ class Model:
         return None
 
     def ours_in(self, sharding_plan: ShardingPlan) -> ShardingPlan:
-        """Return the part of a whole model's plan with the tables that NeuroShard plans."""
+        """Return the plan of the tables that NeuroShard plans, which is a part of the whole model's plan."""
         ours: dict[str, Any] = {}
         for table in self.tables.values():
             ours.setdefault(table.path, EmbeddingModuleShardingPlan())[table.name] = table.sharding_in(sharding_plan)
@@ -179,8 +181,8 @@ class Model:
 
 
 def _check_given(fixed: Iterable[Parameter], request: PlanningRequest) -> None:
-    """Raise UserError if a given plan puts parameters on ranks that the job lacks,
-    or leaves out ranks that it must use.
+    """Raise UserError if a given plan does not fit the job or the model.
+    For example, a parameter is on a rank that the job lacks, or a row-wise table is on some ranks of the job only.
     """
     size = int(request.topology.world_size)
     for parameter in fixed:
@@ -234,7 +236,7 @@ def _check_width(where: str, parameter: Parameter, sharding: ParameterSharding) 
 
 
 def _check_devices(parameters: Iterable[Parameter], device: str) -> None:
-    """Raise UserError if a parameter cannot be on devices of this type."""
+    """Raise UserError if a parameter cannot be on devices of the type `device`, such as "cpu"."""
     for parameter in parameters:
         config = parameter.config
         if device == "cpu" and config is not None and config.data_type is DataType.BF16:
@@ -255,7 +257,8 @@ def _check_devices(parameters: Iterable[Parameter], device: str) -> None:
 
 
 def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> None:
-    """Set the other fields of constraints in a plan's parameters; caches keep the plan's load factors.
+    """Copy the kernel settings in constraints, such as `output_dtype`, to the parameters of a plan.
+    Caches keep the load factors of the plan.
 
     Caches that the plan sets up to prefetch still prefetch.
     """
@@ -285,15 +288,16 @@ def _pass_on(parameters: Iterable[Parameter], sharding_plan: ShardingPlan) -> No
 
 
 def _none_narrower(table: Parameter, sharding_plan: ShardingPlan) -> bool:
-    """Return True if all column shards in a sequence table's collection are as wide
-    as the table, as TorchRec requires.
+    """Return True if all column shards in the collection of a sequence table are as wide as the table.
+    TorchRec requires that all column shards of sequence tables in a collection have the same width.
     """
     widths = {width for sharding in sharding_plan.plan[table.path].values() for width in cut_widths(sharding)}
     return not table.beside_others and widths <= {table.weights.shape[1]}
 
 
 def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
-    """Load the plan of the whole model from a plan loader; return it and NeuroShard's plan of the tables in it.
+    """Load the plan of the whole model from a plan loader, and return this plan.
+    Return also NeuroShard's plan of the tables that NeuroShard plans; None if NeuroShard plans no table.
 
     The plan must pass the checks of TorchRec's planner: its context hash, if it has one, is the hash of this job, and
     TorchRec's sharding options include the plan. In addition, the plan must have every table, must be trainable and fit
@@ -337,7 +341,8 @@ def loaded_plan(loader: PlanLoader, model: Model, models: CostModels) -> tuple[S
 
 
 def _context_hash(request: PlanningRequest, enumerator: EmbeddingEnumerator) -> str:
-    """Return TorchRec's hash of all inputs of a plan; `enumerator` must have enumerated the sharding options.
+    """Return the hash that TorchRec computes over all inputs of a plan.
+    `enumerator` must have enumerated the sharding options before.
 
     Raises:
         UserError: TorchRec cannot compute the hash, for example because statistics of a cache have no fingerprint.
@@ -355,7 +360,8 @@ def _context_hash(request: PlanningRequest, enumerator: EmbeddingEnumerator) -> 
 
 
 def _checked(whole: ShardingPlan, model: Model, models: CostModels) -> tuple[ShardingPlan, Plan | None]:
-    """Check the plan of a whole model; return it and NeuroShard's plan of the tables in it.
+    """Check the plan of a whole model, and return this plan.
+    Return also NeuroShard's plan of the tables that NeuroShard plans; None if NeuroShard plans no table.
 
     Raises:
         UserError: the plan lacks a table, does not fit in memory, or has tables that cannot be trained or costed.

@@ -1,4 +1,4 @@
-"""Divide a model's parameters: NeuroShard plans some of them, and TorchRec's planner plans the others."""
+"""Divide a model's parameters between planners: NeuroShard plans some tables, and TorchRec's planner plans the rest."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Served:
-    """The tables that a search with its cost models can place.
+    """A description of the tables that a search can place with the cost models of the search.
 
     Attributes:
         calls: kernel calls that tables may have.
@@ -39,7 +39,9 @@ class Served:
     device: str = ANY_DEVICE
 
     def calls_of(self, parameter: Parameter) -> frozenset[Call]:
-        """Return the kernel calls that this search can give a parameter, among the calls that its constraints allow."""
+        """Return the kernel calls that a parameter can get.
+        Both this search and the constraints of the parameter allow these kernel calls.
+        """
         devices, rows = self.num_devices, int(parameter.config.num_embeddings)
         dim = int(parameter.config.embedding_dim)
         allowed = ((call, LAYOUTS[call.form]) for call in self.calls.intersection(parameter.calls))
@@ -78,7 +80,7 @@ class Division:
 
     @property
     def tables(self) -> dict[str, Parameter]:
-        """The tables that NeuroShard plans, by their names in tasks, rules and statistics."""
+        """The tables that NeuroShard plans, by the names that tasks, rules and statistics use for the tables."""
         return named(self.planned, self.parameters)
 
     def warn(self) -> None:
@@ -109,7 +111,7 @@ class Division:
             )
 
     def warn_of_unknown(self, constraints: Mapping[str, ParameterConstraints]) -> None:
-        """Warn about constraints whose name is not the name of a table of the model."""
+        """Warn about entries in constraints that are for a table that the model does not have."""
         names = {name for parameter in self.parameters for name in (parameter.name, parameter.qualified_name)}
         for name in sorted(set(constraints) - names):
             _log.warning(  # TorchRec ignores such constraints without a warning
@@ -130,7 +132,8 @@ def divide(
     fixed: ShardingPlan | None = None,
     served: Served = EVERYTHING,
 ) -> Division:
-    """Decide who plans each parameter that the sharders would shard; a module in several places counts once.
+    """Decide for each parameter that the sharders would shard who plans it: NeuroShard, TorchRec, or the plan `fixed`.
+    A module in several places counts once.
 
     The model may be on any device, and no weights are materialised. Parameters in the plan `fixed` are kept as they
     are. `served` says which tables the search and its cost models can place.
@@ -200,7 +203,7 @@ def why_delegated(parameter: Parameter, served: Served = EVERYTHING) -> str | No
 
 
 def _why_not_costed(parameter: Parameter) -> str | None:
-    """Return the reason why no cost model can predict the cost of a table; None if a model can."""
+    """Return the reason why no cost model can predict the cost of a table; None if some cost model can do so."""
     config = parameter.config
     if config.data_type not in ELEMENT_BYTES:
         return f"weights of type {config.data_type.name}"
@@ -210,8 +213,8 @@ def _why_not_costed(parameter: Parameter) -> str | None:
 
 
 def _why_not_placed(parameter: Parameter, served: Served) -> str | None:
-    """Return the constraints that NeuroShard's plans, this search or these models
-    cannot honour, as text; None if none.
+    """Return the constraints of a table, as text, that NeuroShard's plans, the search or the cost models cannot honour.
+    The result is None if all constraints of the table can be honoured.
     """
     if served.calls_of(parameter):
         return None
@@ -235,6 +238,6 @@ def _them(count: int) -> str:
 
 
 def listed(texts: Sequence[str]) -> str:
-    """Return the first texts as a list in one text, with the number of texts that are left out."""
+    """Return the first texts, joined by commas into one text, and the number of texts that are left out at the end."""
     more = f", ... {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     return f"{', '.join(texts[:_SHOWN])}{more}"

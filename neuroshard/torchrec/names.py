@@ -1,4 +1,4 @@
-"""Names of a model's tables as users write them: plain, or with the path of their module in front."""
+"""The names that users write for the tables of a model: plain names, or names with the path of the module in front."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,8 @@ from neuroshard.torchrec.parameters import Parameter
 
 @dataclass(frozen=True)
 class TableNames:
-    """The tables that NeuroShard plans, by their names in tasks; resolves other names that users write for them.
+    """Translator of the names that users write for tables into the names that tasks use.
+    `tables` has all tables that NeuroShard plans, by the names that tasks use.
 
     Tasks use the plain name of a table if no other table of the model has that name, and `path.name` otherwise.
     """
@@ -27,16 +28,16 @@ class TableNames:
 
     @cached_property
     def _by_path(self) -> dict[str, str]:
-        """The names in tasks, by `path.name`."""
+        """For each table, the name that tasks use; the keys are `path.name`."""
         return {parameter.qualified_name: name for name, parameter in self.tables.items()}
 
     @cached_property
     def _by_plain(self) -> dict[str, list[str]]:
-        """The names in tasks, by plain name."""
+        """For each plain name, the names that tasks use for the tables with this plain name."""
         return grouped(self.tables, lambda name: self.tables[name].name)
 
     def in_task(self, name: str, where: str) -> str:
-        """Return the name that tasks use for a table; return a name of no table unchanged.
+        """Return the name that tasks use for the table `name`; if no table has the name, return the name unchanged.
 
         Raises:
             UserError: several tables of the model have the name; `where` is the place in the error.
@@ -53,7 +54,9 @@ class TableNames:
         return name
 
     def in_rules(self, rules: Constraints) -> Constraints:
-        """Return the rules with the names that tasks use; raise UserError if a name is ambiguous."""
+        """Return the rules, with the names that tasks use for the tables in place of the names that users write.
+        Raise UserError if a name is ambiguous.
+        """
         return Constraints(
             tuple(task_rule for rule in rules.rules for task_rule in self._rules(rule)),
             tuple(replace(shard, table=self._in_rule(shard.table)) for shard in rules.pinned),
@@ -62,8 +65,8 @@ class TableNames:
         )
 
     def in_statistics(self, known: Mapping[str, Table]) -> dict[str, Table]:
-        """Return the statistics by the names that tasks use;
-        raise UserError if a name is ambiguous or a table is named twice.
+        """Return the statistics in `known`, by the names that tasks use for the tables.
+        Raise UserError if a name is ambiguous, or if two names stand for the same table.
         """
         found: dict[str, Table] = {}
         for name, table in known.items():
@@ -82,7 +85,9 @@ class TableNames:
         return self.in_task(name, "rules")
 
     def _rules(self, rule: TableRule) -> list[TableRule]:
-        """Return the rules that replace a rule in tasks; a pattern may match any of a table's names."""
+        """Return the rules that stand for `rule` in tasks, in which tables may have other names.
+        A pattern in `rule` may match any of a table's names.
+        """
         if not rule.is_wild:
             return [replace(rule, tables=self._in_rule(rule.tables))]
         named = ((name, {name, table.name, table.qualified_name}) for name, table in self.tables.items())
@@ -97,8 +102,8 @@ class TableNames:
 def by_plain_name(
     constraints: Mapping[str, ParameterConstraints], parameters: Sequence[Parameter]
 ) -> dict[str, ParameterConstraints]:
-    """Return the constraints, in addition under the plain names of tables that `path.name` names;
-    TorchRec needs plain names.
+    """Return the constraints with additional entries, because TorchRec needs the plain names of tables.
+    A constraint under `path.name` also gets an entry under the plain name.
 
     Plain names that several tables have are left out: TorchRec's planner plans each of these tables separately.
     """

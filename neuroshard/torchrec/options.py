@@ -1,4 +1,4 @@
-"""TorchRec's sharding options of a plan, which TorchRec's reports and callbacks receive."""
+"""Translate a plan into TorchRec's sharding options, which are the input of TorchRec's reports and callbacks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -71,7 +71,7 @@ def _shards(parameter: Parameter, sharding: ParameterSharding, num_devices: int)
 
 
 def estimate(estimator: Any, options: Sequence[ShardingOption], sharders: Sequence[ModuleSharder[Any]]) -> None:
-    """Fill in the estimates of one of TorchRec's estimators for all shards."""
+    """Run one of TorchRec's estimators, which stores an estimate in each shard of the sharding options."""
     by_name = {sharder_name(sharder.module_type): sharder for sharder in sharders}
     estimator.estimate(list(options), build_sharder_data_map(by_name))
 
@@ -79,19 +79,20 @@ def estimate(estimator: Any, options: Sequence[ShardingOption], sharders: Sequen
 def storage_estimator(
     topology: TorchRecTopology, constraints: dict[str, ParameterConstraints], pipeline: str | None
 ) -> EmbeddingStorageEstimator:
-    """Return TorchRec's memory estimator for a job's pipeline;
-    it counts the pipeline's buffers and one batch's outputs.
+    """Return TorchRec's memory estimator for a job with the given training pipeline.
+    The estimator counts the buffers of the pipeline, and the outputs of one batch.
     """
     return EmbeddingStorageEstimator(topology, constraints, pipeline_type(pipeline), run_embedding_at_peak_memory=True)
 
 
 def memory_of_tables(topology: TorchRecTopology) -> str:
-    """Return the field of TorchRec's `Storage` for the memory that tables use: "ddr" on CPUs, otherwise "hbm"."""
+    """Return the name of the memory that tables use, as in TorchRec's `Storage`: "ddr" on CPUs, otherwise "hbm"."""
     return "ddr" if topology.compute_device == "cpu" else "hbm"
 
 
 def storage_taken(options: Sequence[ShardingOption], topology: TorchRecTopology) -> list[Storage]:
-    """Return the memory that estimated options use on each device and in its share of the host, with second caches.
+    """Return the memory that sharding options use on each device, and in the device's share of the host memory.
+    The options must have memory estimates; second caches are added to the estimates.
 
     TorchRec does not estimate second caches. Key-value kernels have one such cache per device, in host memory, for the
     tables of a module that share a kernel.

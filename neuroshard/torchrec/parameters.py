@@ -83,7 +83,9 @@ class Parameter:
 
     @property
     def qualified_name(self) -> str:
-        """The name with the path of the module in front, which is unique in a model."""
+        """The name of the parameter, with the path of the module in front.
+        No other parameter of the model has this name.
+        """
         return f"{self.path}.{self.name}" if self.path else self.name
 
     @property
@@ -103,25 +105,27 @@ class Parameter:
 
     @property
     def unlike_kernels(self) -> bool:
-        """True if the number of columns is not a multiple of 4, which FBGEMM's fused kernels do not support."""
+        """True if the parameter is a table whose number of columns is not a multiple of 4.
+        FBGEMM's fused kernels do not support this number of columns.
+        """
         return self.config is not None and self.config.embedding_dim % DIM_MULTIPLE > 0
 
     @property
     def is_virtual(self) -> bool:
-        """True if the table is virtual: it has more rows than fit in memory,
-        and stores only rows that occur, in buckets.
+        """True if the table is virtual: it has more rows than fit in memory.
+        A virtual table stores only rows that occur, in buckets.
         """
         return bool(getattr(self.config, "use_virtual_table", False))
 
     @property
     def is_stashed(self) -> bool:
-        """True if TorchRec moves the weights to host memory while the dense network runs."""
+        """True if TorchRec moves the weights of the table to host memory while the dense network runs."""
         return bool(getattr(self.config, "stash_weights", False))
 
     @property
     def output_bytes(self) -> int:
-        """Bytes per element of the outputs of lookups,
-        as the constraints set them or otherwise the sharder's `fused_params`.
+        """The number of bytes per element of the outputs of lookups.
+        The constraints set this number or, if they do not, `fused_params` of the sharder.
         """
         wanted = self.user_constraints.output_dtype or (getattr(self.sharder, "fused_params", None) or {}).get(
             "output_dtype"
@@ -132,7 +136,7 @@ class Parameter:
 
     @property
     def user_constraints(self) -> ParameterConstraints:
-        """The constraints of the table, or TorchRec's default constraints if it has none."""
+        """The constraints of the table, or TorchRec's default constraints if the table has no constraints."""
         return self.constraints or ParameterConstraints()
 
     def is_in(self, plan: ShardingPlan) -> bool:
@@ -167,7 +171,8 @@ class Parameter:
             )
 
     def table(self, name: str, batch_size: int, num_devices: int) -> Table:
-        """Return the table for the search; `batch_size` is the batch size of one device, as in TorchRec.
+        """Return the table as NeuroShard's search describes it.
+        `batch_size` is the batch size of one device, as in TorchRec.
 
         If several features share a table, the pooling factor of the table is the sum over features, and each feature
         has an output. In a sequence table each lookup has an output. A table whose number of columns is not a multiple
@@ -193,7 +198,7 @@ class Parameter:
 
     @property
     def is_guessed(self) -> bool:
-        """True if no constraint sets the number of lookups, so that TorchRec's default of 1 lookup counts.
+        """True if no constraint sets the number of lookups of the table, so that TorchRec's default of 1 lookup counts.
 
         Constraints that are all equal to TorchRec's defaults set 1 lookup on purpose, and so does a pooling factor of 1
         that is not TorchRec's default object.
@@ -207,7 +212,7 @@ class Parameter:
         return constraints != unsaid and _lookups_of(constraints) == _lookups_of(unsaid)
 
     def _pooling_factor(self, batch_size: int) -> float:
-        """Return the lookups per sample of a device's batch, summed over all features."""
+        """Return the number of lookups per sample of a device's batch, summed over all features of the table."""
         features, constraints = self.num_features, self.user_constraints
         lookups = _for_each(constraints.pooling_factors, features)
         poolings = _for_each(constraints.num_poolings or [1.0], features)
@@ -224,7 +229,8 @@ class Parameter:
         return _over_all(lookups, poolings, batches, batch_size)
 
     def reported_lookups(self, table: Table, batch_size: int) -> list[float]:
-        """Return the lookups of each feature for TorchRec's reports: the constraints, scaled to the lookups of `table`.
+        """Return the number of lookups of each feature, as TorchRec's reports show it.
+        The numbers come from the constraints, and are scaled such that their total equals the lookups of `table`.
 
         Reports multiply these lookups by `num_poolings` and `batch_sizes` of the constraints, feature by feature.
         """
@@ -238,7 +244,7 @@ class Parameter:
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The families of sharding types that the search may choose from.
+        """The families of sharding types from which the search may choose the sharding type of the table.
 
         They follow from the sharding types in the constraints, or otherwise from the sharder's sharding types.
         """
@@ -250,8 +256,8 @@ class Parameter:
 
     @property
     def _types(self) -> frozenset[str]:
-        """The sharding types in the constraints, or otherwise the sharder's,
-        without types that the table cannot have.
+        """The sharding types in the constraints; without these, the sharding types of the sharder.
+        Sharding types that the table cannot have, and withheld types that the constraints do not name, are left out.
         """
         types = (
             self.user_constraints.sharding_types or set(self.sharder.sharding_types(ANY_DEVICE)) - self.withheld_types
@@ -267,8 +273,8 @@ class Parameter:
 
     @property
     def withheld_types(self) -> frozenset[str]:
-        """Sharding types that TorchRec offers for the table but runs wrongly;
-        plans use them only if constraints name them.
+        """Sharding types that TorchRec offers for the table, but with which TorchRec trains wrongly or fails.
+        NeuroShard's plans use these sharding types only if constraints name them.
 
         Row-wise tables that are mean-pooled or have processed features change the outputs of other tables
         (`unsound_remarks`), and data-parallel tables of a fused collection have an optimizer that fails on CPUs.
@@ -277,7 +283,7 @@ class Parameter:
         return in_rows | COPIED if self.fused else in_rows
 
     def failing_types(self, device: str, num_devices: int) -> frozenset[str]:
-        """Return the sharding types that TorchRec offers for the table but that fail on these devices.
+        """Return the sharding types that TorchRec offers for the table, but that fail with an error on these devices.
 
         On CPUs, the optimizers of data-parallel tables work only for ordinary pooled tables, and lookups fail in row
         blocks without rows.
@@ -288,8 +294,8 @@ class Parameter:
         return copies if ROW_WISE_LAYOUT.fits(self.config.num_embeddings, num_devices) else copies | IN_ROWS
 
     def without_failing(self, device: str, num_devices: int) -> "Parameter":
-        """Return the parameter without the types that fail on these devices;
-        raise UserError if constraints name no other.
+        """Return the parameter after removing from the constraints all sharding types that fail on these devices.
+        Raise UserError if all sharding types in the constraints fail.
         """
         failing, named = self.failing_types(device, num_devices), self.user_constraints.sharding_types or []
         left = [kind for kind in named if kind not in failing]
@@ -298,7 +304,9 @@ class Parameter:
         return self if left == named else replace(self, constraints=replace(self.user_constraints, sharding_types=left))
 
     def failing_error(self, types: Sequence[str], num_devices: int) -> UserError:
-        """Return the error for a table all of whose possible sharding types fail on this number of devices."""
+        """Return the error for a table that can only have the sharding types in `types`.
+        All of these sharding types fail on the devices of the job.
+        """
         fails_with = f"data_parallel tables of {type(self.module).__name__} on CPUs"
         if COPIED.isdisjoint(types):
             rows = number_of(self.config.num_embeddings, "row")
@@ -315,22 +323,22 @@ class Parameter:
 
     @property
     def fused(self) -> bool:
-        """True if the collection of the table sets the table's optimizer."""
+        """True if the table belongs to a fused collection, which sets the optimizer of the table."""
         return isinstance(self.module, FusedEmbeddingBagCollection)
 
     @property
     def mean_pooled(self) -> bool:
-        """True if the lookups of the table are averaged."""
+        """True if the table is pooled, and the rows that a sample looks up are averaged."""
         return self.pooled and self.config.pooling is PoolingType.MEAN
 
     @property
     def processed(self) -> bool:
-        """True if the features of the collection are processed before the lookups."""
+        """True if the table belongs to a collection that processes the features before the lookups."""
         return isinstance(self.module, FeatureProcessedEmbeddingBagCollection)
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """The tiers that the table may have if it is not data-parallel, by the compute kernels in the constraints.
+        """The tiers that the compute kernels in the constraints allow for the table if the table is not data-parallel.
 
         With `enforce_hbm` only tier device counts, if its kernel is allowed: FBGEMM then keeps the whole table in
         device memory with the other kernels, too.
@@ -341,15 +349,15 @@ class Parameter:
 
     @property
     def enforces_hbm(self) -> bool:
-        """True if the constraints, or otherwise the sharder,
-        make FBGEMM keep the table in device memory with any kernel.
+        """True if FBGEMM must keep the table in device memory with any kernel.
+        The constraints decide this or, if they do not, the sharder does.
         """
         wanted, fused = self.user_constraints.enforce_hbm, getattr(self.sharder, "fused_params", None) or {}
         return bool(fused.get("enforce_hbm") if wanted is None else wanted)
 
     @property
     def calls(self) -> frozenset[Call]:
-        """The kernel calls that the constraints allow."""
+        """The kernel calls that the constraints allow for the table."""
         tiers = {form: self.tiers if LAYOUTS[form].free else (Tier.DEVICE,) for form in self.forms}
         return frozenset(
             Call(form, self.pooled, tier) for form, tiers_of_form in tiers.items() for tier in tiers_of_form
@@ -357,11 +365,14 @@ class Parameter:
 
     @property
     def _known_forms(self) -> tuple[Form, ...]:
-        """The families of sharding types that plans support for such a table."""
+        """The families of sharding types that NeuroShard's plans support for the table.
+        The families depend on whether the table is pooled or a sequence table.
+        """
         return FORMS if self.pooled else CUT_FORMS
 
     def split_rule(self, name: str) -> TableRule | None:
-        """Return NeuroShard's rule for TorchRec's constraints on splitting; None if there are none.
+        """Return the rule of NeuroShard that expresses TorchRec's constraints on splitting the table.
+        The result is None if there are no constraints to express.
 
         Raises:
             UserError: `min_partition` is below 1 column.
@@ -385,15 +396,17 @@ class Parameter:
         return TableRule(escape(name), max_shards=None if may_split else 1, min_dim=constraints.min_partition)
 
     def type_rule(self, name: str) -> TableRule | None:
-        """Return NeuroShard's rule on the sharding types of the table; None if the table may have any type."""
+        """Return the rule of NeuroShard that limits the sharding types of the table.
+        The result is None if the table may have any type.
+        """
         if set(self.forms) == set(self._known_forms) and not self.user_constraints.sharding_types:
             return None
         types = tuple(kind for kind in types_of(*self.forms) if kind in self._types)
         return TableRule(escape(name), sharding_types=types)
 
     def tier_rule(self, name: str) -> TableRule | None:
-        """Return NeuroShard's rule on the table's tiers;
-        None if constraints name neither compute kernels nor a cache size.
+        """Return the rule of NeuroShard that limits the tiers and the cache size of the table.
+        The result is None if constraints name neither compute kernels nor a cache size.
 
         Raises:
             UserError: the cache's load factor is not a share of the table, or `enforce_hbm` is set and all kernels use
@@ -428,7 +441,9 @@ def _lookups_of(constraints: ParameterConstraints) -> tuple[object, ...]:
 
 
 def _over_all(lookups: Sequence[float], poolings: Sequence[float], batches: Sequence[float], batch_size: int) -> float:
-    """Return the sum over features of the lookups per sample, where each feature has its own batch size."""
+    """Return the number of lookups per sample, summed over all features.
+    Each feature may have a different batch size.
+    """
     each = zip(lookups, poolings, batches, strict=True)
     return float(sum(factor * count * batch / batch_size for factor, count, batch in each))
 
@@ -438,7 +453,8 @@ def _for_each(values: Sequence[float], count: int) -> Sequence[float]:
 
 
 def named(tables: Sequence[Parameter], parameters: Sequence[Parameter]) -> dict[str, Parameter]:
-    """Return tables by name, or by `path.name` if several collections have a table of the same name.
+    """Return a dictionary of the tables by name.
+    If several collections have a table of the same name, the key of the table is `path.name` instead.
 
     `parameters` are all parameters of the model, so that the name of a table does not depend on which tables NeuroShard
     plans.
@@ -472,8 +488,8 @@ def parameters_of(
 
 
 def _sharded(path: str, module: nn.Module, sharders: Mapping[Any, Any]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the path and the module of each module that has a sharder;
-    modules inside such a module are not searched.
+    """Yield the path and the module of each module that has a sharder.
+    Modules inside a module that has a sharder are not searched.
     """
     if type(module) in sharders:
         yield path, module
@@ -483,7 +499,9 @@ def _sharded(path: str, module: nn.Module, sharders: Mapping[Any, Any]) -> Itera
 
 
 def _configs(module: Any) -> Mapping[str, Any]:
-    """Return the table configs, by name, of a module whose tables NeuroShard may plan; empty for other modules."""
+    """Return the table configs of a module, by the name of the table.
+    The result is empty for a module whose tables NeuroShard cannot plan.
+    """
     if isinstance(module, EmbeddingCollection):
         return {config.name: config for config in module.embedding_configs()}
     inner = module._embedding_bag_collection if isinstance(module, FeatureProcessedEmbeddingBagCollection) else module

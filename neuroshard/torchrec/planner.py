@@ -284,7 +284,8 @@ class NeuroShardPlanner(ShardingPlanner):
         return self._planned(module, sharders, dist.GroupMember.WORLD)
 
     def search(self, module: nn.Module, sharders: Sharders | None = None) -> Plan:
-        """Find a plan as `plan` does; return the NeuroShard plan of its tables, which can be saved or evaluated.
+        """Find a plan as `plan` does, but return only the NeuroShard plan, which can be saved or evaluated.
+        The NeuroShard plan has the tables that NeuroShard plans.
 
         `keep`, `plan_loader`, `callbacks` and `stats` have no effect here.
 
@@ -309,7 +310,7 @@ class NeuroShardPlanner(ShardingPlanner):
         max_moved_bytes: int | str | None = None,
         **settings: Any,
     ) -> Replanned:
-        """Change the previous plan for tables that were added, removed or changed, or for another number of devices.
+        """Adapt the previous plan to tables that were added, removed or changed, or to another number of devices.
 
         Args:
             module: the model as it is now.
@@ -346,7 +347,7 @@ class NeuroShardPlanner(ShardingPlanner):
         max_moved_bytes: int | str | None = None,
         **settings: Any,
     ) -> Replanned:
-        """Call `replan` on rank 0 of the process group, and return the result on all of its ranks.
+        """Call `replan` on rank 0 of the process group, and return the result of `replan` on all ranks of the group.
 
         Raises:
             UserError: rank 0 found no plan; every rank raises the error.
@@ -366,8 +367,8 @@ class NeuroShardPlanner(ShardingPlanner):
         """Return None, which tells TorchRec that this planner does not enumerate sharding options in advance."""
 
     def _collective(self, find: Callable[[dist.ProcessGroup], _Answer], pg: dist.ProcessGroup | None) -> _Answer:
-        """Call a function on rank 0 of a group; return its result on all ranks,
-        and set the planner's attributes there.
+        """Call a function on rank 0 of a group, and return the result of the function on all ranks of the group.
+        Set the planner's attributes, such as `last_plan`, on all ranks, too.
         """
         group = pg or dist.GroupMember.WORLD
         if group is None:
@@ -387,14 +388,14 @@ class NeuroShardPlanner(ShardingPlanner):
     def _answer(
         self, find: Callable[[dist.ProcessGroup], _Answer], group: dist.ProcessGroup
     ) -> tuple[_Answer, Plan | None, Cost | None, Groups | None, Message | None]:
-        """Return the result of `find` and the planner's attributes that all ranks need."""
+        """Call `find`, and return the result together with those attributes of the planner that all ranks need."""
         answer, plan = find(group), self.last_plan
         plan_to_send = plan and replace(plan)  # a copy without cached properties
         return answer, plan_to_send, self.last_cost, self.last_groups, self._data_parallel
 
     def _planned(self, module: nn.Module, sharders: Sharders | None, group: dist.ProcessGroup | None) -> ShardingPlan:
-        """Return the whole model's plan: the kept plan if it fits, or a new plan;
-        report it, and save a new plan on rank 0.
+        """Return the plan of the whole model: the kept plan if it fits, the loaded plan, or the result of a search.
+        Report the plan; rank 0 also saves a new plan to the file of `keep`.
         """
         started = perf_counter()
         models = self._models(module, sharders)
@@ -403,7 +404,9 @@ class NeuroShardPlanner(ShardingPlanner):
         return self._finished(found, group, started)
 
     def _after(self, kept: KeptPlan, models: Sequence[Model]) -> "_Way":
-        """Return the kept plan if it was made for the same inputs; otherwise adapt it or search for another plan."""
+        """Return the kept plan if it was made for the same inputs.
+        Otherwise adapt the kept plan, or search for another plan.
+        """
         others = [self._differences(kept, model_of_groups) for model_of_groups in models]
         if () in others:
             _log.info("the planner uses the plan that was kept in %s", self._keep)
@@ -414,7 +417,7 @@ class NeuroShardPlanner(ShardingPlanner):
         _log.warning(kept_plan_outdated(min(others, key=len)))
 
         def instead(model: Model) -> _Way:
-            """Search for a plan of a model in place of the kept plan."""
+            """Search for a plan of the given model that replaces the kept plan, and return the new plan."""
             return self._searched(model, lambda finder, task: finder.found_instead(kept.plan, task))
 
         best = self._best(models, instead)
@@ -423,8 +426,8 @@ class NeuroShardPlanner(ShardingPlanner):
         return best
 
     def _differences(self, kept: KeptPlan, model: Model) -> tuple[str, ...]:
-        """Return the names of the inputs that differ from the kept plan's;
-        "constraints" if these devices contradict them.
+        """Return the names of the inputs that differ from the inputs that the kept plan was made for.
+        If the constraints contradict the devices of this job, the only name is "constraints".
         """
         try:
             digests = self._input_digests(model)
@@ -433,15 +436,15 @@ class NeuroShardPlanner(ShardingPlanner):
         return kept.differences(digests, device_memory(model.left), host_memory(model.left))
 
     def _loaded(self, models: Sequence[Model]) -> "_Way | None":
-        """Return the plan of the plan loader; None without a loader or, with a warning,
-        if the plan does not fit this job.
+        """Return the plan of the plan loader; None if there is no plan loader.
+        If the loaded plan does not fit this job, log a warning and return None.
         """
         loader = self._loader
         if loader is None:
             return None
 
         def taken(model: Model) -> _Way:
-            """Return the loaded plan for a model."""
+            """Load the plan from the plan loader, and return the loaded plan for a model."""
             finder = self._finder_of(model)
             return _Way(model, finder, *loaded_plan(loader, model, finder.simulator.models))
 
@@ -459,7 +462,9 @@ class NeuroShardPlanner(ShardingPlanner):
             return None
 
     def _best(self, models: Sequence[Model], find: Callable[[Model], "_Way"]) -> "_Way":
-        """Return the cheapest plan over all numbers of groups; raise the first UserError if no number has a plan."""
+        """Call `find` for every number of groups, and return the plan with the lowest predicted cost.
+        Raise the first UserError if no number of groups has a plan.
+        """
         found: list[_Way] = []
         errors: list[UserError] = []
         for model in models:
@@ -475,11 +480,13 @@ class NeuroShardPlanner(ShardingPlanner):
         return min(found, key=lambda way: way.total_ms)
 
     def _found(self, model: Model) -> "_Way":
-        """Search for a plan of a model, from scratch."""
+        """Search for a plan of a model from scratch, and return the plan."""
         return self._searched(model, Finder.found)
 
     def _searched(self, model: Model, search: Callable[[Finder, Task], Plan]) -> "_Way":
-        """Let TorchRec plan the delegated parameters, and search for a plan of the tables that NeuroShard plans."""
+        """Let TorchRec plan the delegated parameters, and search for a plan of all tables that NeuroShard plans.
+        Return both plans as one plan of the whole model.
+        """
         finder = self._finder_of(model)
         others, left = model.others()
         try:
@@ -498,7 +505,9 @@ class NeuroShardPlanner(ShardingPlanner):
         settings: Mapping[str, Any],
         group: dist.ProcessGroup | None,
     ) -> Replanned:
-        """Adapt the previous plan to the model; report the new plan and return it with the changes."""
+        """Adapt the previous plan to the model, and report the new plan.
+        Return the new plan with the changes of tables.
+        """
         started = perf_counter()
         if self._keep:
             check_replaceable(self._keep)
@@ -529,7 +538,9 @@ class NeuroShardPlanner(ShardingPlanner):
         return Replanned(whole, after, table_changes(before, after), TaskChanges.between(before.task, after.task))
 
     def _finished(self, found: "_Way", group: dist.ProcessGroup | None, started: float) -> ShardingPlan:
-        """Report the whole model's plan and set the planner's attributes; rank 0 of the group saves a new plan."""
+        """Report the plan of the whole model, set the planner's attributes, and return this plan.
+        Rank 0 of the group saves a new plan.
+        """
         model, reports, took_s = found.model, self._reports, perf_counter() - started
         if found.kept:
             reports = replace(reports, callbacks=())  # callbacks have changed the plan before it was kept
@@ -566,11 +577,13 @@ class NeuroShardPlanner(ShardingPlanner):
         return whole
 
     def _input_digests(self, model: Model) -> dict[str, str]:
-        """Return the digests of all inputs that a kept plan depends on; empty without `keep`."""
+        """Return the digests of all inputs that a kept plan depends on; the result is empty if `keep` is not set."""
         return input_digests(model, self._finder, self._reports.callbacks) if self._keep else {}
 
     def _models(self, module: nn.Module, sharders: Sharders | None) -> list[Model]:
-        """Return the model for each possible division into groups; raise UserError if `sharders` is not a list."""
+        """Return a Model for each possible division of the job into groups.
+        Raise UserError if `sharders` is not a list.
+        """
         _check_type("sharders", sharders, Sequence)
         sharders = sharders or get_default_sharders()
         first = self._requests[0]
@@ -585,7 +598,9 @@ class NeuroShardPlanner(ShardingPlanner):
         return [model, *(model.on(request) for request in self._requests[1:])]
 
     def _finder_of(self, model: Model) -> Finder:
-        """Return the finder for a model; its costs count the synchronisation of the model's groups."""
+        """Return the finder for a model.
+        The costs that this finder predicts count the synchronisation of the model's groups.
+        """
         groups, simulator = model.request.groups, self._finder.simulator
         if groups.num_groups == 1 or not model.tables:
             return self._finder
@@ -594,7 +609,9 @@ class NeuroShardPlanner(ShardingPlanner):
         return replace(self._finder, simulator=counted)
 
     def _remember(self, found: "_Way", whole: ShardingPlan, plan: Plan | None) -> None:
-        """Set the latest plan, its cost and its groups; log the cost and the warnings of the cost models."""
+        """Set the attributes for the latest plan, the plan's cost and the groups.
+        Log the cost, and the warnings of the cost models.
+        """
         self._selected = partial(options_of, found.finder.simulator, found.model, whole, plan)
         self.last_plan, self.last_cost, self.last_groups = None, None, found.model.request.groups
         if plan is None:
@@ -613,7 +630,7 @@ class NeuroShardPlanner(ShardingPlanner):
         _log.info("%d tables on %s:\n%s", len(task.tables), where, cost)
 
     def _warn_of_whole(self, model: Model, whole: ShardingPlan) -> None:
-        """Warn about tables that no fused optimizer trains, and about tables whose weights cannot be loaded."""
+        """Warn about tables that no fused optimizer trains, and about tables whose weights TorchRec cannot load."""
         self._data_parallel = data_parallel_remark(model.division.parameters, whole)
         if self._data_parallel:
             _log.warning(self._data_parallel)
@@ -623,7 +640,7 @@ class NeuroShardPlanner(ShardingPlanner):
 
 @dataclass(frozen=True)
 class _Way:
-    """A plan of a model for one division into groups.
+    """A plan of a model for one division of the job into groups.
 
     Attributes:
         model: the model with the requirements of these groups.
@@ -646,7 +663,9 @@ class _Way:
 
 
 def _of_first(group: dist.ProcessGroup, find: Callable[[], _Answer]) -> _Answer:
-    """Call a function on rank 0 of a group; return its result, or raise its error, on all ranks of the group."""
+    """Call `find` on rank 0 of a group.
+    On all ranks of the group, return the result of `find`, or raise the error that `find` raised.
+    """
     reply: list[Any] = [None]
     raised: BaseException | None = None
     if group.rank() == 0:
@@ -665,12 +684,14 @@ def _of_first(group: dist.ProcessGroup, find: Callable[[], _Answer]) -> _Answer:
 
 
 def _shown_value(value: object) -> str:
-    """Return a value as an error shows it; a text is called a text, because quotes alone are easily overlooked."""
+    """Return a value as an error message shows it.
+    A string is shown as "the text '...'", because quotes alone are easily overlooked.
+    """
     return f"the text {value!r}" if isinstance(value, str) else repr(value)
 
 
 def _check_type(name: str, value: object, wanted: type | UnionType) -> None:
-    """Raise UserError if an argument is neither None nor of the wanted type."""
+    """Raise UserError if an argument is neither None nor of the type `wanted`."""
     if value is not None and not isinstance(value, wanted):
         words = " or ".join(kind.__name__ for kind in get_args(wanted) or (wanted,))
         raise UserError(
@@ -704,7 +725,9 @@ def _check_timeout(timeout_seconds: int | None) -> None:
 
 
 def _checked_batch_size(batch_size: int | None) -> int:
-    """Return the samples of one device per step, or TorchRec's default for None; raise UserError if it is below 1."""
+    """Return the number of samples of one device per step, which is TorchRec's default if `batch_size` is None.
+    Raise UserError if the number is not a whole number or is below 1.
+    """
     batch_size = _BATCH_SIZE if batch_size is None else batch_size
     if not isinstance(batch_size, int) or batch_size < 1:
         raise UserError(
@@ -717,7 +740,7 @@ def _checked_batch_size(batch_size: int | None) -> int:
 
 
 def _checked_constraints(constraints: Mapping[str, ParameterConstraints]) -> dict[str, ParameterConstraints]:
-    """Return the constraints as a dictionary by table name; raise UserError if they have another type."""
+    """Return the constraints as a dictionary by table name; raise UserError if the constraints have the wrong type."""
     if not isinstance(constraints, Mapping):
         raise UserError(
             "constraints-not-mapping",
@@ -738,7 +761,9 @@ def _checked_constraints(constraints: Mapping[str, ParameterConstraints]) -> dic
 
 
 def _simulator(models: CostModels, hides_input: bool) -> Simulator:
-    """Return the simulator; its costs count the input dist if the job's pipeline does not hide it."""
+    """Return the simulator, which predicts the costs of plans.
+    The costs count the input dist if the training pipeline of the job does not hide the input dist.
+    """
     if not hides_input and models.input is None:
         _log.warning(
             Message(
@@ -752,7 +777,9 @@ def _simulator(models: CostModels, hides_input: bool) -> Simulator:
 
 
 def _warn_of_groups(ways: Sequence[Groups], models: CostModels, compute_device: str) -> None:
-    """Warn if costs leave out the synchronisation of several groups, or if TorchRec cannot run them."""
+    """Warn if predicted costs leave out the synchronisation of several groups.
+    Warn also if TorchRec cannot run several groups on the devices of the job.
+    """
     several = [groups for groups in ways if groups.num_groups > 1]
     if not all(groups.counts(models) for groups in several):
         _log.warning(
@@ -798,7 +825,8 @@ def _loaded_models(
     exchange_dtype: str | None,
     optimizer: str | None,
 ) -> tuple[CostModels, ModelChoice | None]:
-    """Load cost models by name and settings, or take loaded ones; both count the framework overhead if they know it.
+    """Load cost models by name with the given settings, or take cost models that are loaded already.
+    In both cases the cost models count TorchRec's framework overhead if they can predict this overhead.
 
     Returns:
         The models and the choice that they were loaded by; the choice is None if the models were loaded already.

@@ -1,4 +1,4 @@
-"""Reports on a plan: TorchRec's reports, warnings, and callbacks as TorchRec's planner has them."""
+"""Reports on a plan: the reports of TorchRec, warnings of NeuroShard, and callbacks as in TorchRec's planner."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,7 +44,7 @@ Callback = Callable[[list[ShardingOption]], list[ShardingOption]]
 
 
 def late_remark(took_s: float, limit_s: int | None) -> Message | None:
-    """Return the warning that planning took longer than the timeout; None if it did not."""
+    """Return the warning that planning took longer than the timeout; None if planning ended before the timeout."""
     if limit_s is None or took_s <= limit_s:
         return None
     return Message(
@@ -57,7 +57,8 @@ def late_remark(took_s: float, limit_s: int | None) -> Message | None:
 
 
 def precision_remark(model: Model, models: CostModels) -> Message | None:
-    """Return the warning that exchanges and cost models have different bytes per element; None if the bytes are equal.
+    """Return the warning that exchanges have another number of bytes per element than the cost models count.
+    The result is None if the numbers are equal.
 
     The codecs of the sharders (`QCommsConfig`) decide the bytes; without codecs, the data type of lookups' outputs does
     (`output_dtype`).
@@ -83,8 +84,8 @@ def precision_remark(model: Model, models: CostModels) -> Message | None:
 
 
 def data_parallel_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> Message | None:
-    """Return the warning that TorchRec does not train some tables of a plan with their optimizer;
-    None if it trains all.
+    """Return the warning that TorchRec does not use the optimizers that are set for some tables of a plan.
+    The result is None if TorchRec trains all tables with their optimizers.
 
     TorchRec sets optimizers inside the fused kernels. Data-parallel tables have a dense kernel, independent of who
     planned them; so do other tables in plans that name no kernel. TorchRec does train data-parallel tables of fused
@@ -113,7 +114,7 @@ def data_parallel_remark(parameters: Sequence[Parameter], sharding_plan: Shardin
 
 
 def _ways_out(lost: Sequence[Parameter]) -> str:
-    """Return the advice on how fused kernels can train tables that have dense kernels, as text."""
+    """Return advice, as text, on how to make fused kernels train the tables in `lost`, which have dense kernels."""
     odd = [
         f"{table.qualified_name} to {padded(table.config.embedding_dim)} columns"
         for table in lost
@@ -128,7 +129,8 @@ def _ways_out(lost: Sequence[Parameter]) -> str:
 
 
 def loading_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> Message | None:
-    """Return the warning that TorchRec cannot load weights into a whole model's plan; None if it can.
+    """Return the warning that TorchRec cannot load saved weights into the shards of a plan.
+    The result is None if TorchRec can load the weights.
 
     When it loads weights, TorchRec assumes that all column shards of a table are as wide as the first shard.
     """
@@ -148,7 +150,7 @@ def loading_remark(parameters: Sequence[Parameter], sharding_plan: ShardingPlan)
 
 
 def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan) -> Iterator[Message]:
-    """Yield a warning for each group of tables in a plan with which TorchRec computes wrong outputs.
+    """Yield a warning for each group of tables that makes TorchRec compute wrong outputs with this plan.
 
     If a mean-pooled table is row-wise, TorchRec divides outputs of its collection by the lengths, even if other code
     has divided them before. The exception are the outputs of features that other, sum-pooled row-wise tables read.
@@ -189,8 +191,8 @@ def unsound_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan
 
 
 def mixed_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan, num_ranks: int) -> Iterator[Message]:
-    """Yield a warning for each collection whose outputs TorchRec cannot exchange,
-    because ranks expect different data types.
+    """Yield a warning for each collection in which the ranks expect outputs of different data types.
+    TorchRec cannot exchange the outputs of a collection in this case.
 
     The data type of a rank is the widest of its tables' types, and fp32 if the rank has no table. Row-wise and
     data-parallel tables, and codecs (`QCommsConfig`), set one data type for all ranks.
@@ -221,22 +223,22 @@ def mixed_remarks(parameters: Sequence[Parameter], sharding_plan: ShardingPlan, 
 
 
 def _collection(path: str) -> str:
-    """Return the words for the collection at a path; the model itself has an empty path."""
+    """Return the name of the collection at a path, for messages; the empty path is the path of the model itself."""
     return f"collection {path!r}" if path else "the model"
 
 
 def _shardings_in(
     parameters: Sequence[Parameter], sharding_plan: ShardingPlan
 ) -> list[tuple[Parameter, ParameterSharding]]:
-    """Return the parameters that a plan contains, each with its sharding."""
+    """Return the parameters that a plan contains, each with the parameter's sharding in the plan."""
     return [
         (parameter, parameter.sharding_in(sharding_plan)) for parameter in parameters if parameter.is_in(sharding_plan)
     ]
 
 
 def withheld_remedy(parameters: Iterable[Parameter]) -> str:
-    """Return the advice to name row_wise for tables that are row-wise only if constraints say so;
-    "" if there are none.
+    """Return the advice to name row_wise in constraints, for tables that may not be row-wise otherwise.
+    The result is "" if `parameters` has no tables of this kind.
     """
     withheld = [
         parameter.qualified_name
@@ -262,7 +264,8 @@ class Reports:
     def pass_on(
         self, simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None, run_time_s: float
     ) -> tuple[ShardingPlan, Plan | None]:
-        """Pass the whole model's plan and NeuroShard's plan in it to the callbacks, then to the reports.
+        """Pass the plan of the whole model, and NeuroShard's plan in it, to the callbacks.
+        Then pass the plans, as the callbacks changed them, to the reports.
 
         Returns:
             Both plans, as the callbacks changed them. `simulator` predicts the cost of NeuroShard's plan.
@@ -302,7 +305,8 @@ class Reports:
 def options_of(
     simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None
 ) -> list[ShardingOption]:
-    """Return the plan as sharding options, with TorchRec's memory estimates and predicted costs in ms.
+    """Return a plan of the whole model as TorchRec's sharding options.
+    The options have TorchRec's memory estimates and predicted costs in ms.
 
     The options of NeuroShard's `plan` come first, with the lookups of its tables and the simulator's costs.
     """
@@ -325,7 +329,8 @@ def options_of(
 
 
 def _summary_of(plan: Plan, simulator: Simulator, capacity: Sequence[int]) -> str:
-    """Return a summary of values for which TorchRec's reports have no column: imbalance, memory used and cost models.
+    """Return a summary of a plan, as text: imbalance, memory used, and the name of the cost models.
+    TorchRec's reports have no columns for these values.
 
     `capacity` has the bytes of each device, (D,). Memory used counts tables, reservations and the tables that TorchRec
     planned.
@@ -344,7 +349,8 @@ def _summary_of(plan: Plan, simulator: Simulator, capacity: Sequence[int]) -> st
 
 
 def _set_perf(options: Sequence[ShardingOption], plan: Plan, simulator: Simulator, multiplier: float) -> None:
-    """Set the `perf` of all shards: the predicted times of each device, divided between its shards.
+    """Set the `perf` (predicted times) of all shards in `options`.
+    The predicted times of each device are divided between the shards of the device.
 
     Compute is divided in proportion to the predicted time of each shard alone, communication in proportion to the
     columns that samples get from each shard. So the sum over a device is the predicted time of the device. The models
@@ -377,7 +383,8 @@ def _set_perf(options: Sequence[ShardingOption], plan: Plan, simulator: Simulato
 
 
 def _shared(total_ms: FloatArray, weight: FloatArray, devices: IntArray) -> FloatArray:
-    """Divide the total ms of devices (D,) between their shards in proportion to weights (S,); return (S,).
+    """Return the ms of each shard, (S,), given the total ms of each device, (D,).
+    The total of a device is divided between the device's shards in proportion to weights, (S,).
 
     If all weights of a device are 0, its total is divided equally.
     """
@@ -386,7 +393,8 @@ def _shared(total_ms: FloatArray, weight: FloatArray, devices: IntArray) -> Floa
 
 
 def _of_both_ways(compute_ms: float, multiplier: float) -> tuple[float, float]:
-    """Divide compute of both passes into the ms of the forward pass and of the backward pass.
+    """Return the compute time of the forward pass and of the backward pass, in ms.
+    `compute_ms` is the compute time of both passes together.
 
     As in TorchRec, the backward pass takes `multiplier` times as long as the forward pass.
     """

@@ -77,8 +77,8 @@ class PlanningRequest:
     data_parallel: bool = False
 
     def named_in(self, tables: Mapping[str, Parameter], parameters: Sequence[Parameter]) -> "PlanningRequest":
-        """Return the requirements with the names that tasks use,
-        and TorchRec's constraints with the names that TorchRec uses.
+        """Return the requirements with other names of tables.
+        NeuroShard's rules and statistics get the names that tasks use; TorchRec's constraints get TorchRec's names.
 
         Raises:
             UserError: several tables have the same name.
@@ -92,7 +92,7 @@ class PlanningRequest:
         )
 
     def left(self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> TorchRecTopology:
-        """Return the devices with the memory that the reservation leaves.
+        """Return the topology with the memory of the devices that is left after the reservation of memory.
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
@@ -125,7 +125,7 @@ class PlanningRequest:
         return left
 
     def task(self, tables: Mapping[str, Parameter], left: TorchRecTopology) -> Task:
-        """Build the task of planning these tables (by name) on devices with the memory that is left.
+        """Return the task for NeuroShard's search: to plan `tables`, which are given by name, on the devices in `left`.
 
         Raises:
             UserError: there are no tables, or the constraints contradict each other or the tables.
@@ -160,22 +160,24 @@ class PlanningRequest:
         )
 
     def memory_use(self, parameters: Iterable[Parameter]) -> MemoryUse:
-        """Return the settings of the memory that counts in addition to the weights of these parameters."""
+        """Return the settings that decide which memory counts in addition to the weights of the parameters."""
         optimizers = [_OPTIMIZERS.get(optimizer_of(parameter), _BY_STATE[-1]) for parameter in parameters]
         largest = max(optimizers, key=_BY_STATE.index, default=_BY_STATE[0])
         memory = self.memory or MemoryUse(largest, batches_in_flight=1, dense_optimizer=_DENSE_OPTIMIZER)
         return memory if self.pipeline is None else replace(memory, pipeline=self.pipeline)
 
     def _not_data_parallel(self, tables: Mapping[str, Parameter]) -> list[str]:
-        """Return name patterns of the tables that must not be data-parallel; the one pattern "*" if no table may be."""
+        """Return patterns of names that match all tables that must not be data-parallel.
+        If no table may be data-parallel, the only pattern is "*".
+        """
         if self.data_parallel:
             return []
         kept = [escape(name) for name, parameter in tables.items() if not self._names_data_parallel(name, parameter)]
         return ["*"] if len(kept) == len(tables) else kept
 
     def _names_data_parallel(self, name: str, parameter: Parameter) -> bool:
-        """Return True if a constraint of the table names data_parallel,
-        or if TorchRec can train the table only with that type.
+        """Return True if a rule or a constraint of the table names data_parallel,
+        or if TorchRec can train the table only as data_parallel.
         """
         ours = any(
             rule.sharding_types and DATA_PARALLEL_LAYOUT.form in rule.sharding_types
@@ -185,7 +187,7 @@ class PlanningRequest:
 
 
 def no_table_planned() -> UserError:
-    """Return the error for a model of which NeuroShard plans no table."""
+    """Return the error for a model if NeuroShard plans none of the model's tables."""
     return UserError(
         "model-no-table-planned",
         "NeuroShard plans no table of the model",
@@ -211,13 +213,14 @@ def host_memory(topology: TorchRecTopology) -> tuple[int, ...]:
 
 
 def _domain(topology: TorchRecTopology) -> int | None:
-    """Return the number of devices joined by fast links; None if these are exactly the devices of a host."""
+    """Return the number of devices that fast links join; None if fast links join exactly the devices of one host."""
     size = ranks_per_pod(topology)
     return None if size == topology.local_world_size else size
 
 
 def _expanded_bytes(tables: Sequence[Table], memory: MemoryUse, batch_size: int, num_devices: int) -> int:
-    """Return the bytes on each device of sequence tables' indices and embeddings that are not deduplicated.
+    """Return the bytes on each device of buffers with an index and an embedding for every lookup in sequence tables.
+    These buffers exist before and after devices exchange deduplicated indices and embeddings.
 
     Before the deduplicated exchange, each lookup has an index and the position of its row; after the exchange, each
     lookup has an embedding and its gradient.
@@ -235,7 +238,9 @@ def optimizer_of(table: Parameter) -> str:
 
 
 def named_optimizer(table: Parameter) -> str:
-    """Return the name of a table's optimizer as TorchRec, torch or FBGEMM write it; if unset, their default "sgd"."""
+    """Return the name of a table's optimizer as TorchRec, torch or FBGEMM write it.
+    The name is "sgd", which is the default, if no optimizer is set.
+    """
     classes: list[Any] = getattr(table.weights, "_optimizer_classes", [])
     if classes:
         optimizer: Any = classes[0].__name__  # set by apply_optimizer_in_backward

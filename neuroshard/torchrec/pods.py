@@ -26,7 +26,7 @@ BY_POD = frozenset({ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.v
 
 
 class RankSizes(Protocol):
-    """Numbers of ranks that both a TorchRec topology and an estimator's `ShardPerfContext` have."""
+    """Protocol of objects with numbers of ranks: a TorchRec topology, or the `ShardPerfContext` of an estimator."""
 
     @property
     def world_size(self) -> int:
@@ -95,7 +95,7 @@ def ignored_pods_remark(topology: TorchRecTopology) -> Message | None:
 
 
 def pod_size_remark(sharding_plan: ShardingPlan, topology: TorchRecTopology) -> Message | None:
-    """Return the warning that DistributedModelParallel would shard tables over other ranks than the plan does.
+    """Return the warning that DistributedModelParallel would shard tables over other ranks than the plan says.
 
     The result is None if the plan shards no tables over pods, or if the environment of this process fits the plan.
     """
@@ -117,8 +117,8 @@ def pod_size_remark(sharding_plan: ShardingPlan, topology: TorchRecTopology) -> 
 
 
 def _started_per_host(topology: TorchRecTopology) -> int:
-    """Return the ranks per host: as TorchRec reads them if this process belongs to the job,
-    otherwise the topology's.
+    """Return the number of ranks on each host.
+    The number is TorchRec's if this process belongs to the job, and otherwise the number in the topology.
     """
     world = int(topology.world_size)
     if dist.is_initialized() and dist.get_world_size() == world:
@@ -127,7 +127,8 @@ def _started_per_host(topology: TorchRecTopology) -> int:
 
 
 def check_by_pod(table: str, sharding: ParameterSharding, topology: TorchRecTopology, where: str) -> None:
-    """Raise UserError if a column range of a table does not have one row block on every rank of a pod, in order.
+    """Raise UserError if row blocks of a table are not placed as TorchRec requires.
+    Every column range of the table must have one row block on each rank of a pod, in the order of the ranks.
 
     `table` is the table's name and `where` the place of the sharding, both for the error. Only sharding types that use
     pods are checked.

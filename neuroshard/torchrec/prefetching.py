@@ -31,7 +31,7 @@ _PIPELINE_TYPES = {
 
 
 def pipeline_of(pipeline: str | None, memory: MemoryUse | None) -> str | None:
-    """Return the job's pipeline, from the planner's `pipeline` or from `memory.pipeline`; None if neither names one.
+    """Return the job's pipeline, from the planner's `pipeline` or from `memory.pipeline`; None if both are unset.
 
     Raises:
         UserError: they name different pipelines, or there is no pipeline of this name.
@@ -48,12 +48,14 @@ def pipeline_of(pipeline: str | None, memory: MemoryUse | None) -> str | None:
 
 
 def pipeline_type(pipeline: str | None) -> PipelineType:
-    """Return TorchRec's type of a pipeline."""
+    """Return TorchRec's PipelineType for a training pipeline of this name."""
     return PipelineType.NONE if pipeline is None else _PIPELINE_TYPES[pipeline]
 
 
 def pipeline_named(named: PipelineType) -> str | None:
-    """Return the name of TorchRec's type of pipeline; None if `MemoryUse` does not support the pipeline."""
+    """Return the name of the training pipeline that has the type `named` in TorchRec.
+    The result is None if `MemoryUse` does not support the pipeline.
+    """
     return next((pipeline for pipeline, known_type in _PIPELINE_TYPES.items() if known_type is named), None)
 
 
@@ -66,8 +68,8 @@ def check_prefetching(constraints: Mapping[str, ParameterConstraints], pipeline:
 
 
 def check_cache(where: str, cache: CacheParams, pipeline: str | None) -> None:
-    """Raise UserError if cache parameters contradict the job's pipeline or FBGEMM;
-    `where` is their place, for the error.
+    """Raise UserError if the parameters of a cache contradict the job's pipeline, or if FBGEMM does not support them.
+    `where` is the place of the cache parameters, for the error.
     """
     flag = cache.prefetch_pipeline
     if flag is not None and pipeline is not None and flag is not (pipeline == PREFETCH):
@@ -99,7 +101,7 @@ def check_cache(where: str, cache: CacheParams, pipeline: str | None) -> None:
 
 
 def flagged(sharding_plan: ShardingPlan, pipeline: str | None, where: str) -> ShardingPlan:
-    """Return a new plan in which every cached table has the flag that a prefetching pipeline needs.
+    """Return a new plan with the prefetching flag set for every cached table; a prefetching pipeline needs this flag.
 
     With any other pipeline, return the plan itself. `where` names the plan in errors.
 
@@ -118,7 +120,7 @@ def flagged(sharding_plan: ShardingPlan, pipeline: str | None, where: str) -> Sh
 
 
 def _flagged(sharding: ParameterSharding, where: str) -> ParameterSharding:
-    """Return the sharding of a table with the prefetching flag if the table has a cache."""
+    """Return the sharding of a table; if the table has a cache, the prefetching flag of the cache is set."""
     if sharding.compute_kernel not in PREFETCHED:
         return sharding
     cache = sharding.cache_params or CacheParams()
@@ -127,6 +129,8 @@ def _flagged(sharding: ParameterSharding, where: str) -> ParameterSharding:
 
 
 def flagged_constraint(constraint: ParameterConstraints | None) -> ParameterConstraints:
-    """Return the constraint of a table with the flag that a cache needs in a prefetching pipeline."""
+    """Return the constraint of a table with the prefetching flag, which caches need in a prefetching pipeline.
+    If the table has no constraint, return a new constraint that sets only the flag.
+    """
     constraint = constraint or ParameterConstraints()
     return replace(constraint, cache_params=replace(constraint.cache_params or CacheParams(), prefetch_pipeline=True))

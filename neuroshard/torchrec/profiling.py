@@ -36,7 +36,8 @@ def profile(
     row_blocks: RowBlocks = MAX_ROW_BLOCKS,
     max_bytes: Size = MAX_BYTES,
 ) -> MeasuredTables:
-    """Count the lookups of a model's tables in batches; with these statistics `NeuroShardPlanner` finds the best plans.
+    """Count the lookups of a model's tables in batches, and return the tables with these statistics.
+    With measured statistics `NeuroShardPlanner` finds the best plans.
 
     Pooled and sequence tables are counted as in `ns.tables_from_batches`: batches are joined to global batches, and the
     lookups of all features of a table add up; `Counted.lookups` has the lookups of each feature. The model is not run,
@@ -101,7 +102,7 @@ def _devices() -> int:
 
 
 def _by_key(batch: object, features: Callable[[Any], Any] | None, read: Set[str]) -> dict[str, KeyedJaggedTensor]:
-    """Return the tensor of each key of a batch.
+    """Return a dictionary from each key (name of a feature) in a batch to the tensor that contains the key.
 
     `read` has the keys that tables read.
 
@@ -132,7 +133,9 @@ def _by_key(batch: object, features: Callable[[Any], Any] | None, read: Set[str]
 
 
 def _tensors(taken: object) -> Iterator[KeyedJaggedTensor]:
-    """Yield the KeyedJaggedTensors in a batch, also from nested mappings and lists; raise UserError for other types."""
+    """Yield the KeyedJaggedTensors in a batch, also from nested mappings and lists.
+    Raise UserError if the batch contains a value of another type.
+    """
     if isinstance(taken, KeyedJaggedTensor):
         yield taken
     elif isinstance(taken, (Mapping, list, tuple)):
@@ -148,7 +151,9 @@ def _tensors(taken: object) -> Iterator[KeyedJaggedTensor]:
 
 
 def _samples(batches: Sequence[Mapping[str, KeyedJaggedTensor]], read: Set[str]) -> int:
-    """Return the number of samples of the first batch for the keys that tables `read`; raise UserError if it is 0."""
+    """Return the number of samples in the first batch, in tensors with keys that tables `read`.
+    Raise UserError if the number is 0.
+    """
     tensors = (tensor for tensor_of in batches[:1] for key, tensor in tensor_of.items() if key in read)
     samples = max((int(tensor.stride()) for tensor in tensors), default=0)
     if not samples:
@@ -167,7 +172,7 @@ def _read(
     tensors: Mapping[str, KeyedJaggedTensor],
     place: int,
 ) -> list[Features]:
-    """Return the lookups of each table's features in a batch, one entry per table, (T,)."""
+    """Return the lookups in one batch: for each table, (T,), a dictionary of lookups by the name of the feature."""
     return [
         {key: _lookups(tensors, key, shape, place) for key in parameter.config.feature_names}
         for parameter, shape in zip(parameters.values(), shapes, strict=True)

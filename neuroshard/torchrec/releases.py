@@ -28,7 +28,7 @@ OTHER_CONTEXT = "another job" if _IS_1_9 else "another job, or under another PYT
 
 
 def stashing(is_stashed: bool) -> dict[str, bool]:
-    """Return the argument of a sharding option for tables whose weights TorchRec stashes;
-    empty in releases without it.
+    """Return the keyword argument by which a sharding option marks tables whose weights TorchRec stashes.
+    The result is empty in releases of TorchRec without this argument.
     """
     return {"stash_weights": is_stashed} if _IS_1_9 else {}

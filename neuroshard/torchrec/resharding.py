@@ -1,4 +1,4 @@
-"""Move tables while a job runs: TorchRec's `reshard` moves the difference of two plans."""
+"""Move tables between devices while a job runs: TorchRec's `reshard` moves the tables that differ between two plans."""
 
 import logging
 from collections.abc import Mapping
@@ -47,7 +47,8 @@ def reshard(model: DistributedModelParallel, sharding_plan: ShardingPlan) -> tup
 
 
 def _move(model: DistributedModelParallel, path: str, parameters: EmbeddingModuleShardingPlan) -> None:
-    """Move tables of a module as `model.reshard` does, also in models in which only tables are trained.
+    """Move tables of one module as `model.reshard` does.
+    This function also works for models in which only tables are trained.
 
     The move creates new kernels with their initial learning rate. Optimizer settings that changed since then are
     restored, also on ranks that had no part of a table before.
@@ -66,7 +67,9 @@ def _move(model: DistributedModelParallel, path: str, parameters: EmbeddingModul
 
 
 def _settings_everywhere(sharded: Any) -> dict[str, dict[str, Any]]:
-    """Return the settings of a module's fused optimizer, such as the learning rate, by table, from all ranks."""
+    """Return the settings of a module's fused optimizer, such as the learning rate, for the tables of all ranks.
+    Each table's settings come from a rank that has a part of the table.
+    """
     own = {
         key: {name: value for name, value in group.items() if name != "params"}
         for _, optimizer in sharded.fused_optimizer.optimizers
@@ -79,7 +82,7 @@ def _settings_everywhere(sharded: Any) -> dict[str, dict[str, Any]]:
 
 
 def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, EmbeddingModuleShardingPlan]:
-    """Return the parameters of each module whose shards change, in the form that TorchRec's `reshard` takes.
+    """Return the parameters of each module whose shards differ between two plans, as the input of TorchRec's `reshard`.
 
     An unsplit table keeps its sharding type, table_wise or column_wise, because both types mean the same for one shard.
     Every table keeps its kernel settings, such as those of its cache; a warning names the settings that differ in the
@@ -118,14 +121,16 @@ def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, Embe
 
 
 def _places(sharding: ParameterSharding) -> tuple[object, ...]:
-    """Return values that differ if a table's shards or kernel differ; ranks of data-parallel tables do not count."""
+    """Return the ranks, the shards and the kernel of a table, so that two plans can be compared.
+    The ranks of a data-parallel table are left out.
+    """
     shards = [(*shard.shard_offsets, *shard.shard_sizes) for shard in shards_of(sharding)]
     return sharding.ranks if shards else None, shards, sharding.compute_kernel
 
 
 def _moved(name: str, was: ParameterSharding, now: ParameterSharding) -> ParameterSharding:
-    """Return a table's new sharding with its present sharding type;
-    raise UserError if TorchRec cannot move the table.
+    """Return the sharding of a table after the move: ranks and shards are new, and the sharding type stays.
+    Raise UserError if TorchRec cannot move the table.
     """
     types = was.sharding_type, now.sharding_type
     if not {WHOLE, SPLIT}.issuperset(types):
@@ -156,7 +161,7 @@ def _moved(name: str, was: ParameterSharding, now: ParameterSharding) -> Paramet
 def _check_everywhere(
     model: DistributedModelParallel, after: ShardingPlan, changed: Mapping[str, EmbeddingModuleShardingPlan]
 ) -> None:
-    """Raise UserError on every rank if tables cannot move on one rank.
+    """Raise UserError on every rank if any rank finds that TorchRec cannot move the tables.
 
     Each rank knows only the optimizer of its own shards, so the ranks exchange their results.
     """
@@ -184,7 +189,9 @@ def _check_everywhere(
 
 
 def _check_widths(path: str, after: ShardingPlan) -> None:
-    """Raise UserError if a module's tables have shards of unequal width; TorchRec would mix up their columns."""
+    """Raise UserError if tables of a module have shards of unequal width.
+    TorchRec would mix up the columns of these tables.
+    """
     for name, sharding in after.plan[path].items():
         widths = sorted(set(cut_widths(sharding)))
         if len(widths) > 1:
@@ -200,7 +207,7 @@ def _check_widths(path: str, after: ShardingPlan) -> None:
 
 
 def _check_movable(model: DistributedModelParallel, path: str, parameters: Mapping[str, Any]) -> None:
-    """Raise UserError if a module's sharder cannot move tables, or cannot move all of their optimizer states."""
+    """Raise UserError if TorchRec cannot move tables of a module, or cannot move all optimizer states of the tables."""
     sharded = model.module.get_submodule(path)
     sharder = model._sharder_map.get(getattr(sharded, "unsharded_module_type", None))
     if not hasattr(sharder, "reshard"):
@@ -241,8 +248,8 @@ def _check_movable(model: DistributedModelParallel, path: str, parameters: Mappi
 
 
 def _check_gloo(before: ShardingPlan, changed: Mapping[str, EmbeddingModuleShardingPlan]) -> None:
-    """Raise UserError if columns of a table stay on their device:
-    TorchRec sends them from a rank to itself, and gloo fails.
+    """Raise UserError if some columns of a table that moves stay on the same device.
+    TorchRec would send these columns from a rank to itself, which fails over gloo.
     """
     for path, parameters in changed.items():
         for name, sharding in parameters.items():
@@ -256,11 +263,11 @@ def _check_gloo(before: ShardingPlan, changed: Mapping[str, EmbeddingModuleShard
 
 
 def _columns(sharding: ParameterSharding) -> set[tuple[int, int]]:
-    """Return every column of a table with its rank, as (rank, column) pairs."""
+    """Return all pairs (rank, column) such that the rank has this column of a table."""
     ranges = zip(_ranges(sharding), sharding.ranks or (), strict=True)
     return {(rank, column) for (first, count), rank in ranges for column in range(first, first + count)}
 
 
 def _ranges(sharding: ParameterSharding) -> list[tuple[int, int]]:
-    """Return the first column and the number of columns of every shard."""
+    """Return the first column and the number of columns of every shard of a table."""
     return [(shard.shard_offsets[1], shard.shard_sizes[1]) for shard in shards_of(sharding)]

@@ -1,4 +1,4 @@
-"""FBGEMM's fused optimizers, written for the gradient of a whole table."""
+"""Update rules of FBGEMM's fused optimizers, written as functions of the gradient of a whole table."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -58,15 +58,17 @@ class RowSettings:
 
     @property
     def group(self) -> dict[str, float]:
-        """The numeric settings, as they are in a parameter group of an optimizer."""
+        """The numeric settings by name, as they are stored in a parameter group of a torch optimizer."""
         return {name: getattr(self, name) for name in NUMBERS}
 
     def on(self, device: torch.device) -> "RowSettings":
-        """Return the settings that FBGEMM's kernels for a device use: on CPUs row-wise Adagrad ignores weight decay."""
+        """Return the settings that FBGEMM's kernels use on the given type of device.
+        On CPUs row-wise Adagrad ignores weight decay.
+        """
         return replace(self, weight_decay_mode=WeightDecayMode.NONE) if device.type == "cpu" else self
 
     def changed(self, group: Mapping[str, Any]) -> "RowSettings":
-        """Return the settings with the current numbers of a parameter group."""
+        """Return the settings with numeric values from `group`, which is a parameter group of an optimizer."""
         return replace(self, **{name: group[name] for name in NUMBERS})
 
 
@@ -77,7 +79,7 @@ KNOWN_SETTINGS = _SETTINGS | {"learning_rate", "betas"} | _UNSUPPORTED.keys()
 
 
 def row_settings(table: str, fused_params: Mapping[str, Any]) -> RowSettings:
-    """Return the settings of a table's optimizer, given the parameters of its fused kernel in TorchRec.
+    """Return the settings of a table's optimizer, given the parameters of the table's fused kernel in TorchRec.
 
     Raises:
         UserError: the optimizer, or one of its settings, is not supported for the gradient of a whole table.
@@ -107,7 +109,7 @@ def row_settings(table: str, fused_params: Mapping[str, Any]) -> RowSettings:
 
 
 def _refuse(table: str, name: str, value: object, limit: str) -> None:
-    """Raise UserError for a setting that only fused kernels support."""
+    """Raise UserError for a setting that fused kernels support but `data_parallel_optimizer` does not support."""
     shown = getattr(value, "name", value)
     raise UserError(
         "dense-optimizer-setting",
@@ -124,7 +126,7 @@ Update = Callable[[Tensor, Tensor, State, RowSettings], tuple[Tensor, State]]
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """The training rule of one kind of optimizer.
+    """The rule by which one kind of optimizer updates the weights of a table.
 
     Attributes:
         states: names of the fp32 states; the value is True for a state per element and False for a state per row.
@@ -195,12 +197,14 @@ def _rowwise_adagrad(weights: Tensor, gradient: Tensor, state: State, settings: 
 
 
 def _adam(weights: Tensor, gradient: Tensor, state: State, settings: RowSettings) -> tuple[Tensor, State]:
-    """Return weights and states after a step of Adam, with a mean of squared gradients per element."""
+    """Return weights and states after a step of Adam, with a separate mean of squared gradients for each element."""
     return _adam_of(gradient.square(), weights, gradient, state, settings)
 
 
 def _rowwise_adam(weights: Tensor, gradient: Tensor, state: State, settings: RowSettings) -> tuple[Tensor, State]:
-    """Return weights and states after a step of partial row-wise Adam, with a mean of squared gradients per row."""
+    """Return weights and states after a step of partial row-wise Adam.
+    Each row has one mean of squared gradients, instead of one for each element.
+    """
     return _adam_of(gradient.square().mean(dim=1), weights, gradient, state, settings)
 
 

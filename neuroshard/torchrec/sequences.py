@@ -1,4 +1,4 @@
-"""Sequence tables of TorchRec's EmbeddingCollections: deduplicated indices, and checks of their sharding."""
+"""Sequence tables of TorchRec's EmbeddingCollections: deduplicated indices, and checks of the tables' sharding."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,7 +15,7 @@ _SERVED = (WHOLE, SPLIT, ShardingType.ROW_WISE.value)
 
 
 def deduplicated(table: Table, batch_size: int, num_devices: int) -> Table:
-    """Return a sequence table whose lookups are the indices that devices request after deduplication.
+    """Return the sequence table with fewer lookups: only the indices that devices request after deduplication count.
 
     Each device requests an index of its samples once, for all features together. Unique rows stay the same; lookups
     decrease, and with them outputs. Within a block of `row_lookups`, the lookups count as spread evenly. The samples of
@@ -34,7 +34,8 @@ def deduplicated(table: Table, batch_size: int, num_devices: int) -> Table:
 
 
 def check_sequences(shardings: Iterable[tuple[str, Table, ParameterSharding]]) -> None:
-    """Check the shardings of the sequence tables among these tables; each comes with the path of its collection.
+    """Raise UserError if TorchRec cannot train sequence tables with the given shardings; pooled tables are skipped.
+    Each entry has the path of a collection, a table, and the sharding of the table.
 
     All column-wise sequence tables of a collection must have shards of one width, because TorchRec assumes that each
     shard is as wide as the first one.

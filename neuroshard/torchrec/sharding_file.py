@@ -1,4 +1,4 @@
-"""TorchRec's plans as JSON: sharding types, compute kernels, ranks and shards of every parameter."""
+"""Save and load TorchRec's plans as JSON: sharding types, compute kernels, ranks and shards of every parameter."""
 
 import logging
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def save_sharding_plan(sharding_plan: ShardingPlan, path: str | Path) -> None:
 
 
 def _lost(parameter: ParameterSharding) -> list[str]:
-    """Return the fields that are set for a parameter but that files cannot store."""
+    """Return the names of the fields that are set in a parameter's sharding, but cannot be stored in files."""
     cache = parameter.cache_params
     of_cache = [field for field in _LOST_OF_CACHES if cache is not None and getattr(cache, field) is not None]
     whole = [field for field in PASSED_ON if field != "cache_params" and getattr(parameter, field) is not None]
@@ -154,7 +154,7 @@ class _Cache:
 
 @dataclass(frozen=True)
 class ReadParameter:
-    """A parameter's sharding as a file describes it.
+    """The sharding of a parameter, as it is written in the file of a plan.
 
     Creating it raises UserError if TorchRec does not support the sharding type or kernel, if a parameter that is not
     data-parallel does not have one rank per shard, or if a shard is wider than FBGEMM's kernels support.
@@ -219,7 +219,9 @@ def load_sharding_plan(path: str | Path, model: nn.Module | None = None) -> Shar
 
 
 def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadModules:
-    """Assign tables without a module to the module that has a table of this name, plain or with its path in front."""
+    """Return the modules in a file after moving each table without a module to the model's module with this table.
+    The table may have the plain name in the file, or the name with the path of the module in front.
+    """
     paths: dict[str, list[tuple[str, str]]] = {}
     for sharded in parameters_of(model, get_default_sharders()):
         for table_name in {sharded.name, sharded.qualified_name}:
@@ -255,7 +257,9 @@ def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadM
 
 
 def sharding_plan_of(modules: ReadModules, where: str) -> ShardingPlan:
-    """Return the plan in a file; raise UserError if TorchRec refuses the shards. `where` names the file in errors."""
+    """Return TorchRec's plan, given the modules in a file; raise UserError if TorchRec refuses the shards.
+    `where` names the file in errors.
+    """
     try:
         return ShardingPlan(
             {
@@ -276,7 +280,7 @@ def sharding_plan_of(modules: ReadModules, where: str) -> ShardingPlan:
 
 
 def _parameter_of(read: ReadParameter) -> ParameterSharding:
-    """Return a parameter's sharding as TorchRec's own type."""
+    """Return the sharding of a parameter as TorchRec's own type, ParameterSharding."""
     ranks = None if read.ranks is None else list(read.ranks)
     cache = None if read.cache is None else read.cache.read()
     if read.shards is None:

@@ -103,7 +103,8 @@ def to_sharding_plan(
 
 
 def _check_table_name(name: str, path: str) -> None:
-    """Raise UserError if TorchRec's collections refuse a table of that name, because they store tables in a ModuleDict.
+    """Raise UserError if TorchRec's collections refuse a table that is called `name`.
+    Collections store tables in a ModuleDict, which does not allow some names.
 
     Without a path, a name with dots counts as the name of a table with the path of its module in front.
     """
@@ -135,7 +136,8 @@ def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:
 
 
 def _as_one_group(sharding_type: ShardingType, table: Table, beside_cut: bool) -> ShardingType:
-    """Return column_wise for an unsplit pooled table if other tables of its collection are column_wise.
+    """Return column_wise in place of table_wise for an unsplit pooled table in a collection with column_wise tables.
+    Return `sharding_type` unchanged for all other tables.
 
     TorchRec exchanges, looks up and permutes separately for each sharding type of a collection, and for a table in one
     shard table_wise and column_wise mean the same. Sequence tables keep their type, because TorchRec assumes that all
@@ -149,8 +151,8 @@ def _as_one_group(sharding_type: ShardingType, table: Table, beside_cut: bool) -
 def _parameter(
     places: Sequence[tuple[Placement, str]], sharding_type: ShardingType, layout: Layout, cache: CacheParams | None
 ) -> ParameterSharding:
-    """Return a table's sharding, given its placements in order of columns and then rows,
-    with the names of their devices.
+    """Return a table's sharding for TorchRec, given the placements of the table and the names of their devices.
+    The placements must be in the order of columns, and then of rows.
     """
     copied, assignment = sharding_type is ShardingType.DATA_PARALLEL, places[0][0].tier_assignment
     shards = [
@@ -217,8 +219,8 @@ def from_sharding_plan(task: Task, sharding_plan: ShardingPlan) -> Plan:
 
 
 def _placements(task: Task, index: int, parameter: ParameterSharding) -> list[Placement]:
-    """Return a table's placements; raise UserError if the shards do not cover the
-    table or contradict its sharding type.
+    """Return the placements of a table.
+    Raise UserError if the shards do not cover the table or contradict the sharding type of the table.
     """
     table, sharding_type = task.tables[index], _sharding_type(task.tables[index], parameter)
     if sharding_type is ShardingType.DATA_PARALLEL:

@@ -1,4 +1,4 @@
-"""Stashed weights: TorchRec copies these tables from GPUs to host memory while the dense network runs."""
+"""Stashed weights: weights of tables that TorchRec copies from GPUs to host memory while the dense network runs."""
 
 import logging
 from collections.abc import Sequence
@@ -15,7 +15,8 @@ _log = logging.getLogger(__name__)
 
 
 def without_stashed(topology: TorchRecTopology, parameters: Sequence[Parameter]) -> TorchRecTopology:
-    """Subtract the copies of stashed weights from the free host memory of GPUs; warn if they do not fit.
+    """Return the topology after subtracting the copies of stashed weights from the free host memory of GPUs.
+    Warn if the copies do not fit in the host memory.
 
     Each host has a copy of the stashed weights of its GPUs. No plan is known yet, so all stashed weights count for each
     host, but at most the memory of the host's GPUs. The GPU memory does not change, because GPUs need the stashed

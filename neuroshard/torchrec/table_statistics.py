@@ -17,7 +17,8 @@ Statistics = MeasuredTables | Sequence[Table] | str | Path | None
 
 
 def table_statistics(tables: Statistics, batch_size: int) -> dict[str, Table]:
-    """Return tables with statistics by name: from `profile`, from a file, or from a sequence of tables.
+    """Return tables with measured statistics, by name.
+    The statistics come from `profile`, from a file, or from a sequence of tables.
 
     `batch_size` is the global batch size for a file without histograms.
 
@@ -42,8 +43,8 @@ def table_statistics(tables: Statistics, batch_size: int) -> dict[str, Table]:
 
 
 def with_statistics(guessed: Sequence[Table], known: Mapping[str, Table]) -> tuple[Table, ...]:
-    """Return the model's tables with the statistics of the known tables of the same name;
-    other tables keep assumed ones.
+    """Return the model's tables; each table that has an entry in `known` gets the statistics of this entry.
+    All other tables keep the statistics that the planner assumed.
 
     A table that grew since its statistics were counted keeps these statistics (`warn_of_growth`).
 
@@ -112,7 +113,9 @@ def warn_of_growth(guessed: Sequence[Table], known: Mapping[str, Table]) -> None
 
 
 def _with_statistics(guessed: Table, known: Table) -> Table:
-    """Return the model's table with known statistics; raise UserError if the known table has more rows."""
+    """Return the model's table with the statistics of the known table.
+    Raise UserError if the known table has more rows than the model's table.
+    """
     if known.rows > guessed.rows:
         raise UserError(
             "statistics-more-rows",

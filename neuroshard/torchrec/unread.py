@@ -112,7 +112,9 @@ _IGNORED: tuple[tuple[Callable[[Parameter], bool], str, str, str], ...] = (
 
 
 def _prefetching(model: Model) -> Iterator[Parameter]:
-    """Yield the tables whose caches prefetch: by the given plan, by constraints, or by the sharder's `fused_params`."""
+    """Yield the tables with a cache for which prefetching is set.
+    The given plan, the constraints, or `fused_params` of the sharder can set prefetching.
+    """
     if model.left.compute_device == "cpu":
         return
     for parameter in model.division.parameters:
@@ -130,7 +132,9 @@ def _fused(parameter: Parameter) -> Mapping[str, Any]:
 
 
 def _of_sharders(model: Model, planned: Sequence[Parameter]) -> Iterator[Message]:
-    """Yield a warning for each setting of sharders that the plan overrides for tables that may have a cache."""
+    """Yield a warning for each cache setting of a sharder that has no effect on tables that may have a cache,
+    because the plan sets the value for each table.
+    """
     if model.left.compute_device == "cpu":
         return
     cached = [table for table in planned if Tier.UVM_CACHING in table.tiers]
@@ -146,7 +150,7 @@ def _of_sharders(model: Model, planned: Sequence[Parameter]) -> Iterator[Message
 
 
 def _of_given(model: Model) -> Iterator[Message]:
-    """Yield the warning that a given plan, which is kept unchanged, contradicts constraints."""
+    """Yield a warning if a given plan, which is kept unchanged, contradicts the constraints."""
     differing = [
         f"{table.qualified_name} ({field}={getattr(table.user_constraints, field)})"
         for table in model.division.fixed
@@ -162,7 +166,7 @@ def _of_given(model: Model) -> Iterator[Message]:
 
 
 def _unfollowed(table: Parameter, model: Model) -> Iterator[str]:
-    """Yield the fields of a table's constraints that the given plan contradicts."""
+    """Yield the names of the fields in a table's constraints that the given plan contradicts."""
     sharding, constraints = table.sharding_in(model.request.fixed), table.user_constraints
     if constraints.sharding_types and sharding.sharding_type not in constraints.sharding_types:
         yield "sharding_types"
@@ -176,7 +180,7 @@ def _unfollowed(table: Parameter, model: Model) -> Iterator[str]:
 
 
 def _follows(sharding: ParameterSharding, wanted: CacheParams) -> bool:
-    """Return True if a sharding has no cache, or if its cache has all parameters that `wanted` sets."""
+    """Return True if a sharding has no cache, or if the cache has all the parameter values that `wanted` sets."""
     if sharding.compute_kernel not in PREFETCHED:
         return True
     has = sharding.cache_params or CacheParams()
@@ -184,7 +188,7 @@ def _follows(sharding: ParameterSharding, wanted: CacheParams) -> bool:
 
 
 def no_data_parallel_remark(served: Served, forms: Collection[Form]) -> Message | None:
-    """Return the warning that the search or its cost models cannot make tables data-parallel; None if they can.
+    """Return the warning that the search or the cost models cannot make tables data-parallel; None if both can do so.
 
     `forms` are the families of sharding types that the search can place.
     """
