@@ -22,7 +22,7 @@ from neuroshard.stages.search.space.search_space import SearchSpace, row_loads
 
 @dataclass(frozen=True, eq=False)
 class CostedSpace(SearchSpace):
-    """A search space whose shards have costs by a compute model.
+    """A search space in which a compute model has predicted the cost of every shard.
 
     Attributes:
         simulator: costs exchanges, and whole plans.
@@ -47,7 +47,9 @@ class CostedSpace(SearchSpace):
 
     @classmethod
     def costed(cls, space: SearchSpace, simulator: Simulator, kernels: KernelModels) -> "CostedSpace":
-        """Return a space with costs: the models predict the compute time of every shard alone, in one call."""
+        """Return the space with costs: in one call, the models predict the compute time of every shard alone on a
+        device.
+        """
         task, shards = space.task, space.shards
         model = kernels.of_columns(task.loads.take(space.fixed.column_wise))
         row, loads = row_loads(task, space.items, shards.first, shards.full_width)
@@ -61,14 +63,15 @@ class CostedSpace(SearchSpace):
 
     @property
     def problem(self) -> PlacementProblem:
-        """The arrays that the published search works on."""
+        """The placement problem of this space, as the published search takes the problem: shards, memory and costs."""
         return PlacementProblem(
             self.shards, self.model.head, self.free_bytes, self.fixed.compute_ms,
             lambda compute_ms, units: self.step(compute_ms, units)[1].max(axis=1),
         )  # fmt: skip
 
     def take(self, fixed: FixedLoad) -> "CostedSpace":
-        """Keep only the tables that are column-wise in `fixed`, whose other tables may differ; costs stay the same.
+        """Return this space for the fixed load `fixed`, with only the tables that are column-wise in `fixed`; the costs
+        of these tables stay the same.
 
         Tables that are kept together or apart, or whose shards are pinned, must all be column-wise, or none.
         """
@@ -77,11 +80,13 @@ class CostedSpace(SearchSpace):
         return replace(self, fixed=fixed, items=items, shards=_taken(self.shards, kept))
 
     def step(self, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return (n, D) ms until each device is ready, and until it has ended, of n whole plans: `FixedLoad.step`."""
+        """Return two times of each device in n whole plans, (n, D) ms each, as `FixedLoad.step` does: the time until
+        the output dist starts, and the time until the output dist ends.
+        """
         return self.fixed.step(self.simulator, compute_ms, units)
 
     def costs(self, plans: Sequence[IntArray]) -> list[Cost]:
-        """Return the simulator's costs of whole plans, given as widths (I, D) each."""
+        """Return the costs that the simulator predicts for whole plans; each plan is given as widths (I, D)."""
         task, devices = self.task, self.task.topology.num_devices
         loads = self.device_loads(np.concatenate(plans, axis=1))
         times = self.simulator.kernel_times(loads, devices)
@@ -94,13 +99,15 @@ class CostedSpace(SearchSpace):
 
     @cached_property
     def _fixed_times(self) -> KernelTimes | None:
-        """The kernel calls of the tables that are on the devices already."""
+        """The kernel times of the tables that are on the devices already (the fixed load); None if there are no such
+        tables.
+        """
         loads = self.fixed.loads
         return None if loads is None else self.simulator.kernel_times(loads, len(loads))
 
 
 def _taken(shards: ShardTable, kept: BoolArray) -> ShardTable:
-    """Return the shards of the items that are kept (I,), with the same costs."""
+    """Return a shard table of only the items for which `kept` (I,) is True; the costs of these items stay the same."""
     rows, width = kept[shards.item], shards.full_width[kept]
     return ShardTable(
         _taken_rules(shards.rules, kept),
@@ -115,7 +122,7 @@ def _taken(shards: ShardTable, kept: BoolArray) -> ShardTable:
 
 
 def _taken_rules(rules: PlacementRules, kept: BoolArray) -> PlacementRules:
-    """Return the rules of the items that are kept (I,); all of their rivals must be kept too."""
+    """Return the rules of the items for which `kept` (I,) is True; all rivals of these items must be kept too."""
     place, count = kept.cumsum() - 1, np.diff(rules.rival_first)
     return PlacementRules(
         rules.allowed[kept],
