@@ -1,4 +1,4 @@
-"""Decorators that compile functions with numba, and keep the results on disk until a source changes."""
+"""Decorators that compile functions with numba, and keep the compiled code on disk until a source file changes."""
 
 import hashlib
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def sources_digest(search: Path = _SEARCH) -> str:
 
 
 def jit(function: _Function) -> _Function:
-    """Compile a function, and keep the compiled code on disk until any of the sources changes."""
+    """Compile a function, and keep the compiled code on disk until any of the source files changes."""
     return _compiled(function)
 
 

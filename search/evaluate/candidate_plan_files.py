@@ -1,4 +1,5 @@
-"""The answer of a search to a task: a plan, or the best of several measured candidate plans, which are saved on disk.
+"""The answer of a search to a task: a plan, or the best of several candidate plans, which are measured and saved on
+disk.
 
 A run that was killed measures nothing twice.
 """
@@ -77,7 +78,7 @@ class Searched:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on the candidate plans, based on all measured passes."""
+        """The verdict on which candidate plan to deploy, based on all measured passes."""
         return Verdict.of(self.costs_ms)
 
     @property
@@ -89,7 +90,7 @@ class Searched:
         return None if np.isnan(measured_ms) else measured_ms
 
     def judged(self) -> "Searched":
-        """Return the same state with the candidate plan to deploy as the answer,
+        """Return a copy of this state, with the candidate plan to deploy as the answer,
         and with a remark that explains the choice.
         """
         verdict, why = self.verdict, self.errors[0]
@@ -100,7 +101,8 @@ class Searched:
 
 @dataclass(frozen=True)
 class CandidatePlanFiles:
-    """The files of a task's candidate plans in a run's directory.
+    """The files with the candidate plans of one task, and with the measurements of these plans, in the directory of a
+    run.
 
     `candidate_plans/task-0000.json` describes how the plans were found. The directory `candidate_plans/task-0000` has
     the plans, and `measurements/task-0000` has a file for each pass.

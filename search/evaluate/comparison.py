@@ -26,7 +26,7 @@ _BIASED = 1.15  # a larger median factor means that all predictions are wrong, n
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One method's answer to one task.
+    """The answer of one method to one task: a plan with predicted and measured cost, or an error.
 
     Attributes:
         method: name of the searcher, or of the plan file.
@@ -85,7 +85,7 @@ class Evaluated:
         return _NAN if self.measured is None else self.measured.total_ms
 
     def row(self) -> dict[str, Any]:
-        """Return the plan's row of `results.parquet`."""
+        """Return the row of this answer in `results.parquet`."""
         return {
             "method": self.method,
             "task": self.task,

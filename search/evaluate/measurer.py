@@ -1,4 +1,4 @@
-"""The interface of the ways to measure plans: by kernels, by training steps and by mirrored training steps."""
+"""The base classes for measuring plans in three ways: by kernels, by training steps, and by mirrored training steps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -83,7 +83,7 @@ class EvaluateResult:
         return EvaluateFacts(str(self.path), self.frames)
 
     def show(self, console: Console) -> None:
-        """Print the tables and lines, and the paths of the files."""
+        """Print the tables and lines for people, and the paths of the written files."""
         files = [f"results: {self.path}"]
         files += [] if self.picture is None else [f"picture: {self.path / self.picture[0]}"]
         for table_or_line in (*self.told, *files):
@@ -111,18 +111,18 @@ class Measurer(ABC):
         return 1
 
     def settings(self, count_input: bool) -> dict[str, object]:
-        """Return the settings that the measurements of an evaluation depend on; JSON-ready."""
+        """Return the settings on which the measurements of an evaluation depend, as a JSON-ready dictionary."""
         return {"count_input": True} if count_input else {}
 
     @abstractmethod
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
-        """Raise UserError if plans of these tasks, or the given plans of each task together,
-        cannot be measured in this way.
+        """Raise UserError if this measurer cannot measure plans of these tasks,
+        or cannot measure the given plans of each task together.
         """
 
     @abstractmethod
     def follow(self, hardware: Hardware) -> None:
-        """Take part in the measurements, as one of torchrun's processes other than rank 0."""
+        """Take part in the measurements as one of the processes that torchrun starts, other than rank 0."""
 
     @abstractmethod
     def opened(
@@ -159,7 +159,7 @@ class Measurer(ABC):
 
 @dataclass(frozen=True)
 class TorchRecMeasurer(Measurer):
-    """A way to measure plans by training steps of TorchRec; each pass is one build of all plans.
+    """Base class of the measurers that time training steps of TorchRec; each pass is one build of all plans.
 
     An evaluation builds the first plan of a task twice; the difference of both is the smallest reliable difference.
 
@@ -189,7 +189,7 @@ class TorchRecMeasurer(Measurer):
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
         """Raise UserError if TorchRec is not installed,
-        or if a task's plans cannot be measured together on this machine.
+        or if the plans of a task cannot be measured together on this machine.
         """
         import neuroshard.torchrec  # noqa: F401  # says what to install
 
@@ -205,7 +205,9 @@ class TorchRecMeasurer(Measurer):
     def result(
         self, run: Path, entries: Sequence[Evaluated], measured: Mapping[int, Sequence[Pass]], here: Fingerprint
     ) -> EvaluateResult:
-        """Return the comparison of each task's plans, and a picture of the first task's plans."""
+        """Return the result of an evaluation: the comparison of each task's plans, and a picture of the first task's
+        plans.
+        """
         by_task = runnable_by_task(entries)
         compared = tuple(self.compared(task, by_task[task], passes) for task, passes in measured.items())
         shown = [line for task in compared for line in self.told(task)]

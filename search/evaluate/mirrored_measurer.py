@@ -85,7 +85,7 @@ class MirroredMeasurer(TorchRecMeasurer):
         check_mirrored(plans, hardware)
 
     def follow(self, hardware: Hardware) -> None:
-        """Do nothing: `check` refuses processes of torchrun."""
+        """Do nothing: mirrored steps never run under torchrun, because `check` refuses the processes of torchrun."""
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:

@@ -1,4 +1,4 @@
-"""Comparison of the plans of one task by their training steps, in passes and turns."""
+"""Comparison of the plans of one task by the training steps of the plans, measured in passes and turns."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

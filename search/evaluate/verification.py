@@ -36,7 +36,7 @@ _SEED_RANGE = 2**31
 @dataclass(frozen=True)
 @checked
 class Verify:
-    """Settings of `verify=kernels`, `verify=steps` and `verify=mirrored`.
+    """Settings of the verification of a search by `verify=kernels`, `verify=steps` or `verify=mirrored`.
 
     Attributes:
         hardware: hardware that the plans run on.
@@ -65,7 +65,8 @@ class Verify:
         return {"verify": asdict(self) | {"on": asdict(self.hardware.fingerprint)}}
 
     def decided(self, searcher: Searcher, task: Task, simulator: Simulator) -> Found:
-        """Search a task, measure the candidate plans on this machine now, and return the best candidate plan.
+        """Search for plans of a task, measure the candidate plans on this machine now, and return the best candidate
+        plan.
 
         Raises:
             InfeasibleError: the search finds no plan.

@@ -1,4 +1,4 @@
-"""The state of a plan in the compiled local search, and estimates of the plan's cost without a call of the models.
+"""The state of a plan in the compiled local search, and estimates of the plan's cost without calls of the cost models.
 
 A plan is the array `widths` (I, D): units of 4 columns of each item on each device. `Contents` keeps sums over the
 shards of each device, so that a step of the local search changes two rows of them. The estimate of a step's time is

@@ -170,8 +170,8 @@ def _bytes_at(size_bytes: IntArray, first: IntArray, widths: IntArray, item: int
 
 @jit_inline
 def _moved(plan: Contents, all_shards: ShardTable, bounds: Bounds, step: tuple[int, int, int, int, int]) -> int:
-    """Return the bytes by which a step changes the number of bytes that have to move from the previous plan to the
-    plan.
+    """Return the change, in bytes, of the amount of data that must move from the previous plan to this plan, if the
+    step is taken.
     """
     source, target, out, portion, back = step
     moved = moved_by(all_shards, plan.widths, bounds.before, out, portion, (source, target))

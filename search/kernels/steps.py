@@ -96,8 +96,8 @@ def _more_moved(all_shards: ShardTable, item: int, was: int, now: int, then: int
 def moved_by(
     all_shards: ShardTable, widths: IntArray, before: IntArray, item: int, portion: int, ends: tuple[int, int]
 ) -> int:
-    """Return the bytes by which a step changes the number of bytes that have to move from the previous plan to the
-    plan; the step moves `portion` units of an item.
+    """Return the change, in bytes, of the amount of data that must move from the previous plan to the plan, if a step
+    moves `portion` units of an item.
 
     The units move from the first of `ends` to the second. Fewer bytes move (a negative number) if the step takes back
     an earlier move.
@@ -161,7 +161,7 @@ def _widest_but(units: FloatArray, source: int) -> float:
 def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than what they would do
     contents: Contents, source: int, all_shards: ShardTable, bounds: Bounds, costs: Costs, worth: float, best: Steps
 ) -> tuple[int, int]:
-    """Fill `best` with the best allowed steps that move load away from `source`, if their estimated cost is below
+    """Fill `best` with the best allowed steps that move load away from `source` and have an estimated cost below
     `worth` ms.
 
     A step moves a shard i, or a half, a quarter, ... of a shard, from the source s to a target t. If the step moves a

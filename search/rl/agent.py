@@ -38,7 +38,7 @@ class Agent:
     network: CostNetwork | None
 
     def costs(self, simulator: Simulator) -> PlacementCosts:
-        """Return the costs that the policy observes during placement."""
+        """Return the object that predicts the costs which the policy observes during placement."""
         return SimulatorCosts(simulator) if self.network is None else self.network
 
     def tensors(self) -> Tensors:

@@ -30,7 +30,7 @@ def straggler_ms(parts: torch.Tensor) -> torch.Tensor:
 
 
 class SimulatorCosts:
-    """Costs that the simulator's pre-trained cost models predict for placements."""
+    """The costs of placements, as predicted by the pre-trained cost models of a simulator."""
 
     def __init__(self, simulator: Simulator) -> None:
         """Use the cost models of a simulator, which must have a compute model that sums over tables.

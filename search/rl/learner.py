@@ -175,7 +175,7 @@ class Session:
         return float(loss.detach())
 
     def _order(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor | None:
-        """Return the order of items that training uses, (B, I); None for the default order."""
+        """Return the order in which training places the items of a batch, (B, I); None for the default order."""
         order = self._learner.order
         return None if order is None else order.of(batch, generator)
 

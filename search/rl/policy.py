@@ -191,7 +191,9 @@ def sampling(generator: torch.Generator) -> Choose:
 
 @torch.no_grad()
 def play(policy: Policy, environment: Environment, choose: Choose) -> Episodes:
-    """Play episodes: the policy places all items one by one, on the devices that `choose` returns."""
+    """Play episodes: the policy places all items one by one, on the devices that `choose` returns;
+    return the episodes.
+    """
     left, context = policy.encode(environment.batch, environment.order)
     state = environment.reset()
     devices = torch.zeros(len(environment.batch), environment.batch.num_devices, left.shape[-1])

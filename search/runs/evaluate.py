@@ -1,4 +1,4 @@
-"""The evaluate run: measures plans on hardware and compares the costs with predictions."""
+"""The evaluate run: measures plans on hardware, and compares the measured costs with the predicted costs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ from neuroshard.words.model_choice import ModelSettings, settings_text
 @dataclass(frozen=True)
 @checked
 class Evaluate(OutputSettings, ModelSettings):
-    """Everything that `neuroshard evaluate` needs.
+    """The settings of `neuroshard evaluate`; the method `run` executes the command.
 
     Attributes:
         plans: plan files, or directories of search runs; required; give them as plain arguments, without 'plans=', as

@@ -39,7 +39,7 @@ _DEFAULT = "cpu"
 @dataclass(frozen=True)
 @checked
 class Explain(OutputSettings, ModelSettings):
-    """Everything that `neuroshard explain` needs.
+    """The settings of `neuroshard explain`; the method `run` executes the command.
 
     Attributes:
         plans: one plan file to explain, or two to compare (with the same table names); required; give them as plain
@@ -141,7 +141,7 @@ def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:
 
 
 def models_of(plans: Sequence[Plan], asked: ModelChoice | None) -> tuple[ModelChoice, str]:
-    """Return the models `asked`, or, if that is None, the models with which the plans were found;
+    """Return the models `asked`, or the models with which the plans were found if `asked` is None;
     costs by different models differ.
 
     Returns:

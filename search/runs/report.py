@@ -1,4 +1,4 @@
-"""The report run: reads runs, and writes CSV, PNG and `report.html`."""
+"""The report run: reads the results of runs, and writes tables as CSV, figures as PNG, and the page `report.html`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from neuroshard.stages.search.report.sweep_statistics import comparisons, in_swe
 @dataclass(frozen=True)
 @checked
 class Report:
-    """Everything that `neuroshard report` needs.
+    """The settings of `neuroshard report`; the method `run` executes the command.
 
     Attributes:
         runs: directories that contain runs, at any depth; required; give them as plain arguments, without 'runs=', as

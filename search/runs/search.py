@@ -49,7 +49,7 @@ _SHOWN_TASKS = 20
 @dataclass(frozen=True)
 @checked
 class Search(OutputSettings, ModelSettings):
-    """Everything that `neuroshard search` needs.
+    """The settings of `neuroshard search`; the method `run` executes the command.
 
     Attributes:
         model: cost models: an installed name (`neuroshard models` lists them), analytic models of a GPU such as

@@ -37,7 +37,7 @@ from neuroshard.words.model_choice import ModelSettings
 @dataclass(frozen=True)
 @checked
 class TrainPolicy(ModelSettings):
-    """Everything that `neuroshard train-policy` needs.
+    """The settings of `neuroshard train-policy`; the method `run` executes the command.
 
     Attributes:
         model: cost models: an installed name (`neuroshard models` lists them), analytic models of a GPU such as

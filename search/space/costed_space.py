@@ -1,4 +1,6 @@
-"""A search space with costs: the arrays that searches work on, and the simulator that costs their plans."""
+"""A search space with costs: arrays of all shards with costs,
+and the simulator that predicts the costs of whole plans.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +36,8 @@ class CostedSpace(SearchSpace):
 
     @classmethod
     def checked(cls, fixed: FixedLoad, simulator: Simulator) -> "CostedSpace":
-        """Check the models and the memory; then cost all shards of the tables that are to be placed column-wise.
+        """Return the space with costs: check the models and the memory, and predict the costs of all shards of the
+        tables that are to be placed column-wise.
 
         Raises:
             UserError: the models cannot serve the task.
@@ -63,7 +66,9 @@ class CostedSpace(SearchSpace):
 
     @property
     def problem(self) -> PlacementProblem:
-        """The placement problem of this space, as the published search takes the problem: shards, memory and costs."""
+        """The placement problem of this space for the published search:
+        the shards, the memory, and the costs of plans.
+        """
         return PlacementProblem(
             self.shards, self.model.head, self.free_bytes, self.fixed.compute_ms,
             lambda compute_ms, units: self.step(compute_ms, units)[1].max(axis=1),

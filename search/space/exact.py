@@ -1,4 +1,5 @@
-"""Packing by integer programming: finds packings close to the memory limit, which filling devices by size misses.
+"""Packing by integer programming: finds packings close to the memory limit, which filling devices by size does not
+find.
 
 The bytes of a shard are a fixed amount (buffers, rowwise state) and an amount for every unit of 4 columns. So the
 program has two unknowns for each item on each device: the units there, and whether there are any.

@@ -1,4 +1,4 @@
-"""The fixed load of devices: row-wise and data-parallel tables, with the memory that they take and their costs."""
+"""The fixed load of devices: the row-wise and data-parallel tables, with the memory and the costs of these tables."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def device_memory(task: Task) -> IntArray:
 
 
 def check_buffers(task: Task) -> None:
-    """Raise InfeasibleError if the buffers for a device's own samples take more memory than the device has."""
+    """Raise InfeasibleError if the buffers for the samples of a device take more memory than the device has."""
     if (least := int(device_memory(task).min())) < 0:
         raise InfeasibleError(
             "device-buffers-too-large",
