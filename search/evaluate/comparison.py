@@ -127,8 +127,8 @@ def plans_of(entries: Sequence[Evaluated]) -> list[Plan]:
 
 
 def grid_of(title: str | Text, columns: Mapping[str, Sequence[str]], words: int = 1) -> Grid:
-    """Return a table for people; `columns` are the cells of each column: first `words` columns of words, then columns
-    of figures.
+    """Return a table for people; `columns` has the cells of each column by heading: first `words` columns of words,
+    then columns of figures.
 
     Markup in cells has no effect.
     """

@@ -76,7 +76,7 @@ def _check_predictions(entries: Sequence[Evaluated], count_input: bool) -> None:
 def _next_pass(
     measure: Measure, plans: Sequence[Plan], seed: tuple[int, int], advance: Advance, run: Path, before: Sequence[Pass]
 ) -> Pass:
-    """Measure the plans once more, as the pass that follows the passes `before`, and return the pass."""
+    """Measure the plans once more, after the passes `before`, and return the measurements of the new pass."""
     return measure(plans, len(before), [*seed, len(before)], advance, run)
 
 

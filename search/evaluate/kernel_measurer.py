@@ -45,8 +45,8 @@ class KernelMeasurer(Measurer):
     kind: ClassVar[str] = "kernels"
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
-        """Raise UserError if exchanges on this machine are measured with another number of devices per host than the
-        tasks have.
+        """Raise UserError if this machine measures exchanges with another number of devices per host than the tasks
+        have.
         """
         for task in tasks:
             hardware.check_hosts(task.topology)
@@ -64,7 +64,7 @@ class KernelMeasurer(Measurer):
             meters.join(task.topology for task in tasks)
 
             def measured(plans: Sequence[Plan], number: int, seed: Sequence[int], advance: Advance, run: Path) -> Pass:
-                """Measure every plan once, and return the pass."""
+                """Measure every plan once, and return the measurements: the times of kernels and exchanges."""
                 costs = measure_plans(meters, plans, seed[0], advance, count_input, records(run))
                 return tuple(row for plan, cost in enumerate(costs) for row in rows_of_cost(plan, number, cost))
 

@@ -183,7 +183,9 @@ class MirroredMeasurer(TorchRecMeasurer):
         advance: Advance,
         _run: Path,
     ) -> Pass:
-        """Measure every plan once, and return the pass; the cost of a plan is local work and predicted exchanges."""
+        """Measure every plan once, and return the measurements; the cost of a plan is local work and predicted
+        exchanges.
+        """
         check_mirrored(plans_once(plans), hardware)
         rows: Pass = ()
         for job in rank_jobs(plans):

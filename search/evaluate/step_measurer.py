@@ -72,7 +72,7 @@ class StepMeasurer(TorchRecMeasurer):
         with step_builds(hardware, self.protocol, tasks[0].topology, warn) as builds:
 
             def measured(plans: Sequence[Plan], number: int, seed: Sequence[int], advance: Advance, _run: Path) -> Pass:
-                """Build every plan and time the training steps; return the pass."""
+                """Build every plan and time the training steps; return the measurements."""
                 check_steps(plans_once(plans), hardware)
                 built = builds(plans, number, seed)
                 advance(1)
@@ -85,7 +85,9 @@ class StepMeasurer(TorchRecMeasurer):
         return 1
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why these rows cannot be a build; None if the rows can be a build."""
+        """Return the reason why these rows cannot be the result of a build; None if the rows can be the result of a
+        build.
+        """
         expected = Counter((COST, LOOKUPS_ALONE, *PHASES, *(STEP,) * self.protocol.turns))
         of_plans = by_plan(rows, len(plans))
         fits = all(error_of(of_plan) or Counter(row.phase for row in of_plan) == expected for of_plan in of_plans)

@@ -96,7 +96,7 @@ class Verify:
         self, measure: Measure, files: CandidatePlanFiles, searched: Searched, advance: Advance, before: Sequence[Pass]
     ) -> Pass:
         """Measure all plans without an earlier error once, in a random order so that no plan is always first; return
-        the pass.
+        the measurements of this pass.
         """
         plans, failed = searched.candidate_plans, replace(searched, passes=tuple(before)).errors
         rng = np.random.default_rng([self.seed, files.task, len(before)])

@@ -208,7 +208,7 @@ def caps_of(total_units: float, num_devices: int, settings: GridSettings) -> Int
 
 
 def _above_least(fixed_ms: FloatArray) -> FloatArray:
-    """Return each device's compute less the least compute of any device, (D,) ms; zeros if all are about alike."""
+    """Return each device's compute above the least of all devices, (D,) ms; zeros if the devices are about alike."""
     above: FloatArray = fixed_ms - fixed_ms.min()
     return above if above.max() > _ALIKE * fixed_ms.max() else np.zeros_like(above)
 

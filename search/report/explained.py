@@ -164,7 +164,7 @@ def _by_first_word(cost: Cost) -> dict[str, list[Part]]:
 
 
 def _details(explanation: Explanation) -> Iterator[Section]:
-    """Yield a section for each column of the devices' table that is a sum of several parts, with a table of these
+    """Yield a section for each column in the table of devices that is a sum of several parts, with a table of these
     parts.
     """
     order = _order(explanation)

@@ -148,7 +148,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Return a key for sorting paths by the numbers in their names, so that 8 comes before 16."""
+    """Return a key that sorts paths by the numbers in the paths, so that 8 comes before 16."""
     return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", str(path))]
 
 

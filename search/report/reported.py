@@ -73,7 +73,7 @@ def compared_shown(compared: pd.DataFrame, title: str, group: str, axis: str) ->
 
 
 def sensitivities_shown(curves: pd.DataFrame) -> Section | None:
-    """Return the section on sweeps over the numbers of a setting; None if there are no sweeps.
+    """Return the section on sweeps over numeric values of a setting; None if there are no sweeps.
 
     A sweep has a curve if a task was solved with every value.
     """

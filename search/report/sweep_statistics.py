@@ -16,7 +16,7 @@ _CURVE = ["tasks", "setting", "value", "solved", "mean_ms", "relative", "relativ
 
 
 def comparisons(frame: pd.DataFrame, group: str, cost: str) -> pd.DataFrame:
-    """Compare the methods in each group; return one row for each method in each group.
+    """Compare the methods in each group by mean cost; return one row for each method in each group.
 
     Args:
         frame: table with the columns `group`, method, task, `cost`, seconds, solved, and caveat if costs may have one.

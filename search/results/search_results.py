@@ -85,9 +85,7 @@ def _of_another(task: int, record: SearchRecord) -> str | None:
 
 
 def _is_inside(name: str) -> bool:
-    """Return True if a relative path stays inside the directory where it starts,
-    judged only by the names in the path.
-    """
+    """Return True if a relative path stays inside the starting directory, judged only by the names in the path."""
     path = PurePosixPath(name)
     return name.isprintable() and not path.is_absolute() and bool(path.parts) and ".." not in path.parts
 

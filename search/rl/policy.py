@@ -53,8 +53,8 @@ class Policy(nn.Module):
         return (encoded / share.clamp(min=1e-6)[:, None, None]).gather(1, order[..., None].expand_as(encoded))
 
     def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """Return the scores (..., D) of devices with vectors (..., D, H), for items with context (..., C), at costs
-        (..., D, P).
+        """Return the scores (..., D) of devices with vectors (..., D, H) and costs (..., D, P), for items with context
+        (..., C).
         """
         following = context[..., None, :].expand(*devices.shape[:-1], context.shape[-1])
         seen = [devices, following] + ([] if self.cost is None else [torch.relu(self.cost(costs))])

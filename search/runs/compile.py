@@ -36,7 +36,9 @@ class Compile:
     """The command `neuroshard compile`, which needs no settings."""
 
     def run(self) -> CompileResult:
-        """Search a small task so that every compiled function is compiled; return the time that this search took."""
+        """Search for a plan of a small task, so that every function is compiled;
+        return the time that this search took.
+        """
         start = time.perf_counter()
         task = Task(criteo(_BATCH_SIZE, dim=8), Topology(2, "8GiB"), _BATCH_SIZE)
         simulator = Simulator(CostModels.load(_MODEL))

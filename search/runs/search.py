@@ -80,7 +80,7 @@ class Search(OutputSettings, ModelSettings):
     compare: Compare | None = None
 
     def run(self) -> "SearchResult | None":
-        """Search a plan for every task; a task without a plan is recorded with the error that explains why.
+        """Search for a plan of every task; if a task has no plan, record the error that explains why.
 
         A killed run in `out` is resumed. A finished run is not repeated, unless its only task has no plan. Return the
         result; None in processes that only take part in measurements.
@@ -118,8 +118,8 @@ class Search(OutputSettings, ModelSettings):
 
     @cached_property
     def models(self) -> CostModels:
-        """The cost models that predict costs; the costs include the overhead of the framework that trains with the
-        plans or measures the plans.
+        """The cost models that predict costs, with the overhead of the framework (the target system, or the system that
+        measures steps) if that overhead counts.
         """
         return target_named(self.target).costed(CostModels.of(self.choice_of(self.model), self._usual_framework))
 
@@ -208,8 +208,8 @@ class Search(OutputSettings, ModelSettings):
         measure: Measure | None,
         progress: Progress,
     ) -> Searched:
-        """Return the answer to a task: search the task, or resume with the saved candidate plans; measure candidate
-        plans if `verify` is set.
+        """Return the answer to a task: search for a plan, or resume with the saved candidate plans; measure the
+        candidate plans if `verify` is set.
 
         `first` is the state of the first task's answer, if the task was searched already.
         """

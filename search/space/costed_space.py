@@ -104,8 +104,8 @@ class CostedSpace(SearchSpace):
 
     @cached_property
     def _fixed_times(self) -> KernelTimes | None:
-        """The kernel times of the tables that are on the devices already (the fixed load); None if there are no such
-        tables.
+        """The kernel times of the tables in the fixed load, which are on the devices already; None without a fixed
+        load.
         """
         loads = self.fixed.loads
         return None if loads is None else self.simulator.kernel_times(loads, len(loads))
