@@ -1,4 +1,4 @@
-"""Decorators that compile functions with numba, and keep the results on disk until a source changes."""
+"""Decorators that compile functions with numba, and keep the compiled code on disk until a source file changes."""
 
 import hashlib
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _ANY_ORDER = {"reassoc", "contract", "nsz"}
 
 @cache
 def sources_digest(search: Path = _SEARCH) -> str:
-    """Return a digest of this file and of all files of a search that have compiled functions."""
+    """Return a digest of this file and of all files with compiled functions below the directory `search`."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for path in sorted(path for folder in _FOLDERS for path in (search / folder).glob("*.py")):
         if _MARK in (source := path.read_bytes()):
@@ -29,12 +29,12 @@ def sources_digest(search: Path = _SEARCH) -> str:
 
 
 def jit(function: _Function) -> _Function:
-    """Compile a function, and keep the compiled code on disk until any of the sources changes."""
+    """Compile a function, and keep the compiled code on disk until any of the source files changes."""
     return _compiled(function)
 
 
 def jit_inline(function: _Function) -> _Function:
-    """Compile a small function into the functions that call it.
+    """Compile a small function as a part of the compiled functions that call this function.
 
     In a call, numba counts references to the arrays among the arguments, which takes longer than the work of a small
     function.
@@ -43,7 +43,8 @@ def jit_inline(function: _Function) -> _Function:
 
 
 def jit_paste(function: _Function) -> _Function:
-    """Copy a small function into the functions that call it, before numba compiles them.
+    """Copy a small function into the source of the functions that call this function, before numba compiles the
+    callers.
 
     This is for functions that call `jit_inline` functions. Compilation takes longer, and a loop over a function that
     returns early may become slower: measure before you use this decorator.
@@ -52,12 +53,16 @@ def jit_paste(function: _Function) -> _Function:
 
 
 def jit_inline_fast(function: _Function) -> _Function:
-    """Compile a small function into the functions that call it, as `jit_inline` does, with sums in any order."""
+    """Compile a small function as a part of the functions that call this function, as `jit_inline` does, but with sums
+    in any order.
+    """
     return _compiled(function, forceinline=True, fastmath=_ANY_ORDER)
 
 
 def _compiled(function: _Function, **options: Any) -> _Function:
-    """Compile a function with numba's `options`; with NUMBA_DISABLE_JIT=1, it stays a function of plain Python."""
+    """Compile a function with the given `options` of numba;
+    with NUMBA_DISABLE_JIT=1, return the plain Python function.
+    """
     compiled: Any = njit(nogil=True, **options)(function)
     if compiled is not function:
         _keep_on_disk(compiled)
@@ -65,7 +70,8 @@ def _compiled(function: _Function, **options: Any) -> _Function:
 
 
 def _keep_on_disk(compiled: Any) -> None:
-    """Keep a compiled function on disk until any of the sources changes, or warn that numba finds no place for it.
+    """Keep a compiled function on disk until any of the sources changes; warn if numba finds no place for the compiled
+    code.
 
     Numba looks at the file of the function alone, but the compiled code contains functions of other files. Code that
     was compiled from other sources is not read: it may name modules that no longer exist.
@@ -81,7 +87,7 @@ def _keep_on_disk(compiled: Any) -> None:
 
 @cache
 def _warn_uncached() -> None:
-    """Warn once per process that no compiled function is saved."""
+    """Warn once per process that numba cannot save compiled functions on disk."""
     warn_of(
         "neuroshard.search",
         [

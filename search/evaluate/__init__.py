@@ -1,1 +1,1 @@
-"""Measure plans on hardware, compare the costs, and choose the best of the candidate plans of a search."""
+"""Measure plans on hardware, compare the measured costs, and choose the best of the candidate plans of a search."""

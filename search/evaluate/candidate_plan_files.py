@@ -1,4 +1,5 @@
-"""The answer of a search to a task: a plan, or the best of several measured candidate plans, which are saved on disk.
+"""The answer of a search to a task: a plan, or the best of several candidate plans, which are measured and saved on
+disk.
 
 A run that was killed measures nothing twice.
 """
@@ -27,7 +28,9 @@ from neuroshard.tasks.task import Task
 @dataclass(frozen=True)
 @checked
 class _Origin:
-    """How the candidate plans of a task were found, as in `Searched` and `Found`; `count` is the number of plans."""
+    """The origin of a task's candidate plans, as saved on disk: the number of plans, the search time, and the warning
+    and the remark of the search.
+    """
 
     count: PositiveCount
     seconds: NonNegative
@@ -37,7 +40,7 @@ class _Origin:
 
 @dataclass(frozen=True)
 class Searched:
-    """The state of the answer to a task.
+    """The state of the answer to a task: the found plan or an error, the candidate plans, and the measurements so far.
 
     Attributes:
         found: a plan, or the error that explains why there is none.
@@ -54,7 +57,7 @@ class Searched:
 
     @property
     def answer(self) -> Found:
-        """The found plan.
+        """The found plan, with the warning and the remark of the search.
 
         Raises:
             InfeasibleError: no plan was found.
@@ -65,29 +68,29 @@ class Searched:
 
     @property
     def errors(self) -> tuple[str | None, ...]:
-        """The first error of each plan's measurements, (K,); None for plans without errors."""
+        """The first error in each plan's measurements, (K,) texts; None for plans without errors."""
         return errors_of(self.passes, len(self.candidate_plans))
 
     @property
     def costs_ms(self) -> FloatArray:
-        """The cost of each plan in each pass, (K, P) ms; NaN for failed measurements."""
+        """The measured cost of each plan in each pass, (K, P) ms; NaN for failed measurements."""
         return costs_ms(self.passes, len(self.candidate_plans))
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on the candidate plans, based on all measured passes."""
+        """The verdict on which candidate plan to deploy, based on all measured passes."""
         return Verdict.of(self.costs_ms)
 
     @property
     def measured_ms(self) -> float | None:
-        """The measured cost of the candidate plan to deploy, in ms; None if it could not be measured."""
+        """The measured cost of the candidate plan to deploy, in ms; None if this plan could not be measured."""
         if not self.passes:
             return None
         measured_ms = float(self.verdict.measured_ms[self.verdict.taken])
         return None if np.isnan(measured_ms) else measured_ms
 
     def judged(self) -> "Searched":
-        """Return the same state with the candidate plan to deploy as the answer,
+        """Return a copy of this state, with the candidate plan to deploy as the answer,
         and with a remark that explains the choice.
         """
         verdict, why = self.verdict, self.errors[0]
@@ -98,7 +101,8 @@ class Searched:
 
 @dataclass(frozen=True)
 class CandidatePlanFiles:
-    """The files of a task's candidate plans in a run's directory.
+    """The files with the candidate plans of one task, and with the measurements of these plans, in the directory of a
+    run.
 
     `candidate_plans/task-0000.json` describes how the plans were found. The directory `candidate_plans/task-0000` has
     the plans, and `measurements/task-0000` has a file for each pass.
@@ -112,7 +116,9 @@ class CandidatePlanFiles:
         return f"candidate_plans/task-{self.task:04d}/plan-{number:02d}.json"
 
     def begin(self, searched: Searched) -> None:
-        """Write the candidate plans and how they were found, before they are measured."""
+        """Write the candidate plans, and the record of how the search found these plans,
+        before the plans are measured.
+        """
         for number, plan in enumerate(searched.candidate_plans):
             plan.save(self.run / self.plan(number))
         answer = searched.answer
@@ -121,11 +127,11 @@ class CandidatePlanFiles:
         )
 
     def passes(self, plans: Sequence[Plan]) -> PassFiles:
-        """Return the files of the passes over these candidate plans."""
+        """Return the files with the measurements of these candidate plans, a file for each pass."""
         return passes_in(self.run, self.task, plans)
 
     def read(self, task: Task) -> Searched | None:
-        """Return the saved state of the task's answer; None if its search has not ended.
+        """Return the saved state of the answer to a task; None if the search of the task has not ended.
 
         Raises:
             UserError: a file is damaged, or belongs to another task.
@@ -137,7 +143,7 @@ class CandidatePlanFiles:
         return Searched(found, origin.seconds, plans, self.passes(plans).read())
 
     def rows(self, searched: Searched) -> list[dict[str, Any]]:
-        """Return the rows of `candidate_plans.parquet`: one for each plan."""
+        """Return the rows of `candidate_plans.parquet`: one row for each candidate plan."""
         verdict, costs, errors = searched.verdict, searched.costs_ms, searched.errors
         return [
             {

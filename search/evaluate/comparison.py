@@ -1,4 +1,4 @@
-"""Comparison of methods: success rate, predicted and measured cost, search time."""
+"""Comparison of methods by success rate, predicted and measured cost, and search time."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _BIASED = 1.15  # a larger median factor means that all predictions are wrong, n
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One method's answer to one task.
+    """The answer of one method to one task: a plan with predicted and measured cost, or an error.
 
     Attributes:
         method: name of the searcher, or of the plan file.
@@ -47,7 +47,7 @@ class Evaluated:
 
     @property
     def prediction(self) -> Prediction | None:
-        """The prediction of the plan's cost; None if there is none."""
+        """The prediction of the plan's cost; None if there is no prediction."""
         return None if self.plan is None else self.plan.prediction
 
     @property
@@ -57,23 +57,23 @@ class Evaluated:
 
     @property
     def margin_ms(self) -> float:
-        """Half the width of the prediction's 90% interval, in ms; NaN if unknown."""
+        """Half the width of the 90% interval of the predicted cost, in ms; NaN if the width is unknown."""
         known = None if self.prediction is None else self.prediction.margin_ms
         return _NAN if known is None else known
 
     @property
     def caveat(self) -> str | None:
-        """The caveat of the predicted cost; None if there is none."""
+        """The caveat of the predicted cost; None if there is no caveat."""
         return None if self.prediction is None else self.prediction.caveat
 
     @property
     def runnable(self) -> bool:
-        """True if there is a plan, and no error prevents it from being run."""
+        """True if the method found a plan, and no error prevents the plan from being run."""
         return self.plan is not None and self.error is None
 
     @property
     def differs_in_scope(self) -> bool:
-        """True if the predicted cost is known to count other parts of the step than the measured cost."""
+        """True if the predicted cost and the measured cost are known to count different parts of the training step."""
         scope = None if self.prediction is None else self.prediction.scope
         if scope is None or self.measured is None:
             return False
@@ -81,11 +81,11 @@ class Evaluated:
 
     @property
     def measured_ms(self) -> float:
-        """The plan's measured cost in ms; NaN if it was not measured."""
+        """The plan's measured cost in ms; NaN if the plan was not measured."""
         return _NAN if self.measured is None else self.measured.total_ms
 
     def row(self) -> dict[str, Any]:
-        """Return the plan's row of `results.parquet`."""
+        """Return the row of this answer in `results.parquet`."""
         return {
             "method": self.method,
             "task": self.task,
@@ -98,7 +98,7 @@ class Evaluated:
         }
 
     def device_rows(self) -> list[dict[str, Any]]:
-        """Return the rows of `devices.parquet`: one for every device of a measured plan."""
+        """Return the rows of `devices.parquet`: one row for every device of a measured plan."""
         if self.plan is None or self.measured is None:
             return []
         cost = self.measured
@@ -116,18 +116,19 @@ class Evaluated:
 
 
 def runnable_by_task(entries: Sequence[Evaluated]) -> dict[int, list[Evaluated]]:
-    """Return the entries with plans that can be run, grouped by the number of their task, in increasing order."""
+    """Return the entries whose plans can be run, grouped by task number; the task numbers are in increasing order."""
     runnable = sorted((entry for entry in entries if entry.runnable), key=lambda entry: entry.task)
     return grouped(runnable, lambda entry: entry.task)
 
 
 def plans_of(entries: Sequence[Evaluated]) -> list[Plan]:
-    """Return the plans of the entries that have one."""
+    """Return the plans of all entries that have a plan."""
     return [entry.plan for entry in entries if entry.plan is not None]
 
 
 def grid_of(title: str | Text, columns: Mapping[str, Sequence[str]], words: int = 1) -> Grid:
-    """Return a table for people from the cells of each column: first `words` columns of words, then columns of figures.
+    """Return a table for people; `columns` has the cells of each column by heading: first `words` columns of words,
+    then columns of figures.
 
     Markup in cells has no effect.
     """
@@ -139,8 +140,8 @@ def grid_of(title: str | Text, columns: Mapping[str, Sequence[str]], words: int 
 
 
 def names_and_forms(entries: Sequence[Evaluated]) -> dict[str, list[str]]:
-    """Return the first columns of a table with one row per plan: the method,
-    and the number of tables by sharding type.
+    """Return the first columns of a table with one row per plan: the method that found the plan,
+    and the number of tables of each sharding type.
     """
     counts = [[] if entry.plan is None else map(entry.plan.forms.count, FORMS) for entry in entries]
     forms = [", ".join(map(str, numbers)) for numbers in counts]
@@ -148,13 +149,13 @@ def names_and_forms(entries: Sequence[Evaluated]) -> dict[str, list[str]]:
 
 
 def failures(entries: Sequence[Evaluated], errors: Iterable[str | None] | None = None) -> list[str]:
-    """Return a line for every entry that failed: with the entry's error, or with the entry's error in `errors`."""
+    """Return a line of text for every entry that failed; `errors`, if given, replaces the errors of the entries."""
     entries_and_errors = zip(entries, (entry.error for entry in entries) if errors is None else errors, strict=True)
     return [f"{entry.method}, task {entry.task}: {error}" for entry, error in entries_and_errors if error is not None]
 
 
 def comparison(entries: Sequence[Evaluated]) -> Grid:
-    """Return a table that compares methods, one row each, by mean costs over the tasks that every method solved.
+    """Return a table that compares methods, one row each, by the mean costs over the tasks that every method solved.
 
     Methods that solved no task are ignored for the choice of these tasks, because no task would be left.
     """
@@ -182,7 +183,8 @@ def comparison(entries: Sequence[Evaluated]) -> Grid:
 
 
 def provenance_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str]:
-    """Yield lines on the scope of predicted costs, and on the hardware and the models that they are for.
+    """Yield lines on the predicted costs: the parts of the step that the costs count, and the hardware and the models
+    for which the costs were predicted.
 
     Lines that begin with "warning:" say that models predict for other hardware than `here`, or that models differ.
     """
@@ -219,7 +221,8 @@ def _methods(entries: Sequence[Evaluated]) -> str:
 
 
 def trust_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str]:
-    """Yield lines on the quality of predictions: the number of measured costs inside their intervals, and the bias.
+    """Yield lines on the quality of predictions: the number of measured costs inside the predicted intervals, and the
+    bias.
 
     The first lines are the caveats of predicted costs, and warnings about the models' hardware. Predictions for a GPU
     are not compared with costs that were measured on a CPU (`here`), and vice versa. Predicted costs that count other

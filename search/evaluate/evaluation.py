@@ -1,4 +1,6 @@
-"""The evaluation of plans: measures the plans of each task in passes, and writes what the measurer makes of them."""
+"""The evaluation of plans: measures the plans of each task in passes,
+and writes the results that the measurer returns.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -26,7 +28,8 @@ def evaluated(
     count_input: bool,
     directory: RunDirectory,
 ) -> EvaluateResult:
-    """Measure the plans that can be run, plans of one task together; write the results into the directory.
+    """Measure all plans that can be run, the plans of one task together; write the results into the directory and
+    return the results.
 
     The directory must be locked. Passes that are on disk already are not measured again.
 
@@ -55,7 +58,7 @@ def evaluated(
 
 
 def _check_predictions(entries: Sequence[Evaluated], count_input: bool) -> None:
-    """Raise UserError if only the measured costs or only the predicted costs would count the input dist."""
+    """Raise UserError if only the measured costs, or only the predicted costs, would count the input dist."""
     for entry in entries:
         if entry.prediction is not None and entry.prediction.counts_input is not count_input:
             raise UserError(
@@ -73,7 +76,7 @@ def _check_predictions(entries: Sequence[Evaluated], count_input: bool) -> None:
 def _next_pass(
     measure: Measure, plans: Sequence[Plan], seed: tuple[int, int], advance: Advance, run: Path, before: Sequence[Pass]
 ) -> Pass:
-    """Measure the pass after the passes `before`."""
+    """Measure the plans once more, after the passes `before`, and return the measurements of the new pass."""
     return measure(plans, len(before), [*seed, len(before)], advance, run)
 
 
@@ -99,7 +102,7 @@ def _begun(
     count_input: bool,
     run: RunDirectory,
 ) -> dict[str, object]:
-    """Start an evaluation, or resume it; a resumed evaluation may have more builds.
+    """Start an evaluation, or resume an evaluation, which may then have more builds than before.
 
     Returns:
         The content of `run.json`.

@@ -1,4 +1,4 @@
-"""Measure plans by kernels and exchanges, one by one: `evaluate measure=kernels` and `search verify=kernels`."""
+"""Measure the kernels and exchanges of plans one by one: `evaluate measure=kernels` and `search verify=kernels`."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,40 +38,46 @@ _SHOWN_ERRORS = 3
 
 @dataclass(frozen=True)
 class KernelMeasurer(Measurer):
-    """Measures kernels and exchanges one by one, which are the costs that cost models predict."""
+    """Measures the kernels and exchanges of plans one by one; the times of kernels and exchanges are the costs that
+    cost models predict.
+    """
 
     kind: ClassVar[str] = "kernels"
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
-        """Raise UserError if exchanges on this machine have other hosts than the tasks."""
+        """Raise UserError if this machine measures exchanges with another number of devices per host than the tasks
+        have.
+        """
         for task in tasks:
             hardware.check_hosts(task.topology)
 
     def follow(self, hardware: Hardware) -> None:
-        """Take part in the exchanges."""
+        """Take part in the exchanges that rank 0 measures."""
         hardware.follow()
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
-        """Yield the function that measures plans; its processes stay alive for all passes."""
+        """Yield the function that measures plans; the processes that measure stay alive for all passes."""
         # The records of a run are read at its first measurement.
         records = cache(partial(PlanRecords.of_run, hardware=hardware))
         with meters_of(hardware, warn) as meters:
             meters.join(task.topology for task in tasks)
 
             def measured(plans: Sequence[Plan], number: int, seed: Sequence[int], advance: Advance, run: Path) -> Pass:
-                """Measure every plan once."""
+                """Measure every plan once, and return the measurements: the times of kernels and exchanges."""
                 costs = measure_plans(meters, plans, seed[0], advance, count_input, records(run))
                 return tuple(row for plan, cost in enumerate(costs) for row in rows_of_cost(plan, number, cost))
 
             yield measured
 
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
-        """Return the number of kernel calls and exchanges."""
+        """Return the number of kernel calls and exchanges that measuring these plans takes."""
         return steps(plans, count_input)
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why these rows cannot be a pass of kernels and exchanges; None if they can."""
+        """Return the reason why these rows cannot be a pass of kernels and exchanges;
+        None if the rows can be a pass.
+        """
         for plan, of_plan in zip(plans, by_plan(rows, len(plans)), strict=True):
             counts = Counter(row.phase for row in of_plan if row.phase != COST)
             known = {*PARTS} <= counts.keys() <= {*PARTS, INPUT}
@@ -82,7 +88,7 @@ class KernelMeasurer(Measurer):
     def result(
         self, run: Path, entries: Sequence[Evaluated], measured: Mapping[int, Sequence[Pass]], here: Fingerprint
     ) -> EvaluateResult:
-        """Return the result: for one plan its devices, for several plans a comparison of methods."""
+        """Return the result: for one plan a table of the devices, for several plans a comparison of methods."""
         plans = {task: len(of_task) for task, of_task in runnable_by_task(entries).items()}
         rows = {task: iter(by_plan(passes[0], plans[task])) for task, passes in measured.items()}
         done = [_with(entry, cost_from(next(rows[entry.task]))) if entry.runnable else entry for entry in entries]
@@ -90,7 +96,9 @@ class KernelMeasurer(Measurer):
 
 
 def rows_of_cost(plan: int, number: int, cost: Cost | str) -> list[PlanMeasurement]:
-    """Return the rows of a plan's cost: each part on each device, and the whole cost; or the error in its place."""
+    """Return the rows of a plan's cost: each part on each device, and the whole cost; or a row with the error if there
+    is no cost.
+    """
     if isinstance(cost, str):
         return [PlanMeasurement(plan, number, error=cost)]
     every = [(device, part.name, ms) for part in cost.parts for device, ms in enumerate(part.ms.tolist())]
@@ -98,7 +106,7 @@ def rows_of_cost(plan: int, number: int, cost: Cost | str) -> list[PlanMeasureme
 
 
 def cost_from(rows: Sequence[PlanMeasurement]) -> Cost | str:
-    """Return the cost of a plan from its rows in one pass, or the error in its place."""
+    """Return the cost of a plan, given the rows of the plan in one pass; or return the error in these rows."""
     if (error := error_of(rows)) is not None:
         return error
     of_parts = grouped((row for row in rows if row.phase is not None and row.phase != COST), lambda row: str(row.phase))
@@ -110,13 +118,13 @@ def cost_from(rows: Sequence[PlanMeasurement]) -> Cost | str:
 
 
 def _with(entry: Evaluated, outcome: Cost | str) -> Evaluated:
-    """Return the entry with its plan's measured cost, or with the error that stopped the measurement."""
+    """Return the entry with the measured cost of the plan, or with the error that stopped the measurement."""
     return replace(entry, error=outcome) if isinstance(outcome, str) else replace(entry, measured=outcome)
 
 
 def _result(path: Path, entries: Sequence[Evaluated], here: Fingerprint) -> EvaluateResult:
-    """Return the result: for one plan its devices, for several plans a comparison;
-    draw the cheapest plan of the first task.
+    """Return the result of an evaluation: for one plan a table of the devices, for several plans a comparison;
+    with a picture of the cheapest plan of the first task.
     """
     solved = [(e, e.plan, e.measured) for e in entries if e.plan is not None and e.measured is not None]
     devices = [_devices(*evaluated) for evaluated in solved] if len(entries) == 1 else []
@@ -137,7 +145,7 @@ def _result(path: Path, entries: Sequence[Evaluated], here: Fingerprint) -> Eval
 
 
 def _devices(entry: Evaluated, plan: Plan, cost: Cost) -> Grid:
-    """Return a table of a plan's devices."""
+    """Return a table of the devices of a measured plan."""
     columns = {
         "device": [str(device) for device in range(len(plan.device_tables))],
         "shards": [str(len(tables)) for tables in plan.device_tables],

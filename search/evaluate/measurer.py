@@ -1,4 +1,4 @@
-"""The interface of the ways to measure plans: by kernels, by training steps and by mirrored training steps."""
+"""The base classes for measuring plans in three ways: by kernels, by training steps, and by mirrored training steps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ Measure = Callable[[Sequence[Plan], int, Sequence[int], Advance, Path], Pass]
 
 @dataclass(frozen=True)
 class EvaluateFacts:
-    """The measurements of plans.
+    """The measurements of plans, as `format=json` prints them.
 
     Attributes:
         directory: directory of the run.
@@ -50,7 +50,7 @@ class EvaluateFacts:
 
 @dataclass(frozen=True)
 class EvaluateResult:
-    """The measurements of plans, their files, and their presentation for people.
+    """The measurements of plans, the files with the measurements, and the tables and lines for people.
 
     Attributes:
         path: directory of the run.
@@ -69,7 +69,7 @@ class EvaluateResult:
     picture: Drawn | None = None
 
     def save(self, facts: Mapping[str, object]) -> None:
-        """Write the frames, `run.json` with the facts, and the picture."""
+        """Write the frames as Parquet files, the facts as `run.json`, and the picture."""
         for name, rows in self.frames.items():
             write_frame(self.path / f"{name}.parquet", pd.DataFrame(rows))
         RunDirectory(self.path).finish("evaluate", facts)
@@ -83,7 +83,7 @@ class EvaluateResult:
         return EvaluateFacts(str(self.path), self.frames)
 
     def show(self, console: Console) -> None:
-        """Print the tables and lines, and the paths of the files."""
+        """Print the tables and lines for people, and the paths of the written files."""
         files = [f"results: {self.path}"]
         files += [] if self.picture is None else [f"picture: {self.path / self.picture[0]}"]
         for table_or_line in (*self.told, *files):
@@ -94,7 +94,8 @@ class EvaluateResult:
 
 
 class Measurer(ABC):
-    """A way to measure plans: the candidate plans of a search, or the plans of an evaluation, both in passes.
+    """Base class of the ways to measure plans: the candidate plans of a search, or the plans of an evaluation, both in
+    passes.
 
     Attributes:
         kind: name of the way, as in `measure=` and `verify=`.
@@ -106,28 +107,28 @@ class Measurer(ABC):
 
     @property
     def passes(self) -> int:
-        """The number of passes of an evaluation."""
+        """The number of passes in an evaluation with this measurer."""
         return 1
 
     def settings(self, count_input: bool) -> dict[str, object]:
-        """Return the settings that the measurements of an evaluation depend on; JSON-ready."""
+        """Return the settings on which the measurements of an evaluation depend, as a JSON-ready dictionary."""
         return {"count_input": True} if count_input else {}
 
     @abstractmethod
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
-        """Raise UserError if plans of these tasks, or the given plans of each task together,
-        cannot be measured in this way.
+        """Raise UserError if this measurer cannot measure plans of these tasks,
+        or cannot measure the given plans of each task together.
         """
 
     @abstractmethod
     def follow(self, hardware: Hardware) -> None:
-        """Take part in the measurements, as one of torchrun's processes other than rank 0."""
+        """Take part in the measurements as one of the processes that torchrun starts, other than rank 0."""
 
     @abstractmethod
     def opened(
         self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn
     ) -> AbstractContextManager[Measure]:
-        """Start the processes that these tasks need; they end with the context.
+        """Start the processes that measure plans of these tasks; the processes end when the context ends.
 
         Raises:
             UserError: torchrun started another number of processes than a task has devices.
@@ -135,7 +136,7 @@ class Measurer(ABC):
 
     @abstractmethod
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
-        """Return the total progress that measuring these plans once reports."""
+        """Return the total of the progress that the measurer reports while these plans are measured once."""
 
     def lineup(self, plans: Sequence[Plan]) -> list[Plan]:
         """Return the plans that each pass of an evaluation measures, given the plans of a task."""
@@ -143,18 +144,22 @@ class Measurer(ABC):
 
     @abstractmethod
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why these rows cannot be a pass of this measurer, as a predicate; None if they can."""
+        """Return the reason why these rows cannot be a pass of this measurer, as the predicate of a sentence; None if
+        the rows can be a pass.
+        """
 
     @abstractmethod
     def result(
         self, run: Path, entries: Sequence[Evaluated], measured: Mapping[int, Sequence[Pass]], here: Fingerprint
     ) -> EvaluateResult:
-        """Return the result of an evaluation from the passes over each task's plans, by number of the task."""
+        """Return the result of an evaluation; `measured` has the passes over the plans of each task, by number of the
+        task.
+        """
 
 
 @dataclass(frozen=True)
 class TorchRecMeasurer(Measurer):
-    """A way to measure plans by training steps of TorchRec; each pass is one build of all plans.
+    """Base class of the measurers that time training steps of TorchRec; each pass is one build of all plans.
 
     An evaluation builds the first plan of a task twice; the difference of both is the smallest reliable difference.
 
@@ -169,20 +174,22 @@ class TorchRecMeasurer(Measurer):
 
     @property
     def passes(self) -> int:
-        """The number of builds."""
+        """The number of builds, each of which is a pass."""
         return self.protocol.builds
 
     def settings(self, count_input: bool) -> dict[str, object]:
-        """Return the protocol; the input dist counts as far as no pipeline hides it."""
+        """Return the settings of the protocol; the input dist counts to the extent that no pipeline hides this
+        exchange.
+        """
         return asdict(self.protocol)
 
     def lineup(self, plans: Sequence[Plan]) -> list[Plan]:
-        """Return the plans, and the first plan once more."""
+        """Return the plans, followed by the first plan once more."""
         return [*plans, plans[0]]
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
         """Raise UserError if TorchRec is not installed,
-        or if a task's plans cannot be measured together on this machine.
+        or if the plans of a task cannot be measured together on this machine.
         """
         import neuroshard.torchrec  # noqa: F401  # says what to install
 
@@ -193,12 +200,14 @@ class TorchRecMeasurer(Measurer):
 
     @abstractmethod
     def check_together(self, plans: Sequence[Plan], hardware: Hardware) -> None:
-        """Raise UserError if these plans of one task, all live together, cannot be measured on this machine."""
+        """Raise UserError if these plans of one task, all in memory together, cannot be measured on this machine."""
 
     def result(
         self, run: Path, entries: Sequence[Evaluated], measured: Mapping[int, Sequence[Pass]], here: Fingerprint
     ) -> EvaluateResult:
-        """Return the comparison of each task's plans, and a picture of the first task's plans."""
+        """Return the result of an evaluation: the comparison of each task's plans, and a picture of the first task's
+        plans.
+        """
         by_task = runnable_by_task(entries)
         compared = tuple(self.compared(task, by_task[task], passes) for task, passes in measured.items())
         shown = [line for task in compared for line in self.told(task)]
@@ -211,21 +220,21 @@ class TorchRecMeasurer(Measurer):
 
     @abstractmethod
     def compared(self, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass]) -> Comparison:
-        """Compare the plans of a task."""
+        """Return the comparison of the plans of a task, from the passes over the plans."""
 
     @abstractmethod
     def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
-        """Return the rows of a further file on the plans of a task."""
+        """Return the rows of an additional file with details on the plans of a task."""
 
     @abstractmethod
     def told(self, compared: Comparison) -> list[Grid | str]:
         """Return tables and lines for people on the plans of a task."""
 
     def drawn(self, compared: Comparison) -> Drawn | None:
-        """Return a picture of the plans of a task; None if there is none."""
+        """Return a picture of the plans of a task; None if this measurer draws no picture."""
         return None
 
 
 def plans_once(plans: Sequence[Plan]) -> list[Plan]:
-    """Return the plans without the objects that occur again."""
+    """Return the plans without repetitions of the same object."""
     return list({id(plan): plan for plan in plans}.values())

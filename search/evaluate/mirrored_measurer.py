@@ -34,7 +34,7 @@ from neuroshard.words.collective import Collective
 
 
 class ExchangesOfStep(NamedTuple):
-    """Predicted ms of a plan's exchanges, each of which all devices begin together; NaN without models.
+    """Predicted ms of the exchanges of one plan, if all devices begin each exchange together; NaN without models.
 
     Attributes:
         waited_ms: exchanges of embeddings, of their gradients, and of data-parallel tables' gradients.
@@ -46,14 +46,14 @@ class ExchangesOfStep(NamedTuple):
 
     @classmethod
     def of(cls, models: CostModels, traffic: Traffic) -> "ExchangesOfStep":
-        """Predict the exchanges of one plan with this traffic."""
+        """Predict the times of the exchanges of one plan, which has this traffic."""
         idle = np.zeros((1, traffic.num_devices))
         waited_ms = np.sum(Simulator(models).communication(traffic, idle), axis=0)
         input_ms = np.zeros(1) if models.input is None else models.input.predict(traffic.alone(Collective.INPUT), idle)
         return cls(float(waited_ms.max()), float(input_ms.max()))
 
     def in_step(self, step: MirroredStep) -> float:
-        """Return the ms that the exchanges add to a step's local work."""
+        """Return the ms that the exchanges add to the local work of a step."""
         return self.waited_ms + step.exposed_ms(self.input_ms)
 
 
@@ -79,29 +79,33 @@ class MirroredMeasurer(TorchRecMeasurer):
     exchange_dtype: str | None = None
 
     def check_together(self, plans: Sequence[Plan], hardware: Hardware) -> None:
-        """Raise UserError if mirrored steps of these plans, all live together, cannot be measured on this machine."""
+        """Raise UserError if mirrored steps of these plans,
+        all in memory together, cannot be measured on this machine.
+        """
         check_mirrored(plans, hardware)
 
     def follow(self, hardware: Hardware) -> None:
-        """Do nothing: `check` refuses processes of torchrun."""
+        """Do nothing: mirrored steps never run under torchrun, because `check` refuses the processes of torchrun."""
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
-        """Yield the function that measures plans; it starts a new process for every rank."""
+        """Yield the function that measures plans; this function starts a new process for every rank."""
         yield partial(self._measured, hardware, warn)
 
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
-        """Return the number of ranks that are measured."""
+        """Return the number of ranks that are measured for these plans."""
         return len(rank_jobs(plans))
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why these rows cannot be a pass of mirrored steps; None if they can."""
+        """Return the reason why these rows cannot be a pass of mirrored steps; None if the rows can be a pass."""
         known = {*LOCAL_PHASES, HOST}
         fits = all((row.phase in known) is (row.device is not None) for row in rows if row.error is None)
         return None if fits else "does not have the times of mirrored steps"
 
     def compared(self, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass]) -> Comparison:
-        """Compare the local work of a task's plans; phases and exchanges are from passes without errors."""
+        """Compare the local work of the plans of a task; phases and exchanges are computed from
+        passes without errors.
+        """
         by_pass = [by_plan(one_pass, len(entries)) for one_pass in passes]
         steps = [self._steps([plans[k] for plans in by_pass]) for k in range(len(entries))]
         exchanges = zip(self.exchanges_of(plans_of(entries)), steps, strict=True)
@@ -116,7 +120,7 @@ class MirroredMeasurer(TorchRecMeasurer):
         return replace(compared, columns=tuple(columns))
 
     def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
-        """Return the rows of `stretches.parquet`: the stretches of every measured rank in a step, in order."""
+        """Return the rows of `stretches.parquet`: for every measured rank, the stretches of a step in order of time."""
         return [
             {
                 **{"method": name, "task": compared.task, "build": number, "rank": rank, "place": place},
@@ -131,7 +135,9 @@ class MirroredMeasurer(TorchRecMeasurer):
         ]
 
     def told(self, compared: Comparison) -> list[Grid | str]:
-        """Return tables and lines for people, including the difference of equal plans and the failures."""
+        """Return tables and lines for people, including the time difference of equal plans and the
+        plans that failed.
+        """
         devices = plans_of(compared.entries)[0].task.topology.num_devices
         columns: Mapping[str, Cell] = {
             "ranks measured": lambda row: _ranges(row["ranks"]),
@@ -144,25 +150,27 @@ class MirroredMeasurer(TorchRecMeasurer):
         return compared.told(f"Mirrored steps on {devices} ranks, ms", columns, "Local work by phase", floor)
 
     def exchanges_of(self, plans: Sequence[Plan]) -> list[ExchangesOfStep]:
-        """Predict the exchanges of each plan, (K,); NaN without models."""
+        """Return the predicted times of the exchanges of each plan, (K,); NaN without models."""
         if self.exchanges is None:
             return [ExchangesOfStep()] * len(plans)
         models = CostModels.load(self.exchanges, exchange_dtype=self.exchange_dtype)
         return [ExchangesOfStep.of(models, plan.traffic) for plan in plans]
 
     def timeline(self, rows: Sequence[PlanMeasurement]) -> MirroredStep | str:
-        """Return a plan's step in one pass, computed from its ranks, or the error in its place."""
+        """Return a plan's step in one pass, computed from the rows of the measured ranks; or the error if this is
+        impossible.
+        """
         try:
             return MirroredStep.of(rows, self.protocol.pipeline)
         except ValueError as error:
             return str(error)
 
     def _steps(self, passes: Sequence[Pass]) -> list[MirroredStep]:
-        """Return a plan's step in each pass without errors, given the rows of the plan."""
+        """Return the step of one plan in each pass without errors; `passes` has only the rows of this plan."""
         return [step for step in map(self.timeline, passes) if not isinstance(step, str)]
 
     def _local_ms(self, rows: Pass) -> list[float]:
-        """Return the plan's step in a pass without exchanges; nothing after an error."""
+        """Return the ms of the plan's step in one pass, without exchanges; an empty list after an error."""
         return [step.step_ms for step in self._steps([rows])]
 
     def _measured(
@@ -175,7 +183,9 @@ class MirroredMeasurer(TorchRecMeasurer):
         advance: Advance,
         _run: Path,
     ) -> Pass:
-        """Measure every plan once; a plan's cost is its local work and its predicted exchanges."""
+        """Measure every plan once, and return the measurements; the cost of a plan is local work and predicted
+        exchanges.
+        """
         check_mirrored(plans_once(plans), hardware)
         rows: Pass = ()
         for job in rank_jobs(plans):
@@ -195,7 +205,7 @@ class MirroredMeasurer(TorchRecMeasurer):
 
 
 def _mean_phases(steps: Sequence[Sequence[MirroredStep]]) -> dict[str, FloatArray]:
-    """Return the mean ms of each phase over the steps of each plan, (K,), by name; NaN without steps."""
+    """Return the mean ms of each phase over the steps of each plan, (K,), by name of the phase; NaN without steps."""
     none = np.full((1, len(LOCAL_PHASES)), np.nan)
     means = np.array([np.mean([step.slowest_ms for step in of_plan] or none, axis=0) for of_plan in steps])
     return dict(zip(LOCAL_PHASES, means.T, strict=True))
@@ -206,7 +216,9 @@ def _known(ms: float) -> str:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """Return ranks as text for people: "0-7", or one by one."""
+    """Return ranks as text for people: "0-7" for three or more consecutive ranks,
+    and otherwise a list such as "0, 3".
+    """
     if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}"
     return ", ".join(map(str, ranks))

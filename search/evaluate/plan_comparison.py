@@ -1,4 +1,4 @@
-"""Comparison of the plans of one task by their training steps, in passes and turns."""
+"""Comparison of the plans of one task by the training steps of the plans, measured in passes and turns."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ Cell = Callable[[dict[str, Any]], str]  # returns the cell of a table for people
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """K plans of one task over P passes of T turns; the first plan is the baseline.
+    """The steps of K plans of one task, measured in P passes of T turns; the first plan is the baseline of the
+    comparison.
 
     Attributes:
         task: number of the task.
@@ -44,7 +45,8 @@ class Comparison:
         turns: Callable[[Pass], Sequence[float]],
         phase_ms: Mapping[str, FloatArray],
     ) -> "Comparison":
-        """Collect the steps of all passes; `turns` returns the ms of a plan's step in each turn of a pass.
+        """Collect the steps from all passes; `turns` returns the ms of the step in each turn, from the rows of a plan
+        in a pass.
 
         A plan that failed in a pass has no turns.
         """
@@ -56,24 +58,26 @@ class Comparison:
 
     @property
     def names(self) -> list[str]:
-        """The names of the methods that found the plans, (K,)."""
+        """The names of the methods that found the K plans."""
         return [entry.method for entry in self.entries]
 
     @property
     def step_ms(self) -> FloatArray:
-        """The median step of each plan over all passes and turns, (K,)."""
+        """The median ms of the step of each plan over all passes and turns, (K,)."""
         median: FloatArray = np.median(self.turns_ms, axis=(1, 2))[:-1]
         return median
 
     @property
     def ratios(self) -> FloatArray:
-        """The step of each plan relative to the first plan's step, (K, P): the median over turns of a pass."""
+        """The step of each plan relative to the step of the first plan, (K, P):
+        the median over the turns of each pass.
+        """
         return self._ratios[:-1]
 
     @property
     def floor(self) -> float:
-        """The relative difference of equal plans over all passes:
-        the standard error of the first plan's ratios to itself.
+        """The relative difference that equal plans have over all passes:
+        the standard error of the ratios of the first plan, measured again, to the first plan.
         """
         again = self._ratios[-1]
         return float(np.sqrt(np.square(again - 1).mean() / len(again)))
@@ -85,7 +89,7 @@ class Comparison:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of `results.parquet`: one for each plan."""
+        """The rows of `results.parquet`: one row for each plan."""
         return [
             entry.row()
             | dict(columns)
@@ -99,12 +103,12 @@ class Comparison:
         ]
 
     def phases(self, title: str) -> Grid:
-        """Return a table for people with every plan's ms of each phase."""
+        """Return a table for people with the ms of each phase, one row per plan."""
         ms = {name: [f"{ms:.2f}" for ms in of_plans] for name, of_plans in self.phase_ms.items()}
         return grid_of(f"{title}, ms, task {self.task}", {"plan by": self.names, **ms})
 
     def told(self, title: str, columns: Mapping[str, Cell], phases: str, floor: str) -> list[Grid | str]:
-        """Return tables and lines for people, the last of them on the plans that failed.
+        """Return tables and lines for people; the last lines are on the plans that failed.
 
         Args:
             title: title of the table with a row for each plan.

@@ -1,4 +1,4 @@
-"""The call of a run's searcher: searches one task and measures the time."""
+"""Run the searcher of a run on one task, and measure the search time."""
 
 import time
 
@@ -12,7 +12,7 @@ from neuroshard.tasks.task import Task
 
 def search_task(searcher: Searcher, task: Task, simulator: Simulator, candidate_plans: int = 0) -> Searched:
     """Search for a plan of a task, with at most `candidate_plans` candidate plans;
-    an InfeasibleError is returned, not raised.
+    if no plan is found, the result contains the InfeasibleError, which is not raised.
     """
     start = time.perf_counter()
     try:

@@ -1,4 +1,4 @@
-"""Measure plans by TorchRec's training steps: `evaluate measure=steps` and `search verify=steps`."""
+"""Measure training steps of plans in TorchRec: `evaluate measure=steps` and `search verify=steps`."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,7 +32,8 @@ _TRUSTED = 0.03  # differences between plans are reliable only if equal plans di
 
 @dataclass(frozen=True)
 class StepMeasurer(TorchRecMeasurer):
-    """Measures training steps: TorchRec trains a stand-in of the user's model on the plans of a task, alternately.
+    """Measures training steps: TorchRec trains a stand-in of the user's model with the plans of a task, plan after plan
+    in turns.
 
     Each build of all of a task's plans is in fresh processes, and is one pass. An evaluation builds the first plan
     twice; the difference of both is the floor.
@@ -46,30 +47,32 @@ class StepMeasurer(TorchRecMeasurer):
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
         """Raise UserError if TorchRec is not installed,
-        or if steps of a task's plans cannot be compared on this machine.
+        or if training steps of the plans of a task cannot be compared on this machine.
         """
         for task in tasks:
             hardware.check_hosts(task.topology)
         super().check(tasks, plans, hardware)
 
     def check_together(self, plans: Sequence[Plan], hardware: Hardware) -> None:
-        """Raise UserError if training steps of these plans, all live together, cannot be measured on this machine."""
+        """Raise UserError if training steps of these plans,
+        all in memory together, cannot be measured on this machine.
+        """
         check_steps(plans, hardware)
 
     def follow(self, hardware: Hardware) -> None:
-        """Take part in the steps."""
+        """Take part in the training steps that rank 0 measures."""
         hardware.follow(self.protocol)
 
     @contextmanager
     def opened(self, tasks: Sequence[Task], hardware: Hardware, count_input: bool, warn: Warn) -> Iterator[Measure]:
-        """Yield the function that measures plans; under torchrun the processes stay alive.
+        """Yield the function that measures plans; under torchrun, the processes stay alive for all passes.
 
         The input dist is part of every step, unless the pipeline hides it.
         """
         with step_builds(hardware, self.protocol, tasks[0].topology, warn) as builds:
 
             def measured(plans: Sequence[Plan], number: int, seed: Sequence[int], advance: Advance, _run: Path) -> Pass:
-                """Build every plan and time its steps."""
+                """Build every plan and time the training steps; return the measurements."""
                 check_steps(plans_once(plans), hardware)
                 built = builds(plans, number, seed)
                 advance(1)
@@ -78,18 +81,22 @@ class StepMeasurer(TorchRecMeasurer):
             yield measured
 
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
-        """Return 1: the build of all plans counts as one."""
+        """Return 1: building and timing all plans together counts as one unit of progress."""
         return 1
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why these rows cannot be a build; None if they can."""
+        """Return the reason why these rows cannot be the result of a build; None if the rows can be the result of a
+        build.
+        """
         expected = Counter((COST, LOOKUPS_ALONE, *PHASES, *(STEP,) * self.protocol.turns))
         of_plans = by_plan(rows, len(plans))
         fits = all(error_of(of_plan) or Counter(row.phase for row in of_plan) == expected for of_plan in of_plans)
         return None if fits else "does not have the times of training steps"
 
     def compared(self, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass]) -> Comparison:
-        """Compare the steps of a task's plans turn by turn within each build; phases are means over builds."""
+        """Compare the steps of the plans of a task turn by turn within each build; times of phases are means over
+        builds.
+        """
         by_build = [by_plan(build, len(entries)) for build in passes]
         phase_ms = {
             phase: np.mean([[(times_ms(rows, phase) or [np.nan])[0] for rows in plans] for plans in by_build], axis=0)
@@ -104,14 +111,18 @@ class StepMeasurer(TorchRecMeasurer):
         return replace(compared, columns=tuple(columns))
 
     def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
-        """Return the rows of `phases.parquet`: one for each plan, with ms of each phase, and of lookups one by one."""
+        """Return the rows of `phases.parquet`: one row for each plan, with the ms of each phase, and of the lookups on
+        one device after another.
+        """
         return [
             {"method": name, "task": compared.task, **{phase: float(ms[k]) for phase, ms in compared.phase_ms.items()}}
             for k, name in enumerate(compared.names)
         ]
 
     def told(self, compared: Comparison) -> list[Grid | str]:
-        """Return tables and lines for people, including the difference of equal plans and the failures."""
+        """Return tables and lines for people, including the time difference of equal plans and the
+        plans that failed.
+        """
         columns: Mapping[str, Cell] = {
             "predicted ms": lambda row: f"{row['predicted_ms']:.2f}",
             "step ms": lambda row: f"{row['step_ms']:.2f}",
@@ -122,14 +133,16 @@ class StepMeasurer(TorchRecMeasurer):
         return compared.told("Training steps", columns, "Phases of a step", _floor_line(compared.floor))
 
     def drawn(self, compared: Comparison) -> Drawn:
-        """Draw a bar for each plan, made of its phases."""
+        """Return a picture with a bar for each plan, made of the phases of the plan's step."""
         phase_ms = np.array([compared.phase_ms[phase] for phase in PHASES]).T
         title = f"task {compared.task}: ms of a step"
         return "steps.png", partial(phase_bars, compared.names, phase_ms, title)
 
 
 def _floor_line(floor: float) -> str:
-    """Return a line on the smallest reliable difference between plans; it is a warning if that difference is large."""
+    """Return a line on the smallest reliable difference between plans; the line is a warning if this difference is
+    large.
+    """
     text = f"the step times of the first plan, built twice, differ by {floor:.1%}"
     if np.isnan(floor) or floor > _TRUSTED:
         warning = Message(

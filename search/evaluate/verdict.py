@@ -1,4 +1,4 @@
-"""Choose the best of several plans from their costs in several passes."""
+"""Choose the best of several plans, given the cost of each plan in several passes."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ _LEAST_MS = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """The result of measuring K candidate plans; the first of them is the predicted best.
+    """The result of measuring K candidate plans; the first candidate plan is the predicted best.
 
     Attributes:
         measured_ms: (K,) mean over the passes; NaN for plans that could not be measured.
@@ -31,7 +31,7 @@ class Verdict:
 
     @classmethod
     def of(cls, costs_ms: FloatArray) -> "Verdict":
-        """Choose one of K plans from their costs in P >= 2 passes, (K, P) ms; NaN for failed measurements.
+        """Choose one of K plans, given the costs of the plans in P >= 2 passes, (K, P) ms; NaN for failed measurements.
 
         Passes are blocks: a disturbance that slows down a whole pass affects all plans equally and has no effect on the
         verdict. The remaining differences are random, with the same variance for all plans. With two plans, this is
@@ -53,7 +53,7 @@ class Verdict:
         return cls(measured_ms, below, error, best if best and below[best] > error else 0)
 
     def __str__(self) -> str:
-        """Return the verdict in one line for people."""
+        """Return the verdict as one line of text for people."""
         measured, others = f"measured {self.measured_ms[self.taken]:.2f} ms", int(np.isfinite(self.below).sum()) - 1
         if np.isnan(self.measured_ms).all():
             return "none of the candidate plans could be measured; the predicted best is kept"
@@ -73,7 +73,8 @@ class Verdict:
 
 
 def _error(logs: FloatArray) -> float:
-    """Return half the width of simultaneous intervals for k - 1 differences to one plan, given logs of costs (k, P).
+    """Return half the width of simultaneous intervals for the k - 1 differences between one plan and the other plans,
+    given the logs of costs (k, P).
 
     With residuals r of the two-way model (plan + pass), the width is t * sqrt(sum r^2 / ((k - 1)(P - 1)) * 2 / P),
     where t is Student's quantile with Bonferroni's correction for k - 1 differences.

@@ -1,4 +1,6 @@
-"""The verification of a search: measures candidate plans in passes, and answers with the best of them."""
+"""The verification of a search: measures candidate plans in passes,
+and returns the best candidate plan as the answer.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -34,7 +36,7 @@ _SEED_RANGE = 2**31
 @dataclass(frozen=True)
 @checked
 class Verify:
-    """Settings of `verify=kernels`, `verify=steps` and `verify=mirrored`.
+    """Settings of the verification of a search by `verify=kernels`, `verify=steps` or `verify=mirrored`.
 
     Attributes:
         hardware: hardware that the plans run on.
@@ -59,11 +61,12 @@ class Verify:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that the answers depend on, in addition to the search's settings; JSON-ready."""
+        """The settings on which the answers depend in addition to the settings of the search; JSON-ready."""
         return {"verify": asdict(self) | {"on": asdict(self.hardware.fingerprint)}}
 
     def decided(self, searcher: Searcher, task: Task, simulator: Simulator) -> Found:
-        """Search a task, measure its candidate plans on this machine now, and return the best of them.
+        """Search for plans of a task, measure the candidate plans on this machine now, and return the best candidate
+        plan.
 
         Raises:
             InfeasibleError: the search finds no plan.
@@ -80,7 +83,7 @@ class Verify:
     def judged(
         self, measure: Measure, files: CandidatePlanFiles, searched: Searched, count_input: bool, progress: Progress
     ) -> Searched:
-        """Measure the candidate plans in all passes that are not on disk yet, and choose the best of them."""
+        """Measure the candidate plans in all passes that are not on disk yet, and choose the best candidate plan."""
         left = self.passes - len(searched.passes)
         total = left * self.measure.amount(searched.candidate_plans, count_input)
         bar = progress.add_task("candidate plans", total=total)
@@ -92,7 +95,9 @@ class Verify:
     def _pass(
         self, measure: Measure, files: CandidatePlanFiles, searched: Searched, advance: Advance, before: Sequence[Pass]
     ) -> Pass:
-        """Measure all plans without an earlier error once, in a random order, so that no plan always comes first."""
+        """Measure all plans without an earlier error once, in a random order so that no plan is always first; return
+        the measurements of this pass.
+        """
         plans, failed = searched.candidate_plans, replace(searched, passes=tuple(before)).errors
         rng = np.random.default_rng([self.seed, files.task, len(before)])
         errors = {i: failed[i] or beyond_memory(plan, self.hardware) for i, plan in enumerate(plans)}
@@ -104,11 +109,13 @@ class Verify:
 
 
 def not_verified() -> None:
-    """Return None, the value of `verify` for `verify=none`: nothing is measured."""
+    """Return None, which is the value of `verify` for `verify=none`: no plan is measured."""
 
 
 def save_candidate_plans(run: Path, tasks: Sequence[Task], records: Sequence[SearchRecord]) -> None:
-    """Write `candidate_plans.parquet`: a row for each candidate plan of each task that has a plan."""
+    """Write `candidate_plans.parquet`: a row for each candidate plan of every task for which the
+    search found a plan.
+    """
     rows = []
     for record in records:
         files = CandidatePlanFiles(run, record.task)

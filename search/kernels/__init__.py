@@ -1,1 +1,1 @@
-"""Compiled inner loops; arrays in, arrays out."""
+"""Compiled inner loops of the local search; the functions take arrays and return arrays."""

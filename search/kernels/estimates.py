@@ -1,4 +1,4 @@
-"""The state of a plan in the compiled local search, and estimates of the plan's cost without a call of the models.
+"""The state of a plan in the compiled local search, and estimates of the plan's cost without calls of the cost models.
 
 A plan is the array `widths` (I, D): units of 4 columns of each item on each device. `Contents` keeps sums over the
 shards of each device, so that a step of the local search changes two rows of them. The estimate of a step's time is
@@ -37,7 +37,9 @@ class Lists(NamedTuple):
 
 @jit
 def listed(widths: IntArray) -> Lists:
-    """Return the lists of a plan's shards, from `widths` (I, D); `rescore` must fill in the scores `without`."""
+    """Return the shards of the plan `widths` (I, D), listed by device; `rescore` must fill in the scores `without`
+    later.
+    """
     num_items, num_devices = widths.shape
     shards = np.zeros(num_items, np.int64)
     start = np.zeros(num_devices + 1, np.int64)
@@ -60,19 +62,22 @@ def listed(widths: IntArray) -> Lists:
 
 @jit
 def on_device(lists: Lists, device: int) -> IntArray:
-    """Return the items with a shard on a device, ascending."""
+    """Return the indices of the items that have a shard on a device, in ascending order."""
     return lists.items[lists.start[device] : lists.start[device + 1]]
 
 
 @jit
 def copied(lists: Lists) -> Lists:
-    """Return a copy of the lists whose arrays `relisted` may change; `items` is shared, as `relisted` replaces it."""
+    """Return a copy of `lists` that `relisted` may change; the copy shares the array `items`, because `relisted`
+    replaces this array instead of changing the entries.
+    """
     return Lists(lists.shards.copy(), lists.start.copy(), lists.items, lists.without.copy())
 
 
 @jit
 def relisted(lists: Lists, widths: IntArray, item: int, device: int) -> Lists:
-    """Return the lists after `widths[item, device]` has changed, with the item added, removed, or listed as before.
+    """Return the lists after `widths[item, device]` has changed: the item is added to the list of the device, is
+    removed from the list, or stays as before.
 
     `shards` and `start` are changed in place; `rescore` must compute the scores `without` again.
     """
@@ -115,7 +120,8 @@ class Contents(NamedTuple):
 
 
 class Exchanges(NamedTuple):
-    """Tables of a device's exchange times, by the units of the device (rows) and of the widest device (columns).
+    """Tables of the times of a device's exchanges: the row depends on the units of the device, and the column on the
+    units of the widest device.
 
     Between entries the tables are interpolated; outside of them the nearest entry counts. Units are of 4 columns that
     a device sends for each sample.
@@ -151,7 +157,9 @@ def _cell(position: float, count: int) -> tuple[int, float]:
 
 @jit_paste
 def backward_ms(exchanges: Exchanges, own: float, widest: float) -> float:
-    """Return the ms of a device's backward exchange, from the units of the device and of the widest device."""
+    """Return the ms of a device's backward exchange; `own` are the units of the device, and `widest` the units of the
+    widest device.
+    """
     table = exchanges.backward
     a, x = _cell(own / exchanges.own_step, table.shape[0])
     b, y = _cell((widest - exchanges.widest_first) / exchanges.widest_step, table.shape[1])
@@ -164,7 +172,7 @@ def backward_ms(exchanges: Exchanges, own: float, widest: float) -> float:
 def transfer_ms(
     exchanges: Exchanges, own: float, widest: float, wait: float, next_wait: float, mean_wait: float, most_wait: float
 ) -> float:
-    """Return the ms that are left of a device's forward transfer when the last device starts its own.
+    """Return the ms of a device's forward transfer that still remain when the last device starts the forward transfer.
 
     The transfer is the sum over segments p of share_p * max(segment_p - lead_p . waits, 0): the device does some
     segments while it waits. The waits are those of `device_waits`.
@@ -196,7 +204,9 @@ def transfer_ms(
 
 @jit
 def step_ms(exchanges: Exchanges, ready: FloatArray, units: FloatArray) -> float:
-    """Return the estimated ms of a training step, from the ms at which each device is ready (D,) and its units (D,)."""
+    """Return the estimated ms of a training step; `ready` (D,) are the ms at which each device is ready for the forward
+    exchange, and `units` (D,) the units that each device sends.
+    """
     last, before = -np.inf, -np.inf
     for one in ready:
         last, before = max(last, one), max(before, min(last, one))
@@ -210,7 +220,7 @@ def step_ms(exchanges: Exchanges, ready: FloatArray, units: FloatArray) -> float
 
 
 class Costs(NamedTuple):
-    """The numbers from the cost models by which plans are estimated.
+    """The numbers, taken from the cost models, with which the local search estimates the costs of plans.
 
     Attributes:
         bias, weight: (H,) bias and weight of the compute model's head.
@@ -229,7 +239,7 @@ class Costs(NamedTuple):
 
 @jit
 def fill(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) -> None:
-    """Compute a device's sums, bytes, units and scores again from its shards, in place.
+    """Compute a device's sums, bytes, units and scores again from the shards on the device, in place.
 
     This removes the rounding errors of sums in single precision that were changed step by step.
     """
@@ -245,7 +255,9 @@ def fill(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) 
 
 @jit
 def rescore(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) -> None:
-    """Compute the score of a device from the sums, and the score without each of the device's shards, in place."""
+    """Compute, in place, the score of a device from the sums, and for each shard on the device the score that the
+    device would have without the shard.
+    """
     widths, (_, start, items, without), sums, _, units, score = contents
     nothing = np.zeros(len(costs.weight), np.float32)
     score[device] = score_with(sums[device], nothing, nothing, costs.weight) if units[device] > 0 else 0.0
@@ -257,7 +269,7 @@ def rescore(contents: Contents, device: int, all_shards: ShardTable, costs: Cost
 
 @jit
 def contents_of(widths: IntArray, all_shards: ShardTable, costs: Costs) -> Contents:
-    """Return the contents of a plan, from `widths` (I, D)."""
+    """Return the contents of the plan `widths` (I, D): the shards on each device, and the sums over these shards."""
     devices = widths.shape[1]
     sums, units = np.empty((devices, len(costs.bias)), np.float32), np.empty(devices)
     contents = Contents(widths, listed(widths), sums, np.empty(devices, np.int64), units, np.empty(devices))
@@ -268,7 +280,8 @@ def contents_of(widths: IntArray, all_shards: ShardTable, costs: Costs) -> Conte
 
 @jit_paste
 def ready_ms(costs: Costs, device: int, score: float, units: float, widest: float) -> float:
-    """Return the ms until a device has ended its kernels and the backward exchange: when it is ready for the forward.
+    """Return the ms until a device is ready for the forward exchange: the time of the kernels and of the backward
+    exchange.
 
     Args:
         costs: numbers from the cost models.
@@ -293,12 +306,12 @@ def ready_all(contents: Contents, costs: Costs) -> FloatArray:
 
 @jit
 def estimate_ms(contents: Contents, costs: Costs) -> float:
-    """Return the estimated cost of a plan, ms."""
+    """Return the estimated cost of the plan with these contents, in ms."""
     return step_ms(costs.exchanges, ready_all(contents, costs), contents.units)
 
 
 class Others(NamedTuple):
-    """Summary of all devices except the two that a step changes.
+    """Summary of all devices except the two devices that a step of the local search changes.
 
     Attributes:
         last, before, first: ms at which the latest, the second latest and the earliest of them is ready.
@@ -315,7 +328,9 @@ class Others(NamedTuple):
 
 @jit
 def others_of(ready: FloatArray, units: FloatArray, source: int, target: int) -> Others:
-    """Return the summary of all devices except a source and a target, from ready times (D,) and units (D,)."""
+    """Return the summary of all devices except `source` and `target`; `ready` (D,) are the ready times and `units` (D,)
+    the sent units of all devices.
+    """
     last, before, first, total, widest = -np.inf, -np.inf, np.inf, 0.0, 0.0
     for d in range(len(ready)):
         if d not in (source, target):
@@ -338,7 +353,8 @@ def after_ms(
     ends: tuple[tuple[float, float], tuple[float, float]],
     now: tuple[float, float],
 ) -> float:
-    """Return the estimated cost of a plan after a step, ms, from a summary of the devices that the step leaves alone.
+    """Return the estimated cost of a plan, in ms, after a step of the local search; `others` is a summary of the
+    devices that the step does not change.
 
     The step may change the units of the widest device, and so the backward exchange of every device. All other devices
     are ready later (or earlier) by the change in the backward exchange of a device with mean units.

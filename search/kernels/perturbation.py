@@ -1,4 +1,4 @@
-"""Iterated local search, compiled: perturb a plan by random steps, improve the result step by step, many times.
+"""Compiled iterated local search: many times, perturb a plan by random steps, and then improve the result step by step.
 
 All costs are estimates (`estimates.py`); the caller costs the best plans with the models.
 """
@@ -30,7 +30,9 @@ _MOST_STEPS = 10_000  # float32's noise must not keep a local search going for e
 
 
 class _Touched(NamedTuple):
-    """Which items (I,) and which devices (D,) steps have changed: only these need to be restored."""
+    """Masks of the items (I,) and of the devices (D,) that steps have changed; only these items and devices need to be
+    restored.
+    """
 
     items: BoolArray
     devices: BoolArray
@@ -41,7 +43,8 @@ def explore(
     start: Contents, all_shards: ShardTable, bounds: Bounds, costs: Costs, perturbation_steps: int, seeds: IntArray,
     estimate: FloatArray,
 ) -> tuple[int, IntArray]:  # fmt: skip
-    """Perturb a plan K times by random steps, and improve each result by the best step until no step helps.
+    """Perturb a plan K times by random steps; each time, improve the result by the best step until no step lowers the
+    estimated cost.
 
     Every round starts from the plan `start`: P random allowed steps, then local search down to a local optimum. All
     rounds share one set of arrays. A round marks the items and devices that it changes; `_undone` then reads the
@@ -87,7 +90,8 @@ def _with_lists(plan: Contents, lists: Lists) -> Contents:
 
 @jit
 def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> IntArray:
-    """Return the differences of plan `number` from `start`, (n, 4), and set the arrays of `plan` back to `start`.
+    """Return the differences of `plan` from `start`, (n, 4), and set the arrays of `plan` back to the arrays of
+    `start`.
 
     A difference is (number, item, device, units in the plan). Only touched items and devices can differ. The sums,
     bytes, units and scores of a touched device are copied from `start`, so that no rounding error remains. The caller
@@ -110,7 +114,7 @@ def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> 
 def _perturb(
     plan: Contents, touched: _Touched, all_shards: ShardTable, bounds: Bounds, costs: Costs
 ) -> tuple[Contents, Bounds]:
-    """Return the plan after one random allowed step, and the limits after the step.
+    """Return the plan after one random allowed step, and the limits that remain after the step.
 
     A step moves a random shard of a random device to another device. With probability 1/2, a random shard of the target
     moves back; otherwise the shard may be halved, again and again with probability 1/2. If no allowed step is drawn in
@@ -157,14 +161,18 @@ def _allowed(plan: Contents, rules: PlacementRules, step: tuple[int, int, int, i
 
 @jit
 def _bytes_at(size_bytes: IntArray, first: IntArray, widths: IntArray, item: int, device: int, more: int) -> int:
-    """Return the bytes that `more` units of an item add on a device; negative if units are removed."""
+    """Return the bytes by which `more` units of an item change the memory in use on a device; negative if units are
+    removed.
+    """
     before = first[item] + widths[item, device]
     return int(size_bytes[before + more] - size_bytes[before])
 
 
 @jit_inline
 def _moved(plan: Contents, all_shards: ShardTable, bounds: Bounds, step: tuple[int, int, int, int, int]) -> int:
-    """Return the additional bytes that move, relative to the previous plan, if a step is taken."""
+    """Return the change, in bytes, of the amount of data that must move from the previous plan to this plan, if the
+    step is taken.
+    """
     source, target, out, portion, back = step
     moved = moved_by(all_shards, plan.widths, bounds.before, out, portion, (source, target))
     if back >= 0:
@@ -176,7 +184,9 @@ def _moved(plan: Contents, all_shards: ShardTable, bounds: Bounds, step: tuple[i
 def _apply(
     plan: Contents, touched: _Touched, all_shards: ShardTable, step: tuple[int, int, int, int, int], costs: Costs
 ) -> tuple[Contents, int]:
-    """Take a step in place; return the plan after the step, and the units of the item that moved back (0: none)."""
+    """Change the plan by a step, in place; return the plan after the step, and the number of units that moved back (0
+    if no item moved back).
+    """
     source, target, out, portion, back = step
     back_units = plan.widths[back, target] if back >= 0 else 0
     _put(plan, all_shards, out, source, -portion)
@@ -196,7 +206,9 @@ def _apply(
 
 @jit
 def _take_back(plan: Contents, step: tuple[int, int, int, int, int], back_units: int) -> Contents:
-    """Return the plan with the widths and lists before a step; sums and scores are not restored."""
+    """Undo a step: return the plan with the widths and the lists from before the step; sums and scores are not
+    restored.
+    """
     source, target, out, portion, back = step
     plan.widths[out, source] += portion
     plan.widths[out, target] -= portion
@@ -208,7 +220,9 @@ def _take_back(plan: Contents, step: tuple[int, int, int, int, int], back_units:
 
 @jit
 def _relisted(plan: Contents, step: tuple[int, int, int, int, int]) -> Contents:
-    """Return the plan with lists that match the widths of a step's items on the step's devices."""
+    """Return the plan with updated lists, which match the widths of the items that a step moves on the two devices of
+    the step.
+    """
     source, target, out, _, back = step
     lists = plan.lists
     for item in (out, back):
@@ -219,7 +233,8 @@ def _relisted(plan: Contents, step: tuple[int, int, int, int, int]) -> Contents:
 
 @jit_inline
 def _put(plan: Contents, all_shards: ShardTable, item: int, device: int, units: int) -> None:
-    """Add units of an item to a device, in place (remove them if negative): widths, sums, bytes and sent units.
+    """Add units of an item to a device in place, or remove units if `units` is negative: update the widths, the sums,
+    the bytes and the sent units.
 
     `rescore` must compute the score again.
     """
@@ -234,7 +249,8 @@ def _put(plan: Contents, all_shards: ShardTable, item: int, device: int, units: 
 def _local_search(
     plan: Contents, touched: _Touched, all_shards: ShardTable, bounds: Bounds, costs: Costs
 ) -> tuple[Contents, int]:
-    """Return a plan after the best steps, taken until no step helps, and the number of steps that were examined.
+    """Improve a plan by the best step again and again, until no step helps; return the plan, and the number of steps
+    that were examined.
 
     Each step takes load from the device that is ready last, or from the device that sends the most units.
     """

@@ -1,4 +1,6 @@
-"""The best steps of the local search that take load from one device, by estimated cost: compiled."""
+"""Compiled search for the best steps of the local search: the steps that move load away from one device, by estimated
+cost.
+"""
 
 from typing import NamedTuple
 
@@ -28,7 +30,7 @@ _FAR = 2  # if the widest device has more than this many times the mean units, a
 
 
 class Bounds(NamedTuple):
-    """Limits that every step must keep.
+    """Limits on memory and on moved bytes, which every step of the local search must keep.
 
     Attributes:
         memory_bytes: (D,) bytes that the shards on each device may take.
@@ -43,12 +45,14 @@ class Bounds(NamedTuple):
 
 @jit_paste
 def after_moving(bounds: Bounds, moved: int) -> Bounds:
-    """Return the limits that are left after `moved` more bytes have moved."""
+    """Return the limits that remain after another `moved` bytes have moved between devices."""
     return Bounds(bounds.memory_bytes, bounds.before, bounds.bytes_left - moved)
 
 
 class Steps(NamedTuple):
-    """Arrays for the K best steps: five columns per step, (K, 5), and the estimated cost of the plan after it, (K,)."""
+    """Arrays for the K best steps: the five columns of each step, (K, 5), and the estimated cost of the plan after each
+    step, (K,).
+    """
 
     steps: IntArray
     estimate: FloatArray
@@ -58,7 +62,8 @@ class Steps(NamedTuple):
 def may_move(
     rules: PlacementRules, widths: IntArray, shards: int, item: int, portion: int, ends: tuple[int, int], leaving: int
 ) -> bool:
-    """Return True if the rules allow that `portion` units of an item move from the first of `ends` to the second.
+    """Return True if the rules allow that `portion` units of an item move from the first device in `ends` to the second
+    device.
 
     `shards` is the number of devices with the item before the step. Item `leaving` moves in the opposite direction, so
     it does not count as a rival on the target; -1 if none moves.
@@ -76,7 +81,8 @@ def may_move(
 
 @jit_paste
 def _more_moved(all_shards: ShardTable, item: int, was: int, now: int, then: int) -> int:
-    """Return the additional bytes that a device must receive if its units of an item change from `now` to `then`.
+    """Return the bytes that a device must receive in addition if the units of an item on the device change from `now`
+    to `then`.
 
     The previous plan has `was` units there: a device receives state_bytes(units) - state_bytes(was), and never less
     than 0.
@@ -90,7 +96,8 @@ def _more_moved(all_shards: ShardTable, item: int, was: int, now: int, then: int
 def moved_by(
     all_shards: ShardTable, widths: IntArray, before: IntArray, item: int, portion: int, ends: tuple[int, int]
 ) -> int:
-    """Return the additional bytes that move, relative to the previous plan, if a step moves `portion` units of an item.
+    """Return the change, in bytes, of the amount of data that must move from the previous plan to the plan, if a step
+    moves `portion` units of an item.
 
     The units move from the first of `ends` to the second. Fewer bytes move (a negative number) if the step takes back
     an earlier move.
@@ -118,7 +125,7 @@ def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: 
 def _too_late(
     costs: Costs, device: int, score: float, units: float, widest: float, left_ms: float, worth: float
 ) -> bool:
-    """Return True if a device alone makes a step cost `worth` ms or more.
+    """Return True if a single device is enough to make the plan after a step cost `worth` ms or more.
 
     That is if the ready time of a device with this `score` and these `units`, plus `left_ms` of transfer, is too late.
     """
@@ -127,7 +134,7 @@ def _too_late(
 
 @jit_paste
 def _last_but(order: IntArray, ready: FloatArray, source: int, target: int) -> float:
-    """Return the ms at which the last device except source and target is ready; -inf if there are no others.
+    """Return the ms at which the last device except `source` and `target` is ready; -inf if there are no other devices.
 
     `ready` (D,) are the ms at which each device is ready, `order` (D,) the devices in ascending order of these ms.
     """
@@ -139,7 +146,7 @@ def _last_but(order: IntArray, ready: FloatArray, source: int, target: int) -> f
 
 @jit_paste
 def _widest_but(units: FloatArray, source: int) -> float:
-    """Return a lower bound of the units of the widest device after any step away from the source.
+    """Return a lower bound of the units that the widest device sends after any step that moves load away from `source`.
 
     The bound is the larger of the mean, and of the most units of any device except the source.
     """
@@ -154,7 +161,8 @@ def _widest_but(units: FloatArray, source: int) -> float:
 def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than what they would do
     contents: Contents, source: int, all_shards: ShardTable, bounds: Bounds, costs: Costs, worth: float, best: Steps
 ) -> tuple[int, int]:
-    """Fill `best` with the best allowed steps away from `source` whose estimated cost is below `worth`, ms.
+    """Fill `best` with the best allowed steps that move load away from `source` and have an estimated cost below
+    `worth` ms.
 
     A step moves a shard i, or a half, a quarter, ... of a shard, from the source s to a target t. If the step moves a
     whole shard i, it may move a shard b back from t to s: an exchange of two shards.

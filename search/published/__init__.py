@@ -1,1 +1,1 @@
-"""NeuroShard's published search: beam search over column splits, each placed greedily under a grid of caps."""
+"""NeuroShard's published search: beam search over column splits, and greedy placement under several caps on traffic."""

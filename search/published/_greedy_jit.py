@@ -1,4 +1,4 @@
-"""Greedy placement of many column splits under many caps, compiled: the inner loop of the search.
+"""Compiled greedy placement of many column splits under many caps on sent columns: the inner loop of the search.
 
 It places shards as `greedy.place_greedily` does, but visits devices in ascending score, and stops as soon as the score
 plus the least that the shard adds (`least_score`) exceeds the best score found.
@@ -16,7 +16,7 @@ from neuroshard.stages.search.published.shard_table import ShardTable
 
 
 class _Alone(NamedTuple):
-    """S shards on devices without other shards of their items; gathered once, since shard tables are large.
+    """Numbers for placing S shards on devices without another shard of the same item, copied from the shard table.
 
     Attributes:
         adds: (S,) lower bound of the score that the shard adds.
@@ -33,7 +33,7 @@ class _Alone(NamedTuple):
 
 @jit
 def _alone(shards: ShardTable, placed: IntArray) -> _Alone:
-    """Return shards on devices without other shards of their items, from item and width of each, (S, 2)."""
+    """Return the scores, units, bytes and vectors of shards placed alone, from (item, width) of each shard, (S, 2)."""
     empty = shards.first[placed[:, 0]]
     row = empty + placed[:, 1]
     takes = shards.size_bytes[row] - shards.size_bytes[empty]
@@ -42,7 +42,7 @@ def _alone(shards: ShardTable, placed: IntArray) -> _Alone:
 
 @jit_inline
 def _settle(heap: IntArray, size: int, node: int, score: FloatArray) -> None:
-    """Move the device at a node of a heap up or down to its place; the device with the lowest score is on top."""
+    """Move the device at `node` of a heap up or down until the heap is in order; the lowest score is at the top."""
     device = heap[node]
     while node > 0 and score[heap[(node - 1) // 2]] > score[device]:
         heap[node] = heap[(node - 1) // 2]
@@ -60,14 +60,14 @@ def _settle(heap: IntArray, size: int, node: int, score: FloatArray) -> None:
 
 @jit_inline
 def _least_to_come(sends: FloatArray, least: FloatArray) -> None:
-    """Fill `least` (S,) with the fewest units that each shard or a later one sends, from the units of each (S,)."""
+    """Fill `least` (S,): entry s is the minimum of `sends` (S,), in units, over shard s and all the later shards."""
     for s in range(len(sends) - 1, -1, -1):
         least[s] = sends[s] if s + 1 == len(sends) else min(sends[s], least[s + 1])
 
 
 @jit
 def _remembered(shards: ShardTable, placed: IntArray) -> BoolArray:
-    """Return True for each item, (I,), whose shards may meet each other or a rival, among shards placed (S, 2).
+    """Return a mask of items, (I,): True if a shard in `placed` (S, 2) may meet a shard of the same item or a rival.
 
     Only for these items, the loop records widths on devices: writing the large matrix would take most of the time.
     """
@@ -78,7 +78,7 @@ def _remembered(shards: ShardTable, placed: IntArray) -> BoolArray:
 
 @jit_inline
 def _without_full(heap: IntArray, size: int, room: DeviceRoom, least: float, score: FloatArray) -> int:
-    """Remove the devices that may not send `least` units more from a heap; return the number of devices that stay."""
+    """Remove from a heap the devices that may not send `least` more units; return the number of devices that stay."""
     kept = 0
     for node in range(size):
         if room.free_units[heap[node]] >= least:
@@ -98,7 +98,7 @@ def place_all_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer
     shards: ShardTable,
     device_score: DeviceScore,
 ) -> None:
-    """Place S shards of each of P column splits, in order, under each of M caps, on D devices.
+    """Fill `outcome` with the greedy placements of P column splits into S shards each, under M caps, on D devices.
 
     A shard goes to the device whose score ends lowest, among the devices with memory and units for it where the rules
     allow it; the first among equals. Shards of one item that meet on a device become one shard.

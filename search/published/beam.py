@@ -8,7 +8,7 @@ from neuroshard.stages.search.published.shard_table import ShardTable, fewest_sh
 
 
 def beam_search(grid: GridSearch, num_candidates: int, beam_width: int, max_splits: int) -> PlacedSplits:
-    """Return the cheapest plan of all column splits that the search places; the earliest among equals.
+    """Return the cheapest plan among all column splits that the search places; among equal costs, the first plan.
 
     Args:
         grid: places column splits on devices.
@@ -30,7 +30,7 @@ def beam_search(grid: GridSearch, num_candidates: int, beam_width: int, max_spli
 
 
 def one_more_split(shards: ShardTable, beam: list[IntArray], num_candidates: int) -> IntArray:
-    """Return all column splits (P, S + 1) that halve one candidate of one of the beam's splits (S,), each once."""
+    """Return all different column splits (P, S + 1) that come from halving one candidate shard of a split in `beam`."""
     successors = np.concatenate(
         [split_each(shards, splits, split_candidates(shards, splits, num_candidates)) for splits in beam]
     )
@@ -39,7 +39,7 @@ def one_more_split(shards: ShardTable, beam: list[IntArray], num_candidates: int
 
 
 def split_candidates(shards: ShardTable, splits: IntArray, count: int) -> IntArray:
-    """Return the shards (n,) worth splitting: the `count` largest in bytes and the `count` most expensive ones."""
+    """Return the shards (n,) worth splitting: the `count` largest in bytes and the `count` most expensive shards."""
     rows = splittable(shards, splits)
     largest = rows[np.argsort(-shards.size_bytes[rows], kind="stable")[:count]]
     most_expensive = rows[np.argsort(-shards.cost_ms[rows], kind="stable")[:count]]
@@ -49,6 +49,6 @@ def split_candidates(shards: ShardTable, splits: IntArray, count: int) -> IntArr
 
 
 def _rank(shards: ShardTable, placed: PlacedSplits) -> tuple[float, int]:
-    """Rank plans by cost; splits that do not fit rank by their largest shard, since small shards are nearer to fit."""
+    """Return a sort key of a plan: the cost; and the size of the largest shard, which ranks splits that do not fit."""
     fits = placed.cost_ms < float("inf")
     return placed.cost_ms, 0 if fits else int(shards.size_bytes[placed.splits].max())

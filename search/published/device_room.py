@@ -1,4 +1,4 @@
-"""The room on devices while shards are placed: compiled functions that placement and local search share."""
+"""The room for shards on devices during placement: compiled functions that placement and local search share."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from neuroshard.stages.search.published.shard_table import PlacementRules, Shard
 
 
 class DeviceRoom(NamedTuple):
-    """The shards on D devices so far, and the room that is left. Placing a shard changes the arrays in place.
+    """The shards placed on D devices so far, and the room that is left; placing a shard changes the arrays in place.
 
     Attributes:
         widths: (I, D) units of each item on each device.
@@ -24,7 +24,7 @@ class DeviceRoom(NamedTuple):
 
     @classmethod
     def empty(cls, shards: ShardTable, memory_bytes: IntArray) -> "DeviceRoom":
-        """Return the room of empty devices with memory_bytes (D,) and no cap on the units that they send."""
+        """Return the room of empty devices with memory_bytes (D,), without a cap on the units that a device sends."""
         widths = np.zeros(shards.rules.allowed.shape, dtype=np.int64)
         return cls(widths, memory_bytes.copy(), np.full(len(memory_bytes), np.inf))
 
@@ -61,14 +61,14 @@ def may_join(
 
 @jit_inline
 def more_bytes(shards: ShardTable, item: int, width: int, there: int) -> int:
-    """Return the bytes that `width` units of an item add to a device with `there` units of it."""
+    """Return the bytes that `width` units of an item add to a device that has `there` units of the item already."""
     before = shards.first[item] + there
     return int(shards.size_bytes[before + width] - shards.size_bytes[before])
 
 
 @jit_inline_fast
 def score_with(base: Float32Array, plus: Float32Array, minus: Float32Array, weight: Float32Array) -> float:
-    """Return relu(base + plus - minus) @ weight: the score of a device after one vector more and one less.
+    """Return relu(base + plus - minus) @ weight: a device's score after one vector is added and one is removed.
 
     `base` (H,) includes the bias; only the first entries, as many as `weight` has, count.
     """

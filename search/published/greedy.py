@@ -1,4 +1,4 @@
-"""Greedy placement (Zha et al. 2023, section 3.3): the most expensive shard first, each where compute ends lowest.
+"""Greedy placement (Zha et al. 2023, section 3.3): most expensive shard first, each where compute is then lowest.
 
 `place_greedily` states the algorithm in NumPy. `_greedy_jit.py` does the same for many column splits under many caps at
 once, compiled; a test holds the two equal.
@@ -13,7 +13,7 @@ from neuroshard.stages.search.published.shard_table import ShardTable
 
 
 class DeviceScore(NamedTuple):
-    """The score by which devices are compared; compute time rises with it.
+    """The score by which greedy placement compares devices; a device with a higher score has more compute time.
 
     A device whose shards have vectors that sum to v has the score max(relu(v + bias) @ weight, floor).
 
@@ -29,14 +29,14 @@ class DeviceScore(NamedTuple):
     floor: float
 
     def of(self, vectors: Float32Array) -> FloatArray:
-        """Return the scores (n,) of devices with these summed vectors (n, H), while shards are placed."""
+        """Return the scores (n,) by which placement compares devices whose shards have summed vectors (n, H)."""
         active = np.maximum(vectors[:, : self.counted] + self.bias[: self.counted], 0)
         score: FloatArray = np.maximum((active @ self.weight[: self.counted]).astype(np.float64), self.floor)
         return score
 
 
 class Placements(NamedTuple):
-    """Placements of P column splits into S shards under each of M caps on D devices.
+    """The placements of P column splits into S shards each, on D devices, with one placement under each of M caps.
 
     Attributes:
         shards: (P, S, 2) item and width of each shard, in the order in which the shards are placed.
@@ -63,7 +63,7 @@ def place_greedily(
     fixed_score: FloatArray,
     score: DeviceScore,
 ) -> IntArray | None:
-    """Place shards one after the other, each on the device whose score ends lowest; the first device among equals.
+    """Place shards one by one, each on the device whose score is then the lowest; among equals, on the first device.
 
     Args:
         shards: all shards.
@@ -99,7 +99,7 @@ def place_greedily(
 
 
 def may_hold(shards: ShardTable, widths: IntArray, item: int) -> BoolArray:
-    """Return True for each device, (D,), on which the rules allow a shard of an item in addition to `widths` (I, D)."""
+    """Return a mask (D,): True for devices on which rules allow a shard of an item in addition to `widths` (I, D)."""
     rules = shards.rules
     beside_rival = (widths[rules.rivals_of(item)] > 0).any(axis=0)
     must_be_apart = (rules.min_shards[item] > 1) & (widths[item] > 0)

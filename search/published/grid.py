@@ -1,4 +1,4 @@
-"""Greedy grid search (Zha et al. 2023, section 3.3): place column splits under every cap, keep the cheapest."""
+"""Greedy grid search (Zha et al. 2023, section 3.3): place column splits under several caps, keep the cheapest."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ PlanCosts = Callable[[FloatArray, FloatArray], FloatArray]
 
 @dataclass(frozen=True, eq=False)
 class PlacementProblem:
-    """What is to be placed on D devices, and the cost of it.
+    """A placement problem on D devices: the shards, the memory of the devices, and the costs of plans.
 
     Attributes:
         shards: every shard that the search may use.
@@ -49,7 +49,7 @@ class PlacementProblem:
 
     @property
     def num_devices(self) -> int:
-        """D, the number of devices."""
+        """The number of devices, D."""
         return len(self.memory_bytes)
 
 
@@ -73,7 +73,7 @@ class GridSettings:
 
 @dataclass(frozen=True, eq=False)
 class PlacedSplits:
-    """Column splits with their cheapest placement.
+    """Column splits with the cheapest placement that was found for these splits.
 
     Attributes:
         splits: (S,) rows of the shard table.
@@ -89,14 +89,14 @@ class PlacedSplits:
 
 
 def comparable(cost_ms: FloatArray) -> FloatArray:
-    """Round costs (...,) to six significant digits: smaller differences are float32's noise, and count as ties."""
+    """Return costs (...,) rounded to six significant digits: smaller differences are float32 noise, and are ties."""
     magnitude = 10.0 ** np.floor(np.log10(np.maximum(cost_ms, 1e-9)))
     rounded: FloatArray = np.round(cost_ms / magnitude, 5) * magnitude
     return rounded
 
 
 class GridSearch:
-    """Places column splits greedily under every cap, within memory, and keeps the cheapest placement.
+    """Places column splits greedily within memory, under each cap on sent columns, and keeps the cheapest placement.
 
     The cap that balances compute and communication best is not known beforehand, so the paper tries M = 11 of them.
     If no cap leaves room for every shard, a placement without a cap counts.
@@ -118,27 +118,27 @@ class GridSearch:
         self.by_added = _by_added_score(shards, problem.head) if problem.num_devices >= _MANY else None
 
     def place(self, splits: IntArray, keep: int = 1) -> list[PlacedSplits]:
-        """Return the best placement of each of P splits (P, S).
+        """Return the cheapest placement of each of P column splits, (P, S).
 
         Only the `keep` lowest costs are exact; the others may be higher than the true cost, or infinite.
         """
         return self._best(splits, self.placements(splits, self._caps, *(self.by_added or self.by_whole)), keep)
 
     def refined(self, placed: PlacedSplits) -> PlacedSplits:
-        """Place splits again by scores of whole devices, if they were placed by added scores; return the cheaper."""
+        """Return the cheaper of `placed` and a new placement of the same splits by the whole score of each device."""
         if self.by_added is None:
             return placed
         grid = self.placements(placed.splits[None], self._caps, *self.by_whole)
         return min(placed, *self._best([placed.splits], grid, 1), key=lambda plan: plan.cost_ms)
 
     def widths(self, placed: PlacedSplits) -> IntArray:
-        """Return the units of each item on each device, (I, D), of a placement that fits."""
+        """Return the units of each item on each device, (I, D), in the plan of a placement that fits."""
         widths = np.zeros((self.problem.shards.num_items, self.problem.num_devices), dtype=np.int64)
         np.add.at(widths, (placed.shards[:, 0], placed.devices), placed.shards[:, 1])
         return widths
 
     def placements(self, splits: IntArray, caps: IntArray, shards: ShardTable, score: DeviceScore) -> Placements:
-        """Place splits (P, S) under all caps (M,) of units per device, ascending; use threads if that pays."""
+        """Return the placements of column splits (P, S) under ascending caps (M,) on the units that a device sends."""
         rows = self._order[np.sort(self._rank[splits], axis=1)]
         item = self._item[rows]
         placed = np.stack([item, rows - shards.first[item]], axis=-1)
@@ -195,12 +195,12 @@ class GridSearch:
 
 
 def placement_order(shards: ShardTable) -> IntArray:
-    """Return all rows (N,) in the order of placement: confined items first, then in descending cost."""
+    """Return all rows (N,) of the shard table in the order of placement: confined items first, then by falling cost."""
     return np.lexsort((-shards.cost_ms, ~shards.rules.confined[shards.item]))
 
 
 def caps_of(total_units: float, num_devices: int, settings: GridSettings) -> IntArray:
-    """Return the caps on the units that a device sends for each sample, (M + 1,): from the mean on, and no cap last."""
+    """Return ascending caps (M + 1,) on the units that a device sends for each sample; the last cap allows any plan."""
     factors = np.linspace(1.0, settings.max_factor, settings.points)
     # Caps with no sum of widths between them are the same cap.
     caps = np.unique(np.floor(total_units / num_devices * factors + 1e-9).astype(np.int64))
@@ -208,13 +208,13 @@ def caps_of(total_units: float, num_devices: int, settings: GridSettings) -> Int
 
 
 def _above_least(fixed_ms: FloatArray) -> FloatArray:
-    """Return the compute above that of the least loaded device, (D,) ms; zeros if all devices are about alike."""
+    """Return each device's compute above the least of all devices, (D,) ms; zeros if the devices are about alike."""
     above: FloatArray = fixed_ms - fixed_ms.min()
     return above if above.max() > _ALIKE * fixed_ms.max() else np.zeros_like(above)
 
 
 def _by_added_score(shards: ShardTable, head: ComputeHead) -> tuple[ShardTable, DeviceScore] | None:
-    """Return shards and a score by which a shard adds the same on any device; None if no part of the score does."""
+    """Return shards and a part of the score to which a shard adds the same on any device; None if there is no part."""
     adding, added_score = always_added(shards.vectors, head)
     if not adding.any():
         return None

@@ -15,38 +15,38 @@ _ROUNDING = 1e-5  # relative, of single precision
 
 
 class ComputeHead(Protocol):
-    """The last layer of the compute model.
+    """The last layer of the compute model, which turns the summed vectors of a device into compute time.
 
     A device whose shards have vectors that sum to v has the score relu(v + bias) @ weight, and takes `finish(score)`.
     """
 
     @property
     def bias(self) -> Float32Array:
-        """Added to the vector of a device, (H,)."""
+        """The bias that is added to the vector of a device, (H,)."""
         ...
 
     @property
     def weight(self) -> Float32Array:
-        """Weight of each entry in the score, (H,)."""
+        """The weight of each entry of a vector in the score, (H,)."""
         ...
 
     @property
     def offset(self) -> float:
-        """Added to the score."""
+        """The offset that is added to the score of a device."""
         ...
 
     @property
     def scale_ms(self) -> float:
-        """Compute time of a score of 1, ms."""
+        """The compute time that a score of 1 stands for, in ms."""
         ...
 
     def finish(self, score: FloatArray) -> FloatArray:
-        """Return max(score + offset, 0) * scale_ms of every score (...,), ms."""
+        """Return the compute time max(score + offset, 0) * scale_ms of every score (...,), in ms."""
         ...
 
 
 class PlacementRules(NamedTuple):
-    """Where the I items may be placed, and how far they may be split. Without constraints, anywhere and to any width.
+    """Rules on the devices where each of I items may be placed, and on the shards into which the item may be split.
 
     Attributes:
         allowed: (I, D) True if a device may hold the item.
@@ -70,13 +70,13 @@ class PlacementRules(NamedTuple):
 
     @property
     def confined(self) -> BoolArray:
-        """True for each item, (I,), that some device or another item excludes: such items are better placed first."""
+        """A mask (I,): True for items that some device or another item excludes; placement starts with these items."""
         confined: BoolArray = ~self.allowed.all(axis=1) | (np.diff(self.rival_first) > 0)
         return confined
 
 
 class ShardTable(NamedTuple):
-    """Every shard of I items at every width: N = sum over items of (width + 1) rows. Compiled functions take it.
+    """A table of every shard of I items, one row per width from 0 on: N = sum over items of (width + 1) rows.
 
     An item is split and placed as one. As a rule it is a table; constraints may make it a part of one, or several.
     The shard of item i that is w units wide is row `first[i] + w`, and row `first[i]` is the empty shard.
@@ -106,33 +106,33 @@ class ShardTable(NamedTuple):
 
     @property
     def num_items(self) -> int:
-        """I, the number of items."""
+        """The number of items, I."""
         return len(self.first)
 
     @property
     def full_width(self) -> IntArray:
-        """Units of each whole item, (I,)."""
+        """The width of each whole item, (I,) units."""
         widths: IntArray = np.append(self.first[1:], len(self.size_bytes)) - self.first - 1
         return widths
 
     @property
     def whole(self) -> IntArray:
-        """Rows of the whole items, (I,)."""
+        """The row of each whole item in this table, (I,)."""
         return self.first + self.full_width
 
     @property
     def item(self) -> IntArray:
-        """The item of each row, (N,)."""
+        """The item to which each row of this table belongs, (N,)."""
         return np.repeat(np.arange(self.num_items), self.full_width + 1)
 
     def item_of(self, rows: IntArray) -> IntArray:
-        """Return the item of each of some rows, (...,)."""
+        """Return the item to which each of `rows` (...,) belongs."""
         item: IntArray = np.searchsorted(self.first, rows, side="right") - 1
         return item
 
     @property
     def total_sent_units(self) -> float:
-        """Units that all devices together send for each sample."""
+        """The units that all devices together send for each sample."""
         return float(self.sent_units[self.whole].sum())
 
     def device_bytes(self, widths: IntArray) -> IntArray:
@@ -147,7 +147,7 @@ class ShardTable(NamedTuple):
 
 
 def always_added(vectors: Float32Array, head: ComputeHead) -> tuple[BoolArray, FloatArray]:
-    """Return the entries of vectors (N, H) that count in full on any device, (H,), and the score they add, (N,).
+    """Return a mask (H,) of the vector entries that count in full on any device, and the score that they add, (N,).
 
     The bias of these entries is at least 0, and so is their value in every vector.
     """
@@ -167,20 +167,20 @@ def least_score(vectors: Float32Array, head: ComputeHead) -> FloatArray:
 
 
 def fewest_shards(shards: ShardTable) -> IntArray:
-    """Return the column splits (S,) into as few shards, of about equal widths, as rules and kernels allow."""
+    """Return the column splits (S,) with the fewest shards that rules and kernels allow, of about equal widths."""
     parts = -(-shards.full_width * DIM_MULTIPLE // MAX_SHARD_DIM)
     return evenly_split(shards, np.clip(parts, shards.rules.min_shards, most_shards(shards)))
 
 
 def most_shards(shards: ShardTable) -> IntArray:
-    """Return the number of shards that each item may be split into, (I,)."""
+    """Return the largest number of shards into which each item may be split, (I,)."""
     rules = shards.rules
     most: IntArray = np.maximum(np.minimum(rules.max_shards, rules.allowed.sum(axis=1)), rules.min_shards)
     return most
 
 
 def evenly_split(shards: ShardTable, counts: IntArray) -> IntArray:
-    """Split every item into `counts` (I,) shards whose widths differ by 1 at most; return the splits (S,)."""
+    """Return the column splits (S,) of every item into `counts` (I,) shards whose widths differ by 1 at most."""
     item = np.repeat(np.arange(shards.num_items), counts)
     number = np.arange(len(item)) - np.repeat(counts.cumsum() - counts, counts)  # of the shard, within its item
     narrow, wider = np.divmod(shards.full_width, counts)
@@ -190,7 +190,7 @@ def evenly_split(shards: ShardTable, counts: IntArray) -> IntArray:
 
 
 def splittable(shards: ShardTable, splits: IntArray) -> IntArray:
-    """Return the different shards of column splits (S,) that may be split further, (n,), ascending."""
+    """Return the rows (n,) of the shards in column splits (S,) that may be split further, ascending, each once."""
     rows, rules = np.unique(splits), shards.rules
     item, count = shards.item_of(rows), np.bincount(shards.item_of(splits), minlength=shards.num_items)
     may: BoolArray = (rows - shards.first[item] >= 2 * rules.min_width[item]) & (count < rules.max_shards)[item]
@@ -198,7 +198,7 @@ def splittable(shards: ShardTable, splits: IntArray) -> IntArray:
 
 
 def split_each(shards: ShardTable, splits: IntArray, rows: IntArray) -> IntArray:
-    """Return n column splits, (n, S + 1), that replace one of `rows` (n,) each by two halves of about equal width."""
+    """Return n column splits (n, S + 1): split k is `splits` with two near halves in place of the shard `rows[k]`."""
     first = shards.first[shards.item_of(rows)]
     half = (rows - first) // 2
     after = np.empty((len(rows), len(splits) + 1), dtype=np.int64)

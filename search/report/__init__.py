@@ -1,1 +1,1 @@
-"""Reports on any number of runs: one page, with its tables as CSV and its figures as PNG."""
+"""Reports on any number of runs: a report is one page, with the tables of the page as CSV and the figures as PNG."""

@@ -1,4 +1,4 @@
-"""The sections of an explanation, for the terminal and for the page."""
+"""The sections of the explanation of a plan, as they are printed in the terminal and written to the page."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -20,8 +20,8 @@ from neuroshard.words.placement import Tier
 
 
 def sections(explanation: Explanation, pictures: tuple[Picture, ...] = ()) -> list[Section]:
-    """Return the sections that explain a plan, the most important first;
-    the pictures belong to the section on devices.
+    """Return the sections that explain a plan, the most important section first;
+    `pictures` are shown in the section on devices.
     """
     warnings = texts({"warning": [*map(str, explanation.warnings)]})
     return [
@@ -35,13 +35,13 @@ def sections(explanation: Explanation, pictures: tuple[Picture, ...] = ()) -> li
 
 
 def titled(section: Section, name: str) -> Section:
-    """Return the section with a plan's name before the title; an empty name changes nothing."""
+    """Return the section with the name of a plan in front of the title; an empty name changes nothing."""
     title = f"{name}: {section.title[0].lower()}{section.title[1:]}" if name else section.title
     return replace(section, title=title)
 
 
 def picture(explanation: Explanation) -> Picture:
-    """Draw the cost and the memory of every device of a plan."""
+    """Return a picture with the cost and the memory of every device of a plan."""
     title = f"{explanation.cost.total_ms:.2f} ms predicted"
     caveat = "" if explanation.cost.caveat is None else f"; costs are {explanation.cost.caveat}"
     return Picture(
@@ -50,15 +50,15 @@ def picture(explanation: Explanation) -> Picture:
 
 
 def all_shards(explanation: Explanation) -> Section:
-    """Return the section with every shard of the plan."""
+    """Return the section with a table of every shard of the plan."""
     shards = _shards(explanation.shards)
     first = {"table": shards["table"], "device": [str(share.placed.device) for share in explanation.shards]}
     return Section("All shards", table=texts(first | shards))
 
 
 def difference(first: Explanation, second: Explanation, steps: Sequence[TableChange], changes: str = "") -> Section:
-    """Return the section that compares two plans by the moves from the first plan to the second, the largest moves
-    first.
+    """Return the section that compares two plans: the moves of tables from the first plan to the second plan, the
+    largest moves first.
 
     `steps` are the tables whose placement changes; `changes` describes the differences between the tasks.
     """
@@ -119,7 +119,8 @@ def _fullest(explanation: Explanation) -> str:
 
 
 def _devices(explanation: Explanation) -> Section:
-    """Return the section on devices: the straggler first, and then the others by decreasing compute.
+    """Return the section on the devices of the plan: the straggler first, and then the other devices by decreasing
+    compute time.
 
     Parts with the same name up to a dot, such as framework.input and framework.kernels, share a column, because a
     terminal does not have room for all.
@@ -150,18 +151,22 @@ def _devices(explanation: Explanation) -> Section:
 
 
 def _order(explanation: Explanation) -> list[int]:
-    """Return the devices: the straggler first, if there is one, and then by decreasing compute time."""
+    """Return the devices of the plan in order: the straggler first, if there is a straggler, and then by decreasing
+    compute time.
+    """
     order: list[int] = np.argsort(-explanation.cost.compute, kind="stable").tolist()
     return order if explanation.is_balanced else list(dict.fromkeys([explanation.bottleneck, *order]))
 
 
 def _by_first_word(cost: Cost) -> dict[str, list[Part]]:
-    """Group the parts of a cost by their names up to the first dot."""
+    """Return the parts of a cost, grouped by the first word of the name: the text up to the first dot."""
     return grouped(cost.parts, lambda part: part.name.partition(".")[0])
 
 
 def _details(explanation: Explanation) -> Iterator[Section]:
-    """Yield a section for each column of the devices' table that several parts share, with a table of these parts."""
+    """Yield a section for each column in the table of devices that is a sum of several parts, with a table of these
+    parts.
+    """
     order = _order(explanation)
     for name, parts in _by_first_word(explanation.cost).items():
         if len(parts) > 1:
@@ -185,7 +190,9 @@ def _shards(shares: Sequence[ShardShare]) -> dict[str, list[str]]:
 
 
 def _besides(share: ShardShare) -> str:
-    """Return, in words, how a shard differs from a column shard of a pooled table of one feature in device memory."""
+    """Return, in words, how a shard differs from the usual case: a column shard of a pooled table of one feature in
+    device memory.
+    """
     table, assignment = share.table, share.placed.tier_assignment
     properties = {
         f"{share.placed.shard.rows:,} rows": share.layout.blocks,
@@ -230,7 +237,7 @@ def _described(places: Places, layout: Layout) -> str:
 
 
 def _heuristics(explanation: Explanation) -> Section:
-    """Return the section that compares the plan with the plans of heuristics.
+    """Return the section that compares the cost of the plan with the costs of plans by heuristics.
 
     If waits for the host hide differences, the table also has the costs without these waits.
     """

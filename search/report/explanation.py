@@ -1,4 +1,4 @@
-"""The reasons for a plan's cost: its devices, its shards, and the costs of heuristics' plans."""
+"""The explanation of a plan's cost by devices and shards, and the costs of plans by heuristics for comparison."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ _NOTICED = 0.005  # smaller shares of a plan's cost are not noticeable
 
 @dataclass(frozen=True)
 class ShardShare:
-    """A shard and its compute cost.
+    """A shard of a plan, and the compute cost of the shard alone on a device.
 
     Attributes:
         placed, table, layout: the placement of the shard, its table and the layout of the table.
@@ -39,7 +39,7 @@ class ShardShare:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The facts about one plan, under one set of cost models.
+    """The facts about one plan, as one set of cost models predicts the costs.
 
     Attributes:
         plan: the plan.
@@ -62,7 +62,7 @@ class Explanation:
 
     @property
     def slowest(self) -> int:
-        """The device with the longest compute.
+        """The device with the longest compute time of all devices.
 
         The other devices wait for it, so that the sums of parts do not show which device it is.
         """
@@ -70,12 +70,12 @@ class Explanation:
 
     @property
     def widest(self) -> int:
-        """The device with the most columns, which decides the time of exchanges."""
+        """The device with the most columns, which determines the time of the exchanges."""
         return int(np.argmax(self.plan.device_dims))
 
     @property
     def compute_excess_ms(self) -> float:
-        """The ms by which the longest compute exceeds the mean of all devices."""
+        """The difference between the longest compute time and the mean compute time of all devices, in ms."""
         return float(self.cost.compute.max() - self.cost.compute.mean())
 
     @property
@@ -85,12 +85,13 @@ class Explanation:
 
     @property
     def bottleneck(self) -> int:
-        """The device that makes the plan most expensive, by compute or by exchanges."""
+        """The device that makes the plan most expensive, either by compute time or by the time of exchanges."""
         return self.slowest if self.compute_excess_ms >= self.exchange_excess_ms else self.widest
 
 
 def explain(plan: Plan, simulator: Simulator) -> Explanation:
-    """Explain a plan; the heuristics that it is compared with keep the tiers of its tables.
+    """Return the explanation of a plan; heuristics, with which the plan is compared, keep the tiers that tables have in
+    the plan.
 
     Raises:
         UserError: the cost models do not support the plan's task.
@@ -132,7 +133,9 @@ def _heuristic(score: str, plan: Plan, simulator: Simulator) -> Cost | str:
 
 
 def _even_ms(plan: Plan, compute: FloatArray, simulator: Simulator) -> float:
-    """Predict the plan's cost, in ms, with evenly spread columns and with the given compute, (D,)."""
+    """Return the predicted cost of the plan, in ms, if columns were spread evenly and devices had the given compute
+    times (D,).
+    """
     dims = np.full((1, len(compute)), plan.traffic.columns.mean())
     times = simulator.kernel_times(plan.device_loads, len(compute))
     return float(simulator.step(times, plan.traffic.with_columns(dims), compute[None]).device_ms.max())

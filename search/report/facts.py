@@ -1,4 +1,4 @@
-"""The facts of explanations as rows of plain values, which `neuroshard explain format=json` prints."""
+"""The facts in explanations as rows of plain values, as `neuroshard explain format=json` prints them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from neuroshard.stages.search.report.explanation import Explanation, ShardShare
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """One device of a plan.
+    """One device of an explained plan, with memory and costs.
 
     Attributes:
         device: number of the device.
@@ -34,7 +34,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True)
 class ShardFacts:
-    """One shard of a plan.
+    """One shard of an explained plan, with size and cost.
 
     Attributes:
         table: name of the table.
@@ -58,7 +58,7 @@ class ShardFacts:
 
 @dataclass(frozen=True)
 class MethodFacts:
-    """The plan of another method for the same task.
+    """The plan that another method found for the same task, with the cost of the plan.
 
     Attributes:
         method: name of the method.
@@ -73,7 +73,7 @@ class MethodFacts:
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """The explanation of one plan.
+    """The facts in the explanation of one plan.
 
     Attributes:
         plan: name of the plan file.
@@ -104,7 +104,7 @@ class PlanFacts:
 
     @classmethod
     def of(cls, name: str, explanation: Explanation) -> "PlanFacts":
-        """Return the facts of an explanation of the plan file `name`."""
+        """Return the facts in the explanation of the plan in the file `name`."""
         cost = explanation.cost
         return cls(
             name,
@@ -124,7 +124,7 @@ class PlanFacts:
 
 @dataclass(frozen=True)
 class ChangeFacts:
-    """A table that the second of two plans places differently.
+    """A table for which the second of two compared plans has another placement than the first plan.
 
     Attributes:
         table: name of the table.
@@ -139,13 +139,13 @@ class ChangeFacts:
 
     @classmethod
     def of(cls, change: TableChange) -> "ChangeFacts":
-        """Return the facts of a change."""
+        """Return the facts about the change in the placement of a table."""
         return cls(change.table, change.before, change.after, change.size_bytes)
 
 
 @dataclass(frozen=True)
 class ExplainFacts:
-    """The explanations of one or two plans.
+    """The facts in the explanations of one plan or of two plans.
 
     Attributes:
         model: the cost models: their name and settings.

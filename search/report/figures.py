@@ -1,4 +1,4 @@
-"""The figures of a report, drawn as PNG."""
+"""The figures of a report, each drawn as a PNG picture."""
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,9 @@ _WIDE = 20  # ratio of values from which on the scale is logarithmic
 
 
 def comparison_bars(compared: pd.DataFrame, axis: str) -> bytes:
-    """Draw the mean costs of one group's methods with 95% intervals, cheapest first, at most `MOST_BARS` of them."""
+    """Draw the mean costs of the methods in one group with 95% intervals, the cheapest methods first, at most
+    `MOST_BARS` methods.
+    """
     shown = compared.dropna(subset=["mean_ms"])[:MOST_BARS]
     with canvas(_WIDTH, 0.9 + 0.27 * max(len(shown), 3)) as (figure, picture):
         axes = figure.subplots()
@@ -39,7 +41,7 @@ def comparison_bars(compared: pd.DataFrame, axis: str) -> bytes:
 
 
 def sensitivity_curve(curve: pd.DataFrame, setting: str) -> bytes:
-    """Draw the cost by value of a setting, relative to the mean over the values for
+    """Draw the relative cost for each value of a setting, compared with the mean over all values for
     the same task, with 95% intervals.
     """
     shown = curve.dropna(subset=["relative"])
@@ -58,7 +60,7 @@ def sensitivity_curve(curve: pd.DataFrame, setting: str) -> bytes:
 
 
 def scatter(measured: pd.DataFrame) -> bytes:
-    """Draw predicted against measured costs, in one colour per method;
+    """Draw the measured costs of plans against the predicted costs, in a different colour for each method;
     in a single colour if there are too many methods.
     """
     known = measured.dropna(subset=["predicted_ms", "measured_ms"])
@@ -77,7 +79,7 @@ def scatter(measured: pd.DataFrame) -> bytes:
 
 
 def phase_bars(names: list[str], phase_ms: FloatArray, title: str) -> bytes:
-    """Draw the phases of a training step (K, P), in ms, as a stacked bar for each of K plans."""
+    """Draw the phases of a training step (K, P), in ms, as one stacked bar for each of K plans."""
     with canvas(_WIDTH, 1.9 + 0.4 * max(len(names), 2)) as (figure, picture):
         axes = figure.subplots()
         place, left = np.arange(len(names))[::-1], np.zeros(len(names))

@@ -1,4 +1,4 @@
-"""The results of runs as tables, with a name for each run that distinguishes it from the others."""
+"""The results of runs as tables; each run has a name that distinguishes the run from the other runs."""
 
 import math
 import re
@@ -32,8 +32,8 @@ _Search = tuple[str, SearchRun]  # a description of the tasks, and the run
 
 @dataclass(frozen=True)
 class RunName:
-    """The name of a run among others on the same tasks;
-    with the setting and its value if the run is part of a sweep.
+    """A name that distinguishes a run from the other runs on the same tasks;
+    with the setting and the value of the setting if the run is part of a sweep.
     """
 
     method: str
@@ -42,7 +42,8 @@ class RunName:
 
 
 def named(runs: Sequence[tuple[str, SearchRun]]) -> dict[Path, RunName]:
-    """Return a distinct name for each run, by path; each run comes with a description of its tasks.
+    """Return a different name for each run, by path of the run; in `runs`, each run comes with a description of the
+    run's tasks.
 
     Runs of one method on the same tasks are distinguished by their settings, or otherwise by their paths. A method
     named "setting=number" is part of a sweep, and so are runs that differ in only one number other than a seed.
@@ -52,7 +53,7 @@ def named(runs: Sequence[tuple[str, SearchRun]]) -> dict[Path, RunName]:
 
 
 def _of_group(group: Sequence[SearchRun]) -> dict[Path, RunName]:
-    """Return distinct names for the runs of one method on the same tasks."""
+    """Return different names, by path, for runs of one method on the same tasks."""
     settings = {run.path: flat(run.settings) for run in group}
     keys = dict.fromkeys(key for own in settings.values() for key in own)
     differing = [key for key in keys if len({repr(own.get(key)) for own in settings.values()}) > 1]
@@ -73,7 +74,9 @@ def _name(method: str, marks: Sequence[str], differing: Sequence[str], value: fl
 
 
 def _swept(key: str, settings: Mapping[Path, Mapping[str, Any]]) -> dict[Path, float]:
-    """Return the values of a setting by path; empty unless all are different numbers and the setting is not a seed."""
+    """Return the value of a setting in each run, by path; empty unless all values are different numbers and the setting
+    is not a seed.
+    """
     values = {path: own.get(key) for path, own in settings.items()}
     numbers = {path: float(value) for path, value in values.items() if value is not None and _is_number(value)}
     if key.rpartition(".")[2] == _SEED or len(set(numbers.values())) < len(values):
@@ -82,13 +85,13 @@ def _swept(key: str, settings: Mapping[Path, Mapping[str, Any]]) -> dict[Path, f
 
 
 def _is_number(value: object) -> bool:
-    """Return True if a value is a number that can be drawn."""
+    """Return True if a value is a number that a figure can show."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 
 @dataclass(frozen=True)
 class _EvaluationRow:
-    """The result of an evaluation for one plan; None for unknown values."""
+    """The result of an evaluation for one plan; unknown values are None."""
 
     method: Name
     task: Count
@@ -100,8 +103,8 @@ class _EvaluationRow:
 
 @dataclass(frozen=True)
 class _TrainingRow:
-    """A round of a training: the mean cost of the policy's plans for the validation tasks;
-    infinite if it found none.
+    """A round of a training, with the mean cost of the policy's plans for the validation tasks;
+    the cost is infinite if the policy found no plan.
     """
 
     round: Count
@@ -110,8 +113,8 @@ class _TrainingRow:
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """Tables with one row for each task of every search, each plan of every evaluation,
-    and each round of every training.
+    """Three tables: one row for each task of every search, one row for each plan of every evaluation,
+    and one row for each round of every training.
 
     Attributes:
         searched: tasks (a description), method, setting and value (in a sweep over a number; otherwise None and NaN),
@@ -128,7 +131,7 @@ class Gathered:
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Return the directories of all runs in and below these directories, each only once.
+    """Return the directories of all runs in `paths` and below, each directory only once.
 
     Raises:
         UserError: a directory does not exist.
@@ -145,12 +148,12 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Return a key for sorting paths by which 8 comes before 16."""
+    """Return a key that sorts paths by the numbers in the paths, so that 8 comes before 16."""
     return [(int(piece), "") if piece.isdecimal() else (-1, piece) for piece in re.split(r"(\d+)", str(path))]
 
 
 def gather(paths: Sequence[Path]) -> Gathered:
-    """Return the tables of all runs in and below these directories.
+    """Return tables with the results of all runs in `paths` and below.
 
     Raises:
         UserError: a directory does not exist, there is no finished run, or a run is damaged.
@@ -187,7 +190,7 @@ def gather(paths: Sequence[Path]) -> Gathered:
 
 
 def _read_rows(path: Path, row_type: type[_EvaluationRow | _TrainingRow]) -> list[dict[str, Any]]:
-    """Return the rows of a Parquet file, with the columns that `row_type` names; NaN becomes None.
+    """Return the rows of a Parquet file, with only the columns that are fields of `row_type`; NaN becomes None.
 
     Raises:
         UserError: the file is missing or unreadable, lacks a column, or has a wrong value; the error names the row.
@@ -205,7 +208,9 @@ def _unless_nan(value: object) -> object:
 
 
 def _search(folder: Path, sets: dict[str, str]) -> _Search:
-    """Read a search; return the digest of its tasks and the run, and add a description of the tasks to `sets`."""
+    """Read a search run; return the digest of the run's tasks and the run, and add a description of the tasks to
+    `sets`.
+    """
     _need_files(folder, "results.parquet", "tasks.json")
     run, digest = SearchRun.load(folder), digest_of(folder / "tasks.json")
     if digest not in sets:  # the runs of a sweep share their tasks
@@ -214,7 +219,7 @@ def _search(folder: Path, sets: dict[str, str]) -> _Search:
 
 
 def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> list[_Search]:
-    """Return the searches with a description of their tasks in place of the digest.
+    """Return the searches, with a description of the tasks of each search in place of the digest of the tasks.
 
     Different sets of tasks with the same description are numbered. If several cost models predicted the costs, the
     description names the models, because costs can be compared only within one set of models.
@@ -230,12 +235,14 @@ def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> l
 
 
 def _predicted_by(run: SearchRun) -> str:
-    """Return the end of a line that names the models of a search's predicted costs."""
+    """Return the end of a line of text, which names the models that predicted the costs of a search."""
     return f", predicted by {run.model}{', with the input dist' if run.count_input else ''}"
 
 
 def _need_files(folder: Path, *names: str) -> None:
-    """Raise UserError if a folder lacks one of these regular files; reading from a pipe would never end."""
+    """Raise UserError if a folder lacks one of the files `names`; pipes do not count, because reading from a pipe would
+    never end.
+    """
     for name in names:
         if not (folder / name).is_file():
             raise UserError(
@@ -276,7 +283,7 @@ def _frame(rows: Sequence[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
 
 
 def _described(path: Path) -> str:
-    """Return a description of the tasks of a run, for people.
+    """Return a description, for people, of the tasks in the file of a run.
 
     Raises:
         UserError: the file is malformed.

@@ -1,4 +1,6 @@
-"""Sections of text, tables and pictures: on a self-contained HTML page, printed in short form, or as CSV."""
+"""Sections of text, tables and pictures, which can be written as a self-contained HTML page, printed in short form, or
+saved as CSV.
+"""
 
 import csv
 import re
@@ -22,7 +24,7 @@ _SHOWN = 16  # maximum number of printed rows
 
 
 def save_csv(path: Path, frame: pd.DataFrame) -> None:
-    """Write a frame as CSV, atomically; a text that spreadsheets would read as a formula gets a quote in front."""
+    """Write a frame as CSV, atomically; texts that a spreadsheet would read as a formula get a quote in front."""
     safe = frame.apply(lambda column: column.map(_as_text)).rename(columns=_as_text)
     text = safe.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC)
     write_atomically(path, text.encode("utf-8", errors="replace"))
@@ -41,12 +43,14 @@ def _is_number(text: str) -> bool:
 
 
 def texts(columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Return a table of texts by column title; the cells are objects, because Arrow refuses some characters."""
+    """Return a table of texts, given the texts of each column by title; the cells are objects, because Arrow refuses
+    some characters.
+    """
     return pd.DataFrame(dict(columns), dtype=object)
 
 
 def in_words(frame: pd.DataFrame, columns: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
-    """Return a table of texts for people; columns without any known value are left out.
+    """Return a table of texts for people; the table has only the columns in which at least one value is known.
 
     Args:
         frame: table of numbers and texts.
@@ -95,19 +99,19 @@ class Section:
 
 
 def render(title: str, intro: str, sections: Sequence[Section]) -> str:
-    """Render sections as an HTML page; all texts are escaped."""
+    """Return an HTML page with these sections; all texts on the page are escaped."""
     loader = PackageLoader("neuroshard.stages.search.report", "templates")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.get_template("page.html.j2").render(title=title, intro=intro, sections=sections)
 
 
 def save_page(path: Path, html: str) -> None:
-    """Write a page atomically; characters that UTF-8 cannot encode become question marks."""
+    """Write an HTML page atomically; characters that UTF-8 cannot encode become question marks."""
     write_atomically(path, html.encode("utf-8", errors="replace"))
 
 
 def show_sections(console: Console, sections: Sequence[Section]) -> None:
-    """Print sections; of a long table, print the first rows and the number of rows."""
+    """Print sections; if a table is long, print only the first rows and the number of rows."""
     for section in sections:
         console.print()
         console.print(plain(section.title, "bold"), soft_wrap=True)
@@ -118,7 +122,7 @@ def show_sections(console: Console, sections: Sequence[Section]) -> None:
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Return text in which brackets have no special meaning and unprintable characters are escaped."""
+    """Return a text in which brackets have no special meaning, and in which unprintable characters are escaped."""
     shown = "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
     return Text(shown, style=style, overflow="fold")
 

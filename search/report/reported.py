@@ -1,4 +1,4 @@
-"""The sections of a report: each has a table, pictures, and a sentence on how to read them."""
+"""The sections of a report: each section has a table, pictures, and a sentence that says how to read the table."""
 
 from collections.abc import Mapping
 
@@ -52,8 +52,8 @@ _TRAINING = {"run": ("run", ""), "best validation ms": ("best", ".3f"), "rounds"
 
 
 def compared_shown(compared: pd.DataFrame, title: str, group: str, axis: str) -> Section | None:
-    """Return the section that compares methods, with a picture of each group with several methods;
-    None without methods.
+    """Return the section that compares methods, with a picture for each group of two or more methods;
+    None if there are no methods.
 
     Args:
         compared: the result of `comparisons`.
@@ -73,7 +73,7 @@ def compared_shown(compared: pd.DataFrame, title: str, group: str, axis: str) ->
 
 
 def sensitivities_shown(curves: pd.DataFrame) -> Section | None:
-    """Return the section on sweeps over numbers; None without sweeps.
+    """Return the section on sweeps over numeric values of a setting; None if there are no sweeps.
 
     A sweep has a curve if a task was solved with every value.
     """
@@ -89,7 +89,7 @@ def sensitivities_shown(curves: pd.DataFrame) -> Section | None:
 
 
 def trust_shown(measured: pd.DataFrame) -> Section | None:
-    """Return the section that compares predicted with measured costs; None without plans that have both."""
+    """Return the section that compares predicted costs with measured costs; None if no plan has both costs."""
     known = measured.dropna(subset=["predicted_ms", "measured_ms"])
     known = known[known["measured_ms"] > 0]
     if known.empty:
@@ -101,7 +101,7 @@ def trust_shown(measured: pd.DataFrame) -> Section | None:
 
 
 def _trust(known: pd.DataFrame) -> pd.DataFrame:
-    """Return the errors of predicted costs in one row; NaN for unknown values."""
+    """Return a table of one row with the errors of the predicted costs; unknown values are NaN."""
     error = (known["predicted_ms"] / known["measured_ms"] - 1).abs()
     tau = known["predicted_ms"].corr(known["measured_ms"], method="kendall") if len(known) >= _LEAST_POINTS else np.nan
     judged = known.dropna(subset=["margin_ms"])
@@ -112,7 +112,7 @@ def _trust(known: pd.DataFrame) -> pd.DataFrame:
 
 
 def learning_shown(learned: pd.DataFrame, references: Mapping[str, dict[str, float]]) -> Section | None:
-    """Return the section on learned policies, by round; None without trainings.
+    """Return the section on the training of learned policies, by round; None if there are no trainings.
 
     Args:
         learned: one row for each round, as in `Gathered`.

@@ -1,4 +1,4 @@
-"""Compare methods on the tasks that all of them solved."""
+"""Comparisons of methods on the tasks that all methods solved, and of the values of a setting in a sweep."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ _CURVE = ["tasks", "setting", "value", "solved", "mean_ms", "relative", "relativ
 
 
 def comparisons(frame: pd.DataFrame, group: str, cost: str) -> pd.DataFrame:
-    """Compare methods; return one row for each method in each group.
+    """Compare the methods in each group by mean cost; return one row for each method in each group.
 
     Args:
         frame: table with the columns `group`, method, task, `cost`, seconds, solved, and caveat if costs may have one.
@@ -62,7 +62,7 @@ def _compared(group: str, subset: pd.DataFrame, cost: str) -> Iterator[dict[str,
 
 
 def _caveats(subset: pd.DataFrame) -> str | None:
-    """Return the different caveats of costs, joined; None if there are none."""
+    """Return the different caveats of the costs, joined to one text; None if there are no caveats."""
     return "; ".join(subset["caveat"].dropna().unique()) or None if "caveat" in subset else None
 
 
@@ -71,14 +71,16 @@ def _mean(values: FloatArray) -> float:
 
 
 def interval(values: FloatArray) -> float:
-    """Return half the width of the mean's 95% interval (Student's t); NaN for fewer than two values."""
+    """Return half the width of the 95% interval of the mean of `values` (Student's t);
+    NaN for fewer than two values.
+    """
     if len(values) < 2:
         return float("nan")
     return float(stats.sem(values) * stats.t.ppf((1 + _LEVEL) / 2, len(values) - 1))
 
 
 def _p_value(first_ms: FloatArray, second_ms: FloatArray) -> float:
-    """Return the p-value of Wilcoxon's signed-rank test; NaN for fewer than two different pairs."""
+    """Return the p-value of Wilcoxon's signed-rank test; NaN for fewer than two pairs of different costs."""
     different = first_ms != second_ms
     if different.sum() < 2:
         return float("nan")
@@ -86,15 +88,15 @@ def _p_value(first_ms: FloatArray, second_ms: FloatArray) -> float:
 
 
 def in_sweep(searched: pd.DataFrame) -> "pd.Series[bool]":
-    """Return True for rows that are part of a sweep, (n,):
-    the same setting has two or more values on the same tasks.
+    """Return a mask of the rows, (n,): True for searches in a sweep,
+    in which the same setting has two or more values on the same tasks.
     """
     values = searched.groupby(["tasks", "setting"])["value"].transform("nunique")
     return searched["setting"].notna() & (values > 1)
 
 
 def sensitivities(searched: pd.DataFrame) -> pd.DataFrame:
-    """Compare the values of each setting in a sweep, on the tasks that were solved with all values.
+    """Compare the costs with each value of a setting in a sweep, on the tasks that were solved with all values.
 
     Returns:
         tasks, setting, value, solved (number of tasks), mean_ms; relative: mean over tasks of the cost relative to the

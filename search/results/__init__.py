@@ -1,1 +1,1 @@
-"""The results of runs, and comparisons of methods."""
+"""The results of search runs, as files in the directory of the run."""

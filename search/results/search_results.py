@@ -1,4 +1,6 @@
-"""The results of a search run: `run.json`, `results.parquet`, `tasks.json` and one JSON file per plan."""
+"""The results of a search run: the files `run.json`, `results.parquet` and `tasks.json`, and one JSON file for each
+plan.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -23,7 +25,7 @@ _SEARCH_AGAIN = "Delete the directory of the run and search again"
 @dataclass(frozen=True)
 @checked
 class SearchRecord:
-    """The result of one task: a plan file with its predicted cost, or an error.
+    """The result of a search for one task: a plan file with the predicted cost of the plan, or an error.
 
     Attributes:
         task: number of the task.
@@ -69,7 +71,9 @@ class SearchRecord:
 
 
 def predicted_columns(plan: Plan) -> dict[str, float | None]:
-    """Return the prediction of a plan's cost, with the field names of `SearchRecord`; None for unknown values."""
+    """Return the predicted cost, the margin and the expected cost of a plan, by the field names of `SearchRecord`; None
+    for unknown values.
+    """
     known = plan.prediction
     if known is None:
         return dict.fromkeys(("predicted_ms", "margin_ms", "expected_ms"))
@@ -81,14 +85,14 @@ def _of_another(task: int, record: SearchRecord) -> str | None:
 
 
 def _is_inside(name: str) -> bool:
-    """Return True if a relative path stays inside its starting directory, judged by its names alone."""
+    """Return True if a relative path stays inside the starting directory, judged only by the names in the path."""
     path = PurePosixPath(name)
     return name.isprintable() and not path.is_absolute() and bool(path.parts) and ".." not in path.parts
 
 
 @dataclass(frozen=True)
 class _Facts:
-    """The fields of a search's `run.json` that are read again."""
+    """The fields that are read again from the `run.json` of a search."""
 
     searcher: Name
     model: ModelChoice
@@ -98,7 +102,7 @@ class _Facts:
 
 @dataclass(frozen=True)
 class SearchRun:
-    """A directory with the plans that one searcher found.
+    """A directory with the plans that one searcher found for a list of tasks.
 
     Attributes:
         path: the directory.
@@ -117,8 +121,8 @@ class SearchRun:
     count_input: bool = False
 
     def save(self, more: Mapping[str, Any]) -> None:
-        """Write the records, and then mark the run as finished; `more` is added to `run.json`.
-        The plans must exist already.
+        """Write the records, and then mark the run as finished; the fields in `more` are added to `run.json`.
+        The plan files must exist already.
         """
         frame = pd.DataFrame([asdict(record) for record in self.records], dtype="object")
         numbers = {"task": "int64"} | {name: "float64" for name in map(str, frame) if name.endswith(("_ms", "seconds"))}
@@ -129,7 +133,7 @@ class SearchRun:
 
     @classmethod
     def load(cls, path: Path) -> "SearchRun":
-        """Return the search run in a directory.
+        """Return the search run in the directory `path`.
 
         Raises:
             UserError: the directory does not have a search run, or the run is malformed.
@@ -152,14 +156,16 @@ class SearchRun:
 
     @staticmethod
     def journal(path: Path) -> Journal[SearchRecord]:
-        """Return the journal of a run's records by task; each record is written when its task is done."""
+        """Return the journal with a run's records, one for each task;
+        a record is written as soon as the task is done.
+        """
         return Journal(path / "records", "task", SearchRecord, _of_another, "the task is searched again")
 
     def plans(self) -> dict[int, Plan]:
-        """Return the found plans, by number of the task."""
+        """Return the plans that the search found, by number of the task."""
         found = ((record.task, self.plan_of(record)) for record in self.records)
         return {task: plan for task, plan in found if plan is not None}
 
     def plan_of(self, record: SearchRecord) -> Plan | None:
-        """Return the found plan of one task; None if there is none."""
+        """Return the plan that the search found for one task; None if there is no plan."""
         return None if record.plan is None else Plan.load(self.path / record.plan)

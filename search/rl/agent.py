@@ -1,4 +1,4 @@
-"""Trained agents as files: a policy, with the costs that the policy observes."""
+"""Trained agents as files: an agent is a policy together with the costs that the policy observes."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -30,22 +30,24 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Agent:
-    """A policy with the cost network that it observes; without a cost network it observes the simulator's costs."""
+    """A policy with the cost network whose costs the policy observes; without a cost network, the policy observes costs
+    by the simulator.
+    """
 
     policy: Policy
     network: CostNetwork | None
 
     def costs(self, simulator: Simulator) -> PlacementCosts:
-        """Return the costs that the policy observes during placement."""
+        """Return the object that predicts the costs which the policy observes during placement."""
         return SimulatorCosts(simulator) if self.network is None else self.network
 
     def tensors(self) -> Tensors:
-        """Return all weights and buffers by name, for `restore`."""
+        """Return all weights and buffers of the agent by name, as `restore` takes them."""
         networks = {"policy": self.policy} | ({} if self.network is None else {"costs": self.network})
         return {f"{name}.{key}": value for name, net in networks.items() for key, value in net.state_dict().items()}
 
     def restore(self, tensors: Tensors) -> None:
-        """Load weights that `tensors` returned.
+        """Load the weights that the method `tensors` of an equal agent returned.
 
         Raises:
             UserError: the weights belong to another agent, or are not finite.
@@ -72,7 +74,9 @@ class Agent:
             self.network.load_state_dict(within(tensors, "costs"))
 
     def description(self) -> dict[str, Any]:
-        """Return kinds, settings and table features, JSON-ready; `described` creates an untrained agent from them."""
+        """Return the kinds, settings and table features of the agent, JSON-ready; `described` creates an untrained
+        agent from this description.
+        """
         return {
             "policy": {"kind": self.policy.kind, "settings": self.policy.settings},
             "features": list(FEATURES.columns),
@@ -81,7 +85,9 @@ class Agent:
 
     @classmethod
     def described(cls, description: Mapping[str, Any]) -> "Agent":
-        """Return the untrained agent of a description; raise UserError if the description does not fit this version."""
+        """Return an untrained agent as in a description; raise UserError if the description does
+        not fit this version.
+        """
         read = parse(dict(description), _Description, "policy")
         kind = read.policy.kind
         check_name("kind of policy", kind, _POLICIES)
@@ -135,25 +141,27 @@ def _check_like(name: str, tensor: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def save_agent(path: Path, agent: Agent, card: Mapping[str, Any]) -> None:
-    """Write `policy.safetensors`, and then `policy.json` with the card, which documents the origin of the agent."""
+    """Write `policy.safetensors`, and then `policy.json` with the model card,
+    which documents the origin of the agent.
+    """
     weights = {name: tensor.contiguous() for name, tensor in agent.tensors().items()}
     write_atomically(path / "policy.safetensors", save(weights))
     write_json(path / "policy.json", {"format": _FORMAT, **agent.description(), "card": dict(card)})
 
 
 def agent_digest(name: str) -> str:
-    """Return a digest of an agent's files, by the name that `load_agent` takes."""
+    """Return a digest of the files of an agent; `name` is the name or directory that `load_agent` takes."""
     path = _path_of(name)
     return digest_of(path / "policy.json", path / "policy.safetensors")
 
 
 def _path_of(name: str) -> Path:
-    """Return the directory of an installed policy, or the path of another policy."""
+    """Return the directory of an installed policy if `name` is installed; otherwise `name` as a path."""
     return _INSTALLED / name if name in installed_policies() else Path(name)
 
 
 def load_agent(name: str) -> Agent:
-    """Return the agent of an installed policy, or of a directory that `neuroshard train-policy` wrote.
+    """Return the agent of an installed policy, or the agent in a directory that `neuroshard train-policy` wrote.
 
     Raises:
         UserError: there is no such policy, or its files are damaged or of another version.

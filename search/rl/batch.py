@@ -1,4 +1,4 @@
-"""Batches of equally shaped tasks as tensors for the environment, and the network that encodes tables."""
+"""Batches of tasks of the same shape as tensors for the environment, and the network that encodes tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -47,7 +47,7 @@ class TaskBatch:
 
     @classmethod
     def of(cls, tasks: Sequence[Task], method: str) -> "TaskBatch":
-        """Return the tasks as a batch, in order.
+        """Return the batch of these tasks, in the same order; errors name the searcher `method`.
 
         Raises:
             UserError: the tasks have different numbers of items or devices.
@@ -78,12 +78,12 @@ class TaskBatch:
 
     @property
     def num_items(self) -> int:
-        """The number of items in every task, I."""
+        """The number of items in every task of the batch, I."""
         return self.features.shape[1]
 
     @property
     def num_devices(self) -> int:
-        """The number of devices of every task, D."""
+        """The number of devices in every task of the batch, D."""
         return self.memory_bytes.shape[1]
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class TaskBatch:
         return self.take(torch.arange(len(self)).repeat_interleave(times))
 
     def take(self, tasks: torch.Tensor) -> "TaskBatch":
-        """Return the batch of the tasks with these indices (n,), which may repeat."""
+        """Return a batch with the tasks that have these indices (n,); an index may occur several times."""
         spaces = tuple(self.spaces[index] for index in tasks.tolist())
         return TaskBatch(
             spaces, *(getattr(self, field.name)[tasks] for field in fields(self) if field.name != "spaces")
@@ -109,7 +109,7 @@ class TaskBatch:
 
 
 def _tensors(space: SearchSpace, most_tables: int, most_rivals: int) -> list[torch.Tensor]:
-    """Return the tensors of one task, in the order of `TaskBatch`'s fields.
+    """Return the tensors of one task, in the order in which `TaskBatch` declares the fields.
 
     Raises:
         UserError: the task has sequence tables or tables in host memory.
@@ -161,7 +161,7 @@ class TableEncoder(nn.Module):
         self.network = perceptron((count, *widths))
 
     def normalise(self, batch: TaskBatch) -> None:
-        """Set the mean and the scale of features from the tables of a batch."""
+        """Set the mean and the scale by which features are normalised, from the tables of a batch."""
         tables = batch.features[batch.present > 0]
         self.mean.copy_(tables.mean(dim=0))
         self.scale.copy_(tables.std(dim=0).clamp(min=1e-3))

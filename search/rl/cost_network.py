@@ -1,4 +1,4 @@
-"""Costs of partial placements, which an agent observes and is rewarded for.
+"""Costs of partial placements, which an agent observes and from which the reward of the agent is computed.
 
 The costs come from the simulator, or from a network that is trained together with the policy (DreamShard, section 3.2).
 """
@@ -25,15 +25,15 @@ NUM_PARTS = len(PARTS)
 
 
 def straggler_ms(parts: torch.Tensor) -> torch.Tensor:
-    """Return plan costs, (B,) ms: the maximum over devices of the sum of parts (B, D, P)."""
+    """Return the costs of B plans, (B,) ms: the maximum over devices of the sum of the parts (B, D, P)."""
     return parts.sum(dim=-1).amax(dim=-1)
 
 
 class SimulatorCosts:
-    """Costs that the simulator's pre-trained cost models predict for placements."""
+    """The costs of placements, as predicted by the pre-trained cost models of a simulator."""
 
     def __init__(self, simulator: Simulator) -> None:
-        """Use the models of a simulator.
+        """Use the cost models of a simulator, which must have a compute model that sums over tables.
 
         Raises:
             UserError: the compute model is not a sum over tables.
@@ -50,18 +50,18 @@ class SimulatorCosts:
         self._model = model
 
     def item_vectors(self, batch: TaskBatch) -> torch.Tensor:
-        """Return the sum of the vectors of each item's tables, (B, I, H)."""
+        """Return a vector for each item, (B, I, H): the sum of the vectors of the tables in the item."""
         once = {id(space): self._of_task(space) for space in {id(space): space for space in batch.spaces}.values()}
         return torch.stack([once[id(space)] for space in batch.spaces])
 
     def _of_task(self, space: SearchSpace) -> torch.Tensor:
-        """Return the sum of the vectors of each item's tables of one task, (I, H)."""
+        """Return a vector for each item of one task, (I, H): the sum of the vectors of the tables in the item."""
         tables = space.whole_tables()
         flat = Loads.of([table for some in tables for table in some], space.task.batch_size)
         return torch.from_numpy(sums_of(self._model.embed(flat), np.array([len(some) for some in tables])))
 
     def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Predict each of P parts (`PARTS`) of the cost, (B, D, P) ms.
+        """Predict the P parts (`PARTS`) of the cost of each device, (B, D, P) ms.
 
         Args:
             batch: the tasks.
@@ -83,11 +83,13 @@ class SimulatorCosts:
         return torch.from_numpy(np.stack([compute, forward, backward], axis=-1).astype(np.float32))
 
     def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-        """Return plan costs, (B,) ms: the maximum over devices of the sum of parts (B, D, P); `vectors` is not used."""
+        """Return the costs of B plans, (B,) ms: the maximum over devices of the sum of the parts (B, D, P). The
+        argument `vectors` is not used.
+        """
         return straggler_ms(parts)
 
     def alone(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Predict the compute of every item alone, (B, I) ms, from the items' vectors (B, I, H)."""
+        """Predict the compute time of every item alone on a device, (B, I) ms, from the items' vectors (B, I, H)."""
         return torch.from_numpy(self._model.head(vectors.numpy()).astype(np.float32))
 
 
@@ -120,7 +122,8 @@ class CostNetworkSettings:
 
 
 class CostNetwork(nn.Module):
-    """DreamShard's cost network: devices are sums over tables, and the plan is the maximum over devices.
+    """DreamShard's cost network: the vector of a device is a sum over tables, and the vector of a plan is the maximum
+    over devices.
 
     There is one head for each part of a device's cost, and one for the plan's cost. The heads of a device's parts also
     see the representation of the whole plan, because waiting depends on the other devices.
@@ -139,28 +142,30 @@ class CostNetwork(nn.Module):
 
     @torch.no_grad()
     def item_vectors(self, batch: TaskBatch) -> torch.Tensor:
-        """Return the encoding of every item by the table network, (B, I, H)."""
+        """Return the encoding of every item by the network that encodes tables, (B, I, H)."""
         return batch.encode(self.encoder)
 
     @torch.no_grad()
     def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Predict the parts of the cost, (B, D, P) ms, >= 0; the compute of an empty device is 0."""
+        """Predict the parts of the cost of each device, (B, D, P) ms, >= 0;
+        the compute time of an empty device is 0.
+        """
         parts = self._parts(vectors, self._of_plan(vectors)).clamp(min=0) * self.scale_ms
         parts[..., 0] *= count > 0
         return parts
 
     @torch.no_grad()
     def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-        """Predict plan costs, (B,) ms, with a separate head that sees only the devices' vectors."""
+        """Predict the costs of B plans, (B,) ms, with a separate head that sees only the vectors of the devices."""
         return self._total(vectors).clamp(min=0) * self.scale_ms
 
     @torch.no_grad()
     def alone(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Predict the compute of every item, (B, I) ms, as if on the only device."""
+        """Predict the compute time of every item, (B, I) ms, as if the item were alone on the only device."""
         return self._parts(vectors[:, :, None], vectors)[:, :, 0, 0].clamp(min=0) * self.scale_ms
 
     def predict(self, batch: TaskBatch, held: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Predict parts (B, D, P) and plan costs (B,) of placements (B, I, D),
+        """Predict the parts (B, D, P) and the plan costs (B,) of placements `held` (B, I, D),
         as multiples of `scale_ms`, with gradients.
         """
         encoded = batch.encode(self.encoder)
@@ -168,7 +173,9 @@ class CostNetwork(nn.Module):
         return self._parts(vectors, self._of_plan(vectors)), self._total(vectors)
 
     def _parts(self, vectors: torch.Tensor, plan: torch.Tensor) -> torch.Tensor:
-        """Predict the parts, (..., D, P), of devices (..., D, H) in plans with representation (..., H)."""
+        """Predict the parts of the cost, (..., D, P), for devices with vectors (..., D, H) in plans with representation
+        (..., H).
+        """
         seen = torch.cat([vectors, plan[..., None, :].expand_as(vectors)], dim=-1)
         return torch.cat([head(seen) for head in self.heads], dim=-1)
 
@@ -177,7 +184,7 @@ class CostNetwork(nn.Module):
         return total
 
     def _of_plan(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Return the representation of the plan, (..., H): the maximum over its devices."""
+        """Return the representation of a plan, (..., H): the maximum over the vectors of the plan's devices."""
         return vectors.amax(dim=-2)
 
 
@@ -186,7 +193,7 @@ PlacementCosts = SimulatorCosts | CostNetwork  # both predict costs of devices f
 
 @dataclass(frozen=True, eq=False)
 class MeasuredPlacements:
-    """N placements with their costs.
+    """N placements of training tasks, with the costs of the placements.
 
     Attributes:
         task: (N,) number of the training task.
@@ -200,14 +207,14 @@ class MeasuredPlacements:
 
     @property
     def total(self) -> torch.Tensor:
-        """The plan costs, (N,) ms: the cost of the slowest device."""
+        """The costs of the N plans, (N,) ms: the cost of the slowest device of each plan."""
         return straggler_ms(self.parts)
 
     def __len__(self) -> int:
         return len(self.task)
 
     def and_more(self, other: "MeasuredPlacements") -> "MeasuredPlacements":
-        """Return these placements followed by the other ones."""
+        """Return these placements followed by the placements in `other`."""
         pairs = ((self.task, other.task), (self.held, other.held), (self.parts, other.parts))
         return MeasuredPlacements(*(torch.cat(pair) for pair in pairs))
 
@@ -219,7 +226,9 @@ def fit(
     measured: MeasuredPlacements,
     generator: torch.Generator,
 ) -> float:
-    """Train the network on all placements of the tasks in `batch`; return the mean squared error of the last steps."""
+    """Train the network on all `measured` placements of the tasks in `batch`; return the mean squared error of the last
+    steps.
+    """
     losses = []
     for _ in range(network.settings.steps):
         chosen = torch.randint(len(measured), (network.settings.batch_size,), generator=generator)

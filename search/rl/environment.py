@@ -1,4 +1,6 @@
-"""The environment of all policies: it places items one by one, in descending predicted cost, for many tasks at once."""
+"""The environment of all policies: it places the items of many tasks at once,
+one by one in descending predicted cost.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -11,7 +13,7 @@ from neuroshard.stages.search.rl.cost_network import PlacementCosts
 
 @dataclass(frozen=True, eq=False)
 class EpisodeState:
-    """The state of B episodes after some steps.
+    """The state of B episodes, each of which places one task, after some steps.
 
     Attributes:
         step: number of placed items.
@@ -40,8 +42,8 @@ class Environment:
     """
 
     def __init__(self, batch: TaskBatch, costs: PlacementCosts, order: torch.Tensor | None = None) -> None:
-        """Prepare the placement of a batch in the order of item numbers `order`, (B, I);
-        None is descending predicted cost.
+        """Prepare the placement of a batch; `order` (B, I) are the item numbers in the order of placement,
+        and None stands for descending predicted cost.
         """
         self.batch = batch
         self.costs = costs
@@ -66,7 +68,9 @@ class Environment:
         )
 
     def legal(self, state: EpisodeState) -> torch.Tensor:
-        """Return True for devices that may have the next item and have room for it, (B, D)."""
+        """Return a mask of devices, (B, D): True if the constraints allow the next item on the device, and the device
+        has room.
+        """
         rows, item = self._rows, self.order[:, state.step]
         rivals = self.batch.rivals[rows, item]  # may contain the item itself, which is not placed yet
         beside_rival = state.held[rows[:, None], rivals].any(dim=1)
@@ -74,19 +78,19 @@ class Environment:
         return self.batch.allowed[rows, item] & ~beside_rival & has_room
 
     def observe(self, state: EpisodeState) -> torch.Tensor:
-        """Predict the costs of the devices, (B, D, P), as multiples of an equal share of all compute."""
+        """Predict the parts of the costs of the devices, (B, D, P), as multiples of an equal share of all compute."""
         return self.parts(state) / self._share_ms[:, None, None]
 
     def parts(self, state: EpisodeState) -> torch.Tensor:
-        """Predict the costs of the devices, (B, D, P) ms."""
+        """Predict the parts of the costs of the devices in a state, (B, D, P) ms."""
         return self.costs.parts(self.batch, state.vectors, state.dims, state.count)
 
     def total_ms(self, state: EpisodeState) -> torch.Tensor:
-        """Predict the cost of each task's plan so far, (B,) ms, which is the basis of the reward."""
+        """Predict the cost of each task's plan so far, (B,) ms; the reward of the policy is computed from this cost."""
         return self.costs.total(state.vectors, self.parts(state))
 
     def step(self, state: EpisodeState, legal: torch.Tensor, device: torch.Tensor) -> EpisodeState:
-        """Place the next item on `device` (B,), and return the next state.
+        """Place the next item of each task on `device` (B,), and return the next state.
 
         `legal` (B, D) is True for the devices that may have the item, as returned by the method `legal`.
         """
@@ -110,7 +114,7 @@ class Environment:
         )
 
     def plans(self, state: EpisodeState) -> list[Plan | None]:
-        """Return the plans of a final state, (B,); None for dead episodes."""
+        """Return the plans in a final state, (B,); None for episodes in which an item had no legal device."""
         return [
             space.plan(held.numpy() * space.shards.full_width[:, None]) if alive else None
             for space, held, alive in zip(self.batch.spaces, state.held, state.alive.tolist(), strict=True)

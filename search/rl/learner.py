@@ -1,4 +1,6 @@
-"""The training of a policy: each round costs placements, fits the cost network, and updates the policy."""
+"""The training of a policy: each round computes the costs of placements,
+fits the cost network, and updates the policy.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +25,7 @@ from neuroshard.tasks.task import Task
 @dataclass(frozen=True)
 @checked
 class Reinforce:
-    """Policy gradient on the plan cost (DreamShard, section 3.3).
+    """Training by policy gradient on the plan cost, as DreamShard (section 3.3) does.
 
     The baseline is the mean cost of the task's episodes; advantages are scaled to a standard deviation of 1.
 
@@ -34,7 +36,9 @@ class Reinforce:
     entropy: NonNegative = 0.001
 
     def loss(self, policy: Policy, environment: Environment, episodes: Episodes, times: int) -> torch.Tensor:
-        """Return the loss minus the entropy bonus, a scalar; the batch has every task `times` times in a row."""
+        """Return the loss of the policy minus the entropy bonus, a scalar; the batch has every task `times` times in a
+        row.
+        """
         alive = episodes.final.alive.float().view(-1, times)
         cost = environment.total_ms(episodes.final).view(-1, times)
         baseline = (cost * alive).sum(dim=1, keepdim=True) / alive.sum(dim=1, keepdim=True).clamp(min=1)
@@ -48,8 +52,8 @@ class Reinforce:
 @dataclass(frozen=True)
 @checked
 class ActorCritic:
-    """Advantage actor-critic with the balance of the final compute costs as reward,
-    min / max (AutoShard, section 4).
+    """Training by advantage actor-critic; the reward is the balance of the final compute costs,
+    minimum / maximum over devices (AutoShard, section 4).
 
     Attributes:
         entropy: weight of the entropy bonus in the loss; a larger weight makes the policy explore more.
@@ -60,7 +64,7 @@ class ActorCritic:
     value: NonNegative = 0.5
 
     def loss(self, policy: Policy, environment: Environment, episodes: Episodes, times: int) -> torch.Tensor:
-        """Return the sum of the actor's and the critic's loss minus the entropy bonus, a scalar."""
+        """Return the sum of the losses of the actor and of the critic, minus the entropy bonus, a scalar."""
         critic = cast(AutoShardPolicy, policy)
         alive = episodes.final.alive.float()[:, None]
         compute_ms = environment.parts(episodes.final)[..., 0]
@@ -80,10 +84,10 @@ Algorithm = Reinforce | ActorCritic  # turns episodes into a loss; dead episodes
 
 @dataclass(frozen=True)
 class RandomOrder:
-    """A random order of items during training, to measure the value of the papers' order."""
+    """A random order of items during training, which shows the value of the order in the papers."""
 
     def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor:
-        """Draw item numbers, (B, I), independently for every task."""
+        """Return random orders of item numbers, (B, I), drawn independently for every task."""
         return torch.rand(len(batch), batch.num_items, generator=generator).argsort(dim=1)
 
 
@@ -139,7 +143,7 @@ class Session:
         self._measured: MeasuredPlacements | None = None
 
     def round(self, number: int, on_update: Callable[[], None]) -> dict[str, float]:
-        """Train one round, and return its losses.
+        """Train the policy and the cost network for one round, and return the losses of the round.
 
         The result depends only on the round's number and on the state after earlier rounds.
         """
@@ -156,7 +160,7 @@ class Session:
         return metrics | {"policy_loss": float(np.mean(losses))}
 
     def _update(self, generator: torch.Generator) -> float:
-        """Train the policy for one optimizer step; return the loss."""
+        """Train the policy for one optimizer step; return the loss of this step."""
         learner = self._learner
         some = torch.randint(len(self._batch), (learner.tasks,), generator=generator)
         batch = self._batch.take(some).repeat(learner.episodes)
@@ -171,12 +175,12 @@ class Session:
         return float(loss.detach())
 
     def _order(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor | None:
-        """Return the order of items that training uses, (B, I); None for the default order."""
+        """Return the order in which training places the items of a batch, (B, I); None for the default order."""
         order = self._learner.order
         return None if order is None else order.of(batch, generator)
 
     def _fit_costs(self, network: CostNetwork, generator: torch.Generator) -> float:
-        """Collect placements and train the cost network on all placements so far; return the loss."""
+        """Collect new placements, and train the cost network on all placements so far; return the loss."""
         more = self._collect(network, generator)
         self._measured = more if self._measured is None else self._measured.and_more(more)
         if len(self._measured) == len(more):
@@ -184,7 +188,9 @@ class Session:
         return fit(network, self._optimizers["costs"], self._batch, self._measured, generator)
 
     def _collect(self, network: CostNetwork, generator: torch.Generator) -> MeasuredPlacements:
-        """Cost placements that the policy draws; a fraction of them is cut off after some of the items."""
+        """Let the policy draw placements, and return the placements with their costs; a fraction of the placements is
+        cut off after some of the items.
+        """
         count, items = network.settings.placements, self._batch.num_items
         chosen = torch.randint(len(self._batch), (count,), generator=generator)
         batch = self._batch.take(chosen)
@@ -201,7 +207,7 @@ class Session:
 
 
 def _placed_plan(batch: TaskBatch, index: int, held: torch.Tensor) -> Plan:
-    """Return the plan of the items placed so far, for a task that has only their tables."""
+    """Return the plan of the items placed so far, for a task that has only the tables of these items."""
     space = batch.spaces[index]
     places = [(table, device) for item, device in held.nonzero().tolist() for table, _ in space.items[item]]
     tables = tuple(space.task.tables[table] for table, _ in places)

@@ -1,4 +1,4 @@
-"""Policies: the interface, DreamShard's and AutoShard's policies, and the episodes that they play."""
+"""Policies: the base class, DreamShard's and AutoShard's policies, and the episodes in which a policy places tasks."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Choose = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Policy(nn.Module):
-    """Base class: a network that scores any number of devices for the next item.
+    """Base class of policies: a network that scores any number of devices as places for the next item.
 
     Attributes:
         kind: name of the class in files.
@@ -37,7 +37,7 @@ class Policy(nn.Module):
 
     @abstractmethod
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Encode the items in the order of their placement, (B, I).
+        """Encode the items of a batch in `order` (B, I), the order in which the items are placed.
 
         Returns:
             (B, I, H) what each item adds to its device, >= 0; and (B, I, C) what the policy knows when it places the
@@ -45,13 +45,17 @@ class Policy(nn.Module):
         """
 
     def ordered(self, batch: TaskBatch, order: torch.Tensor) -> torch.Tensor:
-        """Return the encodings of the items in the order (B, I), as multiples of a device's mean share, (B, I, H)."""
+        """Return the encodings of the items in the order `order` (B, I), as multiples of the mean share of a device,
+        (B, I, H).
+        """
         encoded = batch.encode(self.encoder)
         share = encoded.sum(dim=1).mean(dim=-1) / batch.num_devices
         return (encoded / share.clamp(min=1e-6)[:, None, None]).gather(1, order[..., None].expand_as(encoded))
 
     def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """Return the scores (..., D) of devices (..., D, H) for items with context (..., C) at costs (..., D, P)."""
+        """Return the scores (..., D) of devices with vectors (..., D, H) and costs (..., D, P), for items with context
+        (..., C).
+        """
         following = context[..., None, :].expand(*devices.shape[:-1], context.shape[-1])
         seen = [devices, following] + ([] if self.cost is None else [torch.relu(self.cost(costs))])
         scores: torch.Tensor = self.head(torch.cat(seen, dim=-1))[..., 0]
@@ -60,7 +64,8 @@ class Policy(nn.Module):
     def log_probabilities(
         self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor, legal: torch.Tensor
     ) -> torch.Tensor:
-        """Return log probabilities (..., D): a softmax over the legal devices, or over all devices if none is legal.
+        """Return the log probabilities of the devices (..., D): a softmax over the legal devices, or over all devices
+        if no device is legal.
 
         Raises:
             UserError: the scores are not numbers: the weights are damaged, or the training diverged.
@@ -79,7 +84,8 @@ class Policy(nn.Module):
 
 
 class DreamShardPolicy(Policy):
-    """DreamShard's policy (section 3.3): it scores a device by its tables, the next tables, and its costs so far.
+    """DreamShard's policy (section 3.3): it scores a device by the tables and the costs of the device so far, and by
+    the next tables.
 
     Representations are multiples of an equal share of all tables, so that tasks of all sizes look similar.
 
@@ -102,13 +108,16 @@ class DreamShardPolicy(Policy):
         self.head = perceptron((2 * table[-1] + (cost[-1] if cost else 0), head, 1))
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Encode items and their context with the table network."""
+        """Return the encodings of the items by the table network,
+        and the same encodings as the context of the items.
+        """
         ordered = self.ordered(batch, order)
         return ordered, ordered
 
 
 class AutoShardPolicy(Policy):
-    """AutoShard's policy (section 4): an LSTM over the tables, scores from tables and compute cost, and a critic.
+    """AutoShard's policy (section 4): an LSTM reads the tables, a network scores devices by tables and compute cost,
+    and a critic predicts the reward.
 
     Args:
         table: list of widths of the layers of the network that encodes one table, such as [128,32]; the last width is
@@ -135,17 +144,19 @@ class AutoShardPolicy(Policy):
         self.critic = perceptron((2 * table[-1] + context, head, 1))
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Encode items with the table network, and their context with the table network and the LSTM."""
+        """Return the encodings of the items by the table network, and as context these encodings together with the
+        outputs of the LSTM.
+        """
         ordered = self.ordered(batch, order)
         remembered, _ = self.memory(ordered)
         return ordered, torch.cat([ordered, remembered], dim=-1)
 
     def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """Return the scores of the devices, (..., D); of the costs, only compute counts."""
+        """Return the scores of the devices, (..., D); the scores depend only on the compute part of `costs`."""
         return super().scores(devices, context, costs[..., :1])
 
     def values(self, devices: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
-        """Predict the reward, (...,), from devices (..., D, H) and context (..., C)."""
+        """Return the rewards that the critic predicts, (...,), from devices (..., D, H) and context (..., C)."""
         seen = torch.cat([devices.mean(dim=-2), devices.amax(dim=-2), context], dim=-1)
         values: torch.Tensor = self.critic(seen)[..., 0]
         return values
@@ -169,18 +180,20 @@ class Episodes:
 
 
 def greedy(log_probabilities: torch.Tensor) -> torch.Tensor:
-    """Return the most probable device of each task, (B,), from log probabilities (B, D)."""
+    """Return the most probable device for the item of each task, (B,), from log probabilities (B, D)."""
     return log_probabilities.argmax(dim=-1)
 
 
 def sampling(generator: torch.Generator) -> Choose:
-    """Return a function that draws devices from log probabilities."""
+    """Return a function that draws a random device for each task from log probabilities."""
     return lambda logs: torch.multinomial(logs.exp(), 1, generator=generator)[:, 0]
 
 
 @torch.no_grad()
 def play(policy: Policy, environment: Environment, choose: Choose) -> Episodes:
-    """Play episodes: the policy places all items one by one, on the devices that `choose` returns."""
+    """Play episodes: the policy places all items one by one, on the devices that `choose` returns;
+    return the episodes.
+    """
     left, context = policy.encode(environment.batch, environment.order)
     state = environment.reset()
     devices = torch.zeros(len(environment.batch), environment.batch.num_devices, left.shape[-1])
@@ -199,7 +212,7 @@ def play(policy: Policy, environment: Environment, choose: Choose) -> Episodes:
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """The steps of finished episodes, evaluated with the present policy, with gradients.
+    """The steps of finished episodes, evaluated again with the present policy, so that gradients are available.
 
     Attributes:
         log_probabilities: (B, I, D) of all devices.
@@ -215,13 +228,13 @@ class Replayed:
 
     @property
     def entropy(self) -> torch.Tensor:
-        """The entropy of the choice at each step, (B, I) nats."""
+        """The entropy of the choice of a device at each step, (B, I) nats."""
         logs = self.log_probabilities.clamp(min=-30)
         return -(logs.exp() * logs).sum(dim=-1)
 
 
 def replay(policy: Policy, environment: Environment, episodes: Episodes) -> Replayed:
-    """Evaluate the states and actions of finished episodes with the present policy, all steps at once."""
+    """Return the evaluation of the states and actions of finished episodes by the present policy, all steps at once."""
     left, context = policy.encode(environment.batch, environment.order)
     chosen = nn.functional.one_hot(episodes.actions, environment.batch.num_devices).float()
     after = (chosen[..., None] * left[:, :, None]).cumsum(dim=1)

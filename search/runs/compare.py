@@ -1,4 +1,4 @@
-"""The comparison of a search's plans with other plans: `search compare=torchrec`."""
+"""The comparison of the plans of a search with plans of another planner: `search compare=torchrec`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _SHOWN_ERRORS = 3
 
 @dataclass(frozen=True)
 class ComparedPlan:
-    """The plan of TorchRec's default planner for one task of a search.
+    """The plan that TorchRec's default planner found for one task of a search.
 
     Attributes:
         task: number of the task.
@@ -38,7 +38,8 @@ class ComparedPlan:
 def compared_plans(
     tasks: Sequence[Task], records: Sequence[SearchRecord], simulator: Simulator, directory: Path
 ) -> tuple[ComparedPlan, ...]:
-    """Find and save the plan of TorchRec's default planner for every task that has a plan; return the plans.
+    """Let TorchRec's default planner find a plan for every task for which the search has a plan; save and return these
+    plans.
 
     The plans are written to `torchrec_plans/` in the directory of the run.
     """
@@ -62,7 +63,9 @@ def _compared(number: int, task: Task, simulator: Simulator, directory: Path) ->
 
 
 def comparison_columns(records: Sequence[SearchRecord], compared: Sequence[ComparedPlan]) -> dict[str, list[str]]:
-    """Return the columns that a table of these records has in addition: TorchRec's costs, and the differences."""
+    """Return the additional columns of a table of these records: the costs of TorchRec's plans, and the differences in
+    cost.
+    """
     by_task = {plan.task: plan for plan in compared}
     plans = [by_task.get(record.task) for record in records]
     differences = [
@@ -75,7 +78,9 @@ def comparison_columns(records: Sequence[SearchRecord], compared: Sequence[Compa
 
 
 def comparison_lines(records: Sequence[SearchRecord], compared: Sequence[ComparedPlan], directory: Path) -> list[str]:
-    """Return lines for people: the mean difference, the reasons for missing differences, and the paths of the plans."""
+    """Return lines of text for people: the mean difference, the reasons for missing differences, and the paths of the
+    plans.
+    """
     if not compared:
         return []
     by_task = {record.task: record for record in records}
@@ -92,7 +97,9 @@ def comparison_lines(records: Sequence[SearchRecord], compared: Sequence[Compare
 
 
 def _difference(record: SearchRecord, plan: ComparedPlan) -> float | None:
-    """Return the predicted cost divided by that of TorchRec's plan, less 1; None if the plans cannot be compared."""
+    """Return the relative difference of the predicted cost from the predicted cost of TorchRec's plan; None if the
+    plans cannot be compared.
+    """
     if record.predicted_ms is None or plan.predicted_ms is None or plan.error is not None:
         return None
     return record.predicted_ms / plan.predicted_ms - 1

@@ -1,4 +1,4 @@
-"""Compile the search's inner loops before the first search; numba caches them on disk."""
+"""Compile the inner loops of the search before the first search; numba keeps the compiled code on disk."""
 
 import time
 from dataclasses import dataclass
@@ -22,21 +22,23 @@ _MODEL, _BATCH_SIZE = "cpu", 256
 
 @dataclass(frozen=True)
 class CompileResult:
-    """The time that compiling the search took, in seconds."""
+    """The time that it took to compile the search, in seconds."""
 
     seconds: float
 
     def show(self, console: Console) -> None:
-        """Print the seconds that compiling took."""
+        """Print the time that it took to compile the search."""
         console.print(f"the search is compiled ({self.seconds:.1f} s)")
 
 
 @dataclass(frozen=True)
 class Compile:
-    """Everything that `neuroshard compile` needs: no settings."""
+    """The command `neuroshard compile`, which needs no settings."""
 
     def run(self) -> CompileResult:
-        """Search a small task with every compiled function; return the time that this took."""
+        """Search for a plan of a small task, so that every function is compiled;
+        return the time that this search took.
+        """
         start = time.perf_counter()
         task = Task(criteo(_BATCH_SIZE, dim=8), Topology(2, "8GiB"), _BATCH_SIZE)
         simulator = Simulator(CostModels.load(_MODEL))

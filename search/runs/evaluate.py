@@ -1,4 +1,4 @@
-"""The evaluate run: measures plans on hardware and compares the costs with predictions."""
+"""The evaluate run: measures plans on hardware, and compares the measured costs with the predicted costs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ from neuroshard.words.model_choice import ModelSettings, settings_text
 @dataclass(frozen=True)
 @checked
 class Evaluate(OutputSettings, ModelSettings):
-    """Everything that `neuroshard evaluate` needs.
+    """The settings of `neuroshard evaluate`; the method `run` executes the command.
 
     Attributes:
         plans: plan files, or directories of search runs; required; give them as plain arguments, without 'plans=', as
@@ -56,7 +56,7 @@ class Evaluate(OutputSettings, ModelSettings):
     measure: Measurer = field(default_factory=KernelMeasurer)
 
     def run(self) -> "Result | None":
-        """Measure every plan that fits; tasks without a plan, and plans that do not fit, count as failures.
+        """Measure every plan that fits; count tasks without a plan, and plans that do not fit, as failures.
 
         Return the result; None in processes that only take part in measurements.
 
@@ -102,7 +102,8 @@ class Evaluate(OutputSettings, ModelSettings):
         ]
 
     def _simulator(self) -> Simulator | None:
-        """Return the simulator that predicts the costs of plan files; None if the predictions in the files count.
+        """Return the simulator that predicts the costs of plan files; None if the predictions stored in the files are
+        used.
 
         Raises:
             UserError: settings of models are given without a model.
@@ -137,7 +138,7 @@ class Evaluate(OutputSettings, ModelSettings):
         return Evaluated(path.stem, 0, str(path), predicted, float("nan"), self._error(plan))
 
     def _error(self, plan: Plan) -> str | None:
-        """Return the reason why a plan cannot be run; None if it can.
+        """Return the reason why a plan cannot be run; None if the plan can be run.
 
         A plan cannot be run if it breaks its task's limits, or if this host has too little memory for its CPU kernels.
         """
@@ -147,7 +148,7 @@ class Evaluate(OutputSettings, ModelSettings):
 
 
 def _check_alike(entries: Sequence[Evaluated]) -> None:
-    """Raise UserError if plans of the same task number belong to tasks that cannot be compared."""
+    """Raise UserError if two plans have the same task number, but belong to tasks that cannot be compared."""
     first = dict[int, Evaluated]()
     for entry in entries:
         known = first.setdefault(entry.task, entry) if entry.plan is not None else entry

@@ -1,4 +1,4 @@
-"""The explain run: explains one plan, or compares two; as text, and as a page."""
+"""The explain run: explains one plan or compares two plans, as text and as an HTML page."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ _DEFAULT = "cpu"
 @dataclass(frozen=True)
 @checked
 class Explain(OutputSettings, ModelSettings):
-    """Everything that `neuroshard explain` needs.
+    """The settings of `neuroshard explain`; the method `run` executes the command.
 
     Attributes:
         plans: one plan file to explain, or two to compare (with the same table names); required; give them as plain
@@ -57,7 +57,7 @@ class Explain(OutputSettings, ModelSettings):
     compare: Compare | None = None
 
     def run(self) -> "ExplainResult":
-        """Explain each plan; with two plans, list the differences between them first.
+        """Explain each plan; if there are two plans, list the differences between the plans first.
 
         Raises:
             UserError: a file is not a plan, there are more than two plans, their tables have different names, or `out`
@@ -100,7 +100,7 @@ class Explain(OutputSettings, ModelSettings):
 
 
 def _beside_torchrec(explanations: Sequence[Explanation], simulator: Simulator) -> tuple[Explanation, ...]:
-    """Return the explanations with the plan of TorchRec's default planner among the plans of other methods."""
+    """Return the explanations, with the plan of TorchRec's default planner added to the plans of other methods."""
     costs = list[dict[str, Cost | str]]()
     tasks = [explanation.plan.task for explanation in explanations]
     for task in tasks:
@@ -111,7 +111,9 @@ def _beside_torchrec(explanations: Sequence[Explanation], simulator: Simulator) 
 
 
 def _torchrec_cost(task: Task, simulator: Simulator) -> dict[str, Cost | str]:
-    """Return the cost of the default planner's plan, or the reason why there is no plan, by the planner's name."""
+    """Return the cost of the plan by TorchRec's default planner, or the reason why there is no plan, in a dictionary
+    with the name of the planner as key.
+    """
     try:
         plan = torchrec_default(task, simulator)
     except UserError as error:
@@ -121,7 +123,7 @@ def _torchrec_cost(task: Task, simulator: Simulator) -> dict[str, Cost | str]:
 
 
 def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:
-    """Return both plans for the task of the second one, in which the same tables may have grown.
+    """Return both plans as plans for the task of the second plan, in which the tables of the first task may have grown.
 
     Returns:
         The plans, and a remark if the first plan was restated. This is possible if both plans have the same number of
@@ -139,8 +141,8 @@ def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:
 
 
 def models_of(plans: Sequence[Plan], asked: ModelChoice | None) -> tuple[ModelChoice, str]:
-    """Return the requested models, or otherwise the models that the plans were found with;
-    costs of other models differ.
+    """Return the models `asked`, or the models with which the plans were found if `asked` is None;
+    costs by different models differ.
 
     Returns:
         The choice of models, and a note for readers if the choice may be unexpected; otherwise "".
@@ -167,7 +169,7 @@ def models_of(plans: Sequence[Plan], asked: ModelChoice | None) -> tuple[ModelCh
 
 
 def _page_path(out: str, plans: Sequence[str]) -> Path:
-    """Return the path of the page.
+    """Return the path of the HTML page, after checking that a page may be written there.
 
     Raises:
         UserError: the name is not the name of a page, or the path has something else than a page.
@@ -197,7 +199,7 @@ def _page_path(out: str, plans: Sequence[str]) -> Path:
 
 @dataclass(frozen=True)
 class ExplainResult:
-    """Explanations of plans, with the path of their page.
+    """Explanations of plans, with the path of the HTML page that shows the explanations.
 
     Attributes:
         names: names of the plan files.
@@ -231,7 +233,7 @@ class ExplainResult:
         save_page(self.page, render(title, self._intro(), chapters))
 
     def show(self, console: Console) -> None:
-        """Print the difference between two plans, if there are two, and then the explanation of every plan."""
+        """Print the difference between two plans, if there are two plans, and then the explanation of every plan."""
         console.print(plain(self._intro(), "dim"), soft_wrap=True)
         show_sections(console, self._comparison())
         for name, explanation in zip(self._titles(), self.explanations, strict=True):
@@ -241,7 +243,7 @@ class ExplainResult:
 
     @property
     def facts(self) -> ExplainFacts:
-        """The explanations as rows, which `format=json` prints."""
+        """The explanations as rows of plain values, which `format=json` prints."""
         plans = zip(self.names, self.explanations, strict=True)
         return ExplainFacts(
             self.model.fields,

@@ -1,4 +1,4 @@
-"""The report run: reads runs, and writes CSV, PNG and `report.html`."""
+"""The report run: reads the results of runs, and writes tables as CSV, figures as PNG, and the page `report.html`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from neuroshard.stages.search.report.sweep_statistics import comparisons, in_swe
 @dataclass(frozen=True)
 @checked
 class Report:
-    """Everything that `neuroshard report` needs.
+    """The settings of `neuroshard report`; the method `run` executes the command.
 
     Attributes:
         runs: directories that contain runs, at any depth; required; give them as plain arguments, without 'runs=', as
@@ -38,7 +38,7 @@ class Report:
     out: PathName = "report"
 
     def run(self) -> "ReportResult":
-        """Collect runs, compare them, and write the tables, the figures and the page.
+        """Collect the results of runs, compare the methods, and write the tables, the figures and the page.
 
         Raises:
             UserError: there is no run, a run is damaged, or `out` is one of the runs.
@@ -72,7 +72,7 @@ class Report:
 
 
 def _intro(gathered: Gathered, paths: Sequence[Path]) -> str:
-    """Return the number of runs of each kind and the directories that they come from, as text."""
+    """Return a text with the number of runs of each kind, and with the directories that were searched for runs."""
     counts = {
         ("search run", "search runs"): gathered.searched["path"].nunique(),
         ("evaluation on hardware", "evaluations on hardware"): gathered.measured["run"].nunique(),
@@ -83,7 +83,7 @@ def _intro(gathered: Gathered, paths: Sequence[Path]) -> str:
 
 
 def _check_out(out: Path, runs: Sequence[Path]) -> None:
-    """Raise UserError if the report would be written into a run that it reads, or over other content."""
+    """Raise UserError if the report would be written into a run that the report reads, or over other content."""
     check_directory(out)
     if not out.exists():
         return
@@ -99,13 +99,13 @@ def _check_out(out: Path, runs: Sequence[Path]) -> None:
 
 @dataclass(frozen=True)
 class ReportResult:
-    """A written report: its directory, and its number of sections."""
+    """A written report: the directory of the report, and the number of sections in the report."""
 
     path: Path
     num_sections: int
 
     def show(self, console: Console) -> None:
-        """Print the path of the report."""
+        """Print the path of the report and the number of sections."""
         sections = number_of(self.num_sections, "section")
         text = f"{sections}: {self.path / 'report.html'} (tables/*.csv, figures/*.png)"
         console.print(plain(text), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The search run: one searcher on many tasks."""
+"""The search run: one searcher finds plans for many tasks."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -49,7 +49,7 @@ _SHOWN_TASKS = 20
 @dataclass(frozen=True)
 @checked
 class Search(OutputSettings, ModelSettings):
-    """Everything that `neuroshard search` needs.
+    """The settings of `neuroshard search`; the method `run` executes the command.
 
     Attributes:
         model: cost models: an installed name (`neuroshard models` lists them), analytic models of a GPU such as
@@ -80,7 +80,7 @@ class Search(OutputSettings, ModelSettings):
     compare: Compare | None = None
 
     def run(self) -> "SearchResult | None":
-        """Search every task; a task without a plan is recorded with its error.
+        """Search for a plan of every task; if a task has no plan, record the error that explains why.
 
         A killed run in `out` is resumed. A finished run is not repeated, unless its only task has no plan. Return the
         result; None in processes that only take part in measurements.
@@ -118,22 +118,26 @@ class Search(OutputSettings, ModelSettings):
 
     @cached_property
     def models(self) -> CostModels:
-        """The cost models, with the overhead of the steps that the target system runs or that plans are measured in."""
+        """The cost models that predict costs, with the overhead of the framework (the target system, or the system that
+        measures steps) if that overhead counts.
+        """
         return target_named(self.target).costed(CostModels.of(self.choice_of(self.model), self._usual_framework))
 
     @property
     def _usual_framework(self) -> str | None:
-        """The framework whose overhead counts if `framework` is not set and the models know the overhead."""
+        """The framework whose overhead counts if the setting `framework` is None and the models know this overhead."""
         return target_named(self.target).usual_framework(None if self.verify is None else self.verify.measure.framework)
 
     @property
     def _chosen(self) -> ModelChoice:
-        """The models that plans are found with, by the name that was given."""
+        """The models with which the search finds plans, by the name that the user gave."""
         framework = TORCHREC if self.models.of_whole_steps else None
         return replace(self.choice_of(self.model), framework=framework).normalized
 
     def _whole(self, path: Path) -> SearchRun:
-        """Return the finished run in a directory; raise UserError if it has another number of tasks."""
+        """Return the finished run in a directory; raise UserError if the run has another number of tasks than this
+        search.
+        """
         run = SearchRun.load(path)
         if len(run.records) != len(self.tasks):
             raise UserError(
@@ -180,7 +184,7 @@ class Search(OutputSettings, ModelSettings):
         return self.verify.measure.opened(self.tasks, self.verify.hardware, self.count_input, warn)
 
     def _depends(self, simulator: Simulator) -> dict[str, Any]:
-        """Return everything that the plans depend on, except the tasks."""
+        """Return all settings and files on which the plans depend, except the tasks."""
         settings: dict[str, Any] = asdict(self.searcher) if is_dataclass(self.searcher) else {}
         return {
             "settings": settings,
@@ -204,7 +208,8 @@ class Search(OutputSettings, ModelSettings):
         measure: Measure | None,
         progress: Progress,
     ) -> Searched:
-        """Search a task, or resume with its candidate plans; measure them if `verify` is set.
+        """Return the answer to a task: search for a plan, or resume with the saved candidate plans; measure the
+        candidate plans if `verify` is set.
 
         `first` is the state of the first task's answer, if the task was searched already.
         """
@@ -221,7 +226,7 @@ class Search(OutputSettings, ModelSettings):
     def _record(
         self, directory: Path, number: int, answer: Searched, simulator: Simulator
     ) -> tuple[SearchRecord, Plan | None]:
-        """Save the plan of a task, if there is one; return the task's record and the plan."""
+        """Save the plan of a task, if there is a plan; return the record of the task and the plan."""
         found = answer.found
         if isinstance(found, InfeasibleError):
             return SearchRecord(number, None, str(found), None, answer.seconds), None
@@ -242,7 +247,9 @@ class Search(OutputSettings, ModelSettings):
         return record, plan
 
     def _left_out(self, models: CostModels) -> tuple[Message, ...]:
-        """Return a warning if predicted costs leave out a part of the steps that plans are made for or measured in."""
+        """Return a warning if predicted costs leave out a part of the steps for which plans are made or in which plans
+        are measured.
+        """
         counts_if_known = self._usual_framework is not None and models.framework is None
         return target_named(self.target).cost_warnings(models) or (
             models.left_out("TorchRec") if counts_if_known else ()
@@ -251,7 +258,7 @@ class Search(OutputSettings, ModelSettings):
 
 @dataclass(frozen=True)
 class SearchFacts:
-    """The results of a search.
+    """The results of a search, as `format=json` prints them.
 
     Attributes:
         directory: directory of the run; the paths of plans in `tasks` are relative to the directory.
@@ -270,7 +277,7 @@ class SearchFacts:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A search run with the tasks that it searched.
+    """The result of a search run, with the tasks that were searched.
 
     Attributes:
         saved: the run, as it is stored in files.
@@ -286,7 +293,7 @@ class SearchResult:
 
     @property
     def outcome(self) -> JobFigures:
-        """The figures by which a sweep compares the run with others."""
+        """The figures by which a sweep compares this run with the other runs of the sweep."""
         costs = tuple(record.predicted_ms for record in self.saved.records)
         seconds = float(np.mean([record.seconds for record in self.saved.records]))
         devices = {task.topology.num_devices for task in self.tasks}
@@ -310,7 +317,7 @@ class SearchResult:
 
     def show(self, console: Console) -> None:
         """Print a row for each of the first 20 tasks and a summary;
-        for a single task, print the places of its tables.
+        for a single task, print the places of the task's tables too.
         """
         console.print(self._grid())
         records = self.saved.records
@@ -333,7 +340,9 @@ class SearchResult:
             console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def _plan_of(self, record: SearchRecord) -> Plan | None:
-        """Return the plan of a task, from its file if another process found it; None if there is no plan."""
+        """Return the plan of a task, read from the plan file if another process found the plan; None if there is no
+        plan.
+        """
         return self.plans.get(record.task) or self.saved.plan_of(record)
 
     def _grid(self) -> Grid:
@@ -353,19 +362,22 @@ class SearchResult:
         return grid_of(Text(f"{self.saved.searcher}: {self.saved.path}"), known, words=0)
 
     def _caveats(self) -> list[str]:
-        """Return the different caveats of the predicted costs, usually only one."""
+        """Return the different caveats of the predicted costs as texts, usually only one caveat."""
         return [
             f"are {caveat}" for caveat in dict.fromkeys(r.caveat for r in self.saved.records if r.caveat is not None)
         ]
 
     def _scopes(self) -> list[str]:
-        """Return the scope of the predicted costs (the parts that they count), usually the same for all tasks."""
+        """Return the scopes of the predicted costs (the parts of a step that costs count) as texts, usually one scope
+        for all tasks.
+        """
         plans = (self._plan_of(record) for record in self.saved.records[:_SHOWN_TASKS])
         known = [plan.prediction.scope for plan in plans if plan is not None and plan.prediction is not None]
         return [f"count {scope}" for scope in dict.fromkeys(known) if scope is not None]
 
     def _warnings(self) -> Iterator[str]:
-        """Yield the first task's warning for each place, except warnings that repeat the caveat of the costs.
+        """Yield, for each place that warnings name, the warning of the first task; leave out warnings that repeat the
+        caveat of the costs.
 
         Records store warnings as text, in which the place is the text before the first colon.
         """
@@ -380,7 +392,9 @@ class SearchResult:
 
 
 def _found_nothing(there: RunDirectory) -> bool:
-    """Return True if the directory has a finished search of one task without a plan; such a search may be repeated."""
+    """Return True if a directory has a finished search of one task that found no plan;
+    such a search may be repeated.
+    """
     if not there.finished or (run := there.read()) is None or run.kind != "search":
         return False
     records = SearchRun.load(there.path).records

@@ -1,4 +1,4 @@
-"""The train-policy run: trains a policy on tasks, and keeps the policy of the best round."""
+"""The train-policy run: trains a policy on tasks, and keeps the policy of the best training round."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ from neuroshard.words.model_choice import ModelSettings
 @dataclass(frozen=True)
 @checked
 class TrainPolicy(ModelSettings):
-    """Everything that `neuroshard train-policy` needs.
+    """The settings of `neuroshard train-policy`; the method `run` executes the command.
 
     Attributes:
         model: cost models: an installed name (`neuroshard models` lists them), analytic models of a GPU such as
@@ -60,7 +60,8 @@ class TrainPolicy(ModelSettings):
     seed: Seed = 0
 
     def run(self) -> "TrainResult":
-        """Train the policy round by round; keep the policy of the round with the best plans for the validation tasks.
+        """Train the policy round by round; keep the policy of the round with the cheapest plans for the validation
+        tasks.
 
         Raises:
             UserError: there are too few tasks, or `out` has a run or a policy.
@@ -105,7 +106,7 @@ class TrainPolicy(ModelSettings):
         return result
 
     def _settings(self) -> dict[str, Any]:
-        """Return everything that a policy depends on, except the tasks."""
+        """Return all settings and files on which a policy depends, except the tasks."""
         return {
             "method": self.method,
             "model": self.choice_of(self.model).normalized.fields,
@@ -117,7 +118,9 @@ class TrainPolicy(ModelSettings):
 
 
 def _validate(agent: Agent, tasks: Sequence[Task], simulator: Simulator) -> tuple[float, float]:
-    """Return the mean cost of the most probable plans, in ms, over tasks with a plan; and the share of such tasks."""
+    """Return the mean cost of the most probable plans, in ms, over the tasks with a plan; and the fraction of tasks
+    that have a plan.
+    """
     with torch_threads(1):
         environment = Environment(TaskBatch.of(tasks, "train-policy"), agent.costs(simulator))
         plans = environment.plans(play(agent.policy, environment, greedy).final)
@@ -126,7 +129,7 @@ def _validate(agent: Agent, tasks: Sequence[Task], simulator: Simulator) -> tupl
 
 
 def _references(tasks: Sequence[Task], simulator: Simulator) -> dict[str, float]:
-    """Return the mean costs of random placement and of every heuristic, in ms, over the tasks that each solves."""
+    """Return the mean cost of random placement and of each heuristic, in ms, over the tasks that the method solves."""
     mean_ms = {}
     for name, searcher in {"random": Random(), **{f"{score}_greedy": Greedy(score) for score in SCORES}}.items():
         costs = []
@@ -158,7 +161,7 @@ class TrainResult:
 
     @property
     def best_ms(self) -> float:
-        """The mean cost on the validation tasks in the best round, in ms."""
+        """The mean cost of the policy's plans for the validation tasks in the best round, in ms."""
         return float(self.history["valid_ms"].min())
 
     def save(self, facts: Mapping[str, Any]) -> None:
@@ -170,7 +173,7 @@ class TrainResult:
         RunDirectory(self.path).finish("train-policy", facts)
 
     def show(self, console: Console) -> None:
-        """Print the policy's cost beside the costs of the other methods."""
+        """Print the cost of the policy's plans, followed by the costs of the other methods' plans."""
         console.print(
             f"{self.method}: {self.best_ms:.2f} ms on the validation tasks (best of {len(self.history)} rounds)"
         )
@@ -182,8 +185,8 @@ class TrainResult:
 
     @property
     def verdict(self) -> UseVerdict:
-        """The verdict on the use of the policy for searches:
-        it must find cheaper plans for the validation tasks than others.
+        """The verdict on whether the policy should be used for searches:
+        the policy must find cheaper plans for the validation tasks than the other methods.
         """
         cheaper = [f"{name} {ms:.2f} ms" for name, ms in self.references.items() if ms <= self.best_ms]
         if not cheaper:

@@ -1,1 +1,1 @@
-"""The space of column-wise plans: items, with the sizes and costs of all their shards; packing; checks of memory."""
+"""The space of column-wise plans: items, the sizes and costs of all shards of items, packing, and checks of memory."""

@@ -1,4 +1,4 @@
-"""Upper bounds of the widths of cache rows, with which searches can add up bytes shard by shard.
+"""Upper bounds of the widths of cache rows: with these bounds, a search can count the bytes of each shard separately.
 
 A device's cache has rows as wide as the widest cached shard on it, so the bytes of a shard depend on the shards beside
 it, which no search knows in advance. Searches charge each cached shard for the widest cached shard that may come to
@@ -24,7 +24,8 @@ ItemTables = tuple[tuple[int, int], ...]
 def charged_widths(
     task: Task, items: Sequence[ItemTables], rules: PlacementRules, loads: Loads, item: IntArray
 ) -> FloatArray | None:
-    """Return the columns of the cache row that each of n loads is charged for, (n,), by the item of each load, (n,).
+    """Return the width of the cache row for which a search charges each of n loads, in columns, (n,);
+    `item` (n,) is the item of each load.
 
     Return None if every load is charged for its own width: no table is cached, each width has a cache of its own, or
     all cached tables of a kernel call have equal widths. In the last case column shards may still differ in width, so a
@@ -43,7 +44,8 @@ def charged_widths(
 
 
 def _widest_beside(items: Sequence[ItemTables], rules: PlacementRules, loads: Loads, item: IntArray) -> FloatArray:
-    """Return the columns of the widest shard that may share a device and a cache with each item, (I,).
+    """Return, for each item, the width in columns of the widest shard that may share a device and a cache with the
+    item, (I,).
 
     The `loads` (n,) are all shards of one kernel call, with the item (n,) of each. A shard of an item never meets
     another shard of the same item, but tables that are kept together do meet.
@@ -62,14 +64,16 @@ def _widest_beside(items: Sequence[ItemTables], rules: PlacementRules, loads: Lo
 
 
 def _widest_shards(items: Sequence[ItemTables], rules: PlacementRules) -> IntArray:
-    """Return the columns of the widest shard that the rules allow of each item, (I,)."""
+    """Return the width in columns of the widest shard into which the rules allow each item to be cut, (I,)."""
     width = np.array([sum(units for _, units in tables) for tables in items], dtype=np.int64)
     widest: IntArray = (width - rules.min_width * (np.maximum(rules.min_shards, 1) - 1)) * DIM_MULTIPLE
     return widest
 
 
 def has_bounds(task: Task, items: Sequence[ItemTables], rules: PlacementRules) -> bool:
-    """Return True if the bytes of some item are a bound, because wider cached tables may come to the same device."""
+    """Return True if the counted bytes of some item are only an upper bound, because wider cached tables may be placed
+    on the same device.
+    """
     table = np.array([table for tables in items for table, _ in tables], dtype=np.int64)
     item = np.repeat(np.arange(len(items)), [len(tables) for tables in items])
     return charged_widths(task, items, rules, task.loads.take(table), item) is not None

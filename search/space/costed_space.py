@@ -1,4 +1,6 @@
-"""A search space with costs: the arrays that searches work on, and the simulator that costs their plans."""
+"""A search space with costs: arrays of all shards with costs,
+and the simulator that predicts the costs of whole plans.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +24,7 @@ from neuroshard.stages.search.space.search_space import SearchSpace, row_loads
 
 @dataclass(frozen=True, eq=False)
 class CostedSpace(SearchSpace):
-    """A search space whose shards have costs by a compute model.
+    """A search space in which a compute model has predicted the cost of every shard.
 
     Attributes:
         simulator: costs exchanges, and whole plans.
@@ -34,7 +36,8 @@ class CostedSpace(SearchSpace):
 
     @classmethod
     def checked(cls, fixed: FixedLoad, simulator: Simulator) -> "CostedSpace":
-        """Check the models and the memory; then cost all shards of the tables that are to be placed column-wise.
+        """Return the space with costs: check the models and the memory, and predict the costs of all shards of the
+        tables that are to be placed column-wise.
 
         Raises:
             UserError: the models cannot serve the task.
@@ -47,7 +50,9 @@ class CostedSpace(SearchSpace):
 
     @classmethod
     def costed(cls, space: SearchSpace, simulator: Simulator, kernels: KernelModels) -> "CostedSpace":
-        """Return a space with costs: the models predict the compute time of every shard alone, in one call."""
+        """Return the space with costs: in one call, the models predict the compute time of every shard alone on a
+        device.
+        """
         task, shards = space.task, space.shards
         model = kernels.of_columns(task.loads.take(space.fixed.column_wise))
         row, loads = row_loads(task, space.items, shards.first, shards.full_width)
@@ -61,14 +66,17 @@ class CostedSpace(SearchSpace):
 
     @property
     def problem(self) -> PlacementProblem:
-        """The arrays that the published search works on."""
+        """The placement problem of this space for the published search:
+        the shards, the memory, and the costs of plans.
+        """
         return PlacementProblem(
             self.shards, self.model.head, self.free_bytes, self.fixed.compute_ms,
             lambda compute_ms, units: self.step(compute_ms, units)[1].max(axis=1),
         )  # fmt: skip
 
     def take(self, fixed: FixedLoad) -> "CostedSpace":
-        """Keep only the tables that are column-wise in `fixed`, whose other tables may differ; costs stay the same.
+        """Return this space for the fixed load `fixed`, with only the tables that are column-wise in `fixed`; the costs
+        of these tables stay the same.
 
         Tables that are kept together or apart, or whose shards are pinned, must all be column-wise, or none.
         """
@@ -77,11 +85,13 @@ class CostedSpace(SearchSpace):
         return replace(self, fixed=fixed, items=items, shards=_taken(self.shards, kept))
 
     def step(self, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return (n, D) ms until each device is ready, and until it has ended, of n whole plans: `FixedLoad.step`."""
+        """Return two times of each device in n whole plans, (n, D) ms each, as `FixedLoad.step` does: the time until
+        the output dist starts, and the time until the output dist ends.
+        """
         return self.fixed.step(self.simulator, compute_ms, units)
 
     def costs(self, plans: Sequence[IntArray]) -> list[Cost]:
-        """Return the simulator's costs of whole plans, given as widths (I, D) each."""
+        """Return the costs that the simulator predicts for whole plans; each plan is given as widths (I, D)."""
         task, devices = self.task, self.task.topology.num_devices
         loads = self.device_loads(np.concatenate(plans, axis=1))
         times = self.simulator.kernel_times(loads, devices)
@@ -94,13 +104,15 @@ class CostedSpace(SearchSpace):
 
     @cached_property
     def _fixed_times(self) -> KernelTimes | None:
-        """The kernel calls of the tables that are on the devices already."""
+        """The kernel times of the tables in the fixed load, which are on the devices already; None without a fixed
+        load.
+        """
         loads = self.fixed.loads
         return None if loads is None else self.simulator.kernel_times(loads, len(loads))
 
 
 def _taken(shards: ShardTable, kept: BoolArray) -> ShardTable:
-    """Return the shards of the items that are kept (I,), with the same costs."""
+    """Return a shard table of only the items for which `kept` (I,) is True; the costs of these items stay the same."""
     rows, width = kept[shards.item], shards.full_width[kept]
     return ShardTable(
         _taken_rules(shards.rules, kept),
@@ -115,7 +127,7 @@ def _taken(shards: ShardTable, kept: BoolArray) -> ShardTable:
 
 
 def _taken_rules(rules: PlacementRules, kept: BoolArray) -> PlacementRules:
-    """Return the rules of the items that are kept (I,); all of their rivals must be kept too."""
+    """Return the rules of the items for which `kept` (I,) is True; all rivals of these items must be kept too."""
     place, count = kept.cumsum() - 1, np.diff(rules.rival_first)
     return PlacementRules(
         rules.allowed[kept],

@@ -1,4 +1,5 @@
-"""Packing by integer programming: finds packings close to the memory limit, which filling devices by size misses.
+"""Packing by integer programming: finds packings close to the memory limit, which filling devices by size does not
+find.
 
 The bytes of a shard are a fixed amount (buffers, rowwise state) and an amount for every unit of 4 columns. So the
 program has two unknowns for each item on each device: the units there, and whether there are any.
@@ -20,7 +21,7 @@ _MARGINS = (0, 4)  # memory left free, in units of 1 / _SCALE: rounded bytes may
 
 
 def pack_exactly(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
-    """Return a packing (I, D) that keeps within memory_bytes (D,) and the items' rules.
+    """Return the widths (I, D) of a packing that fits in memory_bytes (D,) and keeps the rules of the items.
 
     None does not prove that there is no packing: the task may be too large, or the solver may have used up its budget.
     """
@@ -32,7 +33,9 @@ def pack_exactly(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
 
 
 def _solved(shards: ShardTable, memory_bytes: IntArray, margin: int) -> IntArray | None:
-    """Return a packing (I, D) by rounded bytes, which may be too large; None if the solver finds none."""
+    """Return the widths (I, D) of a packing that fits by rounded bytes, so the exact bytes may be too large; None if
+    the solver finds no packing.
+    """
     from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import: only where it is used
     from scipy.sparse import block_diag, coo_array, eye_array, hstack, kron
 
@@ -71,7 +74,9 @@ def _solved(shards: ShardTable, memory_bytes: IntArray, margin: int) -> IntArray
 def _bytes_fit(
     shards: ShardTable, whole: BoolArray, memory_bytes: IntArray, margin: int
 ) -> tuple[FloatArray, float, FloatArray]:
-    """Return the constraint that every device's bytes fit in its memory: weights (D, n), least and most (D,)."""
+    """Return the constraint that the shards on each device fit in the memory of the device: the weights (D, n) of the n
+    unknowns, and the lower limit and the upper limits (D,) of the weighted sums.
+    """
     entry = shards.first + 1
     unit = np.where(whole, 0, shards.size_bytes[np.minimum(entry + 1, shards.whole)] - shards.size_bytes[entry])
     fixed = np.where(whole, shards.size_bytes[shards.whole], shards.size_bytes[entry] - unit)
@@ -86,7 +91,9 @@ def _bytes_fit(
 
 
 def keeps(shards: ShardTable, widths: IntArray, memory_bytes: IntArray) -> bool:
-    """Return True if `widths` (I, D) places all columns, and keeps memory_bytes (D,) and the items' rules exactly."""
+    """Return True if `widths` (I, D) place all columns, fit in memory_bytes (D,), and keep the rules of the items, all
+    by exact bytes.
+    """
     size = [sum(column) for column in shards.size_bytes[shards.first[:, None] + widths].T.tolist()]
     return bool(
         (widths.sum(axis=1) == shards.full_width).all()
@@ -96,7 +103,9 @@ def keeps(shards: ShardTable, widths: IntArray, memory_bytes: IntArray) -> bool:
 
 
 def _rival_pairs(rules: PlacementRules) -> IntArray:
-    """Return pairs of items that may not share a device, as 1 in the columns of both, (P, I)."""
+    """Return the P pairs of items that may not share a device, (P, I): 1 in the columns of both items of a pair, and 0
+    in all other columns.
+    """
     pairs = [
         (one, other) for one in range(len(rules.min_shards)) for other in rules.rivals_of(one).tolist() if one < other
     ]

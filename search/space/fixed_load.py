@@ -1,4 +1,4 @@
-"""The fixed load of devices: row-wise and data-parallel tables, with the memory that they take and their costs."""
+"""The fixed load of devices: the row-wise and data-parallel tables, with the memory and the costs of these tables."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def device_memory(task: Task) -> IntArray:
 
 
 def check_buffers(task: Task) -> None:
-    """Raise InfeasibleError if the buffers for a device's own samples take more memory than the device has."""
+    """Raise InfeasibleError if the buffers for the samples of a device take more memory than the device has."""
     if (least := int(device_memory(task).min())) < 0:
         raise InfeasibleError(
             "device-buffers-too-large",
@@ -39,7 +39,8 @@ def check_buffers(task: Task) -> None:
 
 @dataclass(frozen=True, eq=False)
 class FixedLoad:
-    """The load that is on D devices already while a search places column-wise tables: all other tables of the task.
+    """The load that D devices have before a search places the column-wise tables: the load of all other tables of the
+    task.
 
     Attributes:
         task: the task with all tables.
@@ -61,7 +62,9 @@ class FixedLoad:
 
     @classmethod
     def empty(cls, task: Task, tables: IntArray | None = None) -> "FixedLoad":
-        """Return the load of empty devices; all tables, or only `tables` (t,), are to be placed column-wise."""
+        """Return the fixed load of empty devices: a search is to place all tables column-wise, or only the tables with
+        the indices `tables` (t,).
+        """
         devices = task.topology.num_devices
         which = np.arange(len(task.tables)) if tables is None else tables
         nothing = np.zeros(devices, dtype=np.int64), np.zeros(devices), np.zeros((devices, len(Collective)))
@@ -69,7 +72,8 @@ class FixedLoad:
 
     @classmethod
     def of(cls, task: Task, others: Sequence[Placement], model: ComputeModel) -> "FixedLoad":
-        """Return the load of placements `others`, costed by a compute model; all other tables are column-wise.
+        """Return the fixed load of the placements in `others`, with compute times by `model`; all tables that are not
+        in `others` are to be placed column-wise.
 
         Raises:
             InfeasibleError: the placements take more memory than there is.
@@ -90,7 +94,8 @@ class FixedLoad:
 
     @classmethod
     def of_plan(cls, plan: Plan, model: ComputeModel) -> "FixedLoad":
-        """Return the load of a plan's row-wise and data-parallel tables; the column-wise tables are to be placed again.
+        """Return the fixed load of the row-wise and data-parallel tables in a plan; the column-wise tables are to be
+        placed again.
 
         Raises:
             InfeasibleError: the row-wise and data-parallel tables take more memory than there is.
@@ -101,11 +106,13 @@ class FixedLoad:
 
     @cached_property
     def free_bytes(self) -> IntArray:
-        """Bytes of each device's memory that are left for column-wise tables, (D,)."""
+        """The memory of each device that is left for the column-wise tables, (D,) bytes."""
         return device_memory(self.task) - self.size_bytes
 
     def traffic(self, units: FloatArray) -> Traffic:
-        """Return the traffic of n plans and this load, from the units of 4 columns that each device sends (n, D)."""
+        """Return the traffic of n plans, including this load; `units` (n, D) are the units of 4 columns that each
+        device sends for the column-wise tables.
+        """
         task, columns = self.task, units * DIM_MULTIPLE
         if not self.sent_bytes.any():
             return Traffic.of_columns(columns, task.batch_size, task.topology.fast_links)
@@ -114,11 +121,14 @@ class FixedLoad:
         return Traffic(sent_bytes, np.full(len(columns), task.batch_size), task.topology.fast_links)
 
     def plan(self, columns: Sequence[tuple[int, int, int]] = ()) -> Plan:
-        """Return the plan with this load, and `dim` columns of a table for each (table index, dim, device)."""
+        """Return a plan with this load and with column-wise shards: each entry (table index, dim, device) of `columns`
+        puts a shard with `dim` columns of the table on the device.
+        """
         return Plan(self.task, (*place_column_wise(self.task, columns), *self.others))
 
     def step(self, simulator: Simulator, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return two times of the devices in n plans, (n, D) ms each: until the output dist starts, and until it ends.
+        """Return two times of each device in n plans, (n, D) ms each: the time until the output dist starts, and the
+        time until the output dist ends.
 
         Args:
             simulator: costs exchanges.
@@ -131,7 +141,9 @@ class FixedLoad:
         return ready_ms, ready_ms + forward
 
     def closed_to(self) -> BoolArray:
-        """Return True for the devices, (T, D), where a table would meet a table that it must be kept apart from."""
+        """Return a mask of tables and devices, (T, D): True if the table would share the device with a table of this
+        load from which the constraints keep the table apart.
+        """
         names = [table.name for table in self.task.tables]
         closed: BoolArray = np.zeros((len(names), self.task.topology.num_devices), dtype=np.bool_)
         held: dict[str, set[int]] = defaultdict(set)
@@ -145,7 +157,9 @@ class FixedLoad:
 
 
 def placed_bytes(task: Task, placements: Sequence[Placement]) -> IntArray:
-    """Count the bytes of device memory that placements of some of the task's tables take, (D,)."""
+    """Return the bytes of memory that `placements`, which may be of only some tables of the task, take on each device,
+    (D,).
+    """
     devices = task.topology.num_devices
     loads = placed_loads(task.tables, placements, task.batch_size, devices)
     places = np.array([placed.device for placed in placements], dtype=np.int64)
@@ -153,7 +167,7 @@ def placed_bytes(task: Task, placements: Sequence[Placement]) -> IntArray:
 
 
 def _set_bytes(task: Task, sets: LoadSets) -> IntArray:
-    """Count the bytes of device memory that each set of loads takes, (B,)."""
+    """Return the bytes of device memory that the loads of each set take together, (B,)."""
     total = np.zeros(len(sets), dtype=np.int64)
     np.add.at(total, sets.owners, task.memory.bytes_with_caches(sets))
     return total

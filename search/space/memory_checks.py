@@ -1,4 +1,6 @@
-"""Checks that tables fit in memory, and the errors that name an amount of memory into which they have been packed."""
+"""Checks that the tables of a task fit in memory; if not, the errors name an amount of memory for which a packing of
+the tables was found.
+"""
 
 import numpy as np
 
@@ -19,7 +21,7 @@ _MOST_GROUPS = 256  # different sets of devices that the constraints confine ite
 
 
 def check_hosts(task: Task) -> None:
-    """Raise InfeasibleError if tables in host memory take more of it than there is."""
+    """Raise InfeasibleError if the tables in host memory take more memory than all hosts together have."""
     used, topology = int(task.memory.host_bytes(task.loads).sum()), task.topology
     if used > topology.all_host_bytes:
         hosts, least = len(topology.hosts), least_host_bytes(task)
@@ -35,7 +37,9 @@ def check_hosts(task: Task) -> None:
 
 
 def check_whole(space: SearchSpace, method: str) -> None:
-    """Raise InfeasibleError if the constraints require that an item is split, for a method that never splits."""
+    """Raise InfeasibleError if the constraints require that some item is split; the searcher `method` never splits
+    items.
+    """
     if (split := np.flatnonzero(space.shards.rules.min_shards > 1)).size:
         raise InfeasibleError(
             "searcher-never-splits",
@@ -49,7 +53,8 @@ def check_whole(space: SearchSpace, method: str) -> None:
 def no_room(
     space: SearchSpace, index: int, width: int, size_bytes: int, free_bytes: IntArray, method: str
 ) -> InfeasibleError:
-    """Return the error that a method finds no device with room for a shard of an item, `width` units wide.
+    """Return the error that `method` finds no device with room for a shard, `width` units wide, of the item with this
+    `index`.
 
     `free_bytes` (n,) is the free memory of each device that may hold the shard; it is empty if no device may.
     """
@@ -75,13 +80,15 @@ def no_room(
 
 
 def described(memory: IntArray) -> str:
-    """Return the number of devices and their (D,) bytes for shards, as text: "4 devices of 8 GiB"."""
+    """Return the number of devices and the bytes of each device for shards, (D,), as text: "4 devices of 8 GiB"."""
     smallest, largest = readable_bytes(memory.min()), readable_bytes(memory.max())
     return f"{number_of(len(memory), 'device')} of " + (smallest if smallest == largest else f"{smallest} to {largest}")
 
 
 def memory_in_all(memory: IntArray) -> str:
-    """Return the memory (D,) of all devices as a clause: "4 devices of 8 GiB have 32 GiB in all"."""
+    """Return the memory of all devices together, from the memory (D,) of each device, as a clause:
+    "4 devices of 8 GiB have 32 GiB in all".
+    """
     if len(memory) == 1:
         return f"the device has {readable_bytes(memory[0])}"
     return f"{described(memory)} have {readable_bytes(memory.sum())} in all"
@@ -111,7 +118,9 @@ def check_total(space: SearchSpace) -> None:
 
 
 def too_large(space: SearchSpace, tight: IntArray) -> InfeasibleError:
-    """Return the error that the largest of some items (n,) fits on no device, even in the narrowest shards."""
+    """Return the error that an item fits on no device, even in the narrowest shards that the rules allow; the error
+    names the largest of the items in `tight` (n,).
+    """
     narrowest, least, room = narrowest_shards(space)
     item = int(tight[np.argmax(least[tight])])
     whole = narrowest[item] == space.shards.full_width[item] > 1
@@ -127,7 +136,9 @@ def too_large(space: SearchSpace, tight: IntArray) -> InfeasibleError:
 
 
 def check_confined(space: SearchSpace) -> None:
-    """Raise InfeasibleError if items that are confined to some devices take more memory than these devices have."""
+    """Raise InfeasibleError if the items that are confined to the same devices take more memory than these devices
+    have.
+    """
     size = space.shards.size_bytes[space.shards.whole]
     allowed, memory = space.shards.rules.allowed, space.free_bytes
     confined = np.flatnonzero(~allowed.all(axis=1))
@@ -140,13 +151,17 @@ def check_confined(space: SearchSpace) -> None:
 
 
 def _of_bounds(space: SearchSpace) -> str:
-    """Return the text that bytes count every cache as wide as the widest cached table; empty if they do not."""
+    """Return the remark that the counted bytes assume, in every cache, rows as wide as the widest cached table; an
+    empty text if the bytes do not assume this.
+    """
     bounds = has_bounds(space.task, space.items, space.shards.rules)
     return " (if every cache counts as wide as the widest cached table)" if bounds else ""
 
 
 def _advice(space: SearchSpace, why: str = "") -> str:
-    """Return the remedy for too little memory, with an amount that suffices if one was found, and a reason `why`."""
+    """Return the remedy for an error of too little memory: the advice names an amount of memory that suffices, if an
+    amount was found, with the reason `why`.
+    """
     named = memory_that_does(space)
     if named is None:
         return "Give each device more memory (topology.memory_bytes)"
@@ -154,7 +169,7 @@ def _advice(space: SearchSpace, why: str = "") -> str:
 
 
 def packed(space: SearchSpace) -> IntArray:
-    """Return a packing of the task's columns, `widths` (I, D).
+    """Return widths (I, D) that pack all column-wise tables of the task into the free memory of the devices.
 
     Raises:
         InfeasibleError: no packing was found. The error states that none exists only if a sum of bytes proves this.
@@ -168,7 +183,8 @@ def packed(space: SearchSpace) -> IntArray:
 
 
 def shortage(space: SearchSpace, proven: bool = False) -> InfeasibleError:
-    """Return the error that there is no plan, with an amount of memory into which the columns have been packed.
+    """Return the error that no plan exists, or that no plan was found; the error names an amount of memory into which
+    the tables have been packed, if there is such an amount.
 
     Args:
         space: space of all shards.
@@ -194,7 +210,7 @@ def shortage(space: SearchSpace, proven: bool = False) -> InfeasibleError:
 
 
 def has_tier_choice(task: Task) -> bool:
-    """Return True if some table may have another tier, or another cache, than the task gives it."""
+    """Return True if a search may choose the tier or the cache size of at least one table of the task."""
     if not task.topology.host_bytes:
         return False
     return any(

@@ -1,4 +1,5 @@
-"""Packing by bytes alone: widths that fit in memory and keep the rules, and an amount of memory that suffices.
+"""Packing by bytes alone, without costs: functions find widths that fit in memory and keep the rules, and an amount of
+memory that suffices.
 
 Items can be split at every 4 columns, so slices of 4 columns are packed; the slices of an item are of about equal size.
 Items are packed in descending size of a slice. As much of an item as fits goes to the device with the most free memory.
@@ -24,7 +25,8 @@ _AMPLE = 1 << 61  # more than any task takes, and still far from where 64 bits e
 
 
 def enough(space: SearchSpace, factor: float) -> tuple[str, IntArray] | None:
-    """Return a `topology.memory_bytes` that leaves shards at least `factor` times the memory that they have now.
+    """Return a value of `topology.memory_bytes` that leaves at least `factor` times as much memory for shards as there
+    is now.
 
     The result is a text, such as "16 GiB" or "1.5 times as much", and the bytes that are then left for the items on
     each device, (D,); or None if a device cannot have this much memory.
@@ -44,7 +46,9 @@ def enough(space: SearchSpace, factor: float) -> tuple[str, IntArray] | None:
 
 
 def memory_that_does(space: SearchSpace) -> str | None:
-    """Name a `topology.memory_bytes` into which the items have been packed, as text; None if no amount was found."""
+    """Return a value of `topology.memory_bytes` with which a packing of the items was found, as text; None if no value
+    was found.
+    """
     memory = np.maximum(space.free_bytes, 1)
     factor = smallest_factor(space, memory)
     if factor is None:
@@ -60,7 +64,9 @@ def memory_that_does(space: SearchSpace) -> str | None:
 
 
 def packing_within(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
-    """Return a packing (I, D) within memory_bytes (D,): by size, exactly, or in other orders; None if all fail."""
+    """Return the widths (I, D) of a packing within memory_bytes (D,), by the first method that succeeds: packing by
+    size, exact packing, or packing in other orders; None if all methods fail.
+    """
     if _is_short(space, memory_bytes):
         return None
     ways = (way(space, memory_bytes) for way in (pack, pack_exactly, _pack_in_other_orders))
@@ -68,12 +74,16 @@ def packing_within(space: SearchSpace, memory_bytes: IntArray) -> IntArray | Non
 
 
 def _is_short(space: SearchSpace, memory_bytes: IntArray) -> bool:
-    """Return True if the items take more bytes than memory_bytes (D,): shards take no fewer than the whole items."""
+    """Return True if the whole items take more bytes than all of memory_bytes (D,) together; the shards of an item
+    never take fewer bytes than the whole item.
+    """
     return bool(sum(space.shards.size_bytes[space.shards.whole].tolist()) > sum(memory_bytes.tolist()))
 
 
 def pack(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
-    """Pack items within memory_bytes (D,) and their rules, `widths` (I, D), with few cuts; None if that fails."""
+    """Return widths (I, D) that pack the items into memory_bytes (D,), keep the rules, and cut few items; None if this
+    fails.
+    """
     if _is_short(space, memory_bytes):
         return None
     shards, rules = space.shards, space.shards.rules
@@ -82,7 +92,8 @@ def pack(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
 
 
 def _pack_in_other_orders(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
-    """Pack in several orders, the first by the number of allowed devices and then by size.
+    """Return the first packing that succeeds among several orders of the items; the first order is by the number of
+    allowed devices and then by size.
 
     The other orders are random, with a fixed seed, and deviate more and more from the first.
     """
@@ -108,7 +119,9 @@ def _pack_in_order(space: SearchSpace, memory_bytes: IntArray, order: IntArray) 
 
 
 def _pack_item(space: SearchSpace, item: int, free: IntArray, open_to: BoolArray, widths: IntArray) -> bool:
-    """Put an item on devices `open_to` (D,), and change `free` and `widths`, (D,); return False if it does not fit."""
+    """Put an item on the devices for which `open_to` (D,) is True, and change `free` and `widths`, (D,), in place;
+    return False if the item does not fit.
+    """
     left, shards = int(space.shards.full_width[item]), 0
     rules = space.shards.rules
     least, most, narrowest = int(rules.min_shards[item]), int(rules.max_shards[item]), int(rules.min_width[item])
@@ -129,7 +142,9 @@ def _pack_item(space: SearchSpace, item: int, free: IntArray, open_to: BoolArray
 
 
 def smallest_factor(space: SearchSpace, memory_bytes: IntArray) -> float | None:
-    """Return the least factor of memory_bytes (D,) with which `pack` succeeds, within 0.2%; None if none is found."""
+    """Return the smallest factor, within 0.2%, by which memory_bytes (D,) must be multiplied so that `pack` succeeds;
+    None if no factor is found.
+    """
     _, least, _ = narrowest_shards(space)
     room = np.where(space.shards.rules.allowed, memory_bytes, 0).max(axis=1)
     total = int(space.shards.size_bytes[space.shards.whole].sum())

@@ -1,4 +1,6 @@
-"""Compiled checks of rules and room, one item at a time: for packing, heuristics and random placement."""
+"""Compiled checks that the rules and the room on devices allow a shard; packing, heuristics and random placement use
+these checks.
+"""
 
 import numpy as np
 
@@ -10,7 +12,9 @@ from neuroshard.stages.search.published.shard_table import PlacementRules, Shard
 
 @jit
 def open_devices(rules: PlacementRules, widths: IntArray, item: int) -> BoolArray:
-    """Return True for each device, (D,), that may hold a shard of an item in addition to `widths` (I, D)."""
+    """Return a mask of devices, (D,): True if the rules allow a shard of an item on the device in addition to `widths`
+    (I, D).
+    """
     may: BoolArray = np.zeros(widths.shape[1], np.bool_)
     for device in range(len(may)):
         may[device] = may_hold(rules, widths, item, device, -1)
@@ -19,7 +23,9 @@ def open_devices(rules: PlacementRules, widths: IntArray, item: int) -> BoolArra
 
 @jit_inline
 def keeps_rules(rules: PlacementRules, widths: IntArray) -> bool:
-    """Return True if the devices, counts and widths of all shards of `widths` (I, D) keep the rules of their items."""
+    """Return True if `widths` (I, D) keep the rules of all items: the allowed devices, the allowed numbers of shards,
+    and the smallest width.
+    """
     num_items, num_devices = widths.shape
     for item in range(num_items):
         shards = 0
@@ -35,7 +41,7 @@ def keeps_rules(rules: PlacementRules, widths: IntArray) -> bool:
 
 @jit_inline
 def may_put(shards: ShardTable, room: DeviceRoom, item: int, width: int, device: int) -> bool:
-    """Return True if a shard of an item, `width` units wide, may go to a device."""
+    """Return True if the rules and the free room allow a shard of an item, `width` units wide, on a device."""
     there = room.widths[item, device]
     sends = shards.sent_units[shards.first[item] + width]
     return may_join(shards.rules, room, item, device, there, sends, more_bytes(shards, item, width, there))
@@ -43,7 +49,9 @@ def may_put(shards: ShardTable, room: DeviceRoom, item: int, width: int, device:
 
 @jit
 def devices_with_room(shards: ShardTable, room: DeviceRoom, item: int, width: int) -> BoolArray:
-    """Return True for each device, (D,), that a shard of an item, `width` units wide, may go to."""
+    """Return a mask of devices, (D,): True if the rules and the free room allow a shard of an item, `width` units wide,
+    on the device.
+    """
     has_room: BoolArray = np.zeros(len(room.free_bytes), np.bool_)
     for device in range(len(has_room)):
         has_room[device] = may_put(shards, room, item, width, device)
@@ -52,7 +60,7 @@ def devices_with_room(shards: ShardTable, room: DeviceRoom, item: int, width: in
 
 @jit_inline
 def put(shards: ShardTable, room: DeviceRoom, item: int, width: int, device: int) -> None:
-    """Put a shard of an item, `width` units wide, on a device."""
+    """Put a shard of an item, `width` units wide, on a device: update `room` in place."""
     room.free_bytes[device] -= more_bytes(shards, item, width, room.widths[item, device])
     room.free_units[device] -= shards.sent_units[shards.first[item] + width]
     room.widths[item, device] += width

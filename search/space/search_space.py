@@ -1,4 +1,4 @@
-"""The column-wise tables that a search places: the items that they are cut into, and all of their shards.
+"""The column-wise tables that a search places: the items into which the tables are cut, and all shards of the items.
 
 Usually an item is a table. Constraints make an item of each pinned shard, and a single item of all tables that are
 kept together.
@@ -29,7 +29,7 @@ _FRACTIONS = 1024  # fractions per unit of 4 columns
 
 @dataclass(frozen=True, eq=False)
 class SearchSpace:
-    """The column-wise tables of a task, as I items on devices with a fixed load.
+    """The column-wise tables of a task as I items, which a search places on devices with a fixed load.
 
     Attributes:
         fixed: the task, and the load of its other tables.
@@ -43,7 +43,8 @@ class SearchSpace:
 
     @classmethod
     def of(cls, fixed: FixedLoad) -> "SearchSpace":
-        """Make the items of the column-wise tables, and compute the bytes and units of all of their shards.
+        """Return the space of the column-wise tables: cut the tables into items, and compute the bytes and the sent
+        units of every shard of every item.
 
         Raises:
             UserError: a table may not be column-wise.
@@ -71,12 +72,12 @@ class SearchSpace:
 
     @property
     def task(self) -> Task:
-        """The task, with all tables."""
+        """The task with all tables, including the tables of the fixed load."""
         return self.fixed.task
 
     @property
     def free_bytes(self) -> IntArray:
-        """Bytes of each device's memory that are left for the items, (D,)."""
+        """The memory of each device that is left for the items, (D,) bytes."""
         return self.fixed.free_bytes
 
     @property
@@ -85,25 +86,29 @@ class SearchSpace:
         return np.array([its[0][0] for its in self.items], dtype=np.int64)
 
     def name(self, item: int) -> str:
-        """Return the names of the tables in an item, as errors show them."""
+        """Return the quoted names of the tables in an item, joined by "+", as error messages show the names."""
         return " + ".join(repr(self.task.tables[table].name) for table, _ in self.items[item])
 
     def columns(self, item: int, width: int) -> list[tuple[int, int]]:
-        """List (table, dim) in a shard of an item, `width` units wide; all columns of tables that are kept together."""
+        """Return (table index, number of columns) for each table in a shard of an item that is `width` units wide; if
+        the item is several tables that are kept together, the shard has all columns of these tables.
+        """
         if len(self.items[item]) > 1:
             return [(table, units * DIM_MULTIPLE) for table, units in self.items[item]]
         return [(self.items[item][0][0], width * DIM_MULTIPLE)]
 
     def tables(self, item: int, width: int) -> list[Table]:
-        """List the tables in a shard of an item, `width` units wide, each with its columns in the shard."""
+        """Return the tables in a shard of an item that is `width` units wide; each table has only the columns in the
+        shard.
+        """
         return [self.task.tables[table].with_dim(dim) for table, dim in self.columns(item, width)]
 
     def whole_tables(self) -> list[list[Table]]:
-        """List the tables of each item, (I,), each with its columns in the item."""
+        """Return the tables of each item, (I,) lists; each table has only the columns that are in the item."""
         return [self.tables(item, width) for item, width in enumerate(self.shards.full_width.tolist())]
 
     def plan(self, widths: IntArray) -> Plan:
-        """Return the plan of `widths` (I, D), units of each item on each device."""
+        """Return the plan in which each device has `widths` (I, D) units of each item, and the fixed load."""
         places = zip(*(axis.tolist() for axis in widths.nonzero()), strict=True)
         return self.fixed.plan(
             [
@@ -114,7 +119,8 @@ class SearchSpace:
         )
 
     def widths(self, plan: Plan) -> IntArray:
-        """Return the units of each item on each device, (I, D), of a plan that keeps the task's constraints.
+        """Return the units of each item on each device, (I, D), in a plan; the plan must keep the constraints of the
+        task.
 
         Raises:
             UserError: a table that is to be placed column-wise has another sharding type in the plan.
@@ -143,7 +149,8 @@ class SearchSpace:
         return widths
 
     def moved_bytes(self, before: IntArray, after: IntArray) -> IntArray:
-        """Return the bytes of weights and optimizer state that arrive on devices, (I,), from widths before and after.
+        """Return the bytes of weights and optimizer state of each item, (I,), that devices receive if the widths change
+        from `before` to `after`.
 
         Both widths are (I, D). Columns may be renumbered, so a device keeps the smaller of both widths of an item.
         """
@@ -152,14 +159,15 @@ class SearchSpace:
         return moved
 
     def device_loads(self, widths: IntArray) -> LoadSets:
-        """Return the loads of each of D devices with `widths` (I, D)."""
+        """Return the loads on each of D devices if the device has `widths` (I, D) units of each item."""
         device, item = widths.T.nonzero()
         sets = _shard_loads(self.task, self.items, item, widths[item, device])
         return LoadSets(sets.loads, np.bincount(device[sets.owners], minlength=widths.shape[1]))
 
 
 def narrowest_shards(space: SearchSpace) -> tuple[IntArray, IntArray, IntArray]:
-    """Return units and bytes of each item's narrowest shards, and the memory for a shard, (I,) each.
+    """Return three arrays (I,): the units and the bytes of the narrowest shards of each item, and the memory for a
+    shard of the item.
 
     Each item is split as finely as the rules allow; the widest of these shards counts. The memory is that of the
     largest device on which the rules allow the item.
@@ -171,12 +179,14 @@ def narrowest_shards(space: SearchSpace) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def _rounded(units: FloatArray) -> FloatArray:
-    """Round units (n,) to the nearest fractions, none of them to 0."""
+    """Return units (n,) rounded to the nearest multiples of 1/1024, but never to 0."""
     return np.maximum(np.round(units * _FRACTIONS), 1) / _FRACTIONS
 
 
 def row_loads(task: Task, items: Sequence[ItemTables], first: IntArray, full_width: IntArray) -> tuple[IntArray, Loads]:
-    """Return n loads of all rows of a shard table: the row of each load, (n,), and the loads."""
+    """Return the n loads that all rows of a shard table have together: the row to which each load belongs, (n,), and
+    the loads.
+    """
     widths = [
         np.arange(1 if len(tables) == 1 else width, width + 1)
         for tables, width in zip(items, full_width.tolist(), strict=True)
@@ -187,7 +197,8 @@ def row_loads(task: Task, items: Sequence[ItemTables], first: IntArray, full_wid
 
 
 def _shard_loads(task: Task, items: Sequence[ItemTables], item: IntArray, units: IntArray) -> LoadSets:
-    """Return the loads of n shards, a set for each, from the item and the units of each shard, (n,).
+    """Return the loads of n shards, one set of loads per shard; `item` and `units` (n,) are the item and the width of
+    each shard.
 
     A shard wider than kernels take is several loads. A shard of tables that are kept together has all their columns.
     """
@@ -199,7 +210,8 @@ def _shard_loads(task: Task, items: Sequence[ItemTables], item: IntArray, units:
 
 
 class _Item(NamedTuple):
-    """An item and its rules.
+    """An item, with the rules on the devices where the item may be placed and on the shards into which the item may be
+    split.
 
     Attributes:
         tables: the tables in it.
@@ -216,7 +228,7 @@ class _Item(NamedTuple):
 
 
 def _rules(fixed: FixedLoad, items: Sequence[_Item]) -> PlacementRules:
-    """Gather the rules of items as arrays."""
+    """Return the rules of all items as arrays, without the devices that the fixed load closes to an item."""
     allowed = np.zeros((len(items), fixed.task.topology.num_devices), dtype=np.bool_)
     for index, item in enumerate(items):
         allowed[index, list(item.devices)] = True
@@ -235,7 +247,9 @@ def _rules(fixed: FixedLoad, items: Sequence[_Item]) -> PlacementRules:
 
 
 def _own_devices(fits: BoolArray) -> list[tuple[int, int]]:
-    """Return pairs of a shard and a device, a different device for each of n shards, from where they fit (n, D)."""
+    """Return (shard, device) pairs that give each of n shards a different device; `fits` (n, D) is True if a shard fits
+    a device.
+    """
     if not len(fits):
         return []
     from scipy.optimize import linear_sum_assignment  # slow to import: only where it is used
@@ -279,7 +293,7 @@ def _items(task: Task, tables: IntArray) -> tuple[_Item, ...]:
 
 
 def _rivals(task: Task, items: Sequence[_Item]) -> list[set[int]]:
-    """Return the rivals of each item: items that may not share a device with it.
+    """Return, for each item, the set of rivals: the items that may not share a device with this item.
 
     Rivals are items of tables that are kept apart from the item's tables, and other items of the same table.
     """
