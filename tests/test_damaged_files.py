@@ -188,7 +188,7 @@ READERS = {
 
 @pytest.mark.parametrize("kind", READERS)
 @pytest.mark.timeout(3600)
-def test_damaged_files_are_one_line(good, kind):
+def test_reading_a_damaged_file_is_refused_in_one_line(good, kind):
     name, read = READERS[kind]
     (path,) = good.glob(name)
     sound = path.read_bytes()

@@ -89,7 +89,7 @@ def test_stages_are_reached_through_committed_links(name):
         ("neuroshard.stages.search.runs.search", ("torch", "fbgemm_gpu", "matplotlib", "scipy", "sklearn")),
     ],
 )
-def test_importing_imports_nothing_heavy(imported, heavy):
+def test_importing_a_module_loads_no_heavy_package(imported, heavy):
     code = f"import sys, {imported}; print([m for m in {heavy} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"

@@ -132,7 +132,7 @@ def test_collect_accepts_settings_that_need_no_measurement_here(tmp_path, settin
     assert _changed(collect_run(tmp_path / "data"), settings)
 
 
-def test_steps_need_torchrec(tmp_path, monkeypatch):
+def test_collecting_local_samples_without_torchrec_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("neuroshard.stages.augment.collect.find_spec", lambda _: None)
     with refused("collect-torchrec-missing", names=["num_local_samples", "TorchRec"]):
         replace(collect_run(tmp_path / "data"), num_local_samples=1)
@@ -203,7 +203,7 @@ def test_killed_runs_lose_nothing_and_repeat_nothing(tmp_path, kills):
     assert _records(killed) == _records(whole)
 
 
-def test_another_hardware_is_refused(tmp_path):
+def test_collecting_into_data_of_other_hardware_is_refused(tmp_path):
     collect_run(tmp_path / "data").run()
     path = tmp_path / "data" / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -340,7 +340,7 @@ def test_a_real_run_measures_all_sharding_types_and_collectives(tmp_path):
     assert "reduce_scatter" in shown(summary)
 
 
-def test_another_runs_directory_is_refused(tmp_path):
+def test_collecting_into_the_directory_of_another_run_is_refused(tmp_path):
     RunDirectory(tmp_path / "data").finish("evaluate", {})
     with refused("out-other-contents", names=[tmp_path / "data", "(run.json)"]):
         collect_run(tmp_path / "data").run()

@@ -80,7 +80,7 @@ def test_plans_for_steps_use_tables_of_their_split_only(drawn):
         assert {table.name for table in sample.plan.task.tables} <= names
 
 
-def test_drawn_plans_keep_all_limits(drawn):
+def test_drawn_plans_keep_limits_on_batch_bytes_and_outputs(drawn):
     augmentation = PlanAugmentation()
     for sample, _ in drawn:
         task, plan = sample.plan.task, sample.plan

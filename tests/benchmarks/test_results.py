@@ -76,7 +76,7 @@ def test_pages_count_faster_models_as_the_table_of_steps_does():
     assert slower == "none"
 
 
-def test_a_baseline_has_one_name():
+def test_pages_name_the_torchrec_baseline_by_planner_and_settings():
     """The words "TorchRec's plan" could be any of three: pages and tables name the planner and its settings."""
     for page in (*PAGES, *h100.PAGES):
         text = " ".join(page.read_text().split())
@@ -143,7 +143,7 @@ def test_pictures_are_drawn_from_the_tables(tmp_path):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
 
 
-def test_schematic_pictures_are_drawn(tmp_path, monkeypatch):
+def test_drawing_diagrams_writes_every_picture(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
     diagrams = importlib.import_module("diagrams")
     diagrams.draw(tmp_path)

@@ -33,7 +33,7 @@ def test_lists_are_set_apart_from_paragraphs_but_not_in_code(site):
     assert site.with_lists_apart(page) == page.replace("They are:\n", "They are:\n\n")
 
 
-def test_links_to_folders_become_text(site, tmp_path):
+def test_without_links_to_folders_keeps_only_the_link_text(site, tmp_path):
     (tmp_path / "data").mkdir()
     page = "[files](data), [a page](data.md), ![picture](data.png) and [web](https://data.example)"
     assert site.without_links_to_folders(page, tmp_path) == page.replace("[files](data)", "files")

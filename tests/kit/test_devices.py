@@ -47,7 +47,7 @@ def test_data_parallel_tables_update_all_rows(device):
 
 
 @pytest.mark.parametrize("collective", Collective)
-def test_every_collective_is_measured(collective):
+def test_made_up_device_measures_every_collective(collective):
     device = MADE_UP["cpu"]
     sample = CommSample((1 << 20,) * 4, (0.0, 1.0, 2.0, 0.5), 4096, collective, 2)
     (one,) = measured_comm(device, [(sample, "train")], 0.0, np.random.default_rng(0))

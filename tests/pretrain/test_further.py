@@ -112,7 +112,7 @@ def test_speed_of_transfers_leaves_waiting_out():
     assert fitted.compute is start.compute
 
 
-def test_shape_is_learned_from_more():
+def test_fitting_more_calls_learns_the_shape_of_costs():
     start = _start()
     bent = lambda ms: 2 * ms**1.2  # noqa: E731
     calls = _calls(start.compute, 150, bent)
@@ -198,7 +198,7 @@ def test_other_sharding_types_and_collectives_are_scaled_like_column_wise():
 @pytest.mark.parametrize(
     "model", [random_ensemble(), random_ensemble().members[0], random_by_widest(), random_regression()]
 )
-def test_every_kind_is_scaled(model):
+def test_at_speed_scales_every_kind_of_compute_model(model):
     one, start = LoadSets.of([TABLES[:5]], 256), replace(_start(), compute=model)
     parts = Measured.split(_calls(model, 5, lambda ms: 3 * ms), []).parts
     assert at_speed(pieces_of(start), parts)["compute"].predict(one) == pytest.approx(3 * model.predict(one), rel=1e-4)

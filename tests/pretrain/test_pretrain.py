@@ -421,7 +421,7 @@ def test_a_regression_finds_costs_that_are_linear(data):
         (PaperComm, {"hidden": (4097,)}),
     ],
 )
-def test_impossible_settings_are_refused(kind, setting):
+def test_training_settings_outside_limits_are_refused(kind, setting):
     with refused("unknown-name" if setting.keys() <= {"loss", "schedule"} else "value-outside-limits", names=setting):
         kind(**setting)
 

@@ -64,7 +64,7 @@ def _refused(capsys, code, *arguments, where=None, names=()):
     return message
 
 
-def test_usage_names_every_command(capsys):
+def test_usage_without_arguments_names_every_command(capsys):
     out = done(capsys)
     assert all(command in out for command in cli.COMMANDS)
 
@@ -92,7 +92,7 @@ def test_a_full_disk_is_one_line(here, capsys, monkeypatch):
     _failed(capsys, "system-refused", *_search(here, "out=found"), names=["[Errno 28] No space left on device"])
 
 
-def test_sweeps_run_every_combination(here, capsys):
+def test_sweep_writes_one_run_directory_per_combination(here, capsys):
     done(capsys, *_search(here, "-m", "searcher=random,dim_greedy"))
     assert [path.name for path in sorted(Path("runs/search").iterdir())] == ["0001-random", "0002-dim_greedy"]
 
@@ -172,7 +172,7 @@ def test_cli_reports_a_malformed_table_file_in_one_line(here, capsys):
     ],
     ids=lambda value: " ".join(map(str, value))[:60] if isinstance(value, list) else "",
 )
-def test_wrong_settings_of_a_search(here, capsys, code, names, settings):
+def test_search_with_wrong_settings_is_refused_in_one_line(here, capsys, code, names, settings):
     _refused(capsys, code, *_search(here, *settings), names=names)
 
 
@@ -223,14 +223,14 @@ def test_cli_reports_a_malformed_plan_in_one_line(here, capsys):
     _refused(capsys, "json-unreadable", "evaluate", f"{here}/plan.json", where=f"plan {here}/plan.json")
 
 
-def test_plan_that_leaves_out_columns(here, capsys):
+def test_evaluating_a_plan_that_leaves_out_columns_is_refused(here, capsys):
     task = toy_task(3)
     content = whole(task).to_json()
     (here / "plan.json").write_text(json.dumps(content | {"placements": content["placements"][1:]}))
     _refused(capsys, "plan-shards-gap", "evaluate", f"{here}/plan.json", names=[repr(task.tables[0].name)])
 
 
-def test_help_lists_choices_and_settings(capsys, here):
+def test_search_help_lists_searchers_and_settings(capsys, here):
     code, out, _ = run_command(capsys, "search", "--help")
     assert code == 0
     assert "dim_greedy" in out
@@ -238,7 +238,7 @@ def test_help_lists_choices_and_settings(capsys, here):
     assert "--cfg job" in out
 
 
-def test_completion_in_a_shell(tmp_path):
+def test_shell_completion_offers_commands_and_settings(tmp_path):
     """By the script that Hydra installs; commands are ours."""
     lines = ("neuroshard se", "neuroshard search searcher=siz", "neuroshard search topology.mem", "neuroshard ex")
     asked = "\n".join(
@@ -299,7 +299,7 @@ def test_constraints_and_memory_on_the_command_line(here, capsys):
     assert [t.dim for t in plan.device_tables[3]] == [8]
 
 
-def test_a_file_of_contradictory_constraints(here, capsys):
+def test_search_with_a_rule_that_matches_no_table_is_refused(here, capsys):
     (here / "rules.yaml").write_text("rules: [{tables: z*, max_shards: 1}]\n")
     file = ["constraints=file", f"constraints.path={here}/rules.yaml"]
     _refused(capsys, "rule-matches-no-table", *_search(here, *file), names=["'z*'"])
@@ -313,7 +313,7 @@ def test_replanning_prints_moves_and_predicted_savings(here, capsys):
     assert "predicted" in out
 
 
-def test_models_are_listed_and_described(here, capsys):
+def test_models_command_lists_bundles_and_prints_cards(here, capsys):
     out = done(capsys, "models")
     assert "cpu" in out
     assert all(f"{setting}=" in out for setting in ("framework", "dense_ms", "exchange_dtype", "optimizer"))

@@ -29,7 +29,7 @@ def test_disks_and_memory_are_the_users_to_mend():
     assert exit_code(OSError()) == exit_code(MemoryError()) == EXIT_USER_ERROR
 
 
-def test_a_defect_keeps_its_traceback(tmp_path, monkeypatch):
+def test_report_of_a_defect_writes_the_traceback_to_a_log(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     try:
         _ = list[int]()[1]
@@ -39,7 +39,7 @@ def test_a_defect_keeps_its_traceback(tmp_path, monkeypatch):
     (log,) = tmp_path.iterdir()
     check(message, "neuroshard-defect", names=["IndexError: list index out of range"])
     assert str(log) in message.remedy
-    assert "test_a_defect_keeps_its_traceback" in log.read_text()
+    assert "test_report_of_a_defect_writes_the_traceback_to_a_log" in log.read_text()
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("x"), RecursionError("deep")])

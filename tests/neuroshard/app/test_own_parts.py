@@ -59,7 +59,7 @@ def test_sweep_of_the_page_lists_own_parts_and_ours(here):
 
 
 @pytest.mark.parametrize("launcher", ["joblib", pytest.param("submitit_local", marks=pytest.mark.slow)])
-def test_launchers_find_the_package(here, launcher):
+def test_sweep_with_each_launcher_finds_the_users_package(here, launcher):
     line = PARALLEL.replace("hydra/launcher=joblib hydra.launcher.n_jobs=2", f"hydra/launcher={launcher}")
     out = _run(here, f"{line} 'out=swept/${{method}}'")
     assert all(re.search(rf"{name} .*1/1", out) for name in ("round_robin", "size_greedy")), out

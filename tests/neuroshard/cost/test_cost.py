@@ -59,7 +59,7 @@ def test_the_prediction_is_saved_with_the_plan(tmp_path, known):
         ),
     ],
 )
-def test_a_wrong_prediction_is_refused(wrong, code, names):
+def test_plan_from_json_with_wrong_prediction_is_refused(wrong, code, names):
     with refused(code, names=names):
         Plan.from_json(_plan().to_json() | {"prediction": wrong})
 
@@ -78,7 +78,7 @@ def test_models_are_named_as_they_were_asked_for(name):
     assert ns.CostModels.load(name).name == name
 
 
-def test_printed_plans_show_their_costs():
+def test_printed_plan_shows_predicted_cost_and_margin():
     text = str(_plan(Prediction(CPU, 7.1, 0.2)))
     first, *devices = text.splitlines()
     assert "7.10 ± 0.20 ms" in first
@@ -116,7 +116,7 @@ def test_models_of_other_hardware_are_noticed(monkeypatch, measured, warned):
         assert "neuroshard pretrain experiment=pretrain_adapt" in warning.remedy
 
 
-def test_this_machine_is_itself():
+def test_fingerprint_of_this_machine_matches_itself():
     assert fingerprint("cpu").same_hardware(asdict(fingerprint("cpu")))
 
 

@@ -149,7 +149,7 @@ def test_every_feature_has_its_own_output_with_every_sharding_type(drawn, batch_
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
-def test_taken_loads_keep_all_fields(share):
+def test_taking_some_loads_keeps_form_sharers_and_samples(share):
     loads = _placed(range(4), 0)
     taken = replace(loads, samples=loads.samples * share).take(np.array([3, 4]))
     assert taken.form.tolist() == [FORMS.index(Form.ROW_WISE), FORMS.index(Form.COLUMN_WISE)]
@@ -226,7 +226,7 @@ def test_columns_alone_are_the_same_either_way():
 
 @given(st.integers(1, 1024))
 @settings(max_examples=20)
-def test_every_feature_is_exchanged(features):
+def test_columns_and_lengths_sent_grow_with_features(features):
     """Pooled embeddings and lengths grow with features; indices and data-parallel gradients do not."""
     task = replace(IN_ALL_FORMS, tables=tuple(replace(table, features=features) for table in TABLES))
     shared = Plan(task, PLAN.placements)
@@ -241,7 +241,7 @@ def test_every_feature_is_exchanged(features):
     assert more.tolist() == ((features - 1) * lengths).tolist()
 
 
-def test_joined_exchanges_keep_their_order():
+def test_joined_traffic_keeps_the_order_of_exchanges():
     joined = Traffic.joined([PLAN.traffic, PLAN.traffic.forward])
     assert len(joined) == 2
     assert joined.batch_size.tolist() == [BATCH] * 2

@@ -26,7 +26,7 @@ TIMING = TimingProtocol(warmup=1, rounds=3, repeats_per_round=2, live=8, flush_b
 CPU = Hardware(DeviceSpec("cpu"), EmbeddingSettings(), TIMING, TIMING, timeout_s=PATIENCE_S)
 
 
-def test_compute_samples_are_measured():
+def test_compute_meter_measures_small_and_large_samples():
     tables = toy_tables(6)
     samples = [ComputeSample(tables[:1], 64), ComputeSample(tables, 2048)]
     with CPU.compute_meter(print) as meter:
@@ -62,7 +62,7 @@ def test_a_sample_without_room_fails_alone():
     assert second.error is None
 
 
-def test_exchanges_between_processes_are_measured():
+def test_comm_meter_measures_delays_between_processes():
     samples = [
         CommSample.of_columns((64, 64, 0), (0.0, 0.0, 0.0), 96),
         CommSample.of_columns((8, 128, 16), (0.0, 600.0, 200.0), 96),
@@ -145,7 +145,7 @@ def test_steps_take_hosts_that_fast_links_join_for_one(monkeypatch):
 
 
 @pytest.mark.slow
-def test_exchanges_under_torchrun(tmp_path):
+def test_exchanges_under_torchrun_wait_until_rank_0_begins(tmp_path):
     """The others wait until rank 0 begins, longer than they would wait for each other."""
     program = tmp_path / "program.py"
     program.write_text(

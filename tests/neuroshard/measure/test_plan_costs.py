@@ -109,7 +109,7 @@ def test_calls_of_several_sharding_types_add_up(plan, monkeypatch):
     assert advanced == steps([plan]) == 6
 
 
-def test_exchanges_follow_one_another(plan, monkeypatch):
+def test_exchanges_of_one_direction_are_measured_one_after_another(plan, monkeypatch):
     first = CommSample.of_columns(plan.device_dims, (0.0, 0.0), 256)
     second = replace(first, size_bytes=(64, 64), collective=Collective.REDUCE_SCATTER)
     monkeypatch.setattr(plan_costs, "exchanges", lambda plan, direction: (first, second))

@@ -184,7 +184,7 @@ def test_user_errors_of_workers_keep_their_parts():
     assert raised.value.message == Message("hardware-no-gpu", "no such device", "starting the worker processes")
 
 
-def test_closing_leaves_no_process():
+def test_closing_a_worker_group_ends_its_processes():
     group = WorkerGroup(_make, 2, PATIENCE_S, print)
     group.measure([1], [0])
     pids = group.pids

@@ -54,7 +54,7 @@ def bundle(tmp_path):
     ],
     ids=["a datasheet's exchanges", "paper", "newer", "by widest", "every sharding type", "a link to the host"],
 )
-def test_saving_and_loading_is_exact(tmp_path, saved, serves, batch_size, devices):
+def test_saved_bundle_is_loaded_back_unchanged(tmp_path, saved, serves, batch_size, devices):
     save_bundle(tmp_path / "bundle", saved, CARD)
     loaded, card = load_bundle(tmp_path / "bundle")
     assert card == CARD

@@ -69,7 +69,7 @@ def test_exchanges_follow_one_another_and_are_waited_for_once():
     assert np.allclose(together, model.predict(traffic, np.zeros((1, 4))), rtol=1e-5)
 
 
-def test_hosts_exchange_within_groups():
+def test_host_collectives_exchange_within_groups_of_devices():
     traffic = _mixed(_task(2)).traffic
     assert traffic.groups(Collective.HOST_REDUCE_SCATTER).tolist() == [[0, 1], [2, 3]]
     assert traffic.groups(Collective.HOST_ALL_TO_ALL).tolist() == [[0, 2], [1, 3]]

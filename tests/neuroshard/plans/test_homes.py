@@ -81,7 +81,7 @@ def test_larger_caches_take_more_of_the_device(one, other):
     assert size[0] <= size[1] <= 1000 * (8 * 4 + 16 + 4)
 
 
-def test_plans_are_written_and_read(tmp_path):
+def test_saved_plan_with_tiers_is_loaded_back_unchanged(tmp_path):
     _plan().save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == _plan()
     assert Plan.load(tmp_path / "plan.json").tier_assignments == HOMES

@@ -64,7 +64,7 @@ def test_only_columns_that_are_not_there_yet_are_moved():
     assert moved_bytes(after, after) == 0
 
 
-def test_the_most_bytes_come_first():
+def test_table_changes_list_the_most_moved_bytes_first():
     task = _shaped(("narrow", 10_000, 4), ("b", 10, 64), ("a", 10, 64), ("wide", 100, 128))
     assert [move.table for move in table_changes(whole(task, 0), whole(task, 1))] == ["narrow", "wide", "a", "b"]
 

@@ -40,7 +40,7 @@ def test_sequence_tables_are_whole_halved_or_row_wise(where, facts):
 
 
 @pytest.mark.parametrize(("dim", "most", "narrowest"), [(16, 2, 8), (24, 2, 12), (12, 1, 12), (4, 1, 4)])
-def test_limits_leave_equal_halves(dim, most, narrowest):
+def test_sequence_table_limits_allow_equal_halves_only(dim, most, narrowest):
     limits = Constraints().limits(TABLE.with_dim(dim), 4)
     assert (limits.max_shards, limits.min_dim) == (most, narrowest)
     assert limits.forms == {Form.COLUMN_WISE, Form.ROW_WISE}
@@ -89,5 +89,5 @@ def test_models_without_sequence_calls_are_refused():
         Simulator(linear_models()).cost(task, laid_out(task, 2, 2))
 
 
-def test_printed_plans_name_sequence_tables():
+def test_printed_plan_marks_sequence_tables():
     assert "s (2 features, sequence)" in str(laid_out(TASK, 2, 2))

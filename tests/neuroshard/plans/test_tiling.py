@@ -141,6 +141,6 @@ def test_shards_and_placements_are_valid_by_construction(make, code, names):
         make()
 
 
-def test_numbers_may_come_from_numpy():
+def test_shards_and_placements_of_numpy_numbers_equal_python_ones():
     assert Shard(*np.array([0, 4, 8, 0, 10])) == Shard(0, 4, 8, 0, 10)
     assert Placement(Shard(0, 4, 8, 0, 10), np.int64(2)) == Placement(Shard(0, 4, 8, 0, 10), 2)

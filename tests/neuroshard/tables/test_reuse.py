@@ -41,7 +41,7 @@ def _drawn_by_zipf(rows, lookups, exponent):
     return np.random.default_rng(0).multinomial(lookups, weight / weight.sum())
 
 
-def test_zipf_reuse_agrees_with_drawing():
+def test_zipf_reuse_agrees_with_counts_of_drawn_rows():
     counts = _drawn_by_zipf(5000, 40000, 0.9)
     assert np.abs(np.array(zipf_reuse(5000, 40000, 0.9)) - histogram(counts)).sum() < 0.05
 

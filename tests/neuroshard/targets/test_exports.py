@@ -249,7 +249,7 @@ def test_sequence_tables_of_hugectr_are_in_groups_of_their_width():
 
 @settings(max_examples=20)
 @given(plan=_hugectr_plans())
-def test_torchrec_file_matches_the_plan(tmp_path_factory, plan):
+def test_exported_torchrec_file_is_read_back_as_the_same_plan(tmp_path_factory, plan):
     from neuroshard.torchrec import from_sharding_plan, load_sharding_plan
 
     path = tmp_path_factory.mktemp("torchrec") / "plan.json"
@@ -395,7 +395,7 @@ def test_tasks_that_a_target_cannot_serve_are_refused(target, task, code, where,
         constrained([task], target)
 
 
-def test_sequence_tables_are_row_wise():
+def test_sok_and_hugectr_targets_constrain_sequence_tables_to_row_wise():
     tables = (TABLE, replace(TABLE, name="s[1]", pooled=False))
     for name in ("sok", "hugectr"):
         found = target_named(name).constrained(replace(TASK, tables=tables)).constraints

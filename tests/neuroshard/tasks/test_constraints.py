@@ -81,7 +81,7 @@ def _pin(name, dim, *devices):
         (Constraints(apart=(("user_a", "user_b"),)), HOST, None),
     ],
 )  # fmt: skip
-def test_broken_constraints_are_named(rules, places, broken):
+def test_violations_name_the_broken_constraint(rules, places, broken):
     found = laid_out(replace(TASK, constraints=rules), *places).violations
     assert len(found) == (broken is not None)
     if broken is not None:
@@ -186,7 +186,7 @@ def test_contradictions_are_refused_before_any_search(rules, code, names):
         (Constraints(together=(("item", "nobody"),)), ["'nobody'", "item, user_a, user_b"]),
     ],
 )
-def test_unknown_tables_are_refused(rules, names):
+def test_constraints_on_unknown_tables_are_refused(rules, names):
     with refused("unknown-name", names=names):
         replace(TASK, constraints=rules)
 
@@ -211,7 +211,7 @@ def test_impossible_rules_and_pins_are_refused(rule, code, names):
         rule("item")
 
 
-def test_constraints_come_from_files(tmp_path):
+def test_load_constraints_reads_rules_and_pins_from_yaml(tmp_path):
     path = tmp_path / "rules.yaml"
     path.write_text("rules:\n- {tables: user_*, devices: [0, 1]}\npinned:\n- {table: item, dim: 8, devices: [2]}\n")
     expected = Constraints((TableRule("user_*", (0, 1)),), (PinnedShard("item", 8, (2,)),))
@@ -227,7 +227,7 @@ def test_constraints_come_from_files(tmp_path):
         ("rules: 3", "value-outside-limits", ["rules", 3]),
     ],
 )
-def test_malformed_files_are_refused(tmp_path, text, code, names):
+def test_load_constraints_refuses_malformed_files(tmp_path, text, code, names):
     path = tmp_path / "rules.yaml"
     path.write_text(text)
     with refused(code, where=str(path), names=names):

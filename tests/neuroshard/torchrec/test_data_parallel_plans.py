@@ -143,6 +143,6 @@ def _plan_on_ranks(rank, world_size, settings):
     assert heard.count("tables-optimizer-not-applied") == 1
 
 
-def test_every_rank_is_warned():
+def test_data_parallel_plan_warns_on_every_rank():
     """Each builds its own optimizers."""
     on_gloo(2, of_all, _plan_on_ranks, {"odd": (2, {"models": "roofline:h100"})})

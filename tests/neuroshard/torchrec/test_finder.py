@@ -45,7 +45,7 @@ class _TakesTheLast:
         )
 
 
-def test_the_verifiers_plan_is_taken(caplog):
+def test_planner_with_verifier_uses_the_plan_that_the_verifier_chooses(caplog):
     caplog.set_level(logging.INFO, "neuroshard")
     model, verified, predicted = bags("a", "b", "c", "d"), planner(verify=_TakesTheLast()), planner()
     taken = verified.search(model)
@@ -64,7 +64,7 @@ def test_a_kept_plan_is_not_measured_again(path):
     assert path.read_bytes() != kept
 
 
-def test_replanned_plans_are_not_measured():
+def test_replan_does_not_measure_candidate_plans():
     model = bags("a", "b")
     before = planner().search(model)
     never = object()  # can decide nothing

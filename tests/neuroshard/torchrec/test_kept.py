@@ -255,7 +255,7 @@ RESTARTS = {
 
 
 @pytest.mark.parametrize(("before", "after", "said"), RESTARTS.values(), ids=RESTARTS)
-def test_changed_tables_keep_their_devices(path, caplog, before, after, said):
+def test_replanning_a_kept_plan_keeps_devices_of_changed_tables(path, caplog, before, after, said):
     """All lie on the last device, which nobody who searches would choose."""
     model = {name: value for name, value in after.items() if name in ("shapes", "data_type")}
     asked = before | {name: value for name, value in after.items() if name not in model}
@@ -308,7 +308,7 @@ def test_kept_plan_warns_of_possible_savings_and_moves_nothing(path, caplog, sea
         logged_one(caplog, "kept-plan-gain-of-moving", names=[*times, readable_bytes(better.moved_bytes)])
 
 
-def test_commands_read_kept_plans(path, tmp_path):
+def test_explain_and_export_read_plans_kept_by_the_planner(path, tmp_path):
     """As those that a search writes."""
     ours = _planner(path, models="cpu", searcher="dim_greedy")
     ours.plan(_shaped())
@@ -491,7 +491,7 @@ def test_models_without_pooled_tables_are_kept_too(path):
         Plan.load(path)
 
 
-def test_digests_identify_the_changed_input():
+def test_digests_differ_only_for_changed_inputs():
     one, other = (digests({"x": value, "same": [1, {"a": (2.5, None)}]}) for value in (AllOnLast, {"a": 1}))
     assert one["same"] == other["same"]
     assert one["x"] != other["x"]

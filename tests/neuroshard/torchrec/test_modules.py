@@ -174,7 +174,7 @@ def test_sharders_that_cannot_split_are_delegated():
     [({}, "compute.pooled=[true,false]"), ({"models": "roofline:h100", "searcher": "torchrec"}, "TorchRecSearch")],
     ids=["unknown to the models", "unknown to the search"],
 )
-def test_unknown_sequence_tables_are_delegated(settings, named, caplog):
+def test_planner_delegates_sequence_tables_that_models_do_not_know(settings, named, caplog):
     ours, plan = planned(_beside(_sequences("s")), **settings)
     assert set(plan.plan["other"]) == {"s"}
     assert _ours(ours) == ["a", "b"]

@@ -110,7 +110,7 @@ def test_outputs_of_fewer_bits_are_exchanged_as_they_are(dtype, warned, asked, c
         (None, torch.optim.Adam, "adam"),
     ],
 )
-def test_optimizer_state_counts(fused, on_weights, counted):
+def test_optimizer_set_on_weights_overrides_the_sharders_fused_params(fused, on_weights, counted):
     """What is set on the weights counts more than the sharders'."""
     collection = bags("a")
     if on_weights:
@@ -119,7 +119,7 @@ def test_optimizer_state_counts(fused, on_weights, counted):
     assert task.memory == MemoryUse(counted, batches_in_flight=1, dense_optimizer="adam")
 
 
-def test_constraints_of_both_kinds_hold():
+def test_planner_keeps_parameter_constraints_and_rules_together():
     constraints = {
         "t0": ParameterConstraints(min_partition=32, bounds_check_mode=BoundsCheckMode.IGNORE),
         "t1": ParameterConstraints(sharding_types=["table_wise"]),
@@ -155,7 +155,7 @@ def test_tables_are_data_parallel_only_if_sharding_types_and_kernels_allow_it(ty
         logged_one(caplog, "tables-optimizer-not-applied", names=["6 tables", "(a, b, c, d, e, f)", "data_parallel"])
 
 
-def test_mistakes_are_one_line():
+def test_planner_reports_user_mistakes_in_one_line():
     with refused("device-buffers-too-large", kind=InfeasibleError, names=["topology.memory_bytes"]):
         planner(cap=1000).plan(bags("a", rows=1000, dim=64))
     with refused("planner-topology-unknown", names=["topology=", "init_process_group"]):
@@ -230,7 +230,7 @@ def _choice_and_cost(models):
         ({"exchange_dtype": "fp16/bf16"}, {"framework": "torchrec", "exchange_dtype": "fp16/bf16"}),
     ],
 )
-def test_settings_of_models_are_applied(given, loaded):
+def test_planner_applies_model_settings_to_the_loaded_models(given, loaded):
     assert _choice_and_cost(_models_of(models="h100", **given)) == _choice_and_cost(CostModels.load("h100", **loaded))
 
 

@@ -123,7 +123,7 @@ def test_sharders_that_prefetch_want_a_pipeline_that_does(pipeline, warned, capl
         check(message, "prefetching-not-counted", names=["(a)", f"pipeline={pipeline!r}", "pipeline='prefetch'"])
 
 
-def test_two_pipelines_are_refused():
+def test_planner_with_two_different_pipelines_is_refused():
     with refused("pipeline-named-twice", names=["pipeline='none'", "memory.pipeline='prefetch'"]):
         _planner(pipeline="none", memory=MemoryUse(pipeline="prefetch"))
 

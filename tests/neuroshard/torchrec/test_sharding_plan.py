@@ -56,7 +56,7 @@ def test_whole_tables_are_table_wise_but_beside_cut_ones():
     assert str(exported["a"].sharding_spec.shards[0].placement) == "rank:3/cuda:1"
 
 
-def test_tables_of_several_modules():
+def test_sharding_plan_of_several_modules_is_converted_back_unchanged():
     exported = to_sharding_plan(PLAN, {"a": "x.y", "b.c": "b"}, "cpu")
     assert {module: list(plan) for module, plan in exported.plan.items()} == {"x.y": ["a"], "b": ["c"]}
     assert from_sharding_plan(TASK, exported) == PLAN
@@ -191,7 +191,7 @@ def test_warning_names_settings_that_the_file_cannot_store(path, caplog):
         (lambda content: content["modules"]["b"]["a"].update(ranks=[], shards=[]), "parameter-shards-without-ranks"),
     ],
 )  # fmt: skip
-def test_broken_files_are_named(path, break_it, code):
+def test_loading_a_broken_sharding_plan_names_the_file(path, break_it, code):
     save_sharding_plan(to_sharding_plan(PLAN, "b"), path)
     content = json.loads(path.read_text())
     break_it(content)

@@ -31,7 +31,7 @@ def _widths(sharding):
 @pytest.mark.parametrize(
     ("make", "dim", "fewest"), [(bags, 4096, 2), (bags, 4100, 3), (sequences, 4096, 2), (sequences, 4104, 3)]
 )
-def test_the_planner_cuts_wide_tables(make, dim, fewest, devices):
+def test_planner_splits_wide_tables_into_column_shards(make, dim, fewest, devices):
     for device in ("cpu", "cuda"):
         _, plan = planned(make("a", "b", dim=dim, rows=ROWS), devices=devices, device=device, **H100)
         for sharding in plan.plan[""].values():

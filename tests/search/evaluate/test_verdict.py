@@ -37,7 +37,7 @@ def test_gains_are_within_the_error_of_the_truth_all_at_once():
     assert LEVEL - 3 * np.sqrt(0.09 / len(held)) < np.mean(held) < 0.97
 
 
-def test_a_true_gain_is_taken():
+def test_verdict_takes_the_plan_with_a_true_gain():
     verdicts = _verdicts([10.0, 10.0, 9.0, 10.5])
     assert np.mean([verdict.taken == 2 for verdict in verdicts]) > 0.95
     assert not any(verdict.taken == 3 for verdict in verdicts)

@@ -122,7 +122,7 @@ def test_devices_hold_one_data_type_where_a_kernel_costs_much_by_itself():
 
 
 @pytest.mark.parametrize("share", [0.52, pytest.param(0.7, marks=pytest.mark.slow)])
-def test_plans_keep_to_little_memory(share):
+def test_search_finds_a_plan_if_devices_hardly_hold_the_tables(share):
     """Two devices that hold hardly more than all tables: a plan is found if there is one of any sharding type."""
     best_found = 0
     for seed in range(8):

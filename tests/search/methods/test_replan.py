@@ -183,7 +183,7 @@ def test_moves_that_save_less_than_the_min_gain_are_not_made():
         Replan(start, min_gain=-1)
 
 
-def test_impossible_settings_are_refused():
+def test_replan_refuses_invalid_max_moved_bytes():
     task, simulator = toy_task(6), Simulator(linear_models())
     start = Random().find(task, simulator).plan
     with refused("value-outside-limits", names=["max_moved_bytes", -1]):

@@ -66,7 +66,7 @@ class TestEverySearcherInFull(_Configured):
     pass
 
 
-def test_greedy_balances_its_score():
+def test_greedy_by_dim_balances_columns_over_devices():
     plan = Greedy("dim").find(plain_task([64, 32, 32, 16, 16]), Simulator(linear_models(2))).plan
     assert plan.device_dims == (80, 80)
 
@@ -130,7 +130,7 @@ def test_neuroshard_splits_a_table_that_dominates():
     assert ms_of(plan, simulator) < ms_of(whole, simulator)
 
 
-def test_a_tight_packing_is_found():
+def test_search_finds_a_plan_if_greedy_finds_no_room():
     dims = [128, 128, 128, 64, 64, 4]
     total = sum(dims) * 1000 * 4
     task = plain_task(dims, devices=3, memory_bytes=total // 3 + 4 * 1000 * 4)
@@ -168,7 +168,7 @@ def test_infeasible_errors_name_the_limiting_tables():
         BeamSearch().find(Task((tall, small), Topology(2, 390_000), 256), simulator)
 
 
-def test_the_package_can_be_called():
+def test_search_function_finds_the_plan_of_the_searcher_class():
     task, simulator = toy_task(6), Simulator(linear_models())
     assert ns.search(task, simulator) == NeuroShard().find(task, simulator).plan
     assert ns.search(task, simulator, searcher="dim_greedy") == Greedy("dim").find(task, simulator).plan
@@ -196,7 +196,7 @@ def test_unknown_searchers_and_settings_name_the_nearest():
         (Random, {"seed": "one"}),
     ],
 )
-def test_impossible_settings_are_refused(kind, setting):
+def test_searcher_settings_outside_limits_are_refused(kind, setting):
     with refused("value-outside-limits", names=[*setting, *map(repr, setting.values())]):
         kind(**setting)
 

@@ -66,7 +66,7 @@ def test_tables_stay_on_devices_that_have_room():
     assert _tiers(_found(2.0, simulator=knows_no_host)) == {Tier.DEVICE}
 
 
-def test_less_memory_costs_more():
+def test_plan_costs_rise_as_device_memory_shrinks():
     plans = [_found(share) for share in (1.2, 0.7, 0.4, 0.2, 0.05)]
     costs = [ms_of(plan) for plan in plans]
     assert costs == sorted(costs)
@@ -113,7 +113,7 @@ def test_no_choice_of_tiers_would_have_been_much_cheaper(share, count):
     assert ms_of(found(QUICKLY, task)) <= min(each) * 1.01
 
 
-def test_rules_are_kept():
+def test_search_keeps_the_tiers_that_rules_set():
     first, second = (table.name for table in LARGE[:2])
     rules = Constraints(
         (TableRule(first, tiers=("uvm",)), TableRule(second, tiers=("uvm_caching",), cache_load_factor=0.35))
@@ -169,7 +169,7 @@ def test_every_host_has_room_for_its_own():
     assert max(plan.host_bytes) <= plan.task.topology.host_bytes
 
 
-def test_running_jobs_keep_their_tiers():
+def test_replan_keeps_the_tiers_of_the_running_job():
     plan = _found(0.4, replace(QUICKLY, sharding_types=("column_wise",)))
     worse = Plan(plan.task, tuple(replace(placed, device=(placed.device + 1) % 4) for placed in plan.placements))
     moved = found(Replan(worse, improvement=Improvement(perturbations=5)), plan.task)
@@ -197,7 +197,7 @@ def test_plans_are_explained_and_have_candidate_plans():
     assert all(one.task == plan.task for one in candidate_plans)
 
 
-def test_plans_repeat():
+def test_search_with_tiers_finds_the_same_plan_twice():
     assert _found(0.4) == _found(0.4)
 
 
@@ -272,7 +272,7 @@ def test_nobodys_plan_is_handed_out_with_violations():
             ns.search(task, H100, _Careless())
 
 
-def test_running_jobs_keep_within_hosts():
+def test_replan_keeps_tables_within_the_memory_of_hosts():
     task = _in_gib([60, 60, 60], 91)
     start = found(Greedy("size"), task)
     turned = tuple(replace(p, device=p.device // 4 * 4 + 3 - p.device % 4) for p in start.placements)

@@ -49,7 +49,7 @@ def test_our_estimates_make_plans_of_torchrec_planner_cheaper():
     assert ours < theirs
 
 
-def test_unknown_words_are_named():
+def test_torchrec_search_refuses_unknown_settings():
     with refused("unknown-name", names=["sort_by", "'size'"]):
         TorchRecSearch(sort_by=("size",))
     with refused("unknown-name", names=["estimates", "'simulated'"]):

@@ -65,7 +65,7 @@ def check_width(plan):
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
 @pytest.mark.parametrize("name", SEARCHERS)
-def test_every_searcher_cuts_wide_tables(name, devices):
+def test_every_searcher_splits_tables_above_the_width_limit(name, devices):
     task = wide_task(devices)
     simulator = H100 if name != "without_augmentation" else Simulator(ns.CostModels.load("cpu"))
     plan = build("searcher", name, **SETTINGS.get(name, {})).find(task, simulator).plan
@@ -196,7 +196,7 @@ def test_rules_that_want_wide_shards_are_refused(name):
         wide_task(4, constraints=Constraints((rule,)))
 
 
-def test_wide_shards_are_not_pinned():
+def test_pin_of_a_shard_above_the_width_limit_is_refused():
     with refused("pin-dim-too-wide", names=["'w4096'", 2052, 2048]):
         PinnedShard("w4096", 2052, (0,))
     pins = PinnedShard("w4096", 2048, (0,)), PinnedShard("w4096", 2048, (1,))

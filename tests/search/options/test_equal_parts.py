@@ -52,7 +52,7 @@ def test_a_hot_table_is_cut_in_four_and_the_plan_says_why():
         (Constraints((), (), (("hot", "toy1"),)), 1),
     ],
 )
-def test_a_tables_own_rules_hold(constraints, most):
+def test_search_splits_a_table_into_no_more_parts_than_its_rules_allow(constraints, most):
     plan = SEARCH.find(_task(constraints), SIMULATOR).plan
     assert plan.violations == ()
     assert len(_widths(plan)) <= most
@@ -64,7 +64,7 @@ def _halved(task):
 
 
 @pytest.mark.slow
-def test_no_plan_gets_more_expensive():
+def test_search_with_more_parts_finds_no_more_expensive_plan():
     for seed in range(4):
         (task,) = constrained([toy_task(12, 4, seed=seed)], "hugectr")
         halves, found = (SEARCH.find(one, SIMULATOR).plan for one in (_halved(task), task))

@@ -142,7 +142,7 @@ def test_task_that_just_fits_is_accepted(task):
 
 @pytest.mark.parametrize("form", ["column_wise", "row_wise", "data_parallel"])
 @pytest.mark.parametrize("training", [False, True])
-def test_no_plan_takes_fewer_bytes(form, training):
+def test_least_bytes_are_at_most_the_bytes_of_a_found_plan(form, training):
     task = _task(9.0, training=training, constraints=_rule("*", sharding_types=(form,)))
     least, plan = LeastBytes.of(task, CALLS, [[ON_DEVICE] * len(TABLES)]), found(QUICKLY, task)
     assert least.totals[0] <= sum(plan.device_bytes)

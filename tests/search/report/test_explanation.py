@@ -190,7 +190,7 @@ def files(tmp_path):
     return tmp_path
 
 
-def test_one_plan_as_a_page(files):
+def test_explaining_a_plan_writes_a_page_with_tables_and_pictures(files):
     result = Explain(str(files / "one.json"), str(files / "models"), str(files / "page.html")).run()
     text = (files / "page.html").read_text()
     assert "data:image/png;base64," in text
@@ -200,7 +200,7 @@ def test_one_plan_as_a_page(files):
     assert len(result.explanations) == 1
 
 
-def test_two_plans_compared(files, capsys):
+def test_explaining_two_plans_shows_moves_and_both_summaries(files, capsys):
     paths = [str(files / "one.json"), str(files / "two.json")]
     Explain(paths, str(files / "models"), None).run().show(Console(width=100))
     shown = capsys.readouterr().out
@@ -259,7 +259,7 @@ def test_a_page_never_replaces_a_plan_or_a_directory(files):
         Explain(str(plan), "no such model", str(files / "folder.html")).run()
 
 
-def test_explain_errors_name_the_mistake(files):
+def test_explain_refuses_unfit_plans_and_names_the_mistake(files):
     with refused("explain-tables-differ", names=[files / "one.json", files / "other.json", "t2"]):
         Explain([str(files / "one.json"), str(files / "other.json")], str(files / "models"), None).run()
     with refused("explain-plan-count", names=["3 plans"]):
@@ -371,7 +371,7 @@ def test_a_balanced_plan_has_no_bottleneck():
         assert (f"Device {found.bottleneck}, " in text) != balanced
 
 
-def test_columns_are_counted_alike_everywhere():
+def test_plan_and_explanation_count_the_same_columns():
     """Data-parallel and row-wise tables count none: in the lines of a plan as in its explanation."""
     plan = laid_out(_task([32, 32]), COPIES, 1)
     found = explain(plan, H100)

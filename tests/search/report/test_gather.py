@@ -219,12 +219,12 @@ def test_methods_named_after_a_number_are_a_sweep(method, setting, value):
 @pytest.mark.parametrize(
     "method", ["a=b", "a=1.2.3", "a=", "=1", "a=1e", "a=1e9999", "a=1e999", "a=1 b", "a=nan", "a=inf"]
 )
-def test_other_methods_are_methods(method):
+def test_method_names_without_a_setting_are_kept_whole(method):
     (name,) = named(_runs({}, method=method)).values()
     assert (name.method, name.setting, name.value) == (method, None, None)
 
 
-def test_deep_settings_are_no_trouble():
+def test_runs_with_deeply_nested_settings_are_named():
     deep: dict = {"x": 1}
     for _ in range(500):
         deep = {"a": deep}

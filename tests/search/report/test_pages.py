@@ -72,7 +72,7 @@ def test_long_names_stay_within_the_width():
         ("\n=x", "'\n=x"), ("\uff1d1+1", "'\uff1d1+1"),
     ],
 )  # fmt: skip
-def test_a_spreadsheet_gets_no_formulas(tmp_path, cell, safe):
+def test_save_csv_writes_cells_that_spreadsheets_do_not_run(tmp_path, cell, safe):
     save_csv(tmp_path / "t.csv", pd.DataFrame({"text": [cell, "other"], "number": [-1.5, float("nan")]}))
     with (tmp_path / "t.csv").open(newline="") as file:
         assert next(csv.DictReader(file)) == {"text": safe, "number": "-1.5"}

@@ -65,7 +65,7 @@ def test_a_killed_run_searches_only_what_is_missing(run, killed, tmp_path):
     assert _Counting.calls == 6
 
 
-def test_another_runs_directory_is_refused(run, tmp_path):
+def test_search_into_the_directory_of_another_run_is_refused(run, tmp_path):
     run(Random()).run()
     others = {
         "settings.seed=0": run(Random(seed=1)),

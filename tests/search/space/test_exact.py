@@ -161,7 +161,7 @@ def test_exact_packing_finds_packings_that_filling_by_size_misses():
     assert NeuroShard().find(task, Simulator(linear_models(2))).plan.fits
 
 
-def test_packings_keep_constraints():
+def test_packings_of_constrained_tasks_break_no_limit():
     kept = 0
     for seed in range(30):
         space = SearchSpace.of_task(constrained_task(seed))
@@ -303,7 +303,7 @@ def _suffices(searcher, task, simulator):
 
 
 @given(st.integers(0, 1 << 20), st.sampled_from([30, 1 << 20]))
-def test_named_memory_suffices_under_constraints(seed, most_rows):
+def test_memory_named_by_an_error_suffices_under_constraints(seed, most_rows):
     try:
         task = tiny_task(seed, most_rows).task()
     except UserError:
@@ -330,7 +330,7 @@ def test_named_memory_suffices_for_tables_of_all_sharding_types(seed):
 @pytest.mark.parametrize(
     "size", [1, 1023, 1025, 999.5 * KIB, 1.2345 * (1 << 30), 123.45 * (1 << 30), 12345 * (1 << 30)]
 )
-def test_sizes_are_rounded_up(size):
+def test_readable_bytes_up_never_shows_less_than_the_size(size):
     text = readable_bytes_up(size)
     assert size <= to_bytes(text.replace(" bytes", ""), "size") <= size * 1.011 + 1
 

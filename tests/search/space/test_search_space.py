@@ -34,7 +34,7 @@ def _devices(space, item):
     return np.flatnonzero(space.shards.rules.allowed[item]).tolist()
 
 
-def test_without_constraints_items_are_tables():
+def test_search_space_without_constraints_has_one_item_per_table():
     task = toy_task(7)
     space = SearchSpace.of_task(task)
     assert list(space.items) == [((i, t.dim // 4),) for i, t in enumerate(task.tables)]
@@ -62,13 +62,13 @@ def test_pinned_shards_are_items_apart_from_the_rest_of_their_table():
     assert rules.rivals_of(3).tolist() == [2]
 
 
-def test_tables_kept_apart_are_rivals():
+def test_items_of_tables_kept_apart_exclude_each_other():
     space = _space(apart=(("t0", "t1"), ("t1", "t3")), together=(("t2", "t3"),))
     assert [space.shards.rules.rivals_of(i).tolist() for i in range(3)] == [[1], [0, 2], [1]]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_plans_become_matrices_and_back(seed):
+def test_plan_converted_to_widths_and_back_is_unchanged(seed):
     task = constrained_task(seed)
     space = SearchSpace.of_task(task)
     held = pack(space, np.full(task.topology.num_devices, 1 << 40))
@@ -140,7 +140,7 @@ def test_limits_are_kept_where_plans_break_none(seed):
             assert not [line for line in broken if not line.startswith("device ")]
 
 
-def test_keeps_rules_checks_every_limit():
+def test_keeps_rules_rejects_widths_that_break_any_rule():
     rules = Constraints((TableRule("t0", devices=(0, 1), min_shards=2), TableRule("t1", min_dim=8)))
     task = plain_task([32, 16], devices=3, constraints=rules)
     good = np.array([[7, 1, 0], [4, 0, 0]])

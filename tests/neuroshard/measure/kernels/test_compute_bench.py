@@ -155,13 +155,13 @@ def test_weights_are_in_the_tier_of_the_sample(monkeypatch, home, place, cache):
 
 
 @pytest.mark.parametrize(("run", "form"), [(_built, Form.COLUMN_WISE), (_dense, Form.DATA_PARALLEL)])
-def test_mixed_precisions_are_refused(run, form):
+def test_kernel_call_of_tables_with_mixed_precisions_is_refused(run, form):
     first, second = toy_tables(2)
     with refused("kernel-call-mixed-precisions", names=["bytes_per_element", [2, 4]]):
         run(ComputeSample((first, replace(second, bytes_per_element=2)), 16, form))
 
 
-def test_operators_share_the_arena():
+def test_two_operators_use_the_same_weights_of_the_arena():
     arenas, sample = compute_bench.make_arenas(), ComputeSample(toy_tables(2), 16)
     arenas[4].reserve(sample.size_bytes // 4)
     first, second = (_built(sample, arenas).weights_host.untyped_storage().data_ptr() for _ in range(2))

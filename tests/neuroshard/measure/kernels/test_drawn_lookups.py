@@ -35,7 +35,7 @@ def _generator(seed=0):
 
 
 @given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 9))
-def test_lookups_match_the_table(seed, batch_size, features):
+def test_drawn_lookups_match_pooling_factor_and_rows(seed, batch_size, features):
     one = replace(toy_tables(1, seed)[0], features=features)
     indices, lengths = draw_lookups(one, batch_size, _generator(seed))
     assert len(lengths) == features * batch_size
@@ -44,7 +44,7 @@ def test_lookups_match_the_table(seed, batch_size, features):
     assert 0 <= indices.min() <= indices.max() < one.rows
 
 
-def test_lookups_follow_the_reuse_histogram():
+def test_drawn_lookups_follow_the_reuse_histogram_of_the_table():
     for one in toy_tables(8, seed=3, max_rows=20_000):
         indices, _ = draw_lookups(one, 256, _generator(0))
         drawn = np.array(histogram(indices.unique(return_counts=True)[1].numpy()))
@@ -207,7 +207,7 @@ def test_batches_look_up_as_many_different_rows_as_the_histogram_says(exponent):
     assert not torch.equal(drawn[0], drawn[1])
 
 
-def test_the_same_rows_stay_popular():
+def test_popular_rows_are_the_same_in_every_drawn_batch():
     popular, generator = PopularRows.of(_popular(), 1000, CPU), _generator()
     first, second = (torch.bincount(popular.draw(generator), minlength=20_000) for _ in range(2))
     hottest = popular.hottest(0.002)
@@ -274,7 +274,7 @@ def test_every_run_has_lookups_of_its_own():
         assert inputs.gradient.shape == (1000, 8 + 2 * 8)
 
 
-def test_a_cache_is_filled_before():
+def test_preparing_a_cached_sample_fills_the_cache_first():
     calls, _ = _prepared(ComputeSample(TWO, 1000, tier_assignment=TierAssignment(Tier.UVM_CACHING, 0.8)))
     assert len(calls.filled) == 2  # 16,000 rows, at most as many at once as a batch looks up
     seen = [[], []]
@@ -318,7 +318,7 @@ def test_row_blocks_get_their_share_of_the_lookups():
     assert prepared.seen[0].count == pytest.approx(len(inputs.indices), rel=0.1)
 
 
-def test_small_tables_are_drawn_too():
+def test_cached_sample_of_small_tables_draws_lookups():
     calls, prepared = _prepared(
         ComputeSample(toy_tables(4), 32, tier_assignment=TierAssignment(Tier.UVM_CACHING, 0.01))
     )

@@ -23,7 +23,7 @@ def passes(tmp_path):
     return passes_in(tmp_path, 0, [whole(toy_task(2, num_devices=2))] * 2)
 
 
-def test_rows_come_back_exactly(passes):
+def test_stored_measurement_rows_are_read_back_unchanged(passes):
     passes.keep(0, ROWS)
     assert passes.read() == (ROWS,)
 

@@ -43,7 +43,7 @@ def test_places_that_cannot_be_written_to_are_refused(tmp_path):
         pass
 
 
-def test_the_same_run_goes_on(run):
+def test_beginning_the_same_run_again_keeps_its_settings(run):
     run.begin(SETTINGS, TASKS)
     before = (run.path / "settings.json").read_bytes()
     run.begin(SETTINGS, TASKS)

@@ -35,7 +35,7 @@ def test_one_wild_measurement_is_not_a_speed():
     assert _slowness(speeds, pairs=8, more=[wild]) == pytest.approx(_slowness(speeds, pairs=8), rel=0.05)
 
 
-def test_nothing_shared_says_nothing():
+def test_slowness_without_shared_measurements_is_one():
     alone = Pair(0, 0, 1.0, 2.0)
     assert slowness_of(0, []).tolist() == []
     assert slowness_of(2, [alone]).tolist() == [1.0, 1.0]

@@ -103,7 +103,7 @@ def _same(left, right):
 
 
 @pytest.mark.parametrize(("kind", "measurements"), [("compute", _compute()), ("comm", _comm()), ("local", _local())])
-def test_records_come_back_exactly(directory, kind, measurements):
+def test_stored_measurements_are_read_back_unchanged(directory, kind, measurements):
     parts = getattr(directory, kind)()
     parts.write(0, measurements)
     for saved, loaded in zip(measurements, parts.read(), strict=True):
@@ -209,7 +209,7 @@ def test_data_of_another_hardware_is_refused(directory):
         directory.manifest().check_hardware(Fingerprint("cuda", "y", 1, 5), directory.path)
 
 
-def test_corrupt_parts_are_named(directory):
+def test_reading_a_damaged_part_names_the_file(directory):
     parts = directory.compute()
     parts.write(0, _compute())
     path = parts.path(0)
@@ -238,7 +238,7 @@ def test_half_written_parts_are_not_there(directory, monkeypatch):
         (json.dumps({"format": "neuroshard-data-2", "seed": 1}), "field-missing", ["'hardware'"]),
     ],
 )
-def test_malformed_manifests_are_refused(directory, content, code, names):
+def test_reading_a_malformed_manifest_is_refused(directory, content, code, names):
     path = directory.path / "manifest.json"
     path.write_text(content)
     with refused(code, where=f"data manifest {path}", names=names):
@@ -261,6 +261,6 @@ def test_of_a_sample_measured_again_the_fastest_counts(directory):
     assert parts.end == 4
 
 
-def test_tables_from_before_are_read():
+def test_tables_stored_without_row_lookups_are_read():
     rows = [{key: row[key] for key in row if key != "row_lookups"} for row in tables_rows(toy_tables(2)).to_pylist()]
     assert tuple(read_tables(rows).values()) == toy_tables(2)
