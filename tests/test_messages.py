@@ -15,7 +15,7 @@ def test_every_message_has_a_code_of_its_own():
     assert {code: [place for place, its in CODES.items() if its == code] for code in count if count[code] > 1} == {}
 
 
-def test_the_file_of_messages_is_complete():
+def test_messages_file_has_every_message_code():
     """If this fails, run `make messages` and review the difference."""
     assert set(json.loads(FILE.read_text(encoding="utf-8"))) == set(CODES.values())
 

@@ -25,7 +25,7 @@ def _costs(compute, batch_size=4096):
     return compute.predict(LoadSets.of(sets, batch_size))
 
 
-def test_the_two_kinds_of_device_rank_sets_differently():
+def test_made_up_gpu_and_cpu_rank_table_sets_differently():
     tau = kendalltau(_costs(MadeUpGpu()), _costs(MadeUpCpu())).statistic
     assert 0.2 < tau < 0.9
 

@@ -113,7 +113,7 @@ def test_measured_exchanges_take_the_place_of_the_datasheets(bundle, tmp_path):
         (0, {}, "split-empty", ["train", "exchanges"]),
     ],
 )
-def test_pretraining_with_two_sources_of_exchanges_is_refused(tmp_path, exchanges, settings, code, names):
+def test_pretraining_with_wrong_sources_of_exchanges_is_refused(tmp_path, exchanges, settings, code, names):
     data = _collected(tmp_path / "data", exchanges, sharding_types=(Form.COLUMN_WISE,))
     with refused(code, names=names):
         _pretrain(data, tmp_path / "models", **settings)

@@ -141,7 +141,7 @@ def test_conversion_time_is_taken_from_another_machine_if_unmeasured():
     assert fit_framework(MODELS, some, CONVERTING).outputs[CONVERTED] == pytest.approx(CONVERTED_MS, rel=0.1)
 
 
-def test_parts_are_named_as_those_of_the_step():
+def test_predicted_framework_has_the_names_of_the_step_parts():
     names = [part.name for part in TRUTH.parts]
     assert [*predicted_framework(replace(MODELS, framework=TRUTH), _measured(2))] == names
     assert predicted_framework(MODELS, _measured(2)) == {}

@@ -351,7 +351,7 @@ def test_features_that_never_vary_are_left_out():
     assert np.allclose(normaliser(np.array([[12.0, 2.0], [-12.0, 3.0]])), [[0, 0], [0, 1.2247]], atol=1e-4)
 
 
-def test_packed_batches_are_the_sets_asked_for():
+def test_packed_inputs_contain_the_features_of_the_chosen_sets():
     table = ComputeTable.of(_compute(20), FeatureSet("log"))
     normaliser = Normaliser.fitted(table.features)
     examples = table.examples(normaliser, 2.0)

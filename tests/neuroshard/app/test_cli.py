@@ -277,7 +277,7 @@ def test_hydras_variable_shows_the_whole_trace(here, monkeypatch, capsys):
         cli.main(["search", "searcher=neurosard"])
 
 
-def test_a_group_of_settings_may_be_null_or_a_whole(here, capsys):
+def test_search_accepts_null_or_a_mapping_for_a_group_of_settings(here, capsys):
     done(capsys, *_search(here, "searcher.acceptance=null", "searcher.grid={points: 1}", "out=a"))
 
 
@@ -408,7 +408,7 @@ def test_a_sweep_without_figures_has_a_table_too(here, capsys):
 
 
 @pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.slow)])
-def test_nothing_is_written_but_to_out(here, capsys, launcher):
+def test_commands_write_files_only_to_the_out_path(here, capsys, launcher):
     sweep = ("-m", "searcher=random,dim_greedy", f"hydra/launcher={launcher}", f"out='{here}/swept/${{method}}'")
     out = done(capsys, *_search(here, *sweep))
     assert re.search(r"searcher\W+solved.*random\W+1/1.*dim_greedy\W+1/1", out, re.DOTALL)

@@ -63,7 +63,7 @@ def test_the_figures_of_a_sweep_over_devices_are_those_of_the_plans(search, caps
     assert [outcome["scopes"] for outcome in outcomes] == [[plan.prediction.scope] for plan in plans]
 
 
-def test_explain_with_json_prints_costs_that_add_up(search, capsys):
+def test_explain_with_json_prints_costs_and_bytes_of_each_plan(search, capsys):
     done(capsys, *search, "out=a", "searcher=random")
     done(capsys, *search, "out=b", "searcher=dim_greedy")
     paths = [f"{name}/plans/task-0000.json" for name in "ab"]

@@ -189,7 +189,7 @@ class _Launch(PartModel):
         return np.broadcast_to(np.array(self.launch_ms), ready_ms.shape)
 
 
-def test_a_part_of_ones_own_counts_and_is_waited_for(tmp_path):
+def test_users_own_step_part_adds_to_the_cost_and_delays_exchanges(tmp_path):
     models, task = ns.CostModels.load("roofline:h100"), toy_task(4)
     plan = whole(task)
     own = replace(models, more=(_Launch((0.5, 0.0, 0.0, 0.0)),))

@@ -74,7 +74,7 @@ def _measure(plans):
     return costs, hardware.calls, sum(advanced)
 
 
-def test_a_plan_of_columns_is_one_call_a_device_and_one_exchange(plan):
+def test_column_wise_plan_is_measured_as_one_call_per_device_and_one_exchange(plan):
     (cost,), calls, advanced = _measure([plan])
     assert cost.compute.tolist() == [1.0, 4.0]
     assert cost.backward.tolist() == [3.0, 3.0]

@@ -45,7 +45,7 @@ def test_settings_behind_a_name_are_refused_with_the_settings_that_they_were(wor
 
 
 @pytest.mark.parametrize("name", ["+".join(words) for words in (("a", "torchrec"), "ab", ("c", "fp16/d"))])
-def test_a_plus_in_a_directory_means_nothing(tmp_path, name):
+def test_loading_a_bundle_from_a_directory_with_a_plus_keeps_the_path(tmp_path, name):
     save_bundle(tmp_path / name, random_form_models(), Card())
     assert CostModels.load(tmp_path / name).choice == ModelChoice(str(tmp_path / name))
 

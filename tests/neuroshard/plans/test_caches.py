@@ -120,7 +120,7 @@ def _plan_of(drawn, memory):
 
 
 @given(_tables_on_devices(st.sampled_from([4, 8, 64])), st.sampled_from([None, "none", "semi_sync", "prefetch"]))
-def test_bytes_are_those_of_a_cache_for_each_call(drawn, pipeline):
+def test_device_bytes_of_a_plan_count_one_cache_for_each_kernel_call(drawn, pipeline):
     """Beside what a load takes if it is alone: every call's rows in caches, times what they are too narrow by."""
     plan = _plan_of(drawn, MemoryUse("rowwise_adagrad", pipeline=pipeline))
     alone, sets = plan.task.memory.device_bytes(plan.device_loads.loads), plan.device_loads
@@ -142,7 +142,7 @@ def test_cached_tables_of_equal_width_take_the_sum_of_their_bytes_alone(drawn):
     assert plan.device_bytes == tuple(plan.device_loads.totals(alone).astype(int).tolist())
 
 
-def test_of_shards_that_stay_no_device_keeps_a_cache_that_it_has_no_room_for():
+def test_carried_shards_leave_out_caches_that_exceed_device_memory():
     task = _thin_and_wide()
     carried = Carried(task, ((0, 16, 0), (1, 512, 0)), (), dict.fromkeys(range(2), CACHED))
     assert carried.fitting.columns == ((1, 512, 0),)

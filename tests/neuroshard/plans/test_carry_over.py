@@ -64,7 +64,7 @@ STATISTICS = {"pooling_factor": 9.0, "reuse": (0.5, 0.5, *[0.0] * 15)}
 
 @pytest.mark.parametrize("where", LAID_OUT.values(), ids=LAID_OUT)
 @pytest.mark.parametrize("other", [{"rows": 15}, {"rows": 7}, {"bytes_per_element": 2}, STATISTICS, {"dim": 16}])
-def test_a_table_that_changed_keeps_its_place(where, other):
+def test_carrying_over_a_changed_table_keeps_its_devices(where, other):
     """But for one that was cut in columns, which has other shards if it is wider."""
     before, after = _task("ab"), _task("bxa")
     grown = {table.name: replace(table, **other) if table.name == "a" else table for table in after.tables}

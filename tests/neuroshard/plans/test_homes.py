@@ -107,7 +107,7 @@ def test_data_parallel_tables_must_be_in_device_memory():
         Plan(OPEN, (*placed(OPEN, 0, 0), *copies, *placed(OPEN, 2, 3)))
 
 
-def test_a_host_that_holds_too_much_is_named():
+def test_plan_violations_name_hosts_with_too_many_bytes():
     small = replace(TASK, topology=replace(TOPOLOGY, host_memory_bytes="20KiB"))
     assert [re.findall(r"host \d|[\d.]+ KiB", line) for line in _plan(small).violations] == [
         ["host 0", "31.2 KiB", "20 KiB"],

@@ -30,7 +30,7 @@ def test_unknown_names_and_settings_are_refused():
         build("searcher", "neuroshard", beam_with=1)
 
 
-def test_an_application_of_hydra_that_calls_us_goes_on():
+def test_build_inside_a_users_hydra_application_keeps_its_config():
     with initialize_config_dir(version_base="1.3", config_dir=str(FOLDER)):
         build("searcher", "size_lookup_greedy")
         assert compose("search").batch_size == 4096

@@ -103,7 +103,7 @@ def _drawn(shares, rows, rng):
     return rng.integers(BOTTOMS[bins] + 1, TOPS[bins], endpoint=True)
 
 
-def test_the_whole_batch_has_its_own_histogram():
+def test_reuse_at_a_share_of_one_equals_the_given_histogram():
     reuse = np.array([zipf_reuse(10**6, 10**7), zipf_reuse(10, 10**6)])
     np.testing.assert_allclose(reuse_at(reuse, 1.0), reuse, atol=1e-12)
 
@@ -121,7 +121,7 @@ def test_a_smaller_batch_has_the_histogram_of_its_own_lookups():
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=1, max_size=40), st.integers(1, 3000), st.data())
-def test_shares_of_lookups_are_what_counting_row_by_row_gives(weights, rows, data):
+def test_lookup_shares_equal_shares_counted_row_by_row(weights, rows, data):
     """With more rows than blocks, fewer, and numbers that they don't divide: a row is in several blocks then."""
     shares = np.array(weights) / sum(weights)
     table = replace(GOOD, rows=rows, row_lookups=tuple(shares.tolist()))

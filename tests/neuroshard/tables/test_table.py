@@ -37,7 +37,7 @@ def test_table_with_invalid_field_is_refused(field, value, code, names):
 
 
 @pytest.mark.parametrize("rare", [{}, {"row_lookups": (0.75, 0.25)}, {"features": 3}, {"features": 3, "pooled": False}])
-def test_json_is_exact_and_leaves_out_what_is_usual(rare):
+def test_table_json_is_exact_and_leaves_out_default_fields(rare):
     table = replace(GOOD, **rare)
     assert read_back(table) == table == table.with_dim(8).with_dim(table.dim)
     assert (table == GOOD) == (not rare)

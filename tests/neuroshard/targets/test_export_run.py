@@ -29,7 +29,7 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("target", ["sok", "hugectr"])
-def test_a_snippet_and_json_beside_it(here, capsys, target):
+def test_export_to_python_writes_a_snippet_and_a_json_file(here, capsys, target):
     out = done(capsys, "export", "plan=plan.json", f"to={target}", "out=found/tables.py")
     assert "4 tables on 2 devices" in out
     assert "found/tables.py, found/tables.json" in out

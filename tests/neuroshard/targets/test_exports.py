@@ -149,7 +149,7 @@ def _check_sok_calls(plan, exported, rank):
         assert call["max_hbm_for_vectors"] == in_gpu
 
 
-def test_a_snippet_for_sok_wants_as_many_processes():
+def test_sok_snippet_raises_if_the_number_of_processes_differs():
     with pytest.raises(RuntimeError, match=r"\b2\b.*\b4\b"):
         _sok_calls(ns.export_plan(_golden_plan("sok"), "sok").snippet, 0, 2)
 
@@ -260,7 +260,7 @@ def test_exported_torchrec_file_is_read_back_as_the_same_plan(tmp_path_factory, 
 
 
 @given(st.one_of(_sok_plans(), _hugectr_plans()))
-def test_plain_placements_are_those_of_the_plan(plan):
+def test_json_export_has_the_placements_of_the_plan(plan):
     content = json.loads(json.dumps(ns.export_plan(plan, "json").content))
     index = {table["name"]: n for n, table in enumerate(content["tables"])}
     read = [
@@ -358,7 +358,7 @@ def test_plans_that_keep_the_rules_are_those_that_can_be_expressed(target, layou
             target_named(target).check(plan)
 
 
-def test_tasks_are_as_they_are_without_a_target_and_where_it_has_words_for_everything():
+def test_constrained_leaves_tasks_unchanged_without_a_target_and_for_torchrec_and_json():
     assert constrained([TASK], None) == (TASK,)
     for name in ("torchrec", "json"):
         assert target_named(name).constrained(TASK) is TASK

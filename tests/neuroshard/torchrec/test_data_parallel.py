@@ -243,7 +243,7 @@ def test_optimizers_without_dense_support_are_refused_until_replaced(fused_param
 
 
 @pytest.mark.usefixtures("group")
-def test_settings_of_nothing_and_models_that_are_not_sharded_are_refused():
+def test_data_parallel_functions_refuse_unsharded_models_and_unknown_tables():
     model = shaped_bags({"a": (5, 4)})
     for function in (data_parallel_optimizer, data_parallel_parameters, dense_parameters):
         with refused("model-not-sharded", names=["EmbeddingBagCollection"]):

@@ -645,7 +645,7 @@ def test_devices_without_a_row_which_fail_on_cpus_are_refused(rows, devices):
 
 
 @pytest.mark.parametrize(("module", "fails"), [(_fused("t"), "data_parallel"), (sequences("t", rows=1), "row_wise")])
-def test_types_that_fail_on_cpus_are_withheld_where_others_are_named(module, fails):
+def test_sharding_types_that_fail_on_cpus_are_left_out_if_constraints_name_others(module, fails):
     said, on_cpus = _said("t", sharding_types=[fails, "table_wise"]), replace(EVERYTHING, num_devices=2, device="cpu")
     (parameter,) = divide(module, get_default_sharders(), said, served=on_cpus).planned
     assert parameter.user_constraints.sharding_types == ["table_wise"]

@@ -125,7 +125,7 @@ def test_every_field_of_constraints_has_an_effect_or_a_warning(field, caplog):
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(CacheParams)])
-def test_parameters_of_caches(field, caplog):
+def test_cache_parameters_have_an_effect_or_a_warning(field, caplog):
     def make(value):
         cache = None if value is None else CacheParams(**{field: value})
         return ParameterConstraints(compute_kernels=[CACHED], cache_params=cache)
@@ -315,12 +315,12 @@ def _seen(settings, path, caplog):
 
 
 @pytest.mark.parametrize("argument", list(inspect.signature(NeuroShardPlanner).parameters))
-def test_arguments_of_the_planner(argument, path, tmp_path, caplog):
+def test_each_planner_argument_has_an_effect_or_a_warning(argument, path, tmp_path, caplog):
     changed, *default = OF_PLANNER[argument]
     assert _seen(changed, path, caplog) != _seen(default[0] if default else {}, tmp_path / "none.json", caplog)
 
 
-def test_planners_of_equal_arguments_differ_in_nothing(path, caplog):
+def test_planners_with_equal_arguments_give_equal_results(path, caplog):
     assert _seen({}, path, caplog) == _seen({}, path, caplog)
 
 

@@ -59,7 +59,7 @@ def test_planner_report_covers_all_modules_of_the_model():
     assert device_ms == pytest.approx([ms if d in held else 0 for d, ms in enumerate(ours.last_cost.device_ms)])
 
 
-def test_compute_stands_where_torchrec_has_it():
+def test_planner_report_splits_compute_into_forward_and_backward_as_torchrec_does():
     """Backward compute is twice forward compute, and the sum is what was predicted."""
     ours, _, told = _planned(models="roofline:h100")
     perfs = [shard.perf for option in told["best_plan"] for shard in option.shards]

@@ -174,7 +174,7 @@ def test_callbacks_that_move_tables_behind_caches_leave_them_prefetching():
 
 
 @pytest.mark.parametrize("model", [MODEL, MODEL["theirs"]])
-def test_kept_plans_and_files_hold_it_and_kept_ones_are_compared_by_it(model, path, tmp_path, caplog):
+def test_kept_plans_and_plan_files_store_the_prefetching_pipeline(model, path, tmp_path, caplog):
     first, never = AllOnLast(), AllOnLast()
     plan = _planner(keep=path, pipeline="prefetch", searcher=first).plan(model)
     again = _planner(keep=path, pipeline="prefetch", searcher=never).plan(model)

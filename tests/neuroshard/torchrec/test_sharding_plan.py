@@ -229,7 +229,7 @@ def test_every_sharding_type_has_torchrecs_word_and_blocks(path):
     assert from_sharding_plan(HOSTS, load_sharding_plan(path)) == MIXED
 
 
-def test_hosts_are_those_that_blocks_were_laid_out_for():
+def test_sharding_plan_of_host_blocks_keeps_the_host_size_of_the_plan():
     places = [str(s.placement) for s in to_sharding_plan(MIXED).plan[""]["rows"].sharding_spec.shards]
     assert places == ["rank:0/cuda:0", "rank:1/cuda:1", "rank:2/cuda:0", "rank:3/cuda:1"]
     with refused("plan-host-size-differs", names=["local_world_size", 4, "'host'", "local_world_size=2"]):

@@ -84,7 +84,7 @@ def _numbers(verdict):
         ([[50.0, 51.0]], 0, ["50.50"]),
     ],
 )
-def test_a_verdict_is_a_line_with_its_numbers(costs, taken, numbers):
+def test_verdict_is_printed_as_one_line_with_cost_plans_gain_and_error(costs, taken, numbers):
     """The measured cost, the number of other plans, how much less a plan costs, and the error of that."""
     verdict = Verdict.of(np.array(costs))
     error = f"{verdict.error:.1%}"

@@ -223,7 +223,7 @@ def test_gains_that_are_errors_of_the_model_are_left():
     assert ours.mean() >= 0
 
 
-def test_the_setting_comes_from_the_config():
+def test_acceptance_setting_of_the_searcher_comes_from_the_config():
     assert build("searcher", "neuroshard") == NeuroShard()
     half, none = (build("searcher", "neuroshard", acceptance=one) for one in ({"margin_fraction": 0.5}, None))
     assert half.column_search.acceptance == Acceptance(margin_fraction=0.5)

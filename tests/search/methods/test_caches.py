@@ -153,7 +153,7 @@ def test_classes_of_widths_take_the_fewest_bytes(seed, count):
 
 @given(st.integers(0, 1000))
 @settings(max_examples=40, deadline=None)
-def test_a_settled_plan_fits_its_own_bounds(seed):
+def test_plan_with_fixed_tiers_fits_the_upper_bounds_of_caches(seed):
     """Whatever devices its cached tables share: as bounds, bytes are those of the plan."""
     task, rng = cached_task(seed), np.random.default_rng(seed)
     devices = task.topology.num_devices

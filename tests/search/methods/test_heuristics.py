@@ -34,7 +34,7 @@ def test_a_table_larger_than_a_device_is_halved(name):
         search(task, SIMULATOR, name, max_halvings=0)
 
 
-def test_no_more_halvings_than_there_may_be():
+def test_greedy_halves_a_table_at_most_max_halvings_times():
     task = _task([128, 4], 36)
     assert _widths(Greedy("dim").find(task, SIMULATOR).plan, 0) == [32] * 4
     assert _widths(Greedy("dim", max_halvings=2).find(task, SIMULATOR).plan, 0) == [32] * 4

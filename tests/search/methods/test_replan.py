@@ -47,7 +47,7 @@ def _started(compute, **settings):
 
 
 @pytest.mark.parametrize(("compute", "known"), [(LinearCompute(), 0.99), (OpaqueCompute(), 0.94)])
-def test_the_more_may_move_the_lower_the_cost(compute, known):
+def test_replan_finds_cheaper_plans_if_more_bytes_may_move(compute, known):
     """A sum in place of an opaque model is fitted at the start plan, and knows less of plans farther away."""
     total, after = toy_task(14).size_bytes, []
     for limit in (0, total // 20, total // 5, None):

@@ -130,7 +130,7 @@ def test_neuroshard_splits_a_table_that_dominates():
     assert ms_of(plan, simulator) < ms_of(whole, simulator)
 
 
-def test_search_finds_a_plan_if_greedy_finds_no_room():
+def test_beam_search_finds_a_plan_if_greedy_finds_no_room():
     dims = [128, 128, 128, 64, 64, 4]
     total = sum(dims) * 1000 * 4
     task = plain_task(dims, devices=3, memory_bytes=total // 3 + 4 * 1000 * 4)

@@ -164,7 +164,7 @@ def test_caches_on_several_devices_grow_into_the_free_memory():
     assert min(grown.device_bytes) > max(plan.device_bytes)
 
 
-def test_every_host_has_room_for_its_own():
+def test_plan_with_several_hosts_stays_within_the_memory_of_each_host():
     plan = _found(0.3, host_share=0.55, devices_per_host=2)
     assert max(plan.host_bytes) <= plan.task.topology.host_bytes
 
@@ -253,7 +253,7 @@ def test_the_host_memory_that_is_named_suffices():
 
 
 @EVERY
-def test_an_accident_of_placement_is_no_proof(searcher):
+def test_plan_that_exceeds_host_memory_is_refused_without_a_claim_about_all_plans(searcher):
     """Where nothing is found, it is said of what was found, not of all plans."""
     task = _in_gib([60, 60, 60], 91, (TableRule("*", tiers=("uvm",), max_shards=1),))
     with refused("plan-breaks-limits", names=["host 0"], kind=InfeasibleError):
@@ -293,7 +293,7 @@ def test_a_large_table_goes_before_small_ones_that_gain_more_where_hosts_cannot_
 
 @EVERY
 @pytest.mark.parametrize("pooled", [True, False])
-def test_two_equal_parts_may_be_on_two_hosts(searcher, pooled):
+def test_searchers_place_two_equal_parts_on_two_hosts(searcher, pooled):
     tables = tuple(replace(its, pooled=pooled) for its in plain_tables([64], 100_000))
     rule = TableRule("t0", tiers=("uvm",), sharding_types=("column_wise",), min_shards=2, equal_widths=True)
     topology = Topology(4, GIB, devices_per_host=2, host_memory_bytes=tables[0].size_bytes // 2)

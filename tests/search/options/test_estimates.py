@@ -168,7 +168,7 @@ def test_cuts_that_are_beaten_change_nothing(monkeypatch):
     np.testing.assert_allclose(_estimates(task).costs(TypeChoices(choices)), few, rtol=1e-12)
 
 
-def test_of_equal_cuts_one_is_costed():
+def test_unbeaten_keeps_only_the_first_of_equal_cuts():
     cost = np.array([[2.0, 2.0, 1.0, 3.0, np.inf], [np.inf] * 5])
     columns = np.array([[4.0, 4.0, 8.0, 8.0, 0.0], [1.0] * 5])
     assert estimates._unbeaten(cost, columns).tolist() == [[True, False, True, False, False], [False] * 5]

@@ -110,14 +110,14 @@ def test_changed_sharding_types_match_the_choice(seed, num_tables):
 @pytest.mark.parametrize(
     "of", [TypeChoices, lambda forms: ChangedChoices(forms[0], np.array([[0, 0], [1, 1], [1, 2]]))]
 )
-def test_some_choices_are_those_of_their_places(of):
+def test_slice_of_choices_has_the_types_at_these_positions(of):
     choices = of(np.array([[0, 1], [2, 1], [0, 0]]))
     assert len(choices) == 3
     assert choices.some(slice(1, 3)).types.tolist() == choices.types[1:].tolist()
 
 
 @pytest.mark.parametrize("always", [0, 5, 40])
-def test_the_largest_of_some_are_found(always):
+def test_largest_of_choices_equals_the_largest_number_of_the_chosen_tables(always):
     """Also where some tables are in all choices, or none in one, or choices are alike."""
     rng = np.random.default_rng(4)
     numbers = rng.uniform(size=(40, 3))

@@ -36,7 +36,7 @@ SIMULATOR = Simulator(linear_models(2))
 SIMULATOR_128 = Simulator(linear_models(128))
 
 
-def test_the_slowest_device_and_its_tables():
+def test_explanation_names_the_slowest_device_and_costs_of_its_tables():
     found = explain(whole(_task([64, 32, 8]), 1, 1, 0), SIMULATOR)
     assert found.bottleneck == 1
     assert [(share.table.name, share.placed.device) for share in found.shards] == [("t0", 1), ("t1", 1), ("t2", 0)]
@@ -336,7 +336,7 @@ def test_plans_that_fit_no_common_task_are_costed_each_on_its_own(files, change)
         ]
 
 
-def test_an_exchange_that_was_counted_is_counted_again():
+def test_prediction_records_if_the_input_exchange_was_counted():
     task, models = toy_task(5, num_devices=2), CostModels.load("roofline:h100")
     costs = {}
     for count in (False, True):

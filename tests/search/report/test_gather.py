@@ -167,7 +167,7 @@ def _runs(*settings, method="neuroshard", tasks=("t",)):
     ]
 
 
-def test_a_run_alone_keeps_its_name():
+def test_method_name_of_a_single_run_has_no_settings():
     assert named(_runs({"width": 3}))[Path("0")].method == "neuroshard"
     both = named(_runs({"width": 3}, {"width": 4}, tasks=("one", "other")))
     assert {name.method for name in both.values()} == {"neuroshard"}

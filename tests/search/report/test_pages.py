@@ -16,7 +16,7 @@ def _section(text):
     return Section(text, text, texts({"name": [text], "n": ["1"]}))
 
 
-def test_a_page_holds_no_markup_of_others():
+def test_rendered_page_escapes_markup_in_texts():
     page = render(HOSTILE, HOSTILE, [_section(HOSTILE)])
     assert "<script>x" not in page
     assert page.count("&lt;script&gt;x&lt;/script&gt; &amp; [bold]b[/bold] [/] {{ 1 }}") == 6

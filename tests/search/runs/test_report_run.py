@@ -87,7 +87,7 @@ def test_comparisons_rank_methods_within_each_group():
     ]  # fmt: skip
 
 
-def test_nothing_solved_by_all_is_no_comparison():
+def test_comparisons_without_a_task_solved_by_all_have_no_mean():
     found = comparisons(_frame({"a": [1.0, None], "b": [None, 1.0]}), "group", "ms")
     assert found["common"].tolist() == [0, 0]
     assert found["mean_ms"].isna().all()
@@ -126,7 +126,7 @@ def test_setting_with_one_value_is_not_in_a_sweep():
     assert sensitivities(frame).empty
 
 
-def test_a_value_that_solves_nothing_is_counted():
+def test_sensitivities_count_values_that_solve_no_task():
     found = sensitivities(_swept({"a": [4.0, 5.0], "b": [None, None]}, {"a": 1, "b": 2}))
     assert found["solved"].tolist() == [2, 0]
     assert found["mean_ms"].isna().all()
@@ -249,7 +249,7 @@ def test_thirty_evaluations_of_a_plan_each_are_one_table(tmp_path):
     assert places == sorted(places)  # 2 before 10
 
 
-def test_report_of_many_methods_draws_figures_of_limited_size(tmp_path):
+def test_report_of_many_methods_draws_one_picture_and_lists_every_method(tmp_path):
     rows = [(f"method {m}", t, 1.0 + m, 1.0, 2.0 + m + t, 0.1) for m in range(60) for t in range(3)]
     _evaluation(tmp_path / "runs" / "one", rows)
     words, _ = _reported(tmp_path)
@@ -306,7 +306,7 @@ def test_a_report_is_never_written_into_a_run(runs, tmp_path):
     Report(str(runs), str(runs / "page")).run()  # among them is fine
 
 
-def test_report_refuses_directories_without_finished_runs(tmp_path, runs):
+def test_report_refuses_missing_empty_and_damaged_runs(tmp_path, runs):
     with refused("report-directory-missing", names=[tmp_path / "nowhere"]):
         gather([tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()

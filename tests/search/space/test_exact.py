@@ -252,7 +252,7 @@ def _of_kib(sizes_kib, memory_bytes, use, reserved_bytes=0):
 
 @pytest.mark.parametrize("use", [MemoryUse(), MemoryUse("adam", 1)], ids=["weights", "training"])
 @pytest.mark.parametrize("space", [[3000], [3500, 3500, 3500], [200] * 50, [200, 200, 200, 3, 7]])
-def test_the_memory_that_is_named_does(space, use):
+def test_memory_named_by_an_error_suffices_for_the_tables(space, use):
     """Of one table, whose narrowest shards fit no device, as of many."""
     task = _of_kib(space, 160 * KIB, use, reserved_bytes=40 * KIB)
     for searcher in (QUICKLY, BeamSearch(max_splits=2)):
@@ -263,7 +263,7 @@ def test_the_memory_that_is_named_does(space, use):
         assert given_memory.topology.memory_bytes < 1.2 * max(task.total_bytes / 4 + 160 * KIB, 1)
 
 
-def test_unequal_devices_need_so_many_times_as_much():
+def test_error_on_unequal_devices_names_the_factor_of_memory_that_suffices():
     memory = (100 * KIB, 150 * KIB, 150 * KIB, 200 * KIB)
     task = _of_kib([300] * 5, memory, MemoryUse(), reserved_bytes=10 * KIB)
     with refused("tables-exceed-devices", kind=InfeasibleError) as caught:

@@ -110,7 +110,7 @@ def test_row_wise_and_data_parallel_tables_may_take_all_of_a_device():
 
 
 @pytest.mark.parametrize("compute", [H100.models.compute, OpaqueCompute()], ids=["sum", "other"])
-def test_a_part_of_a_space_is_as_if_newly_made(compute):
+def test_taking_part_of_a_costed_space_equals_costing_that_part_again(compute):
     rng, pinned, apart = np.random.default_rng(0), 0, 0
     simulator = Simulator(replace(H100.models, compute=compute, margins=None))
     for seed in range(10):

@@ -114,7 +114,7 @@ def _may_hold(rules, held, item, device, leaving):
 
 
 @SEEDS
-def test_the_rule_is_that_of_items(seed):
+def test_rules_of_items_agree_with_the_check_of_each_placement(seed):
     shards, rng = SearchSpace.of_task(constrained_task(seed)).shards, np.random.default_rng(seed)
     rules, answers = shards.rules, []
     for _ in range(10):
@@ -187,7 +187,7 @@ def test_device_room_is_the_memory_and_units_left(seed):
 
 
 @pytest.mark.parametrize(("fewer_bytes", "fewer_units", "fits"), [(0, 0, True), (1, 0, False), (0, 1, False)])
-def test_the_last_byte_and_the_last_column_fit(fewer_bytes, fewer_units, fits):
+def test_shard_that_needs_the_last_byte_and_column_fits_exactly(fewer_bytes, fewer_units, fits):
     task = plain_task([16], 100, devices=1, memory_bytes=100 * 16 * 4 - fewer_bytes)
     space, room = _room(task)
     room.free_units[:] = 4 - fewer_units

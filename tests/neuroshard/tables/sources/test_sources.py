@@ -140,7 +140,7 @@ def test_traces_give_the_lookups_of_row_blocks():
         ("row_lookups", ([0.5, 0.25, 0.25], None), ("0.5 .25 2.5e-1", ""), [(0.5, 0.25, 0.25), ()]),
     ],
 )
-def test_own_files_may_say_more_of_some_tables(tmp_path, suffix, field, given, in_csv, read):
+def test_load_tables_reads_optional_fields_given_for_some_tables(tmp_path, suffix, field, given, in_csv, read):
     cells = in_csv if suffix == "csv" else given
     rows = [row | {field: its} for row, its in zip(ROWS, cells, strict=True)]
     tables = ns.load_tables(_written(tmp_path / f"tables.{suffix}", rows))

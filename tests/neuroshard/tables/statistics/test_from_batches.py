@@ -266,7 +266,7 @@ def test_tensors_that_are_no_rows_of_whole_numbers_are_one_line(values, shown):
             ns.table_from_trace("a", indices, offsets, 5, 4)
 
 
-def test_parts_of_a_batch_are_its_samples():
+def test_chunks_of_lookups_cover_the_requested_samples():
     lookups = Lookups.of(np.arange(100_000) % 7, np.full(1000, 100), "lengths", 7, "x")
     found = list(lookups.chunks(10, 990))
     assert len(found) > 1
