@@ -283,7 +283,7 @@ def test_models_see_which_exchanges_cross_hosts(columns, tmp_path):
     assert (inside == models.backward.predict(Traffic.of_columns(dims, 4096), np.zeros((1, 4)))).all()
 
 
-def test_a_directory_named_twice_is_refused(data, tmp_path):
+def test_pretraining_from_a_directory_named_twice_is_refused(data, tmp_path):
     with refused("data-directory-twice", names=[data]):
         Pretrain(data=(str(data), f"{data}/."), out=str(tmp_path / "bundle"), **BRIEF_SETS).run()
 
@@ -297,7 +297,7 @@ def test_a_directory_named_twice_is_refused(data, tmp_path):
     ],
     ids=["tables both trained on and tested with", "with more features and larger batches too", "another machine"],
 )
-def test_directories_that_do_not_go_together_are_refused(data, columns, tmp_path, change, machine, code):
+def test_pretraining_from_directories_that_differ_is_refused(data, columns, tmp_path, change, machine, code):
     changed = {table.name: change(table) for table in TABLES}
     other = begun(tmp_path / "other", tuple(changed.values()), machine)
     its = [tuple(changed[table.name].with_dim(table.dim) for table in m.sample.tables) for m in columns]

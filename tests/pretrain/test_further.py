@@ -204,7 +204,7 @@ def test_at_speed_scales_every_kind_of_compute_model(model):
     assert at_speed(pieces_of(start), parts)["compute"].predict(one) == pytest.approx(3 * model.predict(one), rel=1e-4)
 
 
-def test_the_same_samples_give_the_same_models():
+def test_further_fitting_of_the_same_samples_gives_the_same_models():
     start = _start()
     calls, exchanges = _calls(start.compute, 40, lambda ms: ms**1.1), _exchanges(start, 30, 2.0)
     one, other = (_further(start, calls, exchanges) for _ in range(2))
@@ -251,7 +251,7 @@ HALF_PAPER = replace(random_models(), compute=random_ensemble())
         (PAPER, _start(), "compute", "toys"),
     ],
 )
-def test_models_that_cannot_be_fitted_further_are_refused(fit, start, part, name):
+def test_further_fitting_refuses_models_that_cannot_be_fitted_further(fit, start, part, name):
     """The model of the first part that does not go with its setting is named, with the models that it belongs to."""
     with refused("init-model-kind") as caught:
         fit.check(start)

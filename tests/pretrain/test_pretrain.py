@@ -269,7 +269,7 @@ def test_to_models_that_are_known_a_part_of_the_splits_tells_the_speed(partial):
     assert after.margins.of("compute.data_parallel") == before.margins.of("compute.data_parallel")
 
 
-def test_the_same_seed_gives_the_same_bundle(data):
+def test_pretraining_with_the_same_seed_gives_the_same_bundle(data):
     for out in ("a", "b"):
         _pretrain(data, out).run()
     _pretrain(data, "c", seed=1).run()
@@ -277,7 +277,7 @@ def test_the_same_seed_gives_the_same_bundle(data):
     assert files[0] == files[1] != files[2]
 
 
-def test_a_split_without_samples_is_refused(data):
+def test_pretraining_with_a_split_without_samples_is_refused(data):
     DataDirectory(data / "data").comm().write(0, [m for m in _comm(300) if m.split != "test"])
     with refused("split-empty", where=str(data / "data"), names=["test"]):
         _pretrain(data).run()

@@ -84,7 +84,7 @@ def test_search_finds_and_writes_a_plan(here, capsys):
         _failed(capsys, "out-begun-otherwise", *_search(here, "out=found", other), names=["found", name])
 
 
-def test_a_full_disk_is_one_line(here, capsys, monkeypatch):
+def test_writing_to_a_full_disk_is_refused_in_one_line(here, capsys, monkeypatch):
     def full(path, content):
         raise OSError(28, "No space left on device", str(path))
 
@@ -281,7 +281,7 @@ def test_search_accepts_null_or_a_mapping_for_a_group_of_settings(here, capsys):
     done(capsys, *_search(here, "searcher.acceptance=null", "searcher.grid={points: 1}", "out=a"))
 
 
-def test_a_plan_is_exported_by_its_path(here, capsys):
+def test_export_command_takes_the_path_of_a_plan(here, capsys):
     done(capsys, *_search(here, "searcher=random", "out=found"))
     plan = "found/plans/task-0000.json"
     _failed(capsys, "config-value-missing", "export", plan, names=["to"])
@@ -344,7 +344,7 @@ def _train(here, *more):
 
 
 @pytest.mark.parametrize("searcher", ["dreamshard", "autoshard"])
-def test_a_policy_is_trained_then_used(capsys, here, searcher):
+def test_trained_policy_is_used_by_a_search(capsys, here, searcher):
     out = done(capsys, *_train(here, f"searcher={searcher}", "learner.rounds=2", "out=trained"))
     assert "best of 2 rounds" in out
     out = done(capsys, *_search(here, f"searcher={searcher}", "searcher.policy=trained", "out=found"))
@@ -360,7 +360,7 @@ def test_a_policy_is_trained_then_used(capsys, here, searcher):
     ],
     ids=lambda command: command[0],
 )
-def test_a_second_run_in_one_directory_is_refused(here, capsys, command):
+def test_command_into_a_directory_in_use_is_refused(here, capsys, command):
     with exclusive(Path("busy")):
         _failed(capsys, "out-in-use", *command, names=["busy", "out=DIRECTORY"])
         assert [path.name for path in Path("busy").iterdir()] == [".lock"]
@@ -423,7 +423,7 @@ def test_commands_write_files_only_to_the_out_path(here, capsys, launcher):
     assert {path.name for path in (here / "swept").iterdir()} == {"random", "dim_greedy"}
 
 
-def test_a_run_goes_on_with_the_same_models_only(here, capsys):
+def test_continuing_a_search_with_other_models_is_refused(here, capsys):
     done(capsys, *_search(here, "searcher=random", "out=x"))
     save_bundle(here / "models", random_models(seed=7), Card())
     _failed(capsys, "out-begun-otherwise", *_search(here, "searcher=random", "out=x"), names=["models"])
@@ -454,7 +454,7 @@ def test_hardware_that_is_not_here_leaves_nothing_behind(here, capsys, monkeypat
     _refused(capsys, "hardware-no-gpu", "collect", "hardware=cuda", "out=x", where="hardware=cuda")
 
 
-def test_a_full_disk_under_weights_is_one_line(here, capsys, monkeypatch):
+def test_saving_weights_on_a_full_disk_is_refused_in_one_line(here, capsys, monkeypatch):
     write = Path.write_bytes
 
     def full(path, content):

@@ -242,7 +242,7 @@ def test_disks_and_memory_are_the_users_anywhere(logs, capsys, monkeypatch, plac
          ["-m", "searcher=random,size_greedy", "hydra.launcher.n_jobs=2"]),
     ],
 )  # fmt: skip
-def test_mistakes_in_settings_are_one_line(logs, capsys, code, names, settings):
+def test_mistakes_in_settings_are_reported_in_one_line(logs, capsys, code, names, settings):
     refused_command(capsys, code, *SEARCH, *settings, names=names)
     assert list(logs.iterdir()) == []
 

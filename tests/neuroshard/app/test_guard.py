@@ -55,7 +55,7 @@ def test_a_command_that_breaks_ends_with_one_line(monkeypatch, capsys, error):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_an_interrupt_while_importing_is_one_line():
+def test_interrupt_while_importing_is_reported_in_one_line():
     code = (
         "import signal, os; from neuroshard.app import entry; signal.signal(signal.SIGINT, entry._leave);"
         f"os.kill(os.getpid(), {int(signal.SIGINT)})"

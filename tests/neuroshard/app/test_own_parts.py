@@ -67,7 +67,7 @@ def test_sweep_with_each_launcher_finds_the_users_package(here, launcher):
 
 
 @pytest.mark.parametrize("added", [[PACKAGE], ["--config-dir", "mine/conf"]], ids=["package", "folder"])
-def test_mistakes_in_own_settings_are_one_line(here, capsys, added):
+def test_mistakes_in_settings_of_users_parts_are_reported_in_one_line(here, capsys, added):
     own = ("search", *added, "searcher=round_robin", "tables=equal", "model=roofline:h100")
     refused_command(capsys, "unknown-name", *own, "searcher.frist=1", names=["searcher.first"])
     refused_command(capsys, "unknown-name", *own, "searcher=round_robbin", names=["round_robin"])

@@ -45,7 +45,7 @@ def test_all_warnings_of_a_search_are_one_warning(capsys):
         ns.search(task, Simulator(models), searcher="dim_greedy")
 
 
-def test_a_plan_is_a_setting_like_any_other():
+def test_pipeline_functions_take_a_plan_as_a_setting():
     """Hydra must not make a config of it."""
     task = toy_task(5)
     plan = whole(task, 0)

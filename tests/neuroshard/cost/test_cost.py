@@ -35,7 +35,7 @@ def _plan(prediction=None):
         Prediction(ModelChoice("roofline:h100", "torchrec", 8.5, "fp16/bf16", "adam"), 7.1),
     ],
 )
-def test_the_prediction_is_saved_with_the_plan(tmp_path, known):
+def test_saved_plan_is_loaded_with_its_prediction(tmp_path, known):
     _plan(known).save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded.prediction == known
@@ -74,7 +74,7 @@ def test_searches_from_python_know_their_models():
 
 
 @pytest.mark.parametrize("name", ["cpu", "roofline:h200"])
-def test_models_are_named_as_they_were_asked_for(name):
+def test_loaded_models_have_the_name_that_was_asked_for(name):
     assert ns.CostModels.load(name).name == name
 
 

@@ -121,7 +121,7 @@ def test_exchanges_of_one_direction_are_measured_one_after_another(plan, monkeyp
     assert advanced == steps([plan]) == 6
 
 
-def test_an_exchange_that_fails_stops_its_plan_alone(plan, monkeypatch):
+def test_failed_exchange_stops_only_the_measurement_of_its_plan(plan, monkeypatch):
     other = whole(plan.task, 0)
     good = CommSample.of_columns(plan.device_dims, (0.0, 0.0), 256)
     bad = CommSample((64, 64), (0.0, 0.0), 256, Collective.ALL_REDUCE)

@@ -92,7 +92,7 @@ def test_later_start_in_a_chain_makes_no_device_end_earlier():
     assert (after <= before + delay.max(axis=1, keepdims=True) + 1e-6 * before).all()
 
 
-def test_a_collective_that_is_not_known_is_refused():
+def test_predicting_an_unknown_collective_is_refused():
     known = {
         one: random_set_comm() for one in (Collective.ALL_TO_ALL, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
     }

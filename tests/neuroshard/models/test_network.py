@@ -131,7 +131,7 @@ def test_nvlink_bridges_speed_up_exchanges_within_pairs():
         ("roofline:h100", {"network": "token_ring"}, "unknown-name"),
     ],
 )
-def test_links_that_models_cannot_have_are_refused(name, settings, code):
+def test_models_refuse_link_settings_that_they_do_not_have(name, settings, code):
     with refused(code):
         CostModels.load(name, **settings)
 

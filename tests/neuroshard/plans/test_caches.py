@@ -157,7 +157,7 @@ def test_plan_file_whose_cache_exceeds_memory_lists_the_violation(tmp_path):
     assert "different devices" in broken
 
 
-def test_more_bytes_than_any_device_has_are_refused():
+def test_counting_cache_bytes_above_any_device_is_refused():
     tables = (*(table(f"t{i}", 1 << 40, 4) for i in range(64)), table("wide", 4, 1 << 16))
     loads = assign_tiers(
         Task(tables, Topology(1, GIB, host_memory_bytes=1 << 59), 64), (TierAssignment(Tier.UVM_CACHING, 1.0),) * 65

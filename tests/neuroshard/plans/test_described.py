@@ -75,7 +75,7 @@ def test_a_data_parallel_table_counts_once():
     assert whole(toy_task(1, num_devices=1)).described_shards == "1 table: 1 table-wise"
 
 
-def test_tables_that_device_memory_does_not_hold_are_warned_of():
+def test_printed_plan_warns_of_tables_that_exceed_device_memory():
     """Not those that rules put there."""
     task = toy_task(3, num_devices=2)
     homes = (TierAssignment(Tier.UVM_CACHING, 0.5), TierAssignment(), TierAssignment(Tier.UVM))

@@ -132,7 +132,7 @@ def test_blocks_are_equal_but_the_last_and_none_is_empty(rows, count):
          "plan-shards-gap", ["'t'", "row 0", "column 8"]),
     ],
 )  # fmt: skip
-def test_placements_that_are_not_a_plan_are_refused(task, placements, code, names):
+def test_plan_of_invalid_placements_is_refused(task, placements, code, names):
     with refused(code, names=names):
         Plan(task, tuple(placements))
 
@@ -258,7 +258,7 @@ def test_plan_file_errors_name_the_wrong_field(change, code, where, names):
     ("its_format", "ours"),
     [(None, False), ("neuroshard-plan-4", True), (["neuroshard-plan-1"], False), ("neuroshard-plan-1", True)],
 )
-def test_a_file_of_another_format_is_refused(its_format, ours):
+def test_loading_a_plan_file_of_another_format_is_refused(its_format, ours):
     """A plan of another version is to be made again, other files are to be replaced by one of the format."""
     named = ["'neuroshard-plan-3'", "'format'" if its_format is None else repr(its_format)]
     with refused("file-format-other", where="mine", names=named) as raised:

@@ -83,7 +83,7 @@ def test_pooled_and_sequence_calls_of_a_device_add_up():
     assert alone[1] > alone[2]  # more outputs, of the same lookups
 
 
-def test_models_without_sequence_calls_are_refused():
+def test_sequence_tables_with_models_without_sequence_calls_are_refused():
     task = replace(TASK, batch_size=256)
     with refused("models-lack-sequence-tables", names=["'s'", "compute.pooled"]):
         Simulator(linear_models()).cost(task, laid_out(task, 2, 2))

@@ -120,7 +120,7 @@ def test_full_disk_error_names_the_path_and_keeps_the_old_file(tmp_path, monkeyp
     assert [one.read_text() for one in tmp_path.iterdir()] == ["before"]
 
 
-def test_a_lock_that_is_a_link_changes_nothing(tmp_path):
+def test_lock_file_that_is_a_link_leaves_the_target_unchanged(tmp_path):
     victim = tmp_path / "precious.json"
     victim.write_text(json.dumps({"a": 1}))
     (tmp_path / "run").mkdir()
@@ -132,7 +132,7 @@ def test_a_lock_that_is_a_link_changes_nothing(tmp_path):
     assert victim.read_text() == '{"a": 1}'
 
 
-def test_an_old_lock_file_is_no_trouble(tmp_path):
+def test_old_lock_file_does_not_stop_a_new_run(tmp_path):
     (tmp_path / ".lock").write_text("left by a run that was killed")
     with exclusive(tmp_path):
         assert (tmp_path / ".lock").exists()

@@ -43,7 +43,7 @@ def test_errors_name_settings_as_people_set_them():
 
 
 @pytest.mark.parametrize("target", ["nowhere.Class", "json.no_such_name", "neuro"])
-def test_targets_that_are_not_there_are_refused(target):
+def test_building_a_missing_target_is_refused(target):
     with refused("target-not-found", names=[target]):
         instantiate_config(OmegaConf.create({"_target_": target}))
 

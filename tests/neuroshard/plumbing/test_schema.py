@@ -82,7 +82,7 @@ def test_decoding_bad_json_is_refused_in_one_line(text, code, names):
         decode(text, "file x")
 
 
-def test_a_byte_order_mark_is_no_trouble():
+def test_json_with_a_byte_order_mark_is_read():
     assert decode(b'\xef\xbb\xbf{"a": 1}', "file") == {"a": 1}
 
 

@@ -58,7 +58,7 @@ def test_costs_at_an_unknown_dense_time_are_those_in_the_middle_of_its_range():
 
 
 @pytest.mark.parametrize("ms_per_call", [0.5, 3.0, 6.0])
-def test_the_plan_with_the_least_worst_case_regret_is_taken(ms_per_call):
+def test_search_with_unknown_dense_time_takes_the_plan_with_least_worst_case_regret(ms_per_call):
     models, asked = _launched_in(ms_per_call), []
     found = find_plan(_ByDenseTime(asked), TASK, Simulator(models))
     regrets = {plan: _regret_ms(plan, [FEW_CALLS, MANY_CALLS], models) for plan in (FEW_CALLS, MANY_CALLS)}

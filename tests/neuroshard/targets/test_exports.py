@@ -305,7 +305,7 @@ def _plan(its, where, home=ON_DEVICE, others=4):
         ("hugetcr", _plan(table("t"), 0), "unknown-name", ["'hugetcr'", "'hugectr'"]),
     ],
 )  # fmt: skip
-def test_plans_that_a_target_cannot_express_are_refused(target, plan, code, names):
+def test_export_refuses_plans_that_the_target_cannot_express(target, plan, code, names):
     with refused(code, where="" if code in ("target-element-bytes", "unknown-name") else "plan", names=names):
         ns.export_plan(plan, target)
 
@@ -347,7 +347,7 @@ KEPT = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("target", KEPT)
-def test_plans_that_keep_the_rules_are_those_that_can_be_expressed(target, layout):
+def test_target_can_express_exactly_the_plans_that_keep_its_rules(target, layout):
     task = target_named(target).constrained(TASK)
     plan = _homed(laid_out(task, LAYOUTS[layout], 1), HOMES.get(layout, ON_DEVICE), ON_DEVICE)
     assert (plan.violations == ()) == (layout in KEPT[target]), plan.violations
@@ -364,7 +364,7 @@ def test_constrained_leaves_tasks_unchanged_without_a_target_and_for_torchrec_an
         assert target_named(name).constrained(TASK) is TASK
 
 
-def test_a_task_keeps_its_own_rules():
+def test_constraining_a_task_for_a_target_keeps_the_rules_of_the_task():
     task = replace(
         TASK, constraints=Constraints((TableRule("b", sharding_types=("column_wise",)),), apart=(("a", "b"),))
     )
@@ -390,7 +390,7 @@ def test_a_task_keeps_its_own_rules():
          "target-element-bytes", "", ["'half'", 2, "bytes_per_element=4"]),
     ],
 )  # fmt: skip
-def test_tasks_that_a_target_cannot_serve_are_refused(target, task, code, where, names):
+def test_constraining_a_task_that_the_target_cannot_serve_is_refused(target, task, code, where, names):
     with refused(code, where=where, names=names):
         constrained([task], target)
 

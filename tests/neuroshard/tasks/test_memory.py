@@ -182,7 +182,7 @@ def test_bytes_of_several_tables_on_a_device_are_exact(some, use, batch_size, da
     assert plan.fits == all(used <= free for used, free in zip(plan.device_bytes, task.shard_memory, strict=True))
 
 
-def test_sizes_above_64_bits_are_refused():
+def test_memory_sizes_above_64_bits_are_refused():
     """2^64 bytes of weights, and buffers beyond 2^63, once came out as next to nothing."""
     huge = table("huge", MAX_ROWS, MAX_DIM, 1.0)
     with refused("task-tables-too-large", where="task", names=["2^60 bytes"]):

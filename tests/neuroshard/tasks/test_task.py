@@ -18,7 +18,7 @@ def test_task_json_is_exact_and_omits_absent_fields(rare):
     assert {"devices_per_domain", "host_memory_bytes"} & task.to_json()["topology"].keys() == rare.keys()
 
 
-def test_tasks_from_before_there_were_hosts_are_read():
+def test_task_files_without_devices_per_host_are_read():
     content = toy_task(5).to_json()
     del content["topology"]["devices_per_host"]
     assert Task.from_json(content) == toy_task(5)

@@ -270,7 +270,7 @@ class _EveryKind(nn.Module):
 
 
 @pytest.mark.usefixtures("group")
-def test_tables_of_every_kind_of_collection_are_found():
+def test_data_parallel_functions_find_tables_of_every_kind_of_collection():
     model, fused = _EveryKind(), training.sgd(0.1)
     pooled = EmbeddingBagCollectionSharder(fused)
     sharders = {

@@ -184,7 +184,7 @@ def test_shards_that_no_longer_fit_are_moved():
     assert 0 < changed.moved_bytes <= 4 * SIZE
 
 
-def test_a_plan_that_cannot_stay_is_made_from_nothing(caplog):
+def test_replan_plans_from_nothing_if_the_previous_plan_cannot_stay(caplog):
     """Each table may stay, but no two that are on one device."""
     pairs, model = (("a", "b"), ("c", "d")), bags(*"abcd")
     before = _unperturbed(rules=Constraints(together=pairs)).search(model)

@@ -122,7 +122,7 @@ def test_tables_with_single_lookups_are_unchanged_by_deduplication():
     assert found.reuse == pytest.approx(table.reuse)
 
 
-def test_no_device_asks_for_more_rows_than_there_are():
+def test_index_dedup_requests_at_most_the_rows_of_a_table():
     table = Table("small", 3, DIM, 1.2, (0.0,) * 7 + (1.0,) + (0.0,) * 9, pooled=False)
     assert deduplicated(table, 256, DEVICES).pooling_factor == 3 * DEVICES / 256
 

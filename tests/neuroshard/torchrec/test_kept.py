@@ -61,7 +61,7 @@ def _is_kept(caplog):
     return {OUTDATED, ADAPTED}.isdisjoint(logged_codes(caplog))
 
 
-def test_a_restarted_job_keeps_its_plan(path):
+def test_planner_of_a_restarted_job_keeps_the_stored_plan(path):
     given = {"a": ParameterConstraints(bounds_check_mode=BoundsCheckMode.IGNORE)}
     searcher, never = AllOnLast(), AllOnLast()
     first = _planner(path, searcher=searcher, constraints=given)
@@ -430,7 +430,7 @@ def test_a_kept_plan_with_a_changed_number_is_not_trusted(path):
     assert KeptPlan.load(path).made_for == content["made_for"]  # nothing but how it is set and ordered was changed
 
 
-def test_a_damaged_file_is_no_reason_to_stop(path, caplog):
+def test_planner_plans_again_if_the_kept_file_is_damaged(path, caplog):
     plan = _planner(path).plan(_model("a"))
     kept = path.read_text()
     moved = re.sub(r'("ranks": \[\s*)1', r"\g<1>2", kept, count=1)
@@ -511,7 +511,7 @@ def test_digests_of_inputs_are_computed_once(path, monkeypatch):
     assert len(asked) == 1
 
 
-def test_a_plan_that_no_file_holds_whole_is_not_kept(path, caplog):
+def test_plan_that_a_file_cannot_store_completely_is_not_kept(path, caplog):
     def halved(options):
         for option in options:
             option.output_dtype = DataType.FP16

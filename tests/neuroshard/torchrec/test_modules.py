@@ -474,7 +474,7 @@ def test_rules_narrow_sharding_types_to_row_wise():
     assert plan["b"].sharding_type == "row_wise"
 
 
-def test_a_given_plan_is_kept_and_its_memory_taken_off(caplog):
+def test_planner_keeps_a_given_plan_and_subtracts_its_memory(caplog):
     model = nn.ModuleDict({"s": _sequences("s"), "bags": _bags("a", "b")})
     first = planner().plan(model)
     rank = 1 - first.plan["bags"]["a"].ranks[0]

@@ -117,7 +117,7 @@ def _set(case, make, caplog):
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(ParameterConstraints)])
-def test_every_field_of_constraints_has_an_effect_or_a_warning(field, caplog):
+def test_each_field_of_parameter_constraints_has_an_effect_or_a_warning(field, caplog):
     def make(value):
         return ParameterConstraints() if value is None else ParameterConstraints(**{field: value})
 
@@ -341,13 +341,13 @@ UNUSED = {
         ({"passes": 3}, "planner-verify-argument-unused"),
     ],
 )
-def test_arguments_without_effect_are_warned_of(settings, code, path, caplog):
+def test_planner_warns_of_arguments_without_effect(settings, code, path, caplog):
     _seen(settings, path, caplog)
     assert UNUSED.intersection(logged_codes(caplog)) == {code}
 
 
 @pytest.mark.parametrize("settings", [{"num_groups": 2, "sync_steps": 2}, {"verify": Chosen()}, {}])
-def test_arguments_that_count_are_not_warned_of(settings, path, caplog):
+def test_planner_does_not_warn_of_arguments_with_effect(settings, path, caplog):
     _seen(settings, path, caplog)
     assert UNUSED.isdisjoint(logged_codes(caplog))
 
@@ -359,7 +359,7 @@ def test_a_searcher_that_makes_no_table_data_parallel_is_warned_of(searcher, ask
     assert ("data-parallel-not-searched" in logged_codes(caplog)) is (asked and searcher != "neuroshard")
 
 
-def test_replanning_reads_no_loader_and_measures_nothing(caplog):
+def test_replan_neither_reads_the_plan_loader_nor_measures(caplog):
     previous = planner(**DEFAULT).search(bags("t", dim=64))
     for settings in ({}, {"verify": Chosen()}, {"plan_loader": Stored({}, None)}):
         caplog.clear()

@@ -254,7 +254,7 @@ def test_kernels_have_the_states_of_an_optimizer():
         ({"model_optimizer": "adam"}, "optimizer=adam"),
     ],
 )
-def test_settings_of_models_that_are_loaded_already_are_refused(given, named):
+def test_planner_refuses_model_settings_for_loaded_models(given, named):
     with refused("planner-models-loaded-already", names=[named, "CostModels.load"]):
         planner(models=CostModels.load("roofline:h100"), **given)
 
@@ -278,7 +278,7 @@ def test_only_without_a_pipeline_costs_count_the_exchange_of_indices(pipeline):
     assert ("input" in {part.name for part in cost.parts if part.counts}) is (pipeline == "none")
 
 
-def test_models_without_that_exchange_leave_it_out_and_say_so(caplog):
+def test_planner_warns_if_models_do_not_know_the_input_exchange(caplog):
     _, plan = _in_pipeline("none", models=linear_models(2))
     logged_one(caplog, "models-input-dist-missing", names=["pipeline='none'"])
     assert plan.task.memory.pipeline == "none"
@@ -355,7 +355,7 @@ def test_given_plans_are_for_as_many_ranks(devices, code, named):
         planner(devices, "cuda", batch_size=64, given=given).plan(model)
 
 
-def test_limits_of_a_table_are_not_those_of_another_of_its_name():
+def test_constraints_of_a_table_do_not_apply_to_a_table_of_the_same_name():
     """Ten columns become data-parallel; weights of eight bits are TorchRec's: data-parallel, they would not fit."""
     odd, large = bags("t", rows=1000, dim=10), bags("t", rows=200_000, dim=16, data_type=DataType.INT8)
     plan = planner(2, "cuda", batch_size=64, cap=4 << 20).plan(nn.ModuleDict({"odd": odd, "large": large}))
@@ -428,7 +428,7 @@ def test_meaningless_constraints_are_refused_with_the_table_name(settings, code,
 
 
 @pytest.mark.parametrize("rows", [20, 4000])
-def test_plans_of_tables_of_another_shape_are_refused(rows, tmp_path):
+def test_planner_refuses_given_plans_of_tables_of_another_shape(rows, tmp_path):
     given = planner().plan(bags("t", rows=40, dim=8))
     shapes = ["'t'", f"{rows} x 8", "40 x 8"]
     with refused("planned-table-shape-differs", names=shapes):

@@ -210,7 +210,7 @@ def test_plans_without_such_tables_and_plans_of_groups_need_no_pod_size(caplog, 
 
 @pytest.mark.parametrize(("host", "pod"), [(1, None), (4, None), (1, 4), (8, None)])
 @pytest.mark.parametrize("name", KINDS)
-def test_a_given_plan_for_other_hosts_is_refused(host, pod, name):
+def test_planner_refuses_a_given_plan_for_other_hosts(host, pod, name):
     shapes = SHAPES | {"c": (64, 16)}
     ours, model = _planned(_job(8, 2), shapes)
     of_hosts = ours.plan(model).plan[""][name]

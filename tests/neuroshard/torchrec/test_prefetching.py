@@ -148,7 +148,7 @@ def test_the_exchange_of_indices_counts_by_either_way_to_name_the_pipeline(asked
         (CacheParams(multipass_prefetch_config=MultiPassPrefetchConfig()), "sparse_dist", *MULTIPASS),
     ],
 )
-def test_caches_that_fbgemm_would_fail_with_are_refused(cache, pipeline, code, setting):
+def test_planner_refuses_caches_with_which_fbgemm_would_fail(cache, pipeline, code, setting):
     with refused(code, where="constraints of table 'a'", names=[setting]):
         _planner(constraints={"a": _behind_cache(cache)}, pipeline=pipeline)
 

@@ -30,7 +30,7 @@ def test_torchrec_constants_match_the_installed_release():
 
 
 @pytest.mark.skipif(HAS_DRY_RUN, reason="TorchRec has a dry run since 1.9")
-def test_a_release_without_a_dry_run_is_refused():
+def test_dry_run_with_a_release_without_one_is_refused():
     with refused("dry-run-missing", names=[TORCHREC], kind=MissingPackageError):
         import_module("neuroshard.torchrec.dry_run")
 

@@ -77,7 +77,7 @@ def test_sharding_plans_with_wide_shards_break_their_task():
 
 
 @pytest.mark.parametrize("kind", ["table_wise", "data_parallel"])
-def test_given_plans_with_wide_shards_are_refused(kind):
+def test_planner_refuses_given_plans_with_too_wide_shards(kind):
     model = bags("a", dim=4096, rows=ROWS)
     _, given = planned(model, device="cuda", **H100)
     uncut = given.plan[""]["a"]
@@ -89,7 +89,7 @@ def test_given_plans_with_wide_shards_are_refused(kind):
         planned(model, device="cuda", given=given, **H100)
 
 
-def test_files_with_wide_shards_are_refused(tmp_path):
+def test_loading_files_with_too_wide_shards_is_refused(tmp_path):
     path, task = tmp_path / "sharding.json", Task((table("a", ROWS, 4096),), Topology(2, 1 << 30), 8)
     save_sharding_plan(to_sharding_plan(assemble(task, [(0, 4096, 1)])), path)
     assert _widths(load_sharding_plan(path).plan[""]["a"]) == [2048, 2048]

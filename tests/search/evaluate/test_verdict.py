@@ -50,7 +50,7 @@ def test_two_plans_are_a_paired_test():
     assert verdict.below[1] == pytest.approx(1 - np.exp(-(low + high) / 2))
 
 
-def test_a_slow_pass_counts_for_nothing():
+def test_verdict_ignores_a_slow_pass():
     costs = _measured([10.0, 9.0, 11.0], 4, 0.02, np.random.default_rng(2))
     slower = costs * np.array([1.0, 3.0, 1.0, 1.0])
     one, other = Verdict.of(costs), Verdict.of(slower)

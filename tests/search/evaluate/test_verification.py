@@ -194,7 +194,7 @@ def _counted(dies_at=0, fails=0):
     return hardware
 
 
-def test_an_interrupted_run_measures_only_what_is_missing(bundle, tmp_path):
+def test_interrupted_verification_measures_only_missing_passes(bundle, tmp_path):
     tasks = tuple(toy_task(6, num_devices=2, seed=seed) for seed in range(2))
     whole = _counted()
     expected = _search(bundle, tmp_path / "whole", Verify(whole, 3, 4), tasks).run().saved

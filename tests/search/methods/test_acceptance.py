@@ -94,7 +94,7 @@ def test_without_members_no_saving_of_all_devices_together_counts():
         assert _chosen(Acceptance(1.0, 1.0), first, other, simulator) is chosen
 
 
-def test_a_plan_that_gains_nothing_is_never_chosen():
+def test_acceptance_never_chooses_a_plan_without_a_gain():
     first, other = _two_plans()
     for simulator in (Simulator(linear_models()), _simulator(LinearCompute(), 0.1)):
         assert _chosen(Acceptance(0.0, 0.0), other, first, simulator) is other

@@ -87,7 +87,7 @@ def test_the_remark_names_cost_and_as_many_moved_bytes_as_explain():
     assert f"{ms_of(found.plan, simulator):.2f} ms" in found.remark
 
 
-def test_starts_of_other_tables_are_refused():
+def test_replan_refuses_starting_plans_of_other_tables():
     start = Random().find(toy_task(6), Simulator(linear_models())).plan
     with refused("replan-start-other-tables", names=["6 tables", "'toy6'", "searcher=neuroshard"]):
         Replan(start).find(replace(toy_task(6), tables=toy_task(12).tables[6:]), Simulator(linear_models()))

@@ -201,6 +201,6 @@ def test_searcher_settings_outside_limits_are_refused(kind, setting):
         kind(**setting)
 
 
-def test_models_for_another_number_of_devices_are_refused():
+def test_searchers_refuse_models_for_another_number_of_devices():
     with refused("models-devices-differ", names=["4 devices", "2 devices"]):
         BeamSearch().find(toy_task(6, num_devices=2), Simulator(linear_models(4)))

@@ -145,7 +145,7 @@ def test_other_searchers_leave_tables_where_rules_put_them():
         (1.5, 0.5, (TableRule("*", tiers=("uvm",)),), "host-memory-required-tables"),
     ],
 )
-def test_the_memory_that_is_short_is_named(share, host_share, rules, code):
+def test_error_names_the_memory_that_is_too_small(share, host_share, rules, code):
     with refused(code, names=["595 MiB"], kind=InfeasibleError):
         _found(share, host_share=host_share, constraints=Constraints(rules))
 
@@ -239,7 +239,7 @@ def test_tables_assigned_to_hosts_fit_and_keep_the_rules():
     assert assigned_to_hosts(_in_gib([20, 30, 50], 60, rules=())) is None  # no table is on hosts
 
 
-def test_the_host_memory_that_is_named_suffices():
+def test_host_memory_named_by_an_error_suffices():
     task = _in_gib([60, 60, 60], 80)
     with refused("host-memory-too-small", names=["180 GiB"], kind=InfeasibleError) as caught:
         Greedy("size").find(task, H100)

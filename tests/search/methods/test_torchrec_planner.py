@@ -67,7 +67,7 @@ def test_torchrec_planner_uses_all_types_if_requested():
     assert set(kept.forms[1:]) == {Form.COLUMN_WISE}
 
 
-def test_buffers_that_leave_no_memory_are_named():
+def test_error_names_buffers_that_leave_no_memory():
     with refused("device-buffers-too-large", names=["15 KiB"], kind=InfeasibleError):
         EVERY_FORM.find(plain_task([16], memory_bytes=1000, memory=MemoryUse("sgd", 1)), H100)
 

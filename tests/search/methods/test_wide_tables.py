@@ -190,7 +190,7 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_rules_that_want_wide_shards_are_refused(name):
+def test_rules_that_require_too_wide_shards_are_refused(name):
     rule, code, columns = CONTRADICTIONS[name]
     with refused(code, where="constraints", names=[f"'w{columns}'", f"{columns} columns", repr(rule.tables), 2048]):
         wide_task(4, constraints=Constraints((rule,)))
@@ -215,7 +215,7 @@ def test_pin_of_a_shard_above_the_width_limit_is_refused():
     ],
     ids=str,
 )
-def test_rules_that_wide_tables_can_keep_are_kept(rule):
+def test_searchers_keep_rules_that_wide_tables_can_keep(rule):
     plan = NeuroShard().find(wide_task(5, constraints=Constraints((rule,))), H100).plan
     check_width(plan)
     for index, its in enumerate(plan.task.tables):

@@ -107,7 +107,7 @@ def test_plans_with_row_wise_and_data_parallel_tables_are_explained():
     assert "8, data-parallel" in text
 
 
-def test_moves_between_sharding_types_are_named():
+def test_table_changes_name_sharding_types_before_and_after():
     rows = _mixed()
     columns = whole(rows.task)
     moves = {move.table: move for move in table_changes(rows, columns)}
@@ -360,7 +360,7 @@ def test_the_expected_cost_stands_beside_the_predicted_where_it_is_known():
     assert "expected cost" not in _summary_of(explain(whole(_task([32, 32])), SIMULATOR))
 
 
-def test_a_balanced_plan_has_no_bottleneck():
+def test_explanation_of_a_balanced_plan_names_no_bottleneck():
     even = explain(whole(_task([32, 32])), SIMULATOR)
     uneven = explain(whole(_task([32, 32]), 0), SIMULATOR)
     for found, balanced in ((even, True), (uneven, False)):

@@ -109,7 +109,7 @@ def _columns(table, name, value):
 
 @pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("path", ["one/results.parquet", "measured/results.parquet", "trained/curve.parquet"])
-def test_wrong_values_in_tables_are_one_line(runs, path, step):
+def test_gathering_tables_with_wrong_values_raises_only_user_errors(runs, path, step):
     table = pq.read_table(runs / path)
     tried = refused = 0
     for number, name in enumerate(table.column_names):
@@ -133,7 +133,7 @@ def test_wrong_values_in_tables_are_one_line(runs, path, step):
 
 
 @pytest.mark.parametrize("path", ["one/run.json", "one/tasks.json", "trained/policy.json"])
-def test_wrong_values_in_json_are_one_line(runs, path):
+def test_gathering_json_with_wrong_values_raises_only_user_errors(runs, path):
     sound, rng, refused = (runs / path).read_bytes(), np.random.default_rng(0), 0
     for _ in range(TRIES):
         (runs / path).write_bytes(change_for(sound)(sound, rng))

@@ -33,11 +33,11 @@ def _printed(sections, width=80):
     return console.file.getvalue()
 
 
-def test_a_terminal_shows_markup_as_it_is():
+def test_page_in_a_terminal_shows_markup_as_text():
     assert _printed([_section(HOSTILE)], 300).count(HOSTILE) == 3
 
 
-def test_a_terminal_is_given_no_commands():
+def test_page_in_a_terminal_contains_no_control_codes():
     shown = _printed([_section("a\x1b[31m\x07\u202eb\ud800")], 300)
     assert "\x1b[31m" not in shown
     assert "\x07" not in shown

@@ -75,7 +75,7 @@ def test_chosen_sharding_types_stay_whatever_is_searched_beside_them():
     assert plan.fits
 
 
-def test_fixed_load_that_exceeds_memory_is_refused():
+def test_fixed_load_above_device_memory_is_refused():
     size = TABLES[0].size_bytes
     for memory, forms in ((size - 1, [COPIES, COLUMNS]), (2 * size - 1, [COPIES, COPIES])):
         task = Task(TABLES[:2], Topology(4, memory), 64)

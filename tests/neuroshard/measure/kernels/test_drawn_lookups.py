@@ -93,7 +93,7 @@ def _pooled(rows, indices, lengths):
 
 
 @given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 9), st.sampled_from([0.0, 0.5, 1.0]))
-def test_every_lookup_falls_into_exactly_one_block_and_partial_sums_add_up(seed, batch_size, count, hot_first):
+def test_row_blocks_split_lookups_exactly_and_partial_sums_add_up(seed, batch_size, count, hot_first):
     whole = toy_tables(1, seed)[0]
     weights = torch.randn(whole.rows, 4, generator=_generator(seed), dtype=torch.float64)
     indices, lengths = draw_lookups(whole, batch_size, _generator(seed), hot_first)
@@ -196,7 +196,7 @@ TWO = (_popular(), replace(_popular(500, 3.0), name="other", features=2))
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.8, 1.05])
-def test_batches_look_up_as_many_different_rows_as_the_histogram_says(exponent):
+def test_drawn_batches_look_up_the_number_of_rows_in_the_histogram(exponent):
     one = _popular(exponent=exponent)
     popular, generator = PopularRows.of(one, 1000, CPU), _generator()
     drawn = [popular.draw(generator) for _ in range(4)]
@@ -259,7 +259,7 @@ def _prepared(sample):
     return calls, host_run(calls.train, calls.look_up, sample, CPU, np.random.default_rng(0))
 
 
-def test_every_run_has_lookups_of_its_own():
+def test_each_kernel_run_draws_new_lookups():
     calls, prepared = _prepared(ComputeSample(TWO, 1000, tier_assignment=TierAssignment(Tier.UVM)))
     for _ in range(3):
         prepared.next_run()()

@@ -19,7 +19,7 @@ def run(tmp_path):
     return RunDirectory(tmp_path / "run")
 
 
-def test_the_next_free_number_is_taken(tmp_path, monkeypatch):
+def test_new_run_directory_has_the_next_free_number(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "search" / "0007-old").mkdir(parents=True)
     places = [RunDirectory.at(None, "search", "random").path for _ in range(2)]
@@ -71,7 +71,7 @@ def test_different_run_is_refused_with_the_differing_settings(run, change, names
 
 
 @pytest.mark.parametrize("content", ["mine", json.dumps({"format": "neuroshard-tasks-2", "tasks": []})])
-def test_files_that_are_no_runs_are_kept(run, content):
+def test_beginning_a_run_over_other_files_is_refused_and_keeps_them(run, content):
     run.path.mkdir()
     (run.path / "tasks.json").write_text(content)
     with refused("out-file-differs", names=[run.path / "tasks.json"]):
@@ -124,7 +124,7 @@ def test_finished_run_directory_states_format_and_kind(run, tmp_path):
         ([], "value-outside-limits", ["[]"]),
     ],
 )
-def test_malformed_run_files_are_one_line(run, content, code, names):
+def test_reading_a_malformed_run_file_is_refused_in_one_line(run, content, code, names):
     run.path.mkdir()
     (run.path / "run.json").write_text(json.dumps(content))
     with refused(code, where=f"run {run.path / 'run.json'}", names=names):

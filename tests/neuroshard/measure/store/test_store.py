@@ -146,7 +146,7 @@ CONTRADICTORY = [
 
 
 @pytest.mark.parametrize(("kind", "number", "change", "code", "place", "names"), CONTRADICTORY)
-def test_records_that_contradict_themselves_are_refused(directory, kind, number, change, code, place, names):
+def test_reading_contradictory_records_is_refused(directory, kind, number, change, code, place, names):
     parts = getattr(directory, kind)()
     measurements = {"compute": _compute, "comm": _comm, "local": _local}[kind]()
     parts.write(0, [measurement for measurement in measurements if measurement.sample_id == number])
@@ -184,7 +184,7 @@ def test_the_same_run_goes_on_another_does_not(directory):
         directory.begin(_manifest(), toy_tables(4, seed=1))
 
 
-def test_tables_of_no_run_are_kept(tmp_path):
+def test_beginning_data_over_other_tables_is_refused_and_keeps_them(tmp_path):
     there = tmp_path / "tables.parquet"
     write_tables(there, toy_tables(3))
     before = there.read_bytes()
@@ -203,7 +203,7 @@ def test_copies_of_chunk_files_are_not_read_as_chunks(directory):
     assert len(parts.each()) == 1
 
 
-def test_data_of_another_hardware_is_refused(directory):
+def test_measuring_into_data_of_other_hardware_is_refused(directory):
     directory.manifest().check_hardware(Fingerprint("cpu", "x", 64, 5), directory.path)
     with refused("data-other-hardware", names=[directory.path, "cpu (x)", "cuda (y)"]):
         directory.manifest().check_hardware(Fingerprint("cuda", "y", 1, 5), directory.path)
@@ -245,7 +245,7 @@ def test_reading_a_malformed_manifest_is_refused(directory, content, code, names
         directory.manifest()
 
 
-def test_of_a_sample_measured_again_the_fastest_counts(directory):
+def test_fastest_measurement_counts_for_a_sample_measured_twice(directory):
     parts, (first, second, *_) = directory.compute(), toy_tables(4)
 
     def measured(table, ms):

@@ -67,7 +67,9 @@ def test_dlrm_like_matches_the_published_statistics():
         (788, 131_072, 1_405_163_864, 110_259_238, (1.16, 1.40)),  # 2022, which it is not
     ],
 )
-def test_dlrm_like_is_as_far_from_both_public_data_sets_as_is_said(num_tables, batch_size, lookups, unique_rows, off):
+def test_dlrm_like_tables_have_the_documented_distance_from_public_data_sets(
+    num_tables, batch_size, lookups, unique_rows, off
+):
     tables = dlrm_like(num_tables, batch_size)
     each = np.array([table.pooling_factor * batch_size for table in tables])
     unique = each / (np.array([table.reuse for table in tables]) @ MEAN_COUNTS)
@@ -103,7 +105,7 @@ def test_the_public_data_set_is_read(data_set, packed):
     assert second.reuse[:3] == (0.5, 0, 0.5)
 
 
-def test_wrong_or_truncated_data_sets_are_refused(data_set, tmp_path):
+def test_loading_wrong_or_truncated_data_sets_is_refused(data_set, tmp_path):
     with refused("dlrm-file-missing", names=[tmp_path / "missing.pt", "tables.path"]):
         dlrm(str(tmp_path / "missing.pt"))
     whole = data_set.read_bytes()
@@ -277,7 +279,7 @@ def test_json_may_be_a_list_or_columns(tmp_path):
             _own(tmp_path, json.dumps(content), "json")
 
 
-def test_an_index_that_pandas_wrote_is_no_column(tmp_path):
+def test_load_tables_ignores_an_index_column_written_by_pandas(tmp_path):
     frame = pd.DataFrame(ROWS, index=[5, 7])
     frame.to_parquet(tmp_path / "tables.parquet")
     assert len(ns.load_tables(str(tmp_path / "tables.parquet"))) == len(ROWS)
