@@ -211,7 +211,7 @@ class LocalSearch:
         task = self._space.task
         columns = units.reshape(-1, devices) * DIM_MULTIPLE
         traffic = Traffic.of_columns(columns, task.batch_size, task.topology.fast_links)
-        there, back = (traffic.in_precision(its) for its in (models.forward_precision, models.backward_precision))
+        there, back = (traffic.in_precision(dtype) for dtype in (models.forward_precision, models.backward_precision))
         backward = models.backward.predict(back, np.zeros((len(traffic), devices)))[:, 0]
         forward = models.forward.outline(there)
         shape = units.shape[:2]

@@ -136,7 +136,7 @@ class NeuroShard(Searcher):
 
     @property
     def quick(self) -> Start:
-        """The start that places column-wise tables quickly: choices of sharding types are ranked by its plans."""
+        """The start that places column-wise tables quickly, whose plans rank the choices of sharding types."""
         return EvenLayouts(self.grid, refined=False)
 
     def find(self, task: Task, simulator: Simulator) -> Found:
@@ -286,7 +286,7 @@ class NeuroShard(Searcher):
         return allowed
 
     def _with_improved_tiers(self, found: Found, simulator: Simulator) -> Found:
-        """Grow caches, give devices one tier, and place column-wise tables again, as long as that helps."""
+        """Return the plan with larger caches, unified tiers and column-wise tables placed again, while that helps."""
         if all(assignment.tier is Tier.DEVICE for assignment in found.plan.tier_assignments):
             return found
         options = TierOptions.of(found.plan.task, simulator.compute_for(found.plan.task))
@@ -312,7 +312,7 @@ class NeuroShard(Searcher):
         return self.column_search.found(fixed, simulator).of(plan.task)
 
     def _with_rows_on_hosts(self, found: Found, simulator: Simulator) -> Found:
-        """Move row-wise tables to one host each if the search may, and if the gain is accepted."""
+        """Return the plan with row-wise tables on one host each, if the search may do so and accepts the gain."""
         if not self._tries_hosts:
             return found
         start = fix_tiers(found.plan)
@@ -379,7 +379,7 @@ class NeuroShard(Searcher):
 
 
 def _sharding(plan: Plan) -> list[tuple[Form, int]]:
-    """Return the sharding type of each table, and its number of shards unless it is column-wise."""
+    """Return the sharding type and the number of shards of each table; 0 shards for column-wise tables."""
     each = zip(plan.layouts, plan.by_table, strict=True)
     return [(layout.form, 0 if layout.free else len(placed)) for layout, placed in each]
 

@@ -47,7 +47,7 @@ class TypeChoices:
 
 @dataclass(frozen=True, eq=False)
 class ChangedChoices:
-    """One choice (T,) after each of B changes alone, (B, 2): a table and its new sharding type."""
+    """Choices after each of B changes of one choice (T,); a change (B, 2) is a table and a new sharding type."""
 
     before: IntArray
     changes: IntArray
@@ -83,13 +83,13 @@ class ChangedChoices:
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
         """Return the largest of numbers (T, Q) over each choice's tables with a sharding type, (B, Q), at least 0."""
         table, more = self.changes[:, 0], self._more(form)[:, None]
-        its = np.where((self.before == form)[:, None], numbers, 0.0)
-        where = its.argmax(axis=0)
-        first = its.max(axis=0)
-        its[where, np.arange(len(where))] = 0.0
+        chosen = np.where((self.before == form)[:, None], numbers, 0.0)
+        where = chosen.argmax(axis=0)
+        first = chosen.max(axis=0)
+        chosen[where, np.arange(len(where))] = 0.0
         leaves = (table[:, None] == where) & (more < 0)
         joins = np.where(more > 0, numbers[table], 0.0)
-        largest: FloatArray = np.maximum(np.where(leaves, its.max(axis=0), first), joins)
+        largest: FloatArray = np.maximum(np.where(leaves, chosen.max(axis=0), first), joins)
         return largest
 
 
@@ -169,10 +169,10 @@ def _together(types: IntArray, changes: IntArray) -> Iterator[IntArray]:
     for form in (None, *range(len(FORMS))):
         table, new = (changes if form is None else changes[changes[:, 1] == form]).T
         _, earliest = np.unique(table, return_index=True)  # of two changes of a table, the better one
-        its, new = table[np.sort(earliest)], new[np.sort(earliest)]
-        powers = (1 << power for power in range(1, len(its).bit_length()))
-        counts = sorted({min(count, len(its)) for power in powers for count in (power, power * 3 // 2, power * 2)})
+        tables, new = table[np.sort(earliest)], new[np.sort(earliest)]
+        powers = (1 << power for power in range(1, len(tables).bit_length()))
+        counts = sorted({min(count, len(tables)) for power in powers for count in (power, power * 3 // 2, power * 2)})
         joint = np.repeat(types[None], len(counts), axis=0)
         for row, count in zip(joint, counts, strict=True):
-            row[its[:count]] = new[:count]
+            row[tables[:count]] = new[:count]
         yield joint

@@ -72,11 +72,11 @@ class ColumnSplits:
         item_of = every.item
         for cut, share in enumerate(SETTINGS.shard_shares):
             rows = even_splits(space, share)
-            its = table[item_of[rows]]
-            np.add.at(cuts.vectors[:, cut], its, every.vectors[rows])
-            np.maximum.at(cuts.cost_ms[:, cut], its, every.cost_ms[rows])
-            np.maximum.at(cuts.columns[:, cut], its, every.sent_units[rows] * DIM_MULTIPLE)
-            np.maximum.at(cuts.size_bytes[:, cut], its, every.size_bytes[rows])
+            tables = table[item_of[rows]]
+            np.add.at(cuts.vectors[:, cut], tables, every.vectors[rows])
+            np.maximum.at(cuts.cost_ms[:, cut], tables, every.cost_ms[rows])
+            np.maximum.at(cuts.columns[:, cut], tables, every.sent_units[rows] * DIM_MULTIPLE)
+            np.maximum.at(cuts.size_bytes[:, cut], tables, every.size_bytes[rows])
         np.add.at(cuts.given, table, every.sent_units[every.whole] * DIM_MULTIPLE)
         np.add.at(cuts.total_bytes, table, every.size_bytes[every.whole])
         return cuts
@@ -129,9 +129,9 @@ class ReplicatedTables:
         """Return the extra bytes on a device because caches are wider than some tables of a choice of types (T,)."""
         if not len(self.tables) or self.loads.tier[0] != TIERS.index(Tier.UVM_CACHING):
             return 0
-        its = self.loads.take(np.flatnonzero(types[self.tables] == self.form))
-        together = LoadSets(its, np.array([len(its)]))
-        return int((task.memory.bytes_with_caches(together) - task.memory.device_bytes(its)).sum())
+        loads = self.loads.take(np.flatnonzero(types[self.tables] == self.form))
+        together = LoadSets(loads, np.array([len(loads)]))
+        return int((task.memory.bytes_with_caches(together) - task.memory.device_bytes(loads)).sum())
 
 
 def slowest_loads(task: Task, tables: IntArray, layout: Layout) -> Loads:
@@ -260,7 +260,7 @@ class CostEstimates:
         given[:, Collective.ALL_TO_ALL] += columns[choice, cut] * float(ELEMENT_BYTES * self.task.batch_size)
         ready_ms = self.simulator.even_ms(self.task, given, cost_ms[choice, cut] + shared.compute_ms[choice])
         total = np.full(cost_ms.shape, np.inf)
-        kernels, counts, input_bytes = (its[choice] for its in shared.work)
+        kernels, counts, input_bytes = (of_choices[choice] for of_choices in shared.work)
         total[choice, cut] = ready_ms + self.simulator.waited_ms(self.task, ready_ms, kernels, counts, input_bytes)
         return total
 
@@ -301,9 +301,9 @@ class StepInputs(NamedTuple):
         """Count the work of every device for B choices of sharding types; zeros if no part of a step depends on it."""
         each = self.called, self.counts, self.input_bytes
         if self.counts.shape[2] or simulator.count_input:
-            called, counts, input_bytes = (total_by_type(choices, its) for its in each)
+            called, counts, input_bytes = (total_by_type(choices, numbers) for numbers in each)
         else:
-            called, counts, input_bytes = (np.zeros((len(choices), *its.shape[2:])) for its in each)
+            called, counts, input_bytes = (np.zeros((len(choices), *numbers.shape[2:])) for numbers in each)
         return (called > 0) @ self.of_call, counts, input_bytes
 
 

@@ -72,7 +72,7 @@ class LeastBytes:
         least = np.full((3, len(whole)), _UNKNOWN, dtype=np.int64)
         for assignments in tiers:
             may = np.array(
-                [its.allows_tier(assignment) for its, assignment in zip(task.limits, assignments, strict=True)]
+                [limits.allows_tier(assignment) for limits, assignment in zip(task.limits, assignments, strict=True)]
             )
             for form, layout in enumerate(LAYOUTS.values()):
                 loads = replace(whole.at(assignments), form=np.full(len(whole), form))
@@ -127,7 +127,7 @@ def _too_many(task: Task, least_bytes: int) -> InfeasibleError:
 
 
 def _check_each(task: Task, allowed: BoolArray) -> None:
-    """Check that each table fits alone, in some sharding type `allowed` (T, F), with its tier fixed."""
+    """Raise InfeasibleError if a table fits in no sharding type `allowed` (T, F), alone and with a fixed tier."""
     in_columns = np.flatnonzero(allowed[:, COLUMNS])
     if not len(in_columns):
         return

@@ -49,12 +49,15 @@ def searched_types(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def with_rows_on_all(task: Task) -> Task:
-    """Add `row_wise` to the rules that allow rows on one host; return the task itself if there are none."""
+    """Return the task with `row_wise` added to all rules that allow rows on one host.
+
+    If there are no rules of this kind, the task itself is returned.
+    """
     return _changed(task, lambda types: (*types, ROW_WISE) if ROW_WISE not in types else types)
 
 
 def without_rows_on_hosts(task: Task) -> Task:
-    """Remove the types with rows on one host from the rules that don't allow rows on all devices."""
+    """Return the task without types with rows on one host in rules that do not allow rows on all devices."""
     one_host = {TABLE_ROW_WISE, GRID_SHARD}
     return _changed(
         task, lambda types: types if ROW_WISE in types else tuple(name for name in types if name not in one_host)
@@ -80,9 +83,10 @@ def known_calls(models: CostModels, forms: Collection[str] = FORMS) -> frozenset
 
 
 def allowed_types(task: Task, calls: Collection[Call]) -> BoolArray:
-    """Return which sharding types each table may have, (T, F): those with kernel `calls` for its pooling and tier.
+    """Return the sharding types that each table may have, (T, F).
 
-    The task's constraints and the requirements of each sharding type must allow it. Row-wise and data-parallel tables
+    A type needs a call among the kernel `calls` for the pooling and the tier of the table. The
+    constraints of the task and the requirements of the sharding type must allow the type. Row-wise and data-parallel tables
     are on every device, so every device must be allowed. Tables that are pinned or kept apart stay column-wise; tables
     kept together may have the sharding types that all of them may have. A single device has table-wise tables only.
     """
