@@ -68,7 +68,7 @@ def test_the_core_imports_no_stage_and_stages_no_other(folder, its_own):
 
 
 @pytest.mark.parametrize("folder", ["neuroshard", *STAGES, "examples"])
-def test_nothing_that_users_run_imports_tests(folder):
+def test_code_that_users_run_does_not_import_tests(folder):
     files = _files(folder)
     assert files
     for path in files:
@@ -123,7 +123,7 @@ def _cycle(graph):
     return []
 
 
-def test_no_import_goes_in_a_circle():
+def test_imports_between_modules_have_no_cycle():
     graph = _graph()
     assert {"neuroshard.models", "neuroshard.plans.plan"} <= graph["neuroshard.models.simulator"]
     assert "neuroshard.stages.search.published.grid" in graph["neuroshard.stages.search.published.beam"]
@@ -193,7 +193,7 @@ PUBLISHED = "neuroshard.stages.search.published"
 ABOUT_TASKS = {"words", "tables", "cost", "layouts", "tasks", "plans", "models", "searching"}
 
 
-def test_the_published_search_can_be_read_alone():
+def test_published_search_imports_few_other_modules():
     """It works on arrays, so a reader who has only the paper need not open what the arrays are made of."""
     graph = _graph(for_types=True)
     files = {_module(path): path for folder in ("neuroshard", *STAGES) for path in _files(folder)}

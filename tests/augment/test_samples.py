@@ -72,7 +72,7 @@ def test_combinations_cover_every_width_and_count():
     assert {table.dim for sample in samples for table in sample.tables} == {4, 8, 16, 32}
 
 
-def test_a_share_of_the_tables_has_any_width():
+def test_arbitrary_dim_fraction_draws_tables_of_any_width():
     samples = _drawn(ComputeAugmentation(max_dim=32, max_tables=5, arbitrary_dim_fraction=0.5), 300)
     dims = [table.dim for sample in samples for table in sample.tables]
     assert set(dims) == set(range(4, 36, 4))
@@ -322,7 +322,7 @@ def test_split_tables_puts_each_table_in_one_split():
         ),
     ],
 )
-def test_settings_that_allow_no_draw_are_refused(kind, settings, code, names):
+def test_augmentations_refuse_settings_that_allow_no_draw(kind, settings, code, names):
     with refused(code, names=names):
         kind(**settings).check(SPLIT if kind is ComputeAugmentation else None)
 

@@ -95,7 +95,7 @@ def files(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("command", "group", "name"), CASES)
-def test_every_choice_of_every_command_builds(command, group, name, files):
+def test_each_choice_of_each_config_group_builds_a_run(command, group, name, files):
     assert hasattr(instantiate_config(_chosen(command, {group: name}, files).run), "run")
 
 

@@ -28,7 +28,7 @@ def test_settings_files_match_the_fields_of_their_classes():
         assert path.read_text() == text, f"{path} is out of date: make docs"
 
 
-def test_every_file_of_settings_is_used():
+def test_settings_files_are_all_included_by_a_config():
     used = "\n".join(path.read_text() for path in FOLDER.rglob("*.yaml") if path.parent != SETTINGS)
     assert [path.stem for path in SETTINGS.glob("*.yaml") if f"/settings/{path.stem}@" not in used] == []
 

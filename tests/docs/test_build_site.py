@@ -57,7 +57,7 @@ def test_pages_are_short_and_tables_are_narrow(page):
     assert not [cell for row in rows for cell in row if len(_words(cell)) > LONGEST_CELL]
 
 
-def test_quoted_messages_are_those_of_the_code():
+def test_messages_quoted_by_the_troubleshooting_page_are_printed_by_the_code():
     """Every message that the troubleshooting page quotes is one that NeuroShard prints, up to values (`...`)."""
     known = json.loads((ROOT / "tests" / "golden" / "messages.json").read_text())
     texts = [text for entry in known.values() for text in entry["messages"]]

@@ -93,7 +93,7 @@ def test_measurements_scatter_around_the_truth_by_the_noise(device):
 
 
 @pytest.mark.parametrize("compute", [MadeUpGpu(), MadeUpCpu()], ids=["gpu", "cpu"])
-def test_caches_are_shared_a_table_costs_more_beside_others(compute):
+def test_made_up_device_takes_longer_for_a_table_together_with_other_tables(compute):
     table, others = replace(_TABLES[0], name="one").with_dim(64), [t.with_dim(128) for t in _TABLES[1:30]]
     with_it, without, alone = compute.predict(LoadSets.of([[table, *others], others, [table]], 65536))
     assert with_it - without != pytest.approx(alone, rel=0.01)

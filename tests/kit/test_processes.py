@@ -35,6 +35,6 @@ def _end():
 @pytest.mark.parametrize(
     ("how", "message"), [(_raise, "(?s)rank 1.*ValueError: no such row"), (_end, "rank 1, exit code 3")]
 )
-def test_ranks_that_fail_or_end_are_named(how, message):
+def test_on_gloo_reports_ranks_that_fail_or_end(how, message):
     with pytest.raises(AssertionError, match=message):
         on_gloo(2, _fail, how)

@@ -63,7 +63,7 @@ def test_several_files_are_swept_if_one_choice_reads_them(tmp_path, monkeypatch)
     assert _pairs("search", "tables=a,b.csv") == [("tables", "user_file"), ("tables.path", "a,b.csv")]
 
 
-def test_a_sweep_may_list_more_values_than_a_file_name_holds():
+def test_with_reader_accepts_sweeps_of_more_values_than_a_file_name_can_have():
     seeds = f"searcher.seed={','.join(map(str, range(200)))}"
     assert list(with_reader(seeds)) == [seeds]
 

@@ -203,7 +203,7 @@ def test_cli_reports_wrong_arguments_in_one_line(here, capsys, code, names, argu
     _refused(capsys, code, *arguments.split(), names=names)
 
 
-def test_a_job_of_a_sweep_that_cannot_be_built_leaves_the_others(here, capsys):
+def test_sweep_runs_other_jobs_if_one_job_cannot_be_built(here, capsys):
     sweep = ("-m", "searcher=random", "topology.num_devices=4,10000000", "out='x${hydra:job.num}'")
     out, _, (job, _) = _failed(capsys, "sweep-jobs-failed", *_search(here, *sweep), names=[1, 2])
     check(job, "value-outside-limits", names=["num_devices", 10000000])
@@ -387,7 +387,7 @@ def test_the_defaults_of_a_search_have_a_plan_for_any_table_file(here, capsys):
     assert "device 0: " in out
 
 
-def test_a_sweep_goes_on_after_a_job_without_a_plan(here, capsys):
+def test_sweep_runs_other_jobs_after_a_job_without_a_plan(here, capsys):
     sweep = ("-m", "topology.memory_bytes=1KiB,1GiB", "searcher=random", "out=swept/${topology.memory_bytes}")
     out, _, messages = _failed(capsys, "sweep-jobs-failed", *_search(here, *sweep), names=[1, 2])
     assert out.strip().startswith("The sweep")  # jobs print nothing but their errors
@@ -401,7 +401,7 @@ def test_a_sweep_goes_on_after_a_job_without_a_plan(here, capsys):
     assert re.search(r"1GiB\W+1/1\W+[\d.]+\W+[\d.]+", table)
 
 
-def test_a_sweep_without_figures_has_a_table_too(here, capsys):
+def test_sweep_without_costs_prints_a_table_of_results(here, capsys):
     done(capsys, *_search(here, "searcher=random", "out=found"))
     out = done(capsys, "report", "-m", "found", f"out={here}/a,{here}/b")
     assert re.search(r"The sweep\W+result\W+done\W+done", out)

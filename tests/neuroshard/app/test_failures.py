@@ -256,7 +256,7 @@ def test_a_defect_before_anything_is_built_is_no_mistake_in_hydras_settings(monk
     assert "AttributeError" in _log(logs, err)
 
 
-def test_the_first_user_error_of_the_causes_counts():
+def test_user_error_in_finds_the_first_user_error_among_causes():
     mistake = InfeasibleError("memory-full", "full")
     outer = RuntimeError()
     outer.__cause__ = KeyError()

@@ -78,7 +78,7 @@ def test_terminal_without_utf8_shows_replacement_characters():
 
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("words", [["models"], ["search", "--help"], ["search", "searcher=size_greedy", *SMALL]])
-def test_a_reader_that_has_seen_enough_ends_the_command(tmp_path, words, both):
+def test_command_ends_if_the_reader_closes_its_output(tmp_path, words, both):
     reading, writing = os.pipe()
     os.close(reading)
     command, stderr = [sys.executable, "-m", "neuroshard", *words], writing if both else subprocess.PIPE

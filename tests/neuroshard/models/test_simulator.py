@@ -175,6 +175,6 @@ def test_simulator_refuses_models_of_other_device_counts_or_batch_sizes():
         Simulator(linear_models(4)).cost(task, whole(task))
 
 
-def test_plans_of_other_tasks_are_refused():
+def test_simulator_refuses_plans_of_other_tasks():
     with refused("plan-of-other-task", names=["tables"]):
         Simulator(linear_models()).cost(toy_task(4), whole(toy_task(5)))

@@ -46,7 +46,7 @@ def test_shards_have_the_tiers_of_their_task():
     }  # fmt: skip
 
 
-def test_every_call_has_a_name_and_a_number_of_its_own():
+def test_kernel_calls_have_distinct_names_and_fixed_numbers():
     assert len({call.name for call in CALLS}) == len(set(CALLS)) == len(CALLS)
     assert CALLS.index(Call(Form.DATA_PARALLEL)) == 2  # the numbers of those that bundles have always held
     kinds = [(form, pooled, tier) for form in Form for pooled in (True, False) for tier in Tier]

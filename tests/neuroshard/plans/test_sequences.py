@@ -65,7 +65,7 @@ def test_sequence_tables_output_one_row_per_lookup(pooling, features, batch_size
         np.testing.assert_allclose(plan.traffic.sent_bytes(Collective.INPUT).sum(), indices + lengths)
 
 
-def test_buffers_hold_a_row_for_every_lookup():
+def test_buffers_of_sequence_tables_have_a_row_for_each_lookup():
     task = replace(TASK, memory=MemoryUse("sgd", 1))
     half = 100 * 8 * 4 + 8 * BATCH * (2.5 + 2) + 2 * 4 * BATCH * 2.5 * 8
     plan = laid_out(task, HALVES, 2)

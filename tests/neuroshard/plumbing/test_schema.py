@@ -99,7 +99,7 @@ def test_shown_shortens_long_and_deep_values():
     assert shown(12345678901234567890) == "12345678901234567890"
 
 
-def test_limits_can_be_written_beside_a_type():
+def test_parse_checks_limits_annotated_to_a_type():
     few = Annotated[int, Meta(ge=1, le=3)]
     assert parse([1, 2], list[few], "file") == [1, 2]
     with refused("value-outside-limits", where="file", names=["[1]", 4, 3]):

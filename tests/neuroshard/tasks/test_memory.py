@@ -91,7 +91,7 @@ def test_every_feature_has_offsets_and_outputs_of_its_own():
     assert copies.device_bytes == (block + copy,) * 2
 
 
-def test_a_copy_that_takes_too_much_with_its_gradient_is_refused():
+def test_data_parallel_table_too_large_with_its_gradient_is_refused():
     """State of 12 bytes for each of 2^56 elements fits in 2^60; 4 bytes more for each don't, with any buffers."""
     whole, use = Loads.of([LARGEST], 64), MemoryUse("adam", 1)
     assert use.device_bytes(whole)[0] > 12 << 56

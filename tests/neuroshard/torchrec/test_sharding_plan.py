@@ -39,7 +39,7 @@ def _rectangles(sharding):
     return [(shard.shard_offsets, shard.shard_sizes) for shard in sharding.sharding_spec.shards]
 
 
-def test_whole_tables_are_table_wise_but_beside_cut_ones():
+def test_sharding_plan_makes_whole_tables_column_wise_only_together_with_split_tables():
     """TorchRec exchanges and looks up for every sharding type by itself: one word for all columns of a collection."""
     exported = to_sharding_plan(PLAN, "b", local_world_size=2).plan["b"]
     assert (exported["a"].sharding_type, exported["a"].ranks) == ("column_wise", [3])

@@ -80,7 +80,7 @@ def test_greedy_by_dim_balances_columns_over_devices():
         ("size_lookup", {"pooling_factor": 20.0, "rows": 10_000}),
     ],
 )
-def test_every_score_puts_its_heaviest_table_alone(score, heavy):
+def test_greedy_places_the_table_with_the_highest_score_alone(score, heavy):
     light = plain_tables([16] * 4, 100)
     tables = (*light, replace(light[0], name="heavy", **heavy))
     plan = Greedy(score).find(Task(tables, Topology(2, 1 << 30), 256), Simulator(linear_models(2))).plan

@@ -128,7 +128,7 @@ def test_every_table_may_be_kept_out_of_a_memory(rule):
     assert _tiers(_found(0.5, constraints=Constraints((rule,)))) <= {Tier(tier) for tier in rule.tiers}
 
 
-def test_other_searchers_leave_tables_where_rules_put_them():
+def test_greedy_keeps_the_tiers_that_rules_set():
     rules = Constraints(tuple(TableRule(table.name, tiers=("uvm",)) for table in LARGE[:6]))
     assert (
         _found(2.0, Greedy("dim"), constraints=rules).tier_assignments

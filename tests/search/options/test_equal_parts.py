@@ -30,7 +30,7 @@ def _widths(plan):
     return sorted(placed.shard.dim for placed in plan.placements if placed.shard.table == 0)
 
 
-def test_a_hot_table_is_cut_in_four_and_the_plan_says_why():
+def test_search_splits_a_hot_table_into_four_parts_and_adds_the_rule_to_the_plan():
     halves, found = (SEARCH.find(task, SIMULATOR).plan for task in (_halved(_task()), _task()))
     assert (_widths(halves), _widths(found)) == ([32, 32], [16, 16, 16, 16])
     assert ms_of(found, SIMULATOR) < ms_of(halves, SIMULATOR)

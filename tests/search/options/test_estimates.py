@@ -114,7 +114,7 @@ def test_estimates_of_column_wise_tables_are_near_their_cost():
     assert (evenly <= held_up * (1 + 1e-9)).all()
 
 
-def test_a_table_that_cannot_be_cut_holds_a_device_up():
+def test_estimate_of_a_hot_narrow_table_exceeds_the_estimate_without_stragglers():
     base = _task().tables
     hot = replace(base[0], name="hot", dim=4, pooling_factor=2000.0)
     task = Task((hot, *base[1:]), Topology(4, "80GiB"), BATCH)

@@ -61,7 +61,7 @@ def test_rows_must_be_enough_for_blocks(rows, may):
     assert _allowed(Task((replace(TABLES[0], rows=rows),), TASK.topology, 64)) == [may]
 
 
-def test_one_device_and_settings_leave_columns_only():
+def test_allowed_types_on_one_device_or_by_settings_are_column_wise_only():
     assert _allowed(Task(TABLES, Topology(1, 1 << 20), 64)) == ["m"] * 4
     assert _allowed(TASK, {COLUMN_WISE_CALL}) == ["m"] * 4
 
@@ -144,7 +144,7 @@ def _held_up(choices):
     return columns.max(axis=1) + calls, columns.mean(axis=1) + calls
 
 
-def test_every_table_gets_its_best_sharding_type():
+def test_search_choices_gives_each_table_the_best_sharding_type():
     path = search_choices(FIRST, ALL, _weights)
     assert path[-1].tolist() == [0, 1, 2, 0, 1, 2]
     costs = _weights(TypeChoices(np.array(path)))[0]

@@ -57,7 +57,7 @@ def test_kind_of_a_run_is_read_from_its_file_alone(runs):
     assert (len(found.measured), len(found.learned)) == (2, 2)
 
 
-def test_every_kind_of_run_is_read(good):
+def test_gather_reads_search_evaluation_and_training_runs(good):
     found = gather([good])
     assert (len(found.searched), len(found.measured), len(found.learned)) == (4, 2, 2)
     assert list(found.references.values()) == [{"random": 3.0}]
@@ -150,7 +150,7 @@ def test_gathering_json_with_wrong_values_raises_only_user_errors(runs, path):
     ["one/run.json", "one/results.parquet", "one/tasks.json", "measured/results.parquet", "trained/curve.parquet",
      "trained/policy.json"],
 )  # fmt: skip
-def test_a_pipe_is_not_waited_for(runs, path):
+def test_gathering_a_directory_with_a_pipe_does_not_wait(runs, path):
     (runs / path).unlink()
     os.mkfifo(runs / path)
     if path == "one/run.json":  # no run at all

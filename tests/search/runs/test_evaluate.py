@@ -205,7 +205,7 @@ def unbalanced(fixed, tmp_path):
     return path
 
 
-def test_a_plans_own_prediction_is_shown(unbalanced, tmp_path):
+def test_evaluation_shows_the_prediction_in_the_plan_file(unbalanced, tmp_path):
     result = _evaluate(unbalanced, tmp_path / "out").run()
     assert (result.entries[0].predicted_ms, result.entries[0].margin_ms) == (5.5, 0.25)
 
@@ -402,7 +402,7 @@ def test_runs_of_one_method_have_distinct_names(bundle, tmp_path, fixed):
     assert methods == {f"dim ({out})" for out in runs}
 
 
-def test_only_plans_of_like_tasks_are_compared(tmp_path):
+def test_evaluating_plans_of_unlike_tasks_is_refused(tmp_path):
     task, paths = toy_task(3, num_devices=2), [tmp_path / "one.json", tmp_path / "other.json"]
     whole(task).save(paths[0])
     for other, what in ((replace(task, batch_size=512), "batch size"), (toy_task(4, num_devices=2), "tables")):

@@ -36,7 +36,7 @@ def _frame(costs, group="g"):
     )
 
 
-def test_methods_are_compared_on_what_all_solved():
+def test_comparisons_use_tasks_that_all_methods_solved():
     frame = _frame({"a": [1.0, 2.0, 3.0, 90.0], "b": [2.0, 4.0, 6.0, None]})
     found = comparisons(frame, "group", "ms").set_index("method")
     assert list(found["solved"]) == [4, 3]
@@ -293,7 +293,7 @@ def test_tables_are_there_when_drawing_fails(runs, tmp_path, monkeypatch):
     assert names == {"predicted.csv", "measured.csv", "sensitivity.csv"}
 
 
-def test_a_report_is_never_written_into_a_run(runs, tmp_path):
+def test_report_into_the_directory_of_a_run_is_refused(runs, tmp_path):
     before = sorted(runs.rglob("*"))
     (tmp_path / "link").symlink_to(runs / "random")
     for out in (runs / "random", runs / "measured", runs / "random" / ".." / "random", tmp_path / "link"):

@@ -68,7 +68,7 @@ def test_drawn_counts_follow_the_histogram(rows, exponent):
     assert np.abs(np.array(histogram(counts.numpy())) - reuse).sum() < 0.25
 
 
-def test_the_same_seed_draws_the_same():
+def test_draw_lookups_with_the_same_seed_draws_the_same_lookups():
     one, other, third = (draw_lookups(toy_tables(1)[0], 64, _generator(seed))[0] for seed in (1, 1, 2))
     assert torch.equal(one, other)
     assert not torch.equal(one, third)
@@ -122,7 +122,7 @@ def _check_other_rows_as_often(one, lookups, changed, plain):
 
 
 @given(st.integers(0, 50), st.floats(0.01, 1))
-def test_the_place_of_hot_rows_changes_nothing_else(seed, hot_first):
+def test_hot_first_moves_hot_rows_without_changing_how_often_rows_are_read(seed, hot_first):
     one = toy_tables(1, seed)[0]
     plain, first = (draw_lookups(one, 256, _generator(seed), *hot) for hot in ((), (hot_first,)))
     _check_other_rows_as_often(one, len(plain[0]), first, plain)

@@ -28,7 +28,7 @@ def test_new_run_directory_has_the_next_free_number(tmp_path, monkeypatch):
     assert not Path("there").exists()
 
 
-def test_one_run_at_a_time_and_nothing_left_of_none(run):
+def test_held_run_directory_refuses_a_second_run_and_is_removed_if_empty(run):
     with run.held():
         assert run.path.is_dir()
         with refused("out-in-use", names=[run.path]), exclusive(run.path):
@@ -36,7 +36,7 @@ def test_one_run_at_a_time_and_nothing_left_of_none(run):
     assert not run.path.exists()
 
 
-def test_places_that_cannot_be_written_to_are_refused(tmp_path):
+def test_run_directory_under_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "run"
     with refused("out-under-file", where=f"out={path}", names=[path.parent]), RunDirectory(path).held():
@@ -86,14 +86,14 @@ def test_a_run_that_was_killed_at_its_beginning_goes_on(run):
     assert (run.path / "settings.json").exists()
 
 
-def test_a_directory_is_free_until_a_run_begins(run):
+def test_check_free_refuses_a_directory_after_a_run_begins(run):
     run.check_free()
     run.begin(SETTINGS, TASKS)
     with refused("out-has-run", names=[run.path]):
         run.check_free()
 
 
-def test_a_whole_run_of_another_kind_is_not_gone_on_with(run):
+def test_beginning_a_run_over_a_finished_run_of_another_kind_is_refused(run):
     run.finish("evaluate", {"seed": 0})
     with refused("out-has-run", names=[run.path]):
         run.begin(SETTINGS, TASKS)

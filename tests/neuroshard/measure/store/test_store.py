@@ -176,7 +176,7 @@ def test_tables_and_manifest_come_back_exactly(tmp_path):
     assert directory.manifest() == _manifest()
 
 
-def test_the_same_run_goes_on_another_does_not(directory):
+def test_data_directory_continues_the_same_run_and_refuses_another(directory):
     directory.begin(_manifest(), toy_tables(4))
     with refused("out-begun-otherwise", names=[directory.path, "rounds=2", 3]):
         directory.begin(_manifest(rounds=3), toy_tables(4))

@@ -408,7 +408,7 @@ def test_lookups_of_a_zipf_law_have_its_histogram():
     assert table.row_lookups[0] > 100 * table.row_lookups[-1]
 
 
-def test_blocks_of_rows_begin_where_tables_say():
+def test_block_counts_count_lookups_by_row_block():
     assert block_counts(np.array([0, 1, 2, 4]), 5, 2).tolist() == [3, 1]
     assert block_counts(np.array([(1 << 40) - 1]), 1 << 40, 1024)[-1] == 1
 
