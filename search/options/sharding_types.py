@@ -85,10 +85,10 @@ def known_calls(models: CostModels, forms: Collection[str] = FORMS) -> frozenset
 def allowed_types(task: Task, calls: Collection[Call]) -> BoolArray:
     """Return the sharding types that each table may have, (T, F).
 
-    A type needs a call among the kernel `calls` for the pooling and the tier of the table. The
-    constraints of the task and the requirements of the sharding type must allow the type. Row-wise and data-parallel tables
-    are on every device, so every device must be allowed. Tables that are pinned or kept apart stay column-wise; tables
-    kept together may have the sharding types that all of them may have. A single device has table-wise tables only.
+    A type needs a call among the kernel `calls` for the pooling and the tier of the table. The constraints of the task
+    and the requirements of the sharding type must allow the type. Row-wise and data-parallel tables are on every
+    device, so every device must be allowed. Tables that are pinned or kept apart stay column-wise; tables kept together
+    may have the sharding types that all of them may have. A single device has table-wise tables only.
     """
     bound, each = _bound(task), LAYOUTS.values()
     alone = np.array(

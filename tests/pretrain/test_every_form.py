@@ -89,7 +89,7 @@ def _mixed(devices_per_host):
     return laid_out(task, range(4), range(2 if devices_per_host else 4), COPIES, 0, 2, 3)
 
 
-def test_every_part_has_a_model_that_learns_its_costs(data, fitted):
+def test_pretrained_models_of_all_parts_learn_the_costs(data, fitted):
     assert fitted.metrics.keys() == ALL_PARTS
     for part, metric in fitted.metrics.items():
         assert metric.test.mape < 0.25, (part, metric.test.mape)
@@ -124,7 +124,7 @@ def test_loads_outside_the_training_range_are_named_by_part(models):
     assert any(one.startswith("backward.all_reduce: bytes from a device") for one in told)
 
 
-def test_unmeasured_exchanges_between_hosts_are_warned_of(models):
+def test_simulator_warns_of_unmeasured_exchanges_between_hosts(models):
     simulator = Simulator(models)
     assert "exchanges: hosts" in _outside(simulator.warnings(_mixed(None)))
     assert not any("hosts" in one for one in _outside(simulator.warnings(_mixed(2))))

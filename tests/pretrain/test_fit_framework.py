@@ -100,7 +100,7 @@ def _missed(its):
     return np.abs(its.predicted_ms - its.measured_ms).sum() / its.measured_ms.sum()
 
 
-def test_two_ranks_that_took_ten_times_as_long_change_nothing():
+def test_framework_fit_ignores_measurements_ten_times_too_long():
     """All others agree on what each amount takes; under squares of errors they would give way."""
     some = [replace(m, repeats=m.repeats.times(10.0)) if n % 50 == 0 else m for n, m in enumerate(_measured(60))]
     learned = replace(MODELS, framework=fit_framework(MODELS, some))

@@ -270,7 +270,7 @@ def test_bundles_store_framework_overhead_and_old_bundles_still_load(tmp_path):
     assert load_bundle(tmp_path)[0].framework == converting
 
 
-def test_unknown_terms_of_framework_overhead_are_refused():
+def test_framework_refuses_unknown_terms_of_overhead():
     with refused("unknown-name", names=["'own moons'"]):
         Framework(1.0, {"own moons": 1.0}, {}, {})
     with refused("unknown-name", names=[f"'{CONVERTED}'"]):

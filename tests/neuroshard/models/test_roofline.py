@@ -126,7 +126,7 @@ def test_sequences_take_a_multiple_of_pooled_tables_alone_and_save_nothing_in_na
     assert both_ms == pytest.approx(sequence_ms + wide_ms, rel=1e-3)
 
 
-def test_a_wider_table_never_takes_less_time_alone_or_beside_others():
+def test_roofline_time_never_falls_if_a_table_gets_wider():
     """Kernels that are made for some widths take their steps where none is wider, and upwards only."""
     tables = [table("a", 10**6, dim, 5.0) for dim in range(8, 260, 4)]
     wide = table("w", 10**6, 512, 5.0)

@@ -64,7 +64,7 @@ def test_tables_of_unequal_widths_on_different_devices_have_caches_of_their_own(
     assert not laid_out(task, 0, 0).fits
 
 
-def test_each_width_has_a_cache_of_its_own_if_the_pipeline_prefetches():
+def test_prefetching_pipeline_counts_a_separate_cache_for_each_width():
     task = _thin_and_wide(pipeline="prefetch")
     plain = task.memory.device_bytes(task.loads)
     assert whole(task, 0).device_bytes == (plain.sum(),)

@@ -81,7 +81,7 @@ def test_carrying_over_a_changed_table_keeps_its_devices(where, other):
         restated(laid_out(before, where, 1), after)
 
 
-def test_a_table_with_too_few_rows_for_its_blocks_has_no_place():
+def test_carrying_over_leaves_out_tables_with_too_few_rows_for_their_blocks():
     before, after = _task("ab"), _task("ab", rows=3)
     assert carried_over(laid_out(before, range(4), 1), after).columns == ((1, 8, 1),)
     assert restated(laid_out(before, range(4), 1), after) is None

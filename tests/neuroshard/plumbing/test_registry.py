@@ -23,7 +23,7 @@ def test_described_choice_is_a_copy_that_may_be_changed():
     assert described("searcher", "random")["seed"] == 0
 
 
-def test_unknown_names_and_settings_are_refused():
+def test_build_refuses_unknown_searchers_and_settings():
     with refused("unknown-name", names=["neuroshard"]):
         build("searcher", "neurosard")
     with refused("unknown-name", names=["beam_width"]):

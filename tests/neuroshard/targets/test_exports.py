@@ -403,7 +403,7 @@ def test_sok_and_hugectr_targets_constrain_sequence_tables_to_row_wise():
         assert Form.COLUMN_WISE in found.limits(tables[0], 4).forms
 
 
-def test_a_search_says_which_gpu_sok_would_find_empty():
+def test_search_for_sok_warns_of_gpus_without_tables():
     simulator = ns.Simulator(linear_models(2))
     with pytest.warns(ns.NeuroShardWarning) as caught:
         ns.search(toy_task(1, num_devices=2), simulator, "dim_greedy", target="sok")

@@ -28,7 +28,7 @@ def test_task_files_without_devices_per_host_are_read():
     ("tables", "code", "names"),
     [((), "task-table-count", ["0 tables"]), (toy_tables(1) * 2, "table-name-shared", ["'toy0'"])],
 )
-def test_tasks_without_tables_or_with_two_of_one_name_are_refused(tables, code, names):
+def test_task_without_tables_or_with_duplicate_names_is_refused(tables, code, names):
     with refused(code, names=names):
         Task(tables, Topology(2, 100), 256)
 

@@ -90,7 +90,7 @@ def _ours(planner):
 
 
 @pytest.mark.parametrize("make", [bags, sequences, partial(bags, dim=10)])
-def test_types_that_kernels_on_cpus_lack_are_refused(make):
+def test_planner_on_cpus_refuses_tables_of_bf16(make):
     with refused("table-bf16-on-cpu", names=["'t'", "BF16", "data_type", "FP16", "FP32"]):
         planner(models="roofline:h100").plan(make("t", data_type=DataType.BF16))
 
@@ -606,7 +606,7 @@ def test_tables_that_share_features_with_mean_pooled_rows(features, warned, capl
     assert ("mean-pooled-tables-row-wise" in logged_codes(caplog)) == warned
 
 
-def test_a_mean_pooled_table_that_fits_in_no_columns_says_that_rows_may_be_named():
+def test_error_on_a_mean_pooled_table_without_room_suggests_row_wise():
     with refused("device-memory-too-small", kind=InfeasibleError) as raised:
         planner(2, "cuda", cap=ROWS * DIM, models="roofline:h100").plan(_beside_mean_pooling())
     assert all(named in raised.value.message.remedy for named in ("sharding_types=['row_wise']", " mean "))
@@ -639,7 +639,7 @@ def test_data_parallel_tables_that_fail_on_cpus_are_refused_however_they_are_req
 
 
 @pytest.mark.parametrize(("rows", "devices"), [(1, 2), (4, 3)])
-def test_devices_without_a_row_which_fail_on_cpus_are_refused(rows, devices):
+def test_row_wise_table_with_fewer_rows_than_devices_is_refused_on_cpus(rows, devices):
     with refused("table-types-fail-on-cpu", names=["'t'", "row_wise", number_of(rows, "row"), devices]):
         planner(devices, constraints=_said("t", sharding_types=["row_wise"])).plan(sequences("t", rows=rows))
 

@@ -103,7 +103,7 @@ def test_an_ambiguous_name_is_an_error_with_the_candidates(kind):
         _planner(**settings[kind]).plan(MODEL)
 
 
-def test_statistics_of_a_table_by_both_names_are_refused():
+def test_planner_refuses_statistics_of_a_table_under_two_names():
     table = next(one for one in _planner().search(MODEL).task.tables if one.name == "item")
     with refused("statistics-same-table", where="tables", names=["'item'", "'one.item'"]):
         _planner(tables=[table, replace(table, name="one.item")]).plan(MODEL)

@@ -57,7 +57,7 @@ def test_all_features_of_a_table_count(given, lookups):
     assert _sku(**given).table("sku", 64, 2).pooling_factor == lookups
 
 
-def test_numbers_for_too_few_features_are_refused():
+def test_parameter_constraints_with_a_wrong_number_of_pooling_factors_are_refused():
     with refused("constraints-numbers-per-feature", where="constraints of table 'sku'", names=["pooling_factors", 2]):
         _sku(pooling_factors=[1.0, 2.0, 3.0]).table("sku", 64, 2)
 

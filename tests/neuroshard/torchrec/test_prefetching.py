@@ -92,7 +92,7 @@ def test_cache_parameters_in_constraints_are_kept(cache):
 
 @pytest.mark.parametrize("flag", [False, True])
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_constraints_that_contradict_the_pipeline_are_refused(pipeline, flag, caplog):
+def test_planner_refuses_cache_constraints_that_contradict_the_pipeline(pipeline, flag, caplog):
     settings = {"constraints": {"a": _behind_cache(CacheParams(prefetch_pipeline=flag))}, "pipeline": pipeline}
     if pipeline is None or flag is (pipeline == "prefetch"):
         plan = _planner(**settings).plan(MODEL["ours"])

@@ -243,7 +243,7 @@ ROW_KINDS = ("row_wise", "table_row_wise", "grid_shard")
 
 @pytest.mark.parametrize("table", ["rows", "host", "grid"])
 @pytest.mark.parametrize("kind", ["table_wise", "column_wise", *ROW_KINDS])
-def test_blocks_that_torchrec_would_take_for_others_are_refused(table, kind):
+def test_reading_row_blocks_under_a_wrong_sharding_type_is_refused(table, kind):
     exported = to_sharding_plan(MIXED)
     right = exported.plan[""][table].sharding_type
     exported.plan[""][table].sharding_type = kind
@@ -278,7 +278,7 @@ def _spec(*rectangles):
 
 
 @pytest.mark.parametrize("rows", [(2, 3, 3, 2), (4, 4, 1, 1), (4, 3, 2, 1)])
-def test_rows_cut_otherwise_than_by_ceil_are_refused(rows):
+def test_reading_row_blocks_not_split_by_ceil_is_refused(rows):
     """TorchRec would train other rows, with a line on stderr and no error."""
     blocks = ([sum(rows[:rank]), 0, count, 16] for rank, count in enumerate(rows))
     with refused("plan-block-rows", where="columns 0 to 15 of table 'rows'"):
@@ -311,7 +311,7 @@ def test_rows_cut_otherwise_than_by_ceil_are_refused(rows):
          "table 'a' in the sharding plan", ["dim", 6, 4]),
     ],
 )  # fmt: skip
-def test_sharding_plans_that_our_plans_cannot_express_are_refused(exported, code, where, names):
+def test_from_sharding_plan_refuses_plans_that_a_plan_cannot_express(exported, code, where, names):
     with refused(code, where=where, names=names):
         from_sharding_plan(TASK, exported)
 
@@ -351,7 +351,7 @@ def test_sequence_tables_are_whole_halved_or_row_wise(path):
         (COPIES, 2, "sequence-table-type", "", ["'columns'", "data_parallel"]),
     ],
 )  # fmt: skip
-def test_sequence_tables_that_torchrec_would_not_serve_are_refused(columns, host, code, where, names):
+def test_to_sharding_plan_refuses_sequence_tables_that_torchrec_cannot_serve(columns, host, code, where, names):
     plan = laid_out(SEQUENCES, columns, range(4), host, 0)
     with refused(code, where=where, names=names):
         to_sharding_plan(plan, PATHS)

@@ -53,13 +53,13 @@ def test_planner_splits_wide_tables_into_column_shards(make, dim, fewest, device
     ],
     ids=str,
 )
-def test_constraints_that_leave_a_wide_table_uncut_are_refused(said, code, where, named):
+def test_planner_refuses_constraints_that_leave_a_wide_table_unsplit(said, code, where, named):
     with refused(code, where=where, names=["'a'", 4096, 2048, named]):
         planned(bags("a", dim=4096, rows=ROWS), constraints={"a": ParameterConstraints(**said)}, device="cuda", **H100)
 
 
 @pytest.mark.parametrize("dim", [2050, 4095])
-def test_wide_tables_that_could_only_be_data_parallel_are_refused(dim):
+def test_planner_refuses_wide_tables_that_could_only_be_data_parallel(dim):
     with refused("delegated-shard-too-wide", names=["'a'", dim, -(-dim // 4) * 4, "data_parallel"]):
         planned(bags("a", dim=dim, rows=ROWS), device="cuda", **H100)
 

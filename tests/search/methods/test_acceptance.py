@@ -157,7 +157,7 @@ def test_without_margins_row_wise_and_data_parallel_plans_must_gain_both_margins
 @pytest.mark.parametrize(
     ("models", "assumed"), [(linear_models(), True), (_simulator(LinearCompute(), 0.5).models, False)]
 )
-def test_the_remark_on_a_rejected_plan_says_whether_the_margin_is_assumed(models, assumed):
+def test_remark_on_a_rejected_plan_names_an_assumed_margin(models, assumed):
     first, other = _two_plans()
     remark = rejected_remark(first, other, Simulator(models))
     assert remark.code == "search-cheaper-plan-rejected"

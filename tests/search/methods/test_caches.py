@@ -53,7 +53,7 @@ EVERY = [name for name in choices("searcher") if name not in KNOWS_NO_CACHES]
 @pytest.mark.parametrize(
     "name", [name for name in EVERY if name not in PEERS]
 )  # TorchRec's planner knows no such rules
-def test_every_searcher_puts_two_widths_on_two_devices_if_nothing_else_fits(name):
+def test_searchers_separate_caches_of_two_widths_if_nothing_else_fits(name):
     task = _task(42, shapes=[shape * 2 for shape in SHAPES], **WHOLE)
     apart = (0, 1, 0, 1), (1, 0, 1, 0)
     fitting = [places for places in product(range(2), repeat=4) if laid_out(task, *places).fits]

@@ -386,7 +386,7 @@ def test_table_from_trace_refuses_invalid_traces(indices, offsets, settings, cod
         ns.table_from_trace("t", indices, offsets, **{"rows": 5, "dim": 8} | settings)
 
 
-def test_traces_of_too_many_row_blocks_are_refused():
+def test_table_from_trace_refuses_too_many_row_blocks():
     with refused("value-outside-limits", names=["row_blocks", 1025, 1024]):
         ns.table_from_trace("t", [1, 1, 2], [0, 2, 3], rows=5, dim=8, row_blocks=1025)
 

@@ -399,7 +399,7 @@ def test_summary_states_the_counted_batches_and_lookups():
     assert repr(found).startswith("MeasuredTables(batch_size=2, batches=1, left_out=1")
 
 
-def test_lookups_of_a_zipf_law_have_its_histogram():
+def test_tables_from_batches_of_zipf_lookups_have_the_zipf_histogram():
     shape = ns.TableShape("a", 20_000, 8)
     batches = [{"a": (_zipf_lookups(20_000, 40_000, 1.05, seed), np.arange(0, 40_001, 10))} for seed in range(3)]
     (table,) = ns.tables_from_batches([shape], batches, 4000).tables
