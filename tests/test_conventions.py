@@ -21,7 +21,7 @@ def test_the_workflow_runs_targets_of_the_makefile():
 
 
 @pytest.mark.parametrize("name", ["plan", "defect"])
-def test_issues_ask_for_what_answers_need(name):
+def test_issue_forms_ask_for_command_versions_and_plan(name):
     form = yaml.safe_load((GITHUB / "ISSUE_TEMPLATE" / f"{name}.yml").read_text())
     assert form["name"]
     assert form["description"]

@@ -188,7 +188,7 @@ READERS = {
 
 @pytest.mark.parametrize("kind", READERS)
 @pytest.mark.timeout(3600)
-def test_damaged_files_are_one_line(good, kind):
+def test_reading_a_damaged_file_is_refused_in_one_line(good, kind):
     name, read = READERS[kind]
     (path,) = good.glob(name)
     sound = path.read_bytes()
@@ -220,7 +220,7 @@ WORDS = st.sampled_from(
     st.sampled_from(["search", "evaluate", "collect"]), st.lists(st.lists(WORDS, max_size=6).map("".join), max_size=2)
 )
 @pytest.mark.timeout(3600)
-def test_overrides_of_any_kind_are_one_line(command, overrides):
+def test_any_override_raises_at_most_a_user_error(command, overrides):
     with suppress(UserError):
         for_hydra(command, overrides)
 
@@ -239,7 +239,7 @@ VALUES = ["0", "-1", "3.5", "null", "x", "[1]", "{a: 1}", "1e400", "true", "''",
 @settings(max_examples=TRIES)
 @given(st.sampled_from(KEYS), st.sampled_from(VALUES))
 @pytest.mark.timeout(3600)
-def test_settings_of_any_kind_are_one_line(key, value):
+def test_any_setting_raises_at_most_a_user_error(key, value):
     with suppress(UserError):
         config = compose_config("search", ["tables.num_tables=3", f"{key}={value}"])
         instantiate_config(config.run.tasks)

@@ -54,13 +54,13 @@ def _commands(page):
 CASES = [(page.name, arguments) for page in PAGES for arguments in _commands(page)]
 
 
-def test_commands_were_found():
+def test_pages_show_every_command():
     assert len(CASES) > 50
     assert {arguments[0] for _, arguments in CASES} >= set(COMMANDS)
 
 
 @pytest.mark.parametrize(("page", "arguments"), CASES, ids=lambda value: value if isinstance(value, str) else value[0])
-def test_every_command_is_one(page, arguments):
+def test_commands_shown_in_pages_compose(page, arguments):
     command, *rest = arguments
     if command in OWN:
         return
@@ -92,7 +92,7 @@ def generate():
         yield importlib.import_module("generate")
 
 
-def test_generated_pages_are_current(generate):
+def test_generated_pages_match_files_on_disk(generate):
     for path, text in generate.pages().items():
         assert path.read_text() == text, f"{path} is out of date: make docs"
 
@@ -118,14 +118,14 @@ def test_every_public_name_and_every_class_with_settings_has_a_page(generate, mo
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
+def test_links_in_pages_lead_to_existing_files(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
 
 
 @pytest.mark.xdist_group("measures")
-def test_the_first_plan_works(tmp_path, monkeypatch, capsys):
+def test_every_command_of_the_first_plan_tutorial_runs(tmp_path, monkeypatch, capsys):
     """Every command of the first tutorial, one after the other, and its code."""
     text = (ROOT / "docs" / "tutorials" / "first_plan.md").read_text()
     monkeypatch.chdir(tmp_path)

@@ -129,7 +129,7 @@ def test_further_type_costs_as_predicted_and_less_than_the_best_other_plan(found
     assert measured["total"] < 0.8 * without["total"]
 
 
-def test_explanation_shows_a_further_type(found):
+def test_explanation_shows_a_sharding_type_added_by_a_user(found):
     assert f"16 {SHOWN}" in found["explained"]
 
 

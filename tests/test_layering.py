@@ -68,7 +68,7 @@ def test_the_core_imports_no_stage_and_stages_no_other(folder, its_own):
 
 
 @pytest.mark.parametrize("folder", ["neuroshard", *STAGES, "examples"])
-def test_nothing_that_users_run_imports_tests(folder):
+def test_code_that_users_run_does_not_import_tests(folder):
     files = _files(folder)
     assert files
     for path in files:
@@ -89,7 +89,7 @@ def test_stages_are_reached_through_committed_links(name):
         ("neuroshard.stages.search.runs.search", ("torch", "fbgemm_gpu", "matplotlib", "scipy", "sklearn")),
     ],
 )
-def test_importing_imports_nothing_heavy(imported, heavy):
+def test_importing_a_module_loads_no_heavy_package(imported, heavy):
     code = f"import sys, {imported}; print([m for m in {heavy} if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.strip() == "[]"
@@ -123,7 +123,7 @@ def _cycle(graph):
     return []
 
 
-def test_no_import_goes_in_a_circle():
+def test_imports_between_modules_have_no_cycle():
     graph = _graph()
     assert {"neuroshard.models", "neuroshard.plans.plan"} <= graph["neuroshard.models.simulator"]
     assert "neuroshard.stages.search.published.grid" in graph["neuroshard.stages.search.published.beam"]
@@ -193,7 +193,7 @@ PUBLISHED = "neuroshard.stages.search.published"
 ABOUT_TASKS = {"words", "tables", "cost", "layouts", "tasks", "plans", "models", "searching"}
 
 
-def test_the_published_search_can_be_read_alone():
+def test_published_search_imports_few_other_modules():
     """It works on arrays, so a reader who has only the paper need not open what the arrays are made of."""
     graph = _graph(for_types=True)
     files = {_module(path): path for folder in ("neuroshard", *STAGES) for path in _files(folder)}

@@ -9,13 +9,13 @@ from tests.golden.gather_messages import FILE, calls, code_of, template_of
 CODES = {place: code for place, call in calls() if (code := code_of(call)) is not None}
 
 
-def test_every_message_has_a_code_of_its_own():
+def test_message_codes_are_unique_and_well_formed():
     assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", code) for code in CODES.values())
     count = Counter(CODES.values())
     assert {code: [place for place, its in CODES.items() if its == code] for code in count if count[code] > 1} == {}
 
 
-def test_the_file_of_messages_is_complete():
+def test_messages_file_has_every_message_code():
     """If this fails, run `make messages` and review the difference."""
     assert set(json.loads(FILE.read_text(encoding="utf-8"))) == set(CODES.values())
 

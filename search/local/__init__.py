@@ -1,1 +1,1 @@
-"""Plans made better, step by step."""
+"""Local search, which improves plans step by step."""

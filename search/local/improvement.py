@@ -1,4 +1,4 @@
-"""Plans made better by local search: for how long, and how."""
+"""Settings of the local search, and the loop that improves a plan with these settings."""
 
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -7,11 +7,11 @@ from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import Count, PositiveCount, Seed
 from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch
 
-_NEAR = 1.0003  # times the best plan's cost: worth to be costed and improved by all that the models say
+_NEAR = 1.0003  # times the best plan's cost: plans below are costed and improved with the cost models
 _TOGETHER = 10  # perturbations of one plan that are costed in one call
 
 
-predicted_ms = attrgetter("cost_ms")  # of a plan, for plans to be ranked by
+predicted_ms = attrgetter("cost_ms")  # the predicted cost of a plan, as a sort key
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Improvement:
     seed: Seed = 0
 
     def shared(self, count: int) -> "Improvement":
-        """Return the same with its part of the work, where so many share it."""
+        """Return settings for one of `count` searches that share the perturbations and the evaluated plans evenly."""
         plans = None if self.max_plans is None else max(self.max_plans // count, 1)
         return replace(self, perturbations=self.perturbations // count, max_plans=plans)
 
@@ -63,7 +63,7 @@ class Improvement:
 
 
 def _local_search(local: LocalSearch, plan: CostedPlan, most: float) -> CostedPlan:
-    """Take the best step again and again until none helps, or so many plans were looked at."""
+    """Take the best step again and again until no step helps or `most` plans were looked at; return the last plan."""
     while local.looked < most and (cheaper := local.best_step(plan)) is not None:
         plan = cheaper
     return plan

@@ -1,7 +1,8 @@
 """Local search: a plan is a matrix of widths; a step moves columns of an item to another device, or swaps two shards.
 
-Moving all of a shard is a move, half of it a split, onto a device that holds the table already a merge: one step
-covers them all. Steps start at the devices that make the plan expensive.
+One kind of step covers three changes: a step that moves a whole shard is a move, a step that moves half of a shard is
+a split, and a step onto a device that already has a shard of the table is a merge. Steps start at the devices that make
+the plan expensive.
 """
 
 from collections.abc import Sequence
@@ -28,21 +29,21 @@ from neuroshard.stages.search.kernels.steps import (
 )
 from neuroshard.stages.search.space.costed_space import CostedSpace
 
-_COSTED_STEPS = 32  # of all steps, so many that look best are costed with the communication models
-_OWN_STEPS, _WIDEST_STEPS = 33, 9  # of the tables of exchanges, up to twice the mean
-_MOST_FINER = 8  # times as many steps of the widest device's units, where one item gives out far more
+_COSTED_STEPS = 32  # number of steps with the lowest estimates that are costed with the communication models
+_OWN_STEPS, _WIDEST_STEPS = 33, 9  # points of the tables of exchange times, up to twice the mean units
+_MOST_FINER = 8  # maximum factor of points for the units of the widest device, if one item sends far more
 LEAST_GAIN = 1e-6  # relative
-_NO_LIMIT = 1 << 62  # far from where 64 bits end: bytes that come back are added to what is left
+_NO_LIMIT = 1 << 62  # far below the largest 64-bit integer: bytes that move back are added to the limit
 
 
 @dataclass(frozen=True, eq=False)
 class CostedPlan:
-    """A plan that local search looks at, with what the cost models see of it.
+    """A plan in local search, with the predicted costs of every device.
 
     Attributes:
         contents: the shards on each device.
-        compute_ms, total_ms: (D,) predicted.
-        ready_ms: (D,) when each may start forward communication; all wait for the last.
+        compute_ms, total_ms: (D,) predicted compute cost and total cost of each device, ms.
+        ready_ms: (D,) time at which each device may start forward communication; all devices wait for the last one.
     """
 
     contents: Contents
@@ -57,22 +58,22 @@ class CostedPlan:
 
     @property
     def widths(self) -> IntArray:
-        """Units of 4 columns of each item on each device, (I, D)."""
+        """Width of each item on each device, in units of 4 columns, (I, D)."""
         return self.contents.widths
 
     @property
     def units(self) -> FloatArray:
-        """Units of 4 columns that a sample gets of each device, (D,)."""
+        """Number of units of 4 columns that each device sends for a sample, (D,)."""
         return self.contents.units
 
 
 class LocalSearch:
-    """Improves plans of one task."""
+    """Local search for cheaper plans of one task."""
 
     def __init__(self, space: CostedSpace, start: IntArray, max_moved_bytes: int | None = None) -> None:
-        """Move so many bytes away from `start` (I, D), which are counted item by item; None sets no limit.
+        """Prepare to search plans that move at most `max_moved_bytes` away from `start` (I, D); None sets no limit.
 
-        That is never less than table by table.
+        Moved bytes are counted item by item. This count is never less than a count table by table.
         """
         self._space = space
         self._head = head = space.model.head
@@ -81,24 +82,24 @@ class LocalSearch:
         self._shards = space.shards
         base_ms, exchanges = space.fixed.compute_ms, self._exchanges()
         self._costs = Costs(head.bias, head.weight, head.offset, head.scale_ms, exchanges, base_ms)
-        self.looked = 0  # plans so far; one costed by the communication models counts as two for every device
+        self.looked = 0  # number of plans; one costed by the communication models counts as two per device
 
     def costed(self, widths: IntArray) -> CostedPlan:
-        """Cost the plan `widths` (I, D)."""
+        """Return the plan with widths `widths` (I, D), with predicted costs."""
         return self._costed([widths.copy()])[0]
 
     def others(
         self, plan: CostedPlan, perturbation_steps: int, seeds: Sequence[int], worth: float = np.inf
     ) -> list[CostedPlan]:
-        """Perturb this plan by random steps, once per seed, improve each result by estimates, and cost the results.
+        """Perturb `plan` by random steps, once per seed, improve each result by estimates, and return costed results.
 
-        Each result depends on its seed alone, so threads make them. Results whose estimate is above `worth` times the
-        lowest one, that of this plan included, are left out.
+        Each result depends on one seed alone, so several threads make the results. Results whose estimate is not below
+        `worth` times the lowest estimate of all results and `plan` are left out.
         """
         bounds = self._bounds(plan)
 
         def explored(own: IntArray) -> tuple[int, list[IntArray], FloatArray]:
-            """Explore with some of the seeds: plans looked at, and of each seed its changes and their estimate."""
+            """Return the number of plans looked at, and for each of the seeds `own` the changes and their estimate."""
             estimate = np.empty(len(own))
             looked, changes = explore(
                 plan.contents, self._shards, bounds, self._costs, perturbation_steps, own, estimate
@@ -109,7 +110,7 @@ class LocalSearch:
         chunks = np.array_split(np.array(seeds, dtype=np.int64), threads)
         looked, changes, estimates = zip(*in_threads(explored, chunks, threads), strict=True)
         self.looked += sum(looked)
-        estimate, every = np.concatenate(estimates), [one for some in changes for one in some]
+        estimate, every = np.concatenate(estimates), [changed for some in changes for changed in some]
         near = np.flatnonzero(estimate < min(estimate_ms(plan.contents, self._costs), estimate.min()) * worth)
         return self._costed([_changed(plan.widths, every[k]) for k in near]) if len(near) else []
 
@@ -121,16 +122,19 @@ class LocalSearch:
         return Bounds(self._memory_bytes, self._start, left)
 
     def _costed(self, every: Sequence[IntArray]) -> list[CostedPlan]:
-        """Cost plans that hold so much (I, D) each, in one call of the communication models."""
+        """Cost plans, each given as widths (I, D), in one call of the communication models."""
         plans = [contents_of(widths, self._shards, self._costs) for widths in every]
         units = np.stack([plan.units for plan in plans])
         compute_ms = self._head.finish(np.stack([plan.score for plan in plans])) * (units > 0)
         ready_ms, total_ms = self._space.step(compute_ms, units)
         self.looked += 2 * units.size
-        return [CostedPlan(*its) for its in zip(plans, compute_ms, total_ms, ready_ms, strict=True)]
+        return [CostedPlan(*values) for values in zip(plans, compute_ms, total_ms, ready_ms, strict=True)]
 
     def best_step(self, plan: CostedPlan) -> CostedPlan | None:
-        """Find the cheapest plan one step from the devices that make this one expensive; None if none is cheaper."""
+        """Return the cheapest plan that is one likely step away from `plan`; None if no likely step lowers the cost.
+
+        Likely steps start at the devices that make `plan` expensive.
+        """
         steps = self.likely_steps(plan)
         if not len(steps):
             return None
@@ -138,14 +142,14 @@ class LocalSearch:
         for step in np.argsort(total_ms, kind="stable"):
             if total_ms[step] >= worth_ms:
                 break
-            # By whole sums again: where a wide table leaves narrow ones, what is left of a sum is rounded coarsely.
+            # Sum all shards again: if a wide table leaves narrow tables, the difference of sums is rounded coarsely.
             after = self.costed(applied(plan.widths, steps[step]))
             if after.cost_ms < worth_ms:
                 return after
         return None
 
     def likely_steps(self, plan: CostedPlan) -> IntArray:
-        """Find the steps (K, 5), as the kernels have them, that are best by estimates, of those that are allowed."""
+        """Return the allowed steps (K, 5) that have the lowest estimates, in the format of the search kernels."""
         loads = (plan.compute_ms, plan.ready_ms, plan.total_ms, plan.units)
         sources = {int(np.argmax(values)) for values in loads}
         bounds, found = self._bounds(plan), []
@@ -160,7 +164,7 @@ class LocalSearch:
         return steps[np.sort(np.argpartition(estimate, _COSTED_STEPS - 1)[:_COSTED_STEPS])]
 
     def totals_ms(self, plan: CostedPlan, steps: IntArray) -> FloatArray:
-        """Cost the plans after each of some steps (K, 5) alone, (K,)."""
+        """Return the cost of `plan` after each of K steps (K, 5), if only this step is taken, in ms, (K,)."""
         row = np.arange(len(steps))
         self.looked += 2 * steps.shape[0] * len(plan.units)
         compute_ms = np.tile(plan.compute_ms, (len(steps), 1))
@@ -173,7 +177,10 @@ class LocalSearch:
         return total
 
     def _after(self, plan: CostedPlan, steps: IntArray, device: IntArray, sign: int) -> tuple[Float32Array, FloatArray]:
-        """Compute (K, H) sums and (K,) units of one end of each step after it; sign 1 where the moved item arrives."""
+        """Return the sums (K, H) and the units (K,) of one device per step, `device` (K,), after the step.
+
+        The sign is 1 if the moved item arrives at the device, and -1 if the moved item leaves the device.
+        """
         first, widths = self._shards.first, plan.widths
         item, back = steps[:, ITEM_OUT], np.maximum(steps[:, ITEM_BACK], 0)
         moved = sign * steps[:, UNITS_OUT]
@@ -186,9 +193,11 @@ class LocalSearch:
         return plan.contents.sums[device] + vectors, plan.units[device] + sent
 
     def _exchanges(self) -> Exchanges:
-        """Tabulate what exchanges cost a device, by its units and the widest's, where others are about as wide.
+        """Tabulate the exchange times of a device, by the units that this device and the widest device send.
 
-        Up to twice the mean, or to what a device with the widest item whole gives out.
+        All other devices share the remaining units evenly, none of them more than the widest device sends. The table
+        ends at twice the mean units of a device, or at the mean plus the units of the widest whole item if that is more
+        (but at most at all units).
         """
         models, devices, shards = self._space.simulator.models, len(self._memory_bytes), self._shards
         total, mean = shards.total_sent_units, shards.total_sent_units / devices
@@ -202,7 +211,7 @@ class LocalSearch:
         task = self._space.task
         columns = units.reshape(-1, devices) * DIM_MULTIPLE
         traffic = Traffic.of_columns(columns, task.batch_size, task.topology.fast_links)
-        there, back = (traffic.in_precision(its) for its in (models.forward_precision, models.backward_precision))
+        there, back = (traffic.in_precision(dtype) for dtype in (models.forward_precision, models.backward_precision))
         backward = models.backward.predict(back, np.zeros((len(traffic), devices)))[:, 0]
         forward = models.forward.outline(there)
         shape = units.shape[:2]
@@ -212,14 +221,14 @@ class LocalSearch:
 
 
 def _changed(widths: IntArray, changes: IntArray) -> IntArray:
-    """Copy `widths` (I, D) with other units, by (n, 3) items, devices and units."""
+    """Return a copy of `widths` (I, D) after n changes (n, 3): the item, the device and the new units."""
     after = widths.copy()
     after[changes[:, 0], changes[:, 1]] = changes[:, 2]
     return after
 
 
 def applied(widths: IntArray, step: IntArray) -> IntArray:
-    """Apply one step (5,) to a copy of `widths` (I, D)."""
+    """Return a copy of `widths` (I, D) after one step (5,)."""
     source, target, out, units, back = step.tolist()
     after = widths.copy()
     after[out, source] -= units

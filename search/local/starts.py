@@ -13,27 +13,29 @@ from neuroshard.stages.search.published.shard_table import ShardTable, evenly_sp
 from neuroshard.stages.search.space.costed_space import CostedSpace
 from neuroshard.stages.search.space.packing import pack
 
-_EVEN_SHARES = (0.15, 0.25, 0.4, 0.6, 1.0)  # of a device, that a shard may take
-_MOST_SHARDS = 512  # of all tables together, where each is cut into equally many
-_NARROW_SHARES = (0.03, 0.07)  # where memory is so scarce that no wider shards find room
-_LEAST_MS = 1e-9  # of a device's share: models may predict that nothing costs anything
+_EVEN_SHARES = (0.15, 0.25, 0.4, 0.6, 1.0)  # largest share of a device that a shard may take
+_MOST_SHARDS = 512  # maximum shards of all tables together, if every table is split into equally many
+_NARROW_SHARES = (0.03, 0.07)  # used if memory is so scarce that wider shards do not fit
+_LEAST_MS = 1e-9  # minimum of a device's share: models may predict a cost of 0 for all tables
 
 
 class Start(Protocol):
-    """Gives a first plan of a task."""
+    """A source of first plans, from which local search starts."""
 
     def first_widths(self, space: CostedSpace) -> IntArray | None:
-        """Find a first plan, (I, D) units of 4 columns of each item on each device; None if this start has none.
+        """Return a first plan, (I, D) units of 4 columns of each item on each device; None if this start has no plan.
 
         Raises:
-            InfeasibleError: nothing fits, so that no other start need be asked.
+            InfeasibleError: no plan fits, so that no other start has a plan either.
         """
         ...
 
 
 @dataclass(frozen=True)
 class EvenLayouts:
-    """The cheapest of some layouts whose shards are all small enough, each placed by grid search; else one that fits.
+    """Start from the cheapest of several layouts whose shards are all small; grid search places each layout.
+
+    If grid search places none of the layouts, the start is a plan that was packed by bytes alone.
 
     The published search splits one shard at a time, a few times; tasks with many devices or nearly full memory need
     many tables split. If there are few tables, layouts with all tables split into 2, 4, 8, ... shards are placed too: a
@@ -43,14 +45,14 @@ class EvenLayouts:
 
     Attributes:
         grid: caps of the greedy grid search.
-        refined: whether the cheapest layout is placed once more by whole devices, where there are many.
+        refined: True to place the cheapest layout once more by whole devices if there are many devices.
     """
 
     grid: GridSettings = field(default_factory=GridSettings)
     refined: bool = True
 
     def first_widths(self, space: CostedSpace) -> IntArray | None:
-        """Place even layouts by grid search; return the cheapest plan, else one packed by bytes alone, if any fits."""
+        """Return the cheapest plan of the even layouts; else a plan packed by bytes alone; None if packing fails."""
         grid = GridSearch(space.problem, self.grid)
         for shares, counts in ((_EVEN_SHARES, _shard_counts(space)), (_NARROW_SHARES, ())):
             even = [even_splits(space, most) for most in shares] + [fewest_shards(space.shards)]
@@ -58,21 +60,21 @@ class EvenLayouts:
             distinct = list({splits.tobytes(): splits for splits in even}.values())
             threads = useful_threads(sum(map(len, distinct)) * max(self.grid.points, 1))
             placed = in_threads(lambda splits: grid.place(splits[None])[0], distinct, threads)
-            best = min(placed, key=lambda one: one.cost_ms)
+            best = min(placed, key=lambda result: result.cost_ms)
             if best.cost_ms < float("inf"):
                 return grid.widths(grid.refined(best) if self.refined else best)
         return pack(space, space.free_bytes)
 
 
 def _shard_counts(space: CostedSpace) -> list[int]:
-    """List numbers of shards that all tables are cut into: powers of two, up to as many as there are devices."""
+    """List the numbers of shards into which every table is split: powers of two, up to the number of devices."""
     powers = (1 << power for power in range(1, space.task.topology.num_devices.bit_length()))
     return [count for count in powers if count * space.shards.num_items <= _MOST_SHARDS]
 
 
 @dataclass(frozen=True)
 class ExistingPlan:
-    """A plan that is there already: of the same tables, and within the task's limits."""
+    """Start from an existing plan, which has the same tables as the task and keeps the task's limits."""
 
     plan: Plan
 
@@ -82,10 +84,10 @@ class ExistingPlan:
 
 
 def even_splits(space: CostedSpace, most: float) -> IntArray:
-    """Split items, as evenly as possible, into as few shards as leave none above `most` of a device's even share, (S,).
+    """Split items evenly into the fewest shards of which each is at most `most` of a device's even share, (S,).
 
-    A shard's share is of all compute or of all units sent, whichever is larger. Items that may not be split that far
-    are split as far as they may.
+    The share of a shard is the share of the compute cost or the share of the units sent, whichever is larger.
+    Items that may not be split that far are split as far as allowed.
     """
     shards, num_devices = space.shards, space.task.topology.num_devices
     cost_ms = max(shards.cost_ms[shards.whole].sum() / num_devices, _LEAST_MS)
@@ -100,5 +102,5 @@ def even_splits(space: CostedSpace, most: float) -> IntArray:
 
 
 def equal_splits(shards: ShardTable, count: int) -> IntArray:
-    """Split every item into `count` shards, as far as its rules allow, (S,)."""
+    """Split every item into `count` shards, as far as the rules of the item allow, (S,)."""
     return evenly_split(shards, np.clip(count, shards.rules.min_shards, most_shards(shards)))

@@ -1,1 +1,1 @@
-"""The search methods, a file each."""
+"""The search methods, with one file for each method."""

@@ -1,4 +1,4 @@
-"""A searcher that sees less than the simulator that judges it: what a part of the cost models is worth."""
+"""Searchers with changed cost models, which measure how much a part of the cost models contributes to plans."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from neuroshard.tasks.task import Task
 
 
 class ModelChange(ABC):
-    """Other cost models in place of the simulator's."""
+    """A change of the cost models that a searcher uses, in place of the cost models of the simulator."""
 
     @abstractmethod
     def of(self, models: CostModels) -> CostModels:
-        """Return the cost models that the searcher gets to see, instead of `models`."""
+        """Return the changed cost models, which the searcher uses instead of `models`."""
 
     def reads(self) -> tuple[str, ...]:
-        """List the digests of the files that the change reads."""
+        """List the digests of the files from which this change loads cost models; empty if there are none."""
         return ()
 
 
 @dataclass(frozen=True)
 class WithModels(Searcher):
-    """A searcher that searches with changed cost models; its plans are judged by the unchanged ones.
+    """A searcher that searches with changed cost models; the unchanged models predict the reported costs.
 
     Attributes:
         searcher: searcher that sees the changed cost models.
@@ -36,39 +36,39 @@ class WithModels(Searcher):
 
     @property
     def takes_sequences(self) -> bool:
-        """True if the searcher inside places sequence tables."""
+        """True if the inner searcher places sequence tables."""
         return self.searcher.takes_sequences
 
     def reads(self) -> tuple[str, ...]:
-        """List what the searcher and the change read."""
+        """List the digests of the files that the inner searcher and the change read."""
         return (*self.searcher.reads(), *self.models.reads())
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find what the searcher finds with the changed models."""
+        """Return the result of the inner searcher, which searches with the changed cost models."""
         return self.searcher.find(task, Simulator(self.models.of(simulator.models)))
 
 
 @dataclass(frozen=True)
 class NoCommunication(ModelChange):
-    """Models of free communication, so that compute alone is balanced."""
+    """Cost models in which communication takes no time, so that the search balances compute alone."""
 
     def of(self, models: CostModels) -> CostModels:
-        """Keep the compute model, with communication that costs nothing."""
+        """Return models with the same compute model and with communication that takes no time."""
         return models.with_forward(FreeComm()).with_backward(FreeComm())
 
 
 @dataclass(frozen=True)
 class SingleTableCosts(ModelChange):
-    """Models of devices that compute as long as their tables would one after the other, each in a kernel of its own."""
+    """Cost models in which a device computes its tables one after the other, each table in a separate kernel call."""
 
     def of(self, models: CostModels) -> CostModels:
-        """Keep the models, but for a device's compute cost: the sum of its tables', each alone."""
+        """Return the models with another compute cost of a device: the sum of the costs of all tables, each alone."""
         return models.with_compute(KernelModels.one_by_one(models.compute))
 
 
 @dataclass(frozen=True)
 class OtherModels(ModelChange):
-    """Another bundle's models.
+    """Cost models of another bundle.
 
     Attributes:
         model: required: cost models that guide the search, as an installed name (`neuroshard models` lists them) or a
@@ -79,10 +79,10 @@ class OtherModels(ModelChange):
     model: str
 
     def of(self, models: CostModels) -> CostModels:
-        """Load the other bundle's models, whatever `models` are."""
+        """Load the cost models of the other bundle; `models` does not matter."""
         return CostModels.load(self.model)
 
     def reads(self) -> tuple[str, ...]:
-        """Return the digest of the other bundle, if it has one."""
+        """Return the digest of the other bundle, if the bundle has a digest."""
         digest = CostModels.load(self.model).digest
         return () if digest is None else (digest,)

@@ -16,7 +16,7 @@ from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.schema import NonNegative, Share
 from neuroshard.tasks.task import Task
 
-_WORTH_SAYING = 0.01  # of a step: nobody changes a setting for less
+_WORTH_SAYING = 0.01  # smallest saving, as a share of the step, for which a user would change a setting
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,16 @@ class Acceptance:
     assumed_margin_fraction: NonNegative = 0.5
 
     def of_forms(self, models: CostModels) -> "Acceptance":
-        """Raise `margin_fraction` for plans with row-wise or data-parallel tables, unless models know steps."""
+        """Return the rule for plans with row-wise or data-parallel tables, with a larger `margin_fraction`.
+
+        Models of whole steps keep the rule as it is.
+        """
         if models.of_whole_steps:
             return self
         return replace(self, margin_fraction=max(self.margin_fraction, self.sharding_type_margin_fraction))
 
     def assess(self, costs: Sequence[Cost], task: Task, simulator: Simulator) -> list["Assessment"]:
-        """Assess plans of a task by their costs; the first plan, which the others must improve on, is accepted."""
+        """Assess plans of a task by cost: the first plan is accepted, and the others must improve on the first plan."""
         judged = [with_assumed_margins(cost, simulator.models) for cost in costs]
         own, compute = has_own_margins(costs[0]), simulator.models.compute
         single = not compute.spread_ms(LoadSets.alone(task.loads)).any() and (own or not compute.arithmetic)
@@ -83,7 +86,7 @@ class Acceptance:
         return [Assessment.of(cost, reason) for cost, reason in zip(judged, (None, *reasons), strict=True)]
 
     def _reason(self, before: Cost, after: Cost, single: bool, fraction: float) -> "Rejection | None":
-        """Return why a plan is rejected; None if its gain exceeds a `fraction` of both margins.
+        """Return the reason to reject a plan; None if the gain of the plan exceeds a `fraction` of both margins.
 
         A `single` model's gain of all devices together does not count.
         """
@@ -97,7 +100,7 @@ class Acceptance:
 
 
 class Rejection(StrEnum):
-    """Why a search rejects a plan."""
+    """The reason for which a search rejects a plan."""
 
     OUTSIDE_TRAINING_RANGE = "its exchanges are more unbalanced than in the training data of the cost models"
     SMALL_GAIN = "its predicted gain is too small"
@@ -121,12 +124,12 @@ class Assessment(NamedTuple):
 
     @classmethod
     def of(cls, cost: Cost, rejected: Rejection | None = None) -> "Assessment":
-        """Assess a plan by its predicted cost."""
+        """Return the assessment of a plan with a predicted cost."""
         return cls(cost.total_ms, cost.margin_ms, cost.likely_ms, rejected)
 
 
 def assess(acceptance: Acceptance | None, costs: Sequence[Cost], task: Task, simulator: Simulator) -> list[Assessment]:
-    """Assess plans of a task by an acceptance rule; None accepts every plan, and expects the predicted cost."""
+    """Assess plans of a task by an acceptance rule; None accepts every plan and expects the predicted costs."""
     if acceptance is None:
         return [Assessment(cost.total_ms, cost.margin_ms, cost.total_ms) for cost in costs]
     return acceptance.assess(costs, task, simulator)
@@ -137,26 +140,29 @@ def choose(assessments: Sequence[Assessment]) -> tuple[int, int | None]:
 
     Return its index, and the index of the rejected plan that is predicted to cost least if that costs less.
     """
-    accepted = [number for number, one in enumerate(assessments) if one.rejected is None]
+    accepted = [number for number, assessment in enumerate(assessments) if assessment.rejected is None]
     chosen = min(accepted, key=lambda number: assessments[number].expected_ms)
     least = min(range(len(assessments)), key=lambda number: assessments[number].predicted_ms)
     return chosen, least if assessments[least].predicted_ms < assessments[chosen].predicted_ms else None
 
 
 def cheapest(costs: Sequence[Cost]) -> int:
-    """Choose the plan that is predicted to cost least, the earliest one among equals."""
+    """Return the index of the plan that is predicted to cost least, the first among equals."""
     return min(range(len(costs)), key=lambda number: costs[number].total_ms)
 
 
 def likeliest(costs: Sequence[Cost]) -> int:
-    """Choose the plan that is expected to cost least, or predicted to where no margin is known; the first of equals."""
+    """Return the index of the plan with the lowest expected cost, the first among equals.
+
+    A plan without a known margin is expected to have the predicted cost.
+    """
     return min(range(len(costs)), key=lambda number: costs[number].likely_ms)
 
 
 def rejected_remark(plan: Plan, rejected: Plan | None, simulator: Simulator) -> Message | None:
     """Return the message that the search rejected a plan; None if `rejected` saves less than 1% or breaks limits.
 
-    Both are plans of the same task, and their costs are those of all its tables.
+    Both are plans of the same task. The compared costs are the costs of all tables of the task.
     """
     if rejected is None or rejected.violations:
         return None

@@ -1,4 +1,4 @@
-"""The usual heuristics: whole tables, one pass, no cost model; what no device has room for is halved."""
+"""The usual heuristics: whole tables, one pass, no cost model; tables that fit on no device are halved."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.tables import Table
 from neuroshard.tasks.task import Task
 
-MAX_HALVINGS = 14  # leave 4 columns of the widest table there may be
+MAX_HALVINGS = 14  # halve the widest possible table into shards of 4 columns
 
 
 def _lookup(table: Table) -> float:
@@ -40,7 +40,7 @@ SCORES: dict[str, Callable[[Table], float]] = {
 @dataclass(frozen=True)
 @checked
 class Greedy(Searcher):
-    """Tables in descending order of a score, each to the device with the least score among those with room.
+    """Places tables in descending order of a score, each on the device with the lowest total score that has room.
 
     Attributes:
         score: size | dim | lookup | size_lookup: load to balance over devices: size (bytes), dim (columns x number of
@@ -58,39 +58,42 @@ class Greedy(Searcher):
 
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find the greedy plan; the simulator is not used."""
+        """Return the greedy plan; the simulator is not used."""
         space = _space(task)
         return Found(space.plan(self.widths(space)))
 
     def widths(self, space: SearchSpace) -> IntArray:
-        """Place tables greedily: (I, D) units of each item on each device. Hosts may get more than they hold.
+        """Place tables greedily; return (I, D) units of 4 columns of each item on each device.
+
+        Tables in host memory may take more bytes than the hosts have.
 
         Raises:
-            InfeasibleError: some table finds no room.
+            InfeasibleError: a table fits on no device, even in the smallest allowed shards.
         """
         load = np.zeros(space.task.topology.num_devices)
 
         @cache
         def score(shard: _Shard) -> float:
-            """Score the columns of the shard's tables."""
+            """Return the sum of the scores of the tables in the shard."""
             return sum(SCORES[self.score](table) for table in space.tables(shard.item, shard.width))
 
         def least_loaded(shard: _Shard, devices: IntArray) -> int:
-            """Choose a device with the least score so far, and add the shard's."""
+            """Return the device with the lowest total score among `devices`, and add the shard's score to the total."""
             device = int(devices[load[devices].argmin()])
             load[device] += score(shard)
             return device
 
         def ranks(shards: Sequence[_Shard]) -> FloatArray:
-            """Rank the highest score first."""
+            """Return the rank of each shard; the shard with the highest score has the lowest rank."""
             return -np.array([score(shard) for shard in shards])
 
         return _widths(space, f"{self.score} greedy", self.max_halvings, ranks, least_loaded)
 
     def first_widths(self, space: SearchSpace) -> IntArray | None:
-        """Return `widths` for local search to set out from; None where some table finds no room.
+        """Return the greedy plan, (I, D), as a start of local search; None if a table fits on no device.
 
-        There are no caps on columns, which hinder the published search where one table is hot and devices are few.
+        The greedy plan has no caps on columns. Caps hinder the published search if one table is hot and devices are
+        few.
         """
         try:
             return self.widths(space)
@@ -101,7 +104,7 @@ class Greedy(Searcher):
 @dataclass(frozen=True)
 @checked
 class Random(Searcher):
-    """Tables in random order, each to a random device among those with room; `seed` fixes the draws of each call.
+    """Places tables in random order, each on a random device that has room; `seed` fixes the draws of each call.
 
     Attributes:
         seed: seed of the random choices; the same seed gives the same plan.
@@ -114,7 +117,7 @@ class Random(Searcher):
 
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find the random plan; the simulator is not used."""
+        """Return the random plan; the simulator is not used."""
         rng = np.random.default_rng(self.seed)
         space = _space(task)
         widths = _widths(
@@ -126,7 +129,7 @@ class Random(Searcher):
 
 
 def _space(task: Task) -> SearchSpace:
-    """Return all shards of a task's tables.
+    """Return the search space of a task: all shards of the tables.
 
     Raises:
         InfeasibleError: the bytes alone prove that no column-wise plan fits.
@@ -137,7 +140,7 @@ def _space(task: Task) -> SearchSpace:
 
 
 class _Shard(NamedTuple):
-    """A shard of so many units of 4 columns of an item, after so many halvings."""
+    """A shard of `width` units of 4 columns of an item, made by `halvings` successive halvings of the item."""
 
     item: int
     width: int
@@ -151,20 +154,21 @@ def _widths(
     ranks: Callable[[Sequence[_Shard]], FloatArray | IntArray],
     choose: Callable[[_Shard, IntArray], int],
 ) -> IntArray:
-    """Place every item in as few shards as its rules allow, most confined first, by ascending rank; return (I, D).
+    """Place every item in the fewest shards that the rules of the item allow; return the widths (I, D).
 
-    Each goes to the device that is chosen among those that have room. Where none has, its halves go one by one, and so
-    on.
+    Items that may be on the fewest devices are placed first, then items in ascending order of rank. The function
+    `choose` picks the device of each shard among the devices that have room. If no device has room, the two halves of
+    the shard are placed one by one, and so on.
 
     Raises:
         InfeasibleError: no allowed device has room for a shard that may not be halved, or no device is allowed.
     """
     shards, rules = space.shards, space.shards.rules
     room, rows = DeviceRoom.empty(shards, space.free_bytes), fewest_shards(shards)
-    its = shards.item_of(rows)
-    first = [_Shard(*pair) for pair in zip(its.tolist(), (rows - shards.first[its]).tolist(), strict=True)]
-    count = np.bincount(its, minlength=shards.num_items)
-    order = np.lexsort((ranks(first), ~rules.confined[its], rules.allowed.sum(axis=1)[its]))
+    item_of = shards.item_of(rows)
+    first = [_Shard(*pair) for pair in zip(item_of.tolist(), (rows - shards.first[item_of]).tolist(), strict=True)]
+    count = np.bincount(item_of, minlength=shards.num_items)
+    order = np.lexsort((ranks(first), ~rules.confined[item_of], rules.allowed.sum(axis=1)[item_of]))
     waiting = [first[index] for index in order[::-1]]
     while waiting:
         item, width, halvings = shard = waiting.pop()
@@ -173,7 +177,7 @@ def _widths(
             put(shards, room, item, width, choose(shard, devices))
             continue
         too_often = halvings >= max_halvings or count[item] >= rules.max_shards[item]
-        free_bytes = room.free_bytes[devices_with_room(shards, room, item, 0)]  # where it may be, bytes aside
+        free_bytes = room.free_bytes[devices_with_room(shards, room, item, 0)]  # of all allowed devices
         if too_often or width < 2 * rules.min_width[item] or not len(free_bytes):
             size_bytes = int(shards.size_bytes[shards.first[item] + width])
             raise no_room(space, item, width, size_bytes, free_bytes, method)

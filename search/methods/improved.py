@@ -1,4 +1,4 @@
-"""First plans, of which the most promising is made better by local search: what searches are composed of."""
+"""Searches that improve the most promising of several first plans by local search."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,14 +25,14 @@ from neuroshard.stages.search.space.costed_space import CostedSpace
 from neuroshard.stages.search.space.fixed_load import FixedLoad
 from neuroshard.tasks.task import Task
 
-_NEAR = 1.1  # times the cheapest first plan's cost: from these local search begins,
-_STARTS = 3  # and from so many at least: the cheapest may be where it gets stuck
+_NEAR = 1.1  # local search begins from first plans that cost at most this factor times the cheapest one,
+_STARTS = 3  # and from at least this number of first plans: local search may get stuck at the cheapest
 
 
 @dataclass(frozen=True)
 @checked
 class ImprovedSearch(Searcher):
-    """Local search from several first plans, which goes on from the cheapest plan that it reaches.
+    """Searches locally from several first plans, and then from the cheapest plan that these searches reach.
 
     Attributes:
         starts: sources of the first plans.
@@ -49,7 +49,7 @@ class ImprovedSearch(Searcher):
     acceptance: Acceptance | None = None
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan that never costs more than the first start's, and the cheaper plan that was rejected, if any.
+        """Find a plan that costs at most as much as the first start's plan, and the rejected cheaper plan, if any.
 
         Raises:
             InfeasibleError: no start has a plan.
@@ -58,13 +58,13 @@ class ImprovedSearch(Searcher):
         return self.found(FixedLoad.empty(task), simulator)
 
     def found(self, fixed: FixedLoad, simulator: Simulator) -> Found:
-        """Find a plan that keeps the tables that `fixed` has placed (row-wise, data-parallel) and places the others."""
+        """Find a plan that keeps the placements of `fixed` (row-wise, data-parallel) and places all other tables."""
         if not len(fixed.column_wise):
             return Found(fixed.plan())
         names = frozenset(fixed.task.tables[placed.shard.table].name for placed in fixed.others)
 
         def find(task: Task) -> Found:
-            """Find a plan of the task, or of the task with tables assigned to hosts."""
+            """Find a plan of `task`: the task itself, or the task with tables assigned to hosts."""
             return self._found(CostedSpace.checked(replace(fixed, task=task), simulator))
 
         return tried_within_hosts(fixed.task, find, names)
@@ -81,10 +81,10 @@ class ImprovedSearch(Searcher):
         return Found(space.plan(every[chosen]), rejected=other)
 
     def _best_end(self, plans: Sequence[IntArray], costs: Sequence[Cost], space: CostedSpace) -> CostedPlan:
-        """Search locally from first plans (I, D) that cost so much; return the cheapest end.
+        """Search locally from the cheapest of the first plans (I, D), whose costs are `costs`; return the cheapest end.
 
-        The cheapest few share half of the perturbations and of the plans that may be looked at. The cheapest of their
-        ends gets the other half.
+        The cheapest first plans share half of the perturbations and half of the plans that may be looked at. Then the
+        cheapest end of these local searches gets the other half.
         """
         if len(plans) == 1:
             return self._end(plans[0], 0, space)[1]
@@ -97,7 +97,10 @@ class ImprovedSearch(Searcher):
         return min(lowest, rest._end(lowest.widths, 1, space)[1], key=predicted_ms)
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """List ends of local searches from all first plans, by other seeds; first plans; perturbations of the best."""
+        """List ends of local searches from all first plans, the first plans, and perturbations of the best end.
+
+        The local searches from the same first plan have different seeds.
+        """
         fixed = FixedLoad.of_plan(plan, simulator.compute_for(plan.task))
         if not len(fixed.column_wise):
             return (plan,)
@@ -108,28 +111,31 @@ class ImprovedSearch(Searcher):
         return in_turns(plan, (ends, map(space.plan, first), perturbed), simulator, count)
 
     def _ends(self, first: list[IntArray], space: CostedSpace, times: int) -> Iterator[Plan]:
-        """Search locally from each of some plans (I, D), so many times; yield the cheapest plan's end first."""
+        """Search locally from each first plan (I, D), the cheapest first, `times` times; yield the ends as plans."""
         order = np.argsort([cost.total_ms for cost in space.costs(first)], kind="stable").tolist()
         for number in range(times):
             for widths in (first[index] for index in order):
                 yield space.plan(self._end(widths, number, space)[1].widths)
 
     def _perturbed(self, widths: IntArray, space: CostedSpace, count: int) -> Iterator[Plan]:
-        """Perturb the end of local search from a plan (I, D) `count` times; yield the results, the cheapest first."""
+        """Search locally from a plan (I, D), perturb the end `count` times, and yield the results in order of cost."""
         local, best = self._end(widths, 0, space)
         seeds = range(self.improvement.seed, self.improvement.seed + count)
         perturbed = local.others(best, max(self.improvement.perturbation_steps, 1), seeds)
-        yield from (space.plan(one.widths) for one in sorted(perturbed, key=predicted_ms))
+        yield from (space.plan(result.widths) for result in sorted(perturbed, key=predicted_ms))
 
     def _end(self, widths: IntArray, number: int, space: CostedSpace) -> tuple[LocalSearch, CostedPlan]:
-        """Search locally from a plan (I, D) to an end; numbers stand for other random steps, 0 for those of `find`."""
+        """Search locally from a plan (I, D); return the search and the end. Each `number` has other random steps.
+
+        The number 0 has the same random steps as `find`.
+        """
         steps = replace(self.improvement, seed=self.improvement.seed + number * self.improvement.perturbations)
         local = LocalSearch(space, widths, self.max_moved_bytes)
         return local, steps.improve(local, local.costed(widths))
 
 
 def _first_plans(starts: Sequence[Start], space: CostedSpace) -> list[IntArray]:
-    """Find every start's plan, (I, D), in order; raise InfeasibleError if no start has one."""
+    """Return the first plan, (I, D), of every start that has one; raise InfeasibleError if no start has a plan."""
     plans = [widths for start in starts if (widths := start.first_widths(space)) is not None]
     if not plans:
         raise InfeasibleError(
@@ -142,9 +148,10 @@ def _first_plans(starts: Sequence[Start], space: CostedSpace) -> list[IntArray]:
 
 
 def _fitting(plans: Sequence[IntArray], space: CostedSpace) -> list[bool]:
-    """Return for each plan (I, D) if devices have room for it; all True if none has, so that an error names one.
+    """Return True for each plan (I, D) that fits in memory; if no plan fits, return True for all plans.
 
-    Bytes of single shards tell that, except those of cached tables, whose bytes depend on the shards beside them.
+    If no plan fits, a later error can then name one of the plans. Plans are checked only if tables are cached: the
+    bytes of a cached table depend on the other shards on the device, and searches add up the bytes of single shards.
     """
     if not len(shared_caches(space.task)):
         return [True] * len(plans)
@@ -153,24 +160,24 @@ def _fitting(plans: Sequence[IntArray], space: CostedSpace) -> list[bool]:
 
 
 def in_turns(plan: Plan, groups: Sequence[Iterable[Plan]], simulator: Simulator, count: int) -> tuple[Plan, ...]:
-    """List `plan`, the first of each group, then the second ones, and so on: `count` at most, no two of them alike.
+    """List `plan`, the first plan of each group, then the second plan of each group, and so on: at most `count` plans.
 
-    Those that break their task's limits, or are predicted to cost more than `plan` by more than both margins together,
-    are left out.
+    No two plans in the list are alike. Plans that break the limits of their task are left out, as are plans whose
+    predicted cost exceeds the cost of `plan` by more than both margins together.
     """
     by_layout = {layout_key(plan): plan}
-    every = (one for turn in zip_longest(*groups) for one in turn if one is not None)
-    for one in every:
+    every = (candidate for turn in zip_longest(*groups) for candidate in turn if candidate is not None)
+    for candidate in every:
         if len(by_layout) >= count:
             break
-        if layout_key(one) not in by_layout and _in_question(plan, one, simulator):
-            by_layout[layout_key(one)] = one
+        if layout_key(candidate) not in by_layout and _in_question(plan, candidate, simulator):
+            by_layout[layout_key(candidate)] = candidate
     return tuple(islice(by_layout.values(), count))
 
 
 def _in_question(plan: Plan, other: Plan, simulator: Simulator) -> bool:
     if other.violations:
         return False
-    ours, its = simulator.costs(plan.task, [plan, other])
-    known = not np.isnan(its.margin_ms)
-    return not known or its.total_ms - ours.total_ms <= ours.margin_ms + its.margin_ms
+    cost, other_cost = simulator.costs(plan.task, [plan, other])
+    known = not np.isnan(other_cost.margin_ms)
+    return not known or other_cost.total_ms - cost.total_ms <= cost.margin_ms + other_cost.margin_ms

@@ -23,7 +23,7 @@ from neuroshard.tasks.task import Task
 @dataclass(frozen=True)
 @checked
 class PolicySearch(Searcher):
-    """Whole tables, placed one by one by a trained policy.
+    """Places whole tables one after the other by a trained policy.
 
     Attributes:
         policy: trained policy that places the tables: dreamshard or autoshard (both installed), or a directory that
@@ -52,7 +52,7 @@ class PolicySearch(Searcher):
 
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find the cheapest plan among the likeliest one and the samples.
+        """Find the cheapest plan among the likeliest plan and the sampled plans.
 
         Raises:
             InfeasibleError: every plan leaves out a table that no device has room for.

@@ -110,7 +110,7 @@ class NeuroShard(Searcher):
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The members of `Form` that the sharding types are cases of."""
+        """The members of `Form` to which the sharding types of this search belong."""
         return forms_of(self.sharding_types)
 
     @property
@@ -135,7 +135,7 @@ class NeuroShard(Searcher):
 
     @property
     def quick(self) -> Start:
-        """The start that places column-wise tables quickly: choices of sharding types are ranked by its plans."""
+        """The start that places column-wise tables quickly, whose plans rank the choices of sharding types."""
         return EvenLayouts(self.grid, refined=False)
 
     def find(self, task: Task, simulator: Simulator) -> Found:
@@ -174,7 +174,7 @@ class NeuroShard(Searcher):
             raise error.changed(limit="; ".join(filter(None, (error.message.limit, rule)))) from error
 
     def _searched(self, asked: Task, simulator: Simulator) -> list[Found]:
-        """Search the likely choices of all options; return the best plan of each kind of choice, cheap to find first.
+        """Search the likely choices of all options; return the best plan of each kind of choice, in the order below.
 
         The kinds are the first choices of sharding types (column-wise tables alone, if possible), other choices, and
         choices with more equal parts. If no choice of any kind fits, choices for scarce memory are searched until one
@@ -246,7 +246,7 @@ class NeuroShard(Searcher):
         return OptionTable(variant, simulator, self._allowed(variant, simulator), self.quick, asked)
 
     def _first_choices(self, tables: Sequence[OptionTable]) -> list[Choice]:
-        """List the first choices of sharding types with the tiers for which quick plans or estimates are cheap."""
+        """List the first choices of sharding types in the tiers with the cheapest quick plans or estimates."""
         if len(tables) == 1:
             return [tables[0].first_choice]
         firsts = [one.first_tried() for one in tables]
@@ -254,7 +254,7 @@ class NeuroShard(Searcher):
         return list(dict.fromkeys((*quick, *likely)))
 
     def _likely(self, tables: Sequence[OptionTable]) -> list[Choice]:
-        """List the likely choices of sharding types of all tables, the cheapest first."""
+        """List the likely choices of sharding types of all option tables, in order of cost."""
         return sorted((choice for one in tables for choice in one.likely(self.sharding_type_trials)), key=_BOTH_MS)
 
     def _plans(
@@ -272,7 +272,7 @@ class NeuroShard(Searcher):
                 yield found
 
     def _allowed(self, task: Task, simulator: Simulator) -> BoolArray:
-        """Return which sharding types each table may have, (T, F), given that OTHERS need memory on all devices.
+        """Return the sharding types that each table may have, (T, F); OTHERS need free memory on all devices.
 
         Raises:
             UserError: a table may have no sharding type that the search and the models know.
@@ -285,8 +285,8 @@ class NeuroShard(Searcher):
         return allowed
 
     def _with_improved_tiers(self, found: Found, simulator: Simulator) -> Found:
-        """Grow caches, give devices one tier, and place column-wise tables again, as long as that helps."""
-        if all(its.tier is Tier.DEVICE for its in found.plan.tier_assignments):
+        """Return the plan with larger caches, unified tiers and column-wise tables placed again, while that helps."""
+        if all(assignment.tier is Tier.DEVICE for assignment in found.plan.tier_assignments):
             return found
         options = TierOptions.of(found.plan.task, simulator.compute_for(found.plan.task))
         for _ in range(SETTINGS.tier_rounds):
@@ -311,7 +311,7 @@ class NeuroShard(Searcher):
         return self.column_search.found(fixed, simulator).of(plan.task)
 
     def _with_rows_on_hosts(self, found: Found, simulator: Simulator) -> Found:
-        """Move row-wise tables to one host each if the search may, and if the gain is accepted."""
+        """Return the plan with row-wise tables on one host each, if the search may do so and accepts the gain."""
         if not self._tries_hosts:
             return found
         start = fix_tiers(found.plan)
@@ -334,10 +334,10 @@ class NeuroShard(Searcher):
         return (plan, *(replace(one, task=plan.task) for one in every if one is not same))
 
     def _other_types(self, plan: Plan, simulator: Simulator) -> list[Choice]:
-        """List choices of sharding types that differ from the plan's.
+        """List choices of sharding types other than the sharding types of the plan.
 
-        They are column-wise tables alone, the best choices by quick searches, and the best choices that leave one
-        sharding type out.
+        The choices are column-wise tables alone, the best choices by quick searches, and the best choices that leave
+        one sharding type out.
         """
         if not self._options(plan.task, plan.task, simulator).has_choice:
             return []
@@ -352,12 +352,12 @@ class NeuroShard(Searcher):
         return [one for forms, one in distinct.items() if forms != own.tobytes()]
 
     def _candidate_plans(self, choice: Choice, simulator: Simulator, count: int) -> Iterator[Plan]:
-        """Yield candidate plans with the chosen sharding types; none if nothing fits."""
+        """Yield candidate plans with the sharding types of a choice; no plans if the tables do not fit."""
         for found in self._plans([choice], self.column_search, []):
             yield from self.column_search.candidate_plans(found.plan, simulator, count)
 
     def _cheapest(self, found: Sequence[Found], simulator: Simulator) -> Found:
-        """Choose the plan of the lowest expected cost; of the lowest predicted cost if every gain is accepted."""
+        """Return the plan with the lowest expected cost, or the lowest predicted cost if every gain is accepted."""
         if len(found) == 1:
             return found[0]
         costs = [simulator.cost(one.plan.task, one.plan) for one in found]
@@ -378,13 +378,13 @@ class NeuroShard(Searcher):
 
 
 def _sharding(plan: Plan) -> list[tuple[Form, int]]:
-    """Return the sharding type of each table, and its number of shards unless it is column-wise."""
+    """Return the sharding type and the number of shards of each table; 0 shards for column-wise tables."""
     each = zip(plan.layouts, plan.by_table, strict=True)
     return [(layout.form, 0 if layout.free else len(placed)) for layout, placed in each]
 
 
 def _of_task(found: Found, task: Task, simulator: Simulator) -> Found:
-    """Return the plan for `task`, which has other rules: rows are moved to one host where these rules require it.
+    """Return the plan as a plan of `task`, with rows moved to one host for tables whose rules require one host.
 
     Raises:
         InfeasibleError: the plan breaks a rule.
@@ -407,7 +407,7 @@ def _knows_tiers(task: Task, simulator: Simulator) -> bool:
 
 
 def _shortage(given: OptionTable, error: InfeasibleError) -> UserError:
-    """Return the error that no plan was found for the task as given; `error` if memory is not the reason."""
+    """Return the error to raise if no plan was found for the given task: `error` if memory is not the reason."""
     task, simulator = given.task, given.simulator
     if _knows_tiers(task, simulator):
         options = TierOptions.of(task, simulator.compute_for(task)).with_data_parallel(task, given.may_have)

@@ -41,7 +41,7 @@ class BeamSearch(Searcher):
 
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find the cheapest plan seen on the way, the earliest one among equals; else one packed by bytes alone."""
+        """Find the cheapest plan of all steps, the earliest among equals; else a plan packed by bytes alone."""
         space = CostedSpace.checked(FixedLoad.empty(task), simulator)
         return Found(space.plan(self.first_widths(space)))
 

@@ -1,4 +1,4 @@
-"""Re-planning a running job: a plan made better by moving few bytes."""
+"""Re-planning a running job: the search improves the plan and moves few bytes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,8 +33,8 @@ from neuroshard.tasks.task import Task
 from neuroshard.words.form import FORMS
 
 _IMPROVEMENT = Improvement(max_plans=100_000_000)  # jobs run for long, and their plans are improved rarely
-_LEAST_MS = 1e-9  # models may say that nothing costs anything
-_HELD = (1.0, 0.9, 0.5)  # of the bytes that can stay, held in place one after the other until the rest finds room
+_LEAST_MS = 1e-9  # lower limit of a cost in a ratio: models may predict 0
+_HELD = (1.0, 0.9, 0.5)  # shares of the bytes that can stay; tried one after the other until the rest has room
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Replan(Searcher):
         return Found(plan, warning, rejected if cheapest(costs) not in accepted else None, said)
 
     def _begun(self, before: Plan, task: Task, simulator: Simulator) -> Found:
-        """Carry the starting plan over to `task`: all of it if it can stay, else as much as fits; search the rest."""
+        """Return the starting plan as a plan of `task`: shards stay where they can, and a search places the rest."""
         if (plan := _stayed(before, task)) is not None:
             return Found(plan)
         if len(TaskChanges.between(before.task, task).added) == len(task.tables):
@@ -136,7 +136,7 @@ class Replan(Searcher):
         return self._beside(before, carried_over(before, task), simulator)
 
     def _beside(self, before: Plan, carried: Carried, simulator: Simulator) -> Found:
-        """Place the rest in addition to as many carried shards as leave room for it; plan from nothing if none do."""
+        """Place the rest around the carried shards, or around fewer of them; if that fails, plan from nothing."""
         refused: UserError | None = None
         for share in _HELD:
             try:
@@ -181,7 +181,7 @@ class Replan(Searcher):
         return [number for number, assessment in enumerate(judged) if assessment.rejected is None]
 
     def _worth_it(self, before: Plan, found: Sequence[Found], costs: Sequence[Cost]) -> Found:
-        """Choose the plan that moves least from `before` on, of all nearly as cheap as the cheapest.
+        """Return the plan that moves the fewest bytes from plan `before`, among plans nearly as cheap as the cheapest.
 
         `found` begins with the plan that makes required moves only; any other plan must save `min_gain` at least.
         """
@@ -220,12 +220,12 @@ class Replan(Searcher):
         return replace(found, plan=moved if after.total_ms < before.total_ms else first)
 
     def reads(self) -> tuple[str, ...]:
-        """Return the digest of the starting plan's file, if it is one."""
+        """Return the digest of the file of the starting plan; nothing if the starting plan is not a file."""
         return () if isinstance(self.start, Plan) else (digest_of(Path(self.start)),)
 
 
 def _stayed(before: Plan, task: Task) -> Plan | None:
-    """Carry the whole plan over, each shard as it is; None if a shard has no place in `task`, or limits are broken."""
+    """Return the whole plan `before` as a plan of `task`; None if a shard has no place there or breaks a limit."""
     changes = TaskChanges.between(before.task, task)
     if not (changes.added or changes.removed) and have_same_devices(before.task, task):
         plan = restated(before, task)

@@ -38,17 +38,17 @@ def _loads(task: Task, options: Sequence[ShardingOption]) -> Loads:
 
 
 class SimulatorPerfModel(PerfModel):
-    """Rates TorchRec's proposals by our simulator: the plan cost, ms."""
+    """Rates the proposals of TorchRec's planner by our simulator: the rating is the plan cost, ms."""
 
     def __init__(self, task: Task, simulator: Simulator) -> None:
-        """Rate plans of `task`, whose tables bear the names of the module's."""
+        """Rate plans of `task`, whose tables have the same names as the tables of the module."""
         self._task = task
         self._simulator = simulator
         devices, host_size = task.topology.num_devices, task.topology.host_size
         self._topology = Topology(devices, "cpu", local_world_size=host_size, created_by_factory=True)
 
     def rate(self, plan: list[ShardingOption]) -> float:
-        """Predict the plan's cost, ms, which TorchRec's planner minimises."""
+        """Return the predicted cost of the plan, ms, which TorchRec's planner minimises."""
         ours = from_sharding_plan(self._task, to_sharding_plan(plan, self._topology))
         return self._simulator.cost(self._task, ours).total_ms
 
@@ -56,17 +56,17 @@ class SimulatorPerfModel(PerfModel):
 class SimulatorShardEstimator(ShardEstimator):
     """Estimates every shard by our cost models, as far as a shard can be estimated alone.
 
-    Compute is the shard's own cost; communication its columns' share of an even exchange. Perf's backward fields hold
-    nothing of compute: our models predict forward and backward together.
+    The compute time is the cost of the shard alone; the communication time is the share of the shard's columns in an
+    even exchange. The field `bwd_compute` is 0, because our models predict forward and backward compute together.
     """
 
     def __init__(self, task: Task, simulator: Simulator) -> None:
-        """Estimate shards of `task`, whose tables bear the names of the module's."""
+        """Estimate shards of `task`, whose tables have the same names as the tables of the module."""
         self._task = task
         self._simulator = simulator
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: dict[str, Any]) -> None:
-        """Fill in `perf` of all shards."""
+        """Set `perf` of all shards of the options."""
         task = self._task
         compute = self._simulator.models.compute.predict(LoadSets.alone(_loads(task, sharding_options)))
         forward, backward = _ms_per_column(self._simulator, task, task.output_columns / task.topology.num_devices)
@@ -80,7 +80,7 @@ class SimulatorShardEstimator(ShardEstimator):
 
 
 def _ms_per_column(simulator: Simulator, task: Task, columns: float) -> tuple[float, float]:
-    """Predict what a column adds to an exchange of so many columns on every device: forward and backward, ms."""
+    """Return the forward ms and the backward ms per column of an exchange with `columns` columns on every device."""
     dims = np.full((1, task.topology.num_devices), columns)
     traffic = Traffic.of_columns(dims, task.batch_size, task.topology.fast_links)
     directions = simulator.communication(traffic, np.zeros_like(dims))
@@ -89,14 +89,14 @@ def _ms_per_column(simulator: Simulator, task: Task, columns: float) -> tuple[fl
 
 
 class TaskStorageEstimator(ShardEstimator):
-    """Storage as our tasks count it, so that plans of both sides answer to the same memory caps."""
+    """Estimates storage as our tasks count bytes, so that both planners have the same memory limits."""
 
     def __init__(self, task: Task) -> None:
-        """Count storage as `task` does, whose tables bear the names of the module's."""
+        """Count bytes as `task` does, whose tables have the same names as the tables of the module."""
         self._task = task
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: dict[str, Any]) -> None:
-        """Fill in `storage` of all shards."""
+        """Set `storage` of all shards of the options."""
         loads, memory = _loads(self._task, sharding_options), self._task.memory
         shards = [shard for option in sharding_options for shard in option.shards]
         sizes = zip(self._device_bytes(loads), memory.host_bytes(loads).tolist(), strict=True)
@@ -110,7 +110,10 @@ class TaskStorageEstimator(ShardEstimator):
 
 
 class WidestCacheStorageEstimator(TaskStorageEstimator):
-    """Storage with every cache as wide as the widest cached table that may share it: a plan never takes more."""
+    """Estimates storage with every cache as wide as the widest cached table that may share the cache.
+
+    A plan never takes more bytes.
+    """
 
     def _device_bytes(self, loads: Loads) -> list[int]:
         """List the bytes of device memory of n loads, as if all of them were on one device."""

@@ -210,7 +210,7 @@ def _planner(
 
 
 def _cost_model(estimates: str, task: Task, simulator: Simulator, topology: Any) -> tuple[Any, Any]:
-    """Choose what fills in the `perf` of every shard that TorchRec may choose, and what rates whole proposals."""
+    """Return the estimator that sets the `perf` of every shard, and the model that rates whole proposals."""
     from torchrec.distributed.planner.perf_models import NoopPerfModel
     from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 
@@ -224,7 +224,7 @@ def _cost_model(estimates: str, task: Task, simulator: Simulator, topology: Any)
 def _constraints(
     task: Task, index: int, forms: Sequence[bool], types: Collection[str], factor: int, share: float
 ) -> Any:
-    """Return TorchRec's constraints of a table, by its index, that may have sharding types `forms` (F,).
+    """Return TorchRec's constraints of a table, given by index, that may have sharding types `forms` (F,).
 
     A cache, if there is one, has room for the fraction `share` of the rows.
     """

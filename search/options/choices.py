@@ -9,7 +9,7 @@ from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
 from neuroshard.stages.search.options.settings import SETTINGS
 from neuroshard.words.form import FORMS
 
-_ROUNDING = 1e-6  # of costs, relative: less isn't a gain
+_ROUNDING = 1e-6  # relative difference of costs below which there is no gain
 Numbers = FloatArray | IntArray | BoolArray
 
 
@@ -24,7 +24,7 @@ class TypeChoices:
         return len(self.types)
 
     def some(self, which: slice) -> "TypeChoices":
-        """Take the choices of a slice."""
+        """Return the choices at the positions of a slice."""
         return TypeChoices(self.types[which])
 
     def total(self, form: int, numbers: Numbers) -> FloatArray:
@@ -47,7 +47,7 @@ class TypeChoices:
 
 @dataclass(frozen=True, eq=False)
 class ChangedChoices:
-    """One choice (T,) after each of B changes alone, (B, 2): a table and its new sharding type."""
+    """Choices after each of B changes of one choice (T,); a change (B, 2) is a table and a new sharding type."""
 
     before: IntArray
     changes: IntArray
@@ -64,11 +64,11 @@ class ChangedChoices:
         return after
 
     def some(self, which: slice) -> "ChangedChoices":
-        """Take the choices of a slice."""
+        """Return the choices at the positions of a slice."""
         return ChangedChoices(self.before, self.changes[which])
 
     def _more(self, form: int) -> IntArray:
-        """Return (B,) 1 for each change that gives a table the sharding type, -1 if it takes it away, else 0."""
+        """Return 1 for each change to sharding type `form`, -1 for each change away from it, and 0 otherwise, (B,)."""
         table, new = self.changes.T
         more: IntArray = (new == form).astype(np.int64) - (self.before[table] == form)
         return more
@@ -83,13 +83,13 @@ class ChangedChoices:
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
         """Return the largest of numbers (T, Q) over each choice's tables with a sharding type, (B, Q), at least 0."""
         table, more = self.changes[:, 0], self._more(form)[:, None]
-        its = np.where((self.before == form)[:, None], numbers, 0.0)
-        where = its.argmax(axis=0)
-        first = its.max(axis=0)
-        its[where, np.arange(len(where))] = 0.0
+        chosen = np.where((self.before == form)[:, None], numbers, 0.0)
+        where = chosen.argmax(axis=0)
+        first = chosen.max(axis=0)
+        chosen[where, np.arange(len(where))] = 0.0
         leaves = (table[:, None] == where) & (more < 0)
         joins = np.where(more > 0, numbers[table], 0.0)
-        largest: FloatArray = np.maximum(np.where(leaves, its.max(axis=0), first), joins)
+        largest: FloatArray = np.maximum(np.where(leaves, chosen.max(axis=0), first), joins)
         return largest
 
 
@@ -109,10 +109,11 @@ Ranked = tuple[IntArray, FloatArray]
 
 
 def search_choices(first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]:
-    """Descend from the choice `first` (T,) until no step helps, within `allowed` (T, F); list it after every step.
+    """Search locally from the choice `first` (T,) until no step helps; list the choice after every step.
 
-    A step changes the sharding type of one table, or of the 2, 3, 4, 6, 8, ... most promising tables at once: if many
-    tables make a device the straggler, changing one of them does not help.
+    Tables keep to the sharding types `allowed` (T, F). A step changes the sharding type of one table, or
+    of the 2, 3, 4, 6, 8, ... most promising tables at once: if many tables make a device the straggler, changing one of
+    them does not help.
     """
     path, lowest = [first], float(costs(TypeChoices(first[None]))[0][0])
     likely = np.empty((0, 2), dtype=np.int64)
@@ -132,7 +133,7 @@ def search_choices(first: IntArray, allowed: BoolArray, costs: Costs) -> list[In
 
 
 def rank_changes(types: IntArray, allowed: BoolArray, costs: Costs) -> Ranked:
-    """Rank every allowed change of `types` (T,) in one table, the most promising first."""
+    """Rank all allowed changes of the sharding type of one table of `types` (T,), the most promising first."""
     return _ranked(types, np.argwhere(allowed & (np.arange(len(FORMS)) != types[:, None])), costs)
 
 
@@ -145,7 +146,10 @@ def _ranked(types: IntArray, changes: IntArray, costs: Costs) -> Ranked:
 
 
 def _best_step(types: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) -> tuple[float, IntArray] | None:
-    """Find the best step among ranked changes: (ms, (T,) choice) after it; None if none is below `lowest_ms`."""
+    """Return the ms and the choice (T,) after the best step of ranked changes; None if no step saves time.
+
+    A step must lead to a cost below `lowest_ms`.
+    """
     changes, alone_ms = ranked
     if not len(changes):
         return None
@@ -161,14 +165,14 @@ def _best_step(types: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) 
 
 
 def _together(types: IntArray, changes: IntArray) -> Iterator[IntArray]:
-    """Yield (m, T) choices after the first 2, 3, 4, 6, 8, ... changes at once: of all, and per sharding type."""
+    """Yield choices (m, T) after the first 2, 3, 4, 6, 8, ... changes at once: of all changes, and of each type."""
     for form in (None, *range(len(FORMS))):
         table, new = (changes if form is None else changes[changes[:, 1] == form]).T
         _, earliest = np.unique(table, return_index=True)  # of two changes of a table, the better one
-        its, new = table[np.sort(earliest)], new[np.sort(earliest)]
-        powers = (1 << power for power in range(1, len(its).bit_length()))
-        counts = sorted({min(count, len(its)) for power in powers for count in (power, power * 3 // 2, power * 2)})
+        tables, new = table[np.sort(earliest)], new[np.sort(earliest)]
+        powers = (1 << power for power in range(1, len(tables).bit_length()))
+        counts = sorted({min(count, len(tables)) for power in powers for count in (power, power * 3 // 2, power * 2)})
         joint = np.repeat(types[None], len(counts), axis=0)
         for row, count in zip(joint, counts, strict=True):
-            row[its[:count]] = new[:count]
+            row[tables[:count]] = new[:count]
         yield joint

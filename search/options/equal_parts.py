@@ -28,7 +28,7 @@ Rules = tuple[TableRule, ...]
 
 
 def finer_parts(choices: Sequence[Choice], simulator: Simulator) -> Iterator[tuple[Task, Task]]:
-    """Yield variants of the task with the cheapest quick plan in which tables are split into more equal parts.
+    """Yield variants, with tables split into more equal parts, of the task with the cheapest quick plan.
 
     With every variant comes the task that plans are made for, which has the same rules. If no quick plan fits, the
     variants have parts that fit; else parts that cost less.
@@ -43,7 +43,7 @@ def finer_parts(choices: Sequence[Choice], simulator: Simulator) -> Iterator[tup
 
 
 def parts_that_fit(task: Task) -> Iterator[Rules]:
-    """Yield rules for more parts that let no part take more than a share of the smallest device's memory."""
+    """Yield rules that split tables into parts of at most a share of the smallest device's memory."""
     free = max(min(task.shard_memory), 1)
 
     @cache
@@ -55,7 +55,7 @@ def parts_that_fit(task: Task) -> Iterator[Rules]:
 
 
 def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
-    """Yield rules for more parts that let no part cost more than a share of a device's mean cost in a plan.
+    """Yield rules that split tables into parts that cost at most a share of the mean cost of devices in a plan.
 
     The cost of a part is its kernel time alone and its share of the exchanges. Data-parallel tables stay as they are.
     """
@@ -75,7 +75,7 @@ def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
 
 
 def _more_parts(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Rules]:
-    """Yield rules that let no part take more than a share of a device, for several shares; no two of them are alike.
+    """Yield rules that split tables into parts of at most a share of a device, for several shares; each rule once.
 
     A table gets no rule if it is in `left`, if constraints bind it to other tables or to devices, or if two parts are
     enough.
@@ -92,7 +92,7 @@ def _more_parts(task: Task, share_of: _Share, left: Collection[str]) -> Iterator
 
 
 def _rule(task: Task, index: int, share_of: _Share, share: float) -> TableRule | None:
-    """Return the rule that splits a table into the fewest parts of at most a share each, or into as many as allowed.
+    """Return the rule that splits a table into the fewest parts of at most `share` each, or into the most parts.
 
     None if two parts are enough, or if more parts are not allowed.
     """
@@ -115,7 +115,7 @@ def _piece(table: Table, parts: int) -> Table:
 
 
 def _may_have(task: Task, table: Table, rule: TableRule) -> bool:
-    """Return True if a table's own rules allow a further one."""
+    """Return True if the rules of a table allow the further rule `rule`."""
     try:
         task.constraints.with_rules((rule,)).limits(table, task.topology.num_devices, len(task.topology.domains))
     except UserError:

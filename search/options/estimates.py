@@ -60,9 +60,9 @@ class ColumnSplits:
 
     @classmethod
     def of(cls, space: CostedSpace | None, num_tables: int, numbers: int) -> "ColumnSplits":
-        """Split the tables of a space, with vectors of length `numbers`; all other tables have zeros.
+        """Return the splits of the tables of a space, with vectors of length `numbers`; zeros for all other tables.
 
-        Tables that are kept together count as the first of them.
+        Tables that are kept together count as the first table of the group.
         """
         shape = (num_tables, len(SETTINGS.shard_shares))
         cuts = cls(np.zeros((*shape, numbers)), *np.zeros((3, *shape)), *np.zeros((2, num_tables)))
@@ -72,11 +72,11 @@ class ColumnSplits:
         item_of = every.item
         for cut, share in enumerate(SETTINGS.shard_shares):
             rows = even_splits(space, share)
-            its = table[item_of[rows]]
-            np.add.at(cuts.vectors[:, cut], its, every.vectors[rows])
-            np.maximum.at(cuts.cost_ms[:, cut], its, every.cost_ms[rows])
-            np.maximum.at(cuts.columns[:, cut], its, every.sent_units[rows] * DIM_MULTIPLE)
-            np.maximum.at(cuts.size_bytes[:, cut], its, every.size_bytes[rows])
+            tables = table[item_of[rows]]
+            np.add.at(cuts.vectors[:, cut], tables, every.vectors[rows])
+            np.maximum.at(cuts.cost_ms[:, cut], tables, every.cost_ms[rows])
+            np.maximum.at(cuts.columns[:, cut], tables, every.sent_units[rows] * DIM_MULTIPLE)
+            np.maximum.at(cuts.size_bytes[:, cut], tables, every.size_bytes[rows])
         np.add.at(cuts.given, table, every.sent_units[every.whole] * DIM_MULTIPLE)
         np.add.at(cuts.total_bytes, table, every.size_bytes[every.whole])
         return cuts
@@ -126,18 +126,19 @@ class ReplicatedTables:
         return everywhere
 
     def widened_bytes(self, task: Task, types: IntArray) -> int:
-        """Compute the bytes that caches take on a device because they are wider than some tables of a choice (T,)."""
+        """Return the extra bytes on a device because caches are wider than some tables of a choice of types (T,)."""
         if not len(self.tables) or self.loads.tier[0] != TIERS.index(Tier.UVM_CACHING):
             return 0
-        its = self.loads.take(np.flatnonzero(types[self.tables] == self.form))
-        together = LoadSets(its, np.array([len(its)]))
-        return int((task.memory.bytes_with_caches(together) - task.memory.device_bytes(its)).sum())
+        loads = self.loads.take(np.flatnonzero(types[self.tables] == self.form))
+        together = LoadSets(loads, np.array([len(loads)]))
+        return int((task.memory.bytes_with_caches(together) - task.memory.device_bytes(loads)).sum())
 
 
 def slowest_loads(task: Task, tables: IntArray, layout: Layout) -> Loads:
-    """Compute the load of each of `tables` (t,), over all devices, on the device with the most lookups, (t,).
+    """Return the load of each of `tables` (t,) on the device with the most lookups of this table, (t,).
 
-    For row-wise tables with even lookups that is the first block of rows: it is never smaller than the others.
+    Tables are spread over all devices. For row-wise tables with even lookups, this device has the first block of rows,
+    which is never smaller than the other blocks.
     """
     devices, kept = task.topology.num_devices, [task.tables[table] for table in tables]
     first = layout.share(task.loads.take(tables), devices)
@@ -174,9 +175,9 @@ class CostEstimates:
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, space: CostedSpace | None) -> "CostEstimates":
-        """Prepare for a task whose tables may have sharding types `allowed` (T, F).
+        """Prepare estimates for a task whose tables may have sharding types `allowed` (T, F).
 
-        The space is of the column-wise tables; None if there are none.
+        The space has the tables that may be column-wise; None if there are none of these tables.
         """
         compute, known = simulator.compute_for(task), known_calls(simulator.models)
         head = ReluHead.of_cost() if space is None else space.model.head
@@ -192,9 +193,9 @@ class CostEstimates:
         return cls(task, simulator, head, cuts, others, StepInputs.of(task, simulator, others))
 
     def costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
-        """Estimate (B,) ms of B choices of sharding types, and (B,) ms if no shard made its device a straggler.
+        """Return the estimated costs, ms, of B choices, (B,), and the costs without stragglers, (B,).
 
-        Infinite if memory does not suffice.
+        Costs are infinite if memory does not suffice.
         """
         chunks = (choices.some(slice(first, first + _TOGETHER)) for first in range(0, len(choices), _TOGETHER))
         estimates = in_threads(self._costs, list(chunks), useful_threads(len(choices) * len(self.task.tables)))
@@ -224,7 +225,7 @@ class CostEstimates:
         return PerDeviceCost(compute_ms, given, size_bytes, work)
 
     def _costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
-        """Estimate `costs`, of all B choices at once.
+        """Return the estimates of `costs` for all B choices at once.
 
         At cut q, D devices that share the columns evenly compute even_q ms each and send `mean` columns; but one device
         has the most expensive shard, and one has the widest. With total(compute, columns) the cost of plans whose
@@ -259,7 +260,7 @@ class CostEstimates:
         given[:, Collective.ALL_TO_ALL] += columns[choice, cut] * float(ELEMENT_BYTES * self.task.batch_size)
         ready_ms = self.simulator.even_ms(self.task, given, cost_ms[choice, cut] + shared.compute_ms[choice])
         total = np.full(cost_ms.shape, np.inf)
-        kernels, counts, input_bytes = (its[choice] for its in shared.work)
+        kernels, counts, input_bytes = (of_choices[choice] for of_choices in shared.work)
         total[choice, cut] = ready_ms + self.simulator.waited_ms(self.task, ready_ms, kernels, counts, input_bytes)
         return total
 
@@ -300,9 +301,9 @@ class StepInputs(NamedTuple):
         """Count the work of every device for B choices of sharding types; zeros if no part of a step depends on it."""
         each = self.called, self.counts, self.input_bytes
         if self.counts.shape[2] or simulator.count_input:
-            called, counts, input_bytes = (total_by_type(choices, its) for its in each)
+            called, counts, input_bytes = (total_by_type(choices, numbers) for numbers in each)
         else:
-            called, counts, input_bytes = (np.zeros((len(choices), *its.shape[2:])) for its in each)
+            called, counts, input_bytes = (np.zeros((len(choices), *numbers.shape[2:])) for numbers in each)
         return (called > 0) @ self.of_call, counts, input_bytes
 
 
@@ -323,13 +324,16 @@ class PerDeviceCost(NamedTuple):
 
 
 def _kernel(head: ReluHead, sums: FloatArray, called: FloatArray) -> FloatArray:
-    """Compute (B, ...) ms of sums of vectors (B, ..., H) of as many tables as are `called` (B,); 0 without any."""
+    """Return the ms (B, ...) of sums of vectors (B, ..., H) of `called` (B,) tables; 0 ms for 0 tables."""
     cost = head(sums.astype(np.float32))
     return np.where(called.reshape(-1, *[1] * (cost.ndim - 1)) > 0, cost, 0.0)
 
 
 def _unbeaten(cost_ms: FloatArray, columns: FloatArray) -> BoolArray:
-    """Return which cuts have a finite cost and no other as low a cost and width, (B, Q); of equals, the first."""
+    """Return True for cuts (B, Q) that have a finite cost, unless another cut is at most as expensive and as wide.
+
+    Of equal cuts, the first is kept.
+    """
     no_worse = (cost_ms[:, :, None] <= cost_ms[:, None]) & (columns[:, :, None] <= columns[:, None])  # (B, one, other)
     earlier = np.triu(np.ones(no_worse.shape[1:], dtype=np.bool_), 1)
     beaten = (no_worse & (earlier | ~no_worse.transpose(0, 2, 1))).any(axis=1)

@@ -63,16 +63,16 @@ class LeastBytes:
 
     @classmethod
     def of(cls, task: Task, calls: Collection[Call], tiers: Sequence[Sequence[TierAssignment]]) -> "LeastBytes":
-        """Compute the fewest bytes of each table over its allowed sharding types and the `tiers`, lists of (T,) each.
+        """Return the fewest bytes of each table over all allowed sharding types and over `tiers`, lists of (T,) each.
 
-        Only kernel `calls` count; a table without any counts 0.
+        Only kernel `calls` count; a table without any of these calls counts 0.
         """
         whole, forms = Loads.of(task.tables, task.batch_size), allowed_types(task, CALLS)
         known = np.array([*(call in calls for call in CALLS), False])  # the last one: there is no such call
         least = np.full((3, len(whole)), _UNKNOWN, dtype=np.int64)
         for assignments in tiers:
             may = np.array(
-                [its.allows_tier(assignment) for its, assignment in zip(task.limits, assignments, strict=True)]
+                [limits.allows_tier(assignment) for limits, assignment in zip(task.limits, assignments, strict=True)]
             )
             for form, layout in enumerate(LAYOUTS.values()):
                 loads = replace(whole.at(assignments), form=np.full(len(whole), form))
@@ -90,7 +90,7 @@ class LeastBytes:
 
 
 def _tiers(task: Task, least_cached: float) -> list[list[TierAssignment]]:
-    """List the tiers in which a table may take the fewest bytes, each with the smallest cache, (T,) each."""
+    """List tier assignments (T,) in which tables may take the fewest bytes: device, smallest cache, and host."""
     caches = [
         TierAssignment(Tier.UVM_CACHING, least_cached if its.cache_load_factor is None else its.cache_load_factor)
         for its in task.limits
@@ -99,7 +99,7 @@ def _tiers(task: Task, least_cached: float) -> list[list[TierAssignment]]:
 
 
 def _over_all(task: Task, layout: Layout, loads: Loads) -> tuple[IntArray, IntArray]:
-    """Compute the fewest bytes of devices and of hosts that n whole tables take over all devices, (n,) each.
+    """Return the fewest bytes of devices and of hosts that n tables take, summed over all devices, (n,) each.
 
     Shards of a table never take fewer bytes together than the whole table. If every device has a shard whatever the
     others have, the shards are alike.
@@ -127,7 +127,7 @@ def _too_many(task: Task, least_bytes: int) -> InfeasibleError:
 
 
 def _check_each(task: Task, allowed: BoolArray) -> None:
-    """Check that each table fits alone, in some sharding type `allowed` (T, F), with its tier fixed."""
+    """Raise InfeasibleError if a table fits in no sharding type `allowed` (T, F), alone and with a fixed tier."""
     in_columns = np.flatnonzero(allowed[:, COLUMNS])
     if not len(in_columns):
         return

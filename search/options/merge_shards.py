@@ -1,4 +1,4 @@
-"""Plans with fewer shards, or with more free memory on the fullest device, that cost hardly more."""
+"""Changes of a plan to fewer shards, or to more free memory on the fullest device, that cost hardly more."""
 
 from collections.abc import Collection, Iterator
 
@@ -34,7 +34,7 @@ def merge_shards(
     most_ms = before.total_ms * (1 + tolerance)
     found = _fewer_types(start, simulator, calls, most_ms)
     if fewer is not None and simulator.cost(fewer.task, fewer).total_ms <= most_ms:
-        found = min(found, fix_tiers(fewer), key=lambda one: len(one.placements))
+        found = min(found, fix_tiers(fewer), key=lambda candidate: len(candidate.placements))
     for changed in _changed_columns(found, simulator, most_ms):
         after = simulator.cost(plan.task, other := Plan(plan.task, changed.placements))
         within = after.total_ms <= most_ms and after.likely_ms <= before.likely_ms * (1 + tolerance)
@@ -67,7 +67,8 @@ def _changed_columns(plan: Plan, simulator: Simulator, most_ms: float) -> Iterat
 def _merged(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: float) -> CostedPlan:
     """Merge shards, the cheapest merges first, as long as the plan costs no more than `most_ms`.
 
-    Every item's narrowest shard may join any other of it. The plan itself if none may.
+    The narrowest shard of an item may join any other shard of the item. The plan itself is returned if no merge is
+    possible.
     """
     while len(steps := _merges(space, plan.widths)):
         total_ms = local.totals_ms(plan, steps)
@@ -81,7 +82,10 @@ def _merged(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: f
 
 
 def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms: float) -> CostedPlan | None:
-    """Take as many of some independent steps (K, 5) as `most_ms` lets: all, or the first half, or a quarter, ..."""
+    """Return the plan after all steps (K, 5), or the first half, quarter, ..., that costs at most `most_ms`; else None.
+
+    The steps are independent.
+    """
     count = len(steps)
     while count:
         widths = plan.widths
@@ -94,7 +98,7 @@ def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms
 
 
 def _independent(steps: IntArray) -> IntArray:
-    """Choose steps (k, 5), of (K, 5), whose items and targets no earlier one of them has: all may be taken at once."""
+    """Return steps (k, 5) of steps (K, 5) that may all be taken at once: no two share an item or a target device."""
     items, targets, kept = set[int](), set[int](), list[bool]()
     for item, target in steps[:, [ITEM_OUT, TARGET]].tolist():
         kept.append(item not in items and target not in targets)
@@ -105,7 +109,7 @@ def _independent(steps: IntArray) -> IntArray:
 
 
 def _merges(space: CostedSpace, widths: IntArray) -> IntArray:
-    """List steps (K, 5) that move an item's narrowest shard to a device that holds another and has room for both."""
+    """List steps (K, 5) that move the narrowest shard of an item to another shard of the item, if there is room."""
     first, size_bytes = space.shards.first[:, None], space.shards.size_bytes
     free = space.free_bytes - space.shards.device_bytes(widths)
     item = np.flatnonzero((widths > 0).sum(axis=1) > np.maximum(space.shards.rules.min_shards, 1))

@@ -1,4 +1,4 @@
-"""The options of every table in one variant of a task, and the choices of them that are likely to be cheap."""
+"""The options of every table in one variant of a task, and the choices of options that are likely to be cheap."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ from neuroshard.words.form import FORMS
 
 @dataclass(frozen=True, eq=False)
 class OptionTable:
-    """The sharding types that each table of a variant may have, with estimates of what a choice of them costs.
+    """The sharding types that each table of a variant may have, with estimated costs of every choice of sharding types.
 
     A variant is a task with further rules: tier assignments, or finer equal parts.
 
@@ -45,7 +45,7 @@ class OptionTable:
         task: the variant.
         simulator: costs plans.
         may_have: (T, F) sharding types that the constraints and the models allow for each table.
-        quick: places column-wise tables quickly.
+        quick: start that places column-wise tables quickly.
         asked: the task that plans are made for, which has the same tables.
     """
 
@@ -57,7 +57,7 @@ class OptionTable:
 
     @cached_property
     def allowed(self) -> BoolArray:
-        """The sharding types that each table may have, (T, F): column_wise only if a device has room for a shard."""
+        """The sharding types that each table may have, (T, F); column_wise only if a device has room for a shard."""
         allowed = self.may_have.copy()
         if self._uncosted is not None:
             _, least, room = narrowest_shards(self._uncosted)
@@ -78,7 +78,7 @@ class OptionTable:
 
     @cached_property
     def spread(self) -> SpreadPlacements:
-        """The placements of row-wise and data-parallel tables."""
+        """The placements of row-wise and data-parallel tables over all devices."""
         return SpreadPlacements(self.task)
 
     @cached_property
@@ -96,7 +96,7 @@ class OptionTable:
 
     @cached_property
     def estimates(self) -> CostEstimates:
-        """The estimated costs of choices."""
+        """Estimates of the costs of choices of sharding types."""
         return CostEstimates.of(self.task, self.simulator, self.may_have, self.space)
 
     @property
@@ -120,14 +120,15 @@ class OptionTable:
         """Return the load of the row-wise and data-parallel tables of a choice of sharding types (T,).
 
         Raises:
-            InfeasibleError: they take more memory than there is.
+            InfeasibleError: the tables take more memory than the devices have.
         """
         return FixedLoad.of(self.task, self.spread.others(types), self.simulator.compute_for(self.task))
 
     def quick_ms(self, types: IntArray) -> float:
-        """Cost a choice of sharding types (T,) with its column-wise tables placed quickly; infinite if they don't fit.
+        """Return the cost, ms, of a choice of sharding types (T,) with column-wise tables placed quickly.
 
-        No plan is made if the row-wise and data-parallel tables load all devices alike.
+        The cost is infinite if the tables do not fit. Row-wise and data-parallel tables are placed one by one only if
+        row-wise tables have uneven lookups; else all devices have the same load of these tables.
         """
         try:
             fixed = self._quick_load(types)
@@ -146,10 +147,12 @@ class OptionTable:
         return float((ready_ms + self.simulator.waited_ms(self.task, ready_ms, *self._work(types)))[0])
 
     def _quick_load(self, types: IntArray) -> FixedLoad:
-        """Return the load of a choice's row-wise and data-parallel tables: of one device, unless lookups are uneven.
+        """Return the load of the row-wise and data-parallel tables of a choice (T,), and of shared parts of a step.
+
+        The load of one device stands for all devices, unless lookups of row-wise tables are uneven.
 
         Raises:
-            InfeasibleError: they take more memory than there is.
+            InfeasibleError: the tables take more memory than the devices have.
         """
         if not self._uneven[np.isin(types, BLOCKS)].any():
             return self.estimates.fixed_load(types)
@@ -161,11 +164,11 @@ class OptionTable:
 
     @cached_property
     def _uneven(self) -> BoolArray:
-        """Which tables have more lookups in some rows than in others, (T,)."""
+        """True for each table that has more lookups in some rows than in other rows, (T,)."""
         return np.array([bool(table.row_lookups) for table in self.task.tables])
 
     def likely(self, tries: int) -> list["Choice"]:
-        """List a few choices that are estimated to be cheap and whose quick plans are nearly the cheapest.
+        """List a few choices of sharding types that have low estimated costs and nearly the cheapest quick plans.
 
         Quick plans have faults that later steps would mend, above all if memory is tight. So among the choices with
         nearly the cheapest quick plans, the choice with the lowest sum of both costs comes first, then the cheapest by
@@ -174,14 +177,14 @@ class OptionTable:
         if not tries:
             return [self.first_choice]
         tried = self._tried(tries)
-        best = min(tried, key=lambda one: one.quick_ms)
+        best = min(tried, key=lambda choice: choice.quick_ms)
         most_ms = best.quick_ms * SETTINGS.near_best
-        near = sorted((one for one in tried if one.quick_ms <= most_ms), key=lambda one: one.both_ms)
-        without = [one for one in near if not np.isin(near[0].types, one.types).all()]
+        near = sorted((choice for choice in tried if choice.quick_ms <= most_ms), key=lambda choice: choice.both_ms)
+        without = [choice for choice in near if not np.isin(near[0].types, choice.types).all()]
         return list(dict.fromkeys((near[0], best, *without[:1])))
 
     def _tried(self, tries: int) -> list["Choice"]:
-        """Try `tries` choices by quick searches.
+        """Try `tries` choices by quick plans; return the tried choices with costs.
 
         The first are ends of local searches, the cheapest first, until the next end is estimated to cost more than the
         best quick plan; then changes of the best choice, as long as they help. A quarter of the tries is left for ends
@@ -194,13 +197,13 @@ class OptionTable:
         estimated = list(zip(candidates, self.estimates.costs(TypeChoices(candidates))[0].tolist(), strict=True))
 
         def tried_ms(types: IntArray) -> float:
-            """Cost a choice's quick plan, unless it was tried before."""
+            """Return the cost, ms, of the quick plan of a choice (T,), which is made only once."""
             if (key := types.tobytes()) not in tried:
                 tried[key] = (types, self.quick_ms(types))
             return tried[key][1]
 
         def mended(best: IntArray, most: int) -> IntArray:
-            """Change a choice by the step with the cheapest quick plan, until none helps or `most` were tried."""
+            """Change a choice by the step with the cheapest quick plan, until no step helps or `most` were tried."""
             while len(tried) < most:
                 others = [types for types in self._neighbours(best) if types.tobytes() not in tried]
                 better = min(others[: most - len(tried)], key=tried_ms, default=best)
@@ -224,16 +227,18 @@ class OptionTable:
         return self._costed(list(tried.values()))
 
     def first_tried(self) -> "Choice":
-        """Try the first choice by a quick search."""
+        """Return the first choice with the cost of a quick plan and the estimated cost."""
         return self._costed([(self.first, self.quick_ms(self.first))])[0]
 
     def _costed(self, tried: Sequence[tuple[IntArray, float]]) -> list["Choice"]:
-        """Estimate choices of sharding types (T,) that were tried, given with the ms of their quick plans."""
+        """Return the tried choices, given as sharding types (T,) and ms of the quick plan, with estimated costs."""
         estimate_ms = self.estimates.costs(TypeChoices(np.array([types for types, _ in tried])))[0].tolist()
-        return [Choice(self, types, ms, its) for (types, ms), its in zip(tried, estimate_ms, strict=True)]
+        return [Choice(self, types, quick_ms, ms) for (types, quick_ms), ms in zip(tried, estimate_ms, strict=True)]
 
     def search_choices(self, first: IntArray, costs: Costs, allowed: BoolArray | None = None) -> list[IntArray]:
-        """List choices (T,) after every step from `first` on, until none helps; tables kept together change as one.
+        """Search locally from the choice `first` (T,) until no step helps; list the choice (T,) after every step.
+
+        Tables that are kept together change as one.
 
         Steps stay within `allowed` (T, F); None stands for all sharding types that the tables may have.
         """
@@ -242,16 +247,18 @@ class OptionTable:
         return [types[self.leaders] for types in path]
 
     def _candidates(self) -> IntArray:
-        """List likely choices (n, T), each once: the cheapest by estimates of every set of sharding types first.
+        """List likely choices (n, T) of sharding types, each once, in order of estimated cost.
 
-        All row-wise tables share one exchange, so one row-wise table alone may cost more than it saves while several
-        together pay. So local searches start from the first choice, and from the first choice with the most expensive
-        tables in another sharding type. They search once among all sharding types, and once without each type: fewer
-        types may cost less than estimated choices of more types, because these are harder to place.
-        Estimates of column-wise tables are too low, because these are still to be placed, above all if memory is tight.
-        So other searches start with all tables row-wise or data-parallel and avoid column_wise if possible: the costs
-        of their ends are real. Finally, all tables that may have one sharding type are given it, and the rest stay as
-        in the first choice.
+        The cheapest choice of every set of sharding types comes before all other choices.
+
+        All row-wise tables share one exchange, so one row-wise table alone may cost more than the table saves, while
+        several together pay. So local searches start from the first choice, and from the first choice with the most
+        expensive tables in another sharding type. They search once among all sharding types, and once without each
+        type: fewer types may cost less than estimated choices of more types, because choices with more types are harder
+        to place. Estimates of column-wise tables are too low, because column-wise tables are still to be placed, above
+        all if memory is tight. So other searches start with all tables row-wise or data-parallel and avoid column_wise
+        if possible: the costs of the ends of these searches are real. Finally, all tables that may have one sharding
+        type are given this type, and the other tables stay as in the first choice.
         """
         costs, others = self.estimates.costs, [form for form in OTHERS if (self.allowed[:, form]).any()]
         without = self._without(COLUMNS)
@@ -270,19 +277,25 @@ class OptionTable:
         return candidates[sorted(by_cost, key=lambda number: cheapest[sets[number]] != number)]
 
     def _without(self, form: int) -> BoolArray:
-        """Return the sharding types that each table may have, (T, F), without one type where others are allowed."""
+        """Return the sharding types that each table may have, (T, F), without `form` if other types are allowed."""
         allowed = self.allowed.copy()
         allowed[np.delete(self.allowed, form, axis=1).any(axis=1), form] = False
         return allowed
 
     def _neighbours(self, types: IntArray) -> IntArray:
-        """Find the changes of a choice (T,) estimated to be best, (n, T); tables kept together change as one."""
+        """Return the choices (n, T) after the changes of `types` (T,) that have the best estimates.
+
+        Tables that are kept together change as one.
+        """
         movable = self._leading(self.allowed)
         near, _ = rank_changes(types, movable, lambda some: self.estimates.costs(self._followed(some)))
         return self._followed(ChangedChoices(types, near[: SETTINGS.neighbours])).types
 
     def _followed(self, choices: Choices) -> Choices:
-        """Give each table the sharding type of its leader; without groups, return the choices: they may be large."""
+        """Return the choices in which each table has the sharding type of its leader.
+
+        Without groups of tables, the choices themselves are returned, because a copy may be large.
+        """
         return TypeChoices(choices.types[:, self.leaders]) if self._has_groups else choices
 
     @cached_property
@@ -290,34 +303,42 @@ class OptionTable:
         return len(np.unique(self.leaders)) < len(self.leaders)
 
     def _leading(self, allowed: BoolArray) -> BoolArray:
-        """Return which sharding types leaders, and with them the tables that follow them, may change to, (T, F)."""
+        """Return the sharding types to which each leader may change, (T, F); tables that follow a leader have none."""
         leading: BoolArray = allowed & (self.leaders == np.arange(len(self.leaders)))[:, None]
         return leading
 
     def _nested_in(self, form: int) -> IntArray:
-        """Give the first choice's 1, 2, ... most expensive tables a sharding type; return the best, (0 or 1, T).
+        """Return the best choice (0 or 1, T) that gives sharding type `form` to the most expensive tables.
 
-        The best has the lowest estimate. For data_parallel the tables are ranked by their cost per byte.
+        Choices that change the 1, 2, 4, ... most expensive tables of the first choice are compared by estimates.
+        For data_parallel the tables are ranked by cost per byte.
         """
         compute, tables, whole = self.simulator.compute_for(self.task), self.task.tables, form not in BLOCKS
 
-        def worth(its: IntArray) -> FloatArray:
-            """Compute the value (t,) of moving each of tables (t,): the ms of the table alone, per byte if `whole`."""
-            share = np.array([1 / tables[table].size_bytes if whole else 1.0 for table in its])
-            value: FloatArray = compute.predict(LoadSets.alone(self.task.loads.take(its))) * share
+        def worth(moved: IntArray) -> FloatArray:
+            """Return the value (t,) of changing tables `moved` (t,): ms of each table alone, per byte if `whole`."""
+            share = np.array([1 / tables[table].size_bytes if whole else 1.0 for table in moved])
+            value: FloatArray = compute.predict(LoadSets.alone(self.task.loads.take(moved))) * share
             return value
 
         nested = self._more_in(form, worth)[:-1]
         return nested[self.estimates.costs(TypeChoices(nested))[0].argmin()][None] if len(nested) else nested
 
     def more_row_wise(self) -> Iterator[IntArray]:
-        """Yield the first choice (T,) with the 1, 2, 4, ... largest tables row-wise, among tables that may be."""
+        """Yield choices (T,) in which the 1, 2, 4, ... largest tables that may change are row-wise.
+
+        All other tables have the sharding types of the first choice.
+        """
         size_bytes = np.array([table.size_bytes for table in self.task.tables])
         for form in BLOCKS:
             yield from self._more_in(form, lambda tables: size_bytes[tables])
 
     def _more_in(self, form: int, value: Callable[[IntArray], FloatArray | IntArray]) -> IntArray:
-        """List the first choice after its 1, 2, 4, ..., and all most valuable tables got a sharding type, (n, T)."""
+        """Return choices (n, T) in which the 1, 2, 4, ... most valuable tables have sharding type `form`.
+
+        All other tables have the sharding types of the first choice. The last choice changes all tables that may
+        change. The function `value` returns the value (t,) of changing tables (t,).
+        """
         movable = np.flatnonzero(self._leading(self.allowed)[:, form] & (self.first == COLUMNS))
         if not len(movable):
             return np.zeros((0, len(self.leaders)), dtype=np.int64)
@@ -328,9 +349,9 @@ class OptionTable:
         return nested[:, self.leaders]
 
     def fewer_column_wise(self) -> Iterator[IntArray]:
-        """Yield choices (T,) with ever fewer column-wise tables: those that save most bytes otherwise change first.
+        """Yield choices (T,) with fewer and fewer column-wise tables: tables that save the most bytes change first.
 
-        Tables kept together change as one.
+        Tables that are kept together change as one.
         """
         size = np.zeros(self.allowed.shape)
         np.add.at(size, self.leaders, self._bytes_by_type())
@@ -347,20 +368,24 @@ class OptionTable:
             yield types[self.leaders]
 
     def for_scarce_memory(self) -> Iterator["Choice"]:
-        """Yield the first choice; choices with few large row-wise tables; then ever fewer column-wise tables."""
+        """Yield the first choice, choices with large row-wise tables, and choices with fewer column-wise tables."""
         yield self.first_choice
         if self.has_choice:
             yield from (Choice(self, types) for types in chain(self.more_row_wise(), self.fewer_column_wise()))
 
     def _bytes_by_type(self) -> IntArray:
-        """Compute the bytes that each table takes on all devices together with each sharding type, (T, F)."""
+        """Return the bytes that each table takes with each sharding type, summed over all devices, (T, F)."""
         devices, size_of = self.task.topology.num_devices, self.task.memory.device_bytes
         shared = (LAYOUTS[FORMS[form]].share(self.task.loads, devices) for form in OTHERS)
         others = [size_of(loads) * devices for loads in shared]
         return np.stack([size_of(self.task.loads), *others], axis=1)[:, np.argsort([COLUMNS, *OTHERS])]
 
     def shortage(self, error: UserError) -> UserError:
-        """Return the error that no plan was found: for all tables column-wise if they may be, else `error`."""
+        """Return the error to raise if no plan was found.
+
+        If all tables may be column-wise, the error may name the memory that column-wise tables lack; otherwise the
+        error is `error`.
+        """
         if not self.may_have[:, COLUMNS].all():
             return error
         space = SearchSpace.of_task(self.task)
@@ -376,7 +401,7 @@ class Choice:
     """A choice of sharding types whose column-wise tables were placed quickly.
 
     Attributes:
-        options: the options of which these are chosen.
+        options: the options from which the sharding types are chosen.
         types: (T,) sharding types.
         quick_ms: cost of the quick plan; infinite if the column-wise tables did not fit.
         estimate_ms: estimated cost of the choice.
@@ -389,7 +414,7 @@ class Choice:
 
     @property
     def is_first(self) -> bool:
-        """True if the sharding types are those of the first choice."""
+        """True if all sharding types are the same as in the first choice."""
         return bool((self.types == self.options.first).all())
 
     @property
@@ -398,7 +423,7 @@ class Choice:
         return self.quick_ms + self.estimate_ms
 
     def quick_plan(self) -> Plan | None:
-        """Return the quick plan of the variant; None if the column-wise tables do not fit."""
+        """Return the quick plan with these sharding types; None if the tables do not fit."""
         options = self.options
         try:
             fixed = options.fixed_load(self.types)

@@ -49,20 +49,23 @@ def searched_types(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def with_rows_on_all(task: Task) -> Task:
-    """Add `row_wise` to the rules that allow rows on one host; return the task itself if there are none."""
+    """Return the task with `row_wise` added to all rules that allow rows on one host.
+
+    If there are no rules of this kind, the task itself is returned.
+    """
     return _changed(task, lambda types: (*types, ROW_WISE) if ROW_WISE not in types else types)
 
 
 def without_rows_on_hosts(task: Task) -> Task:
-    """Remove the types with rows on one host from the rules that don't allow rows on all devices."""
+    """Return the task without types with rows on one host in rules that do not allow rows on all devices."""
     one_host = {TABLE_ROW_WISE, GRID_SHARD}
     return _changed(
-        task, lambda types: types if ROW_WISE in types else tuple(its for its in types if its not in one_host)
+        task, lambda types: types if ROW_WISE in types else tuple(name for name in types if name not in one_host)
     )
 
 
 def _changed(task: Task, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Task:
-    """Change the sharding types of the rules that allow rows on one host."""
+    """Return the task after a change of the sharding types of all rules that allow rows on one host."""
     old = task.constraints.rules
     rules = tuple(
         replace(rule, sharding_types=change(rule.sharding_types))
@@ -80,11 +83,12 @@ def known_calls(models: CostModels, forms: Collection[str] = FORMS) -> frozenset
 
 
 def allowed_types(task: Task, calls: Collection[Call]) -> BoolArray:
-    """Return which sharding types each table may have, (T, F): those with kernel `calls` for its pooling and tier.
+    """Return the sharding types that each table may have, (T, F).
 
-    The task's constraints and the requirements of each sharding type must allow it. Row-wise and data-parallel tables
-    are on every device, so every device must be allowed. Tables that are pinned or kept apart stay column-wise; tables
-    kept together may have the sharding types that all of them may have. A single device has table-wise tables only.
+    A type needs a call among the kernel `calls` for the pooling and the tier of the table. The constraints of the task
+    and the requirements of the sharding type must allow the type. Row-wise and data-parallel tables are on every
+    device, so every device must be allowed. Tables that are pinned or kept apart stay column-wise; tables kept together
+    may have the sharding types that all of them may have. A single device has table-wise tables only.
     """
     bound, each = _bound(task), LAYOUTS.values()
     alone = np.array(
@@ -129,22 +133,25 @@ def _names(layout: Layout, types: Collection[str]) -> str:
 
 
 def leaders(task: Task) -> IntArray:
-    """Find the first of the tables that each one is kept together with, (T,); itself where there are none."""
+    """Return the leader of each table, (T,): the first table of the group that is kept together; else the table."""
     number = {table.name: index for index, table in enumerate(task.tables)}
     first = np.arange(len(number))
     for group in task.constraints.together:
-        its = [number[name] for name in group]
-        first[its] = min(its)
+        members = [number[name] for name in group]
+        first[members] = min(members)
     return first
 
 
 def _bound(task: Task) -> frozenset[str]:
-    """Find the tables, by name, that are pinned or kept apart from others."""
+    """Return the names of the tables that are pinned or kept apart from other tables."""
     return frozenset(task.constraints.pins).union(*task.constraints.apart)
 
 
 def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], bound: Collection[str]) -> str | None:
-    """Return why a table, by its index, may not have a layout, for itself alone; None if it may."""
+    """Return the reason why a table, given by index, may not have a layout; None if the table may have the layout.
+
+    Only limits of the table alone count.
+    """
     table, limits, devices = task.tables[index], task.limits[index], task.topology.num_devices
     why = None
     if layout.form not in limits.forms:
@@ -184,7 +191,7 @@ class SpreadPlacements:
         self._made: dict[tuple[int, int], list[Placement]] = {}
 
     def placements(self, table: int, form: int) -> list[Placement]:
-        """Return the placements of a table, by its index, in a sharding type, by its place in `FORMS`."""
+        """Return the placements of a table, given by index, in the sharding type `FORMS[form]`."""
         if (table, form) not in self._made:
             devices = range(self._task.topology.num_devices)
             self._made[table, form] = LAYOUTS[FORMS[form]].over(self._task, table, devices)

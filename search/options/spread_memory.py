@@ -1,4 +1,4 @@
-"""Plans whose fullest device is less full, at hardly any cost: whole shards leave the fullest device."""
+"""Changes of a plan that make the fullest device less full at hardly any cost, by moving whole shards away."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ _NOTHING = -1  # in a step: no item moves back
 
 
 def spread_memory(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: float) -> list[CostedPlan]:
-    """Return plans whose fullest device is less and less full, and whose cost is at most `most_ms`, from `plan` on.
+    """Return `plan` and plans after it whose fullest device is less and less full, each at most `most_ms` expensive.
 
     A step moves one whole shard away from the fullest device, or swaps it for a smaller one, so that both devices are
     less full than the fullest device was. Steps that do not raise the cost come first. Then come steps that raise it,
@@ -41,7 +41,7 @@ def spread_memory(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most
 
 
 def _best_step(local: LocalSearch, plan: CostedPlan, steps: IntArray, limits_ms: FloatArray) -> CostedPlan | None:
-    """Return the plan after the first of some steps (K, 5) that costs at most its limit, (K,); None if none does."""
+    """Return the plan after the first of the steps (K, 5) whose cost is within the limit (K,) of the step, or None."""
     for first in range(0, len(steps), SETTINGS.memory_steps_costed):
         some = slice(first, first + SETTINGS.memory_steps_costed)
         within = np.flatnonzero(local.totals_ms(plan, steps[some]) <= limits_ms[some])
@@ -79,7 +79,9 @@ class _MemorySteps:
         return float((used / self.memory_bytes).max())
 
     def from_fullest(self, widths: IntArray) -> tuple[IntArray, FloatArray]:
-        """Return the steps (K, 5) from the fullest device of a plan (I, D), those to the least full devices first.
+        """Return the steps (K, 5) away from the fullest device of a plan (I, D), and how full it is after each, (K,).
+
+        Steps that leave both devices least full come first.
 
         A step is (source, target, item, units, item that moves back or -1), as in local search. After a step, both of
         its devices are less full than the fullest device is before. There are no steps if devices are about equally

@@ -17,7 +17,7 @@ from neuroshard.words.placement import TIERS, Tier, TierAssignment
 
 
 def assign_tiers(task: Task, assignments: tuple[TierAssignment, ...]) -> Task:
-    """Fix the tier assignment (T,) of each table of the task, so that searches keep it."""
+    """Return the task with the tier assignment (T,) of each table fixed, so that searches keep the tiers."""
     rules = [replace(rule, tiers=None, cache_load_factor=None) for rule in task.constraints.rules]
     rules += [
         TableRule.keeping(table.name, assignment) for table, assignment in zip(task.tables, assignments, strict=True)
@@ -46,7 +46,7 @@ def reassign_tiers(plan: Plan, task: Task, assignments: tuple[TierAssignment, ..
 
 
 def within_bounds(plan: Plan) -> bool:
-    """Return True if devices have room for the plan by the bounds that searches add up."""
+    """Return True if devices have room for the upper bounds of bytes that searches add up for the plan."""
     if not len(of_mixed_widths(plan.task, shared_caches(plan.task))):
         return True
     each = zip(plan.by_table, plan.layouts, strict=True)
@@ -62,9 +62,9 @@ def within_bounds(plan: Plan) -> bool:
 
 
 def pin_to_caches(plan: Plan) -> Plan:
-    """Pin the cached column shards of a plan to the devices whose caches of their kernel call are as wide.
+    """Return the plan with cached column shards pinned to devices whose caches of the same kernel call are as wide.
 
-    What the task's constraints already place or keep together stays as it is.
+    Tables that the constraints of the task already pin or keep together stay as they are.
     """
     task, sets = plan.task, plan.device_loads
     widths, kernel = task.memory.cache_widths(sets).astype(int).tolist(), sets.loads.kernel.tolist()
@@ -85,7 +85,7 @@ def pin_to_caches(plan: Plan) -> Plan:
 
 
 def grow_caches(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
-    """Grow the caches of tables, or move tables from host to device memory, if there is room.
+    """Return the plan with larger caches, or with tables moved from host to device memory, if there is room.
 
     The most expensive tables go first, each to the cheapest option that fits and lowers the predicted cost.
     """
@@ -107,7 +107,7 @@ def grow_caches(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
 
 
 def unify_tiers(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
-    """Give the tables that are on one device alone the tier option of one of them, where that lowers the plan cost.
+    """Return the plan with the same tier for tables that are on one device alone, if that lowers the plan cost.
 
     A device makes a kernel call for every tier in use, and a call has a cost of its own.
     """

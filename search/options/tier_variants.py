@@ -1,4 +1,4 @@
-"""Choices of a tier for every table, with rules that keep narrow and wide cached tables apart if widths differ."""
+"""Choices of a tier for every table, and rules that separate narrow and wide cached tables if widths differ."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from neuroshard.words.placement import DEFAULT_CACHED, Tier, TierAssignment
 
 
 def tier_variants(task: Task, model: ComputeModel, allowed: BoolArray) -> list[Task]:
-    """List variants of a task with other tiers, and variants whose tables in host memory are spread over all hosts.
+    """List variants of a task with other tiers, and variants that spread tables in host memory over all hosts.
 
     Args:
         task: the task.
@@ -28,14 +28,17 @@ def tier_variants(task: Task, model: ComputeModel, allowed: BoolArray) -> list[T
     options = TierOptions.of(task, model)
     tasks = _with_tiers(task, options, model) or _with_tiers(task, options.with_data_parallel(task, allowed), model)
     tasks += _all_on_hosts(task, options)
-    variants = [task, *(one for one in tasks if one is not task)]
-    for one in variants[:2]:
-        variants += [spread for spread in host_variants(one) if spread not in variants]
+    variants = [task, *(other for other in tasks if other is not task)]
+    for variant in variants[:2]:
+        variants += [spread for spread in host_variants(variant) if spread not in variants]
     return variants[1:]
 
 
 def _all_on_hosts(task: Task, options: TierOptions) -> list[Task]:
-    """Return the task with every table in host memory that may be, if hosts have room: devices make fewest calls."""
+    """Return the task with every table in host memory that may be there; an empty list if hosts lack room.
+
+    With all these tables in host memory, devices make the fewest kernel calls.
+    """
     uvm = TierAssignment(Tier.UVM)
     option = options.tier_assignments.index(uvm)
     may = np.isfinite(options.cost_ms[:, option])
@@ -46,7 +49,7 @@ def _all_on_hosts(task: Task, options: TierOptions) -> list[Task]:
 
 
 def _with_tiers(task: Task, options: TierOptions, model: ComputeModel) -> list[Task]:
-    """List the task with each table's tier fixed, by the cheapest choices within several fractions of device memory.
+    """List variants of the task with fixed tiers: the cheapest choices within several fractions of device memory.
 
     If cached tables may differ in width, tasks have rules for cached tables too. The task itself stands for the choice
     in which every table keeps the tier that the task gives it. The list is empty if no choice fits.
@@ -57,7 +60,7 @@ def _with_tiers(task: Task, options: TierOptions, model: ComputeModel) -> list[T
         each = [
             tuple(options.tier_assignments[option] for option in chosen.tolist()) for chosen in options.choices(task)
         ]
-        return [task if its == task.tier_assignments else assign_tiers(task, its) for its in each]
+        return [task if tiers == task.tier_assignments else assign_tiers(task, tiers) for tiers in each]
     tasks = list[Task]()
     ways = _ways(every, mixed)
     charged = [_Charged(way, options.charged(every, way.widths, way.parts, model)) for way in ways]
@@ -85,7 +88,7 @@ class _NarrowCaches(NamedTuple):
     edges: tuple[int, ...]
 
     def ruled(self, task: Task) -> Task | None:
-        """Add the rules for the cached tables of a task with fixed tiers; None if they contradict other rules."""
+        """Return a task with fixed tiers and added rules for cached tables; None if these contradict other rules."""
         tables = of_mixed_widths(task, shared_caches(task))
         if len(self.edges) > 1:
             return on_own_devices(task, tables, self.edges) if len(tables) else task
@@ -94,7 +97,10 @@ class _NarrowCaches(NamedTuple):
 
 
 def _ways(every: Task, mixed: IntArray) -> Iterator[_NarrowCaches]:
-    """Yield ways for a task with all tables cached that may be, of which some (n,) have unequal widths."""
+    """Yield ways to keep the caches of task `every` narrow, in which all tables that may be cached are cached.
+
+    The tables `mixed` (n,) share caches with tables of other widths.
+    """
     dims, ones = every.loads.table_dim, np.ones(len(every.tables), dtype=np.int64)
     classes, widest = width_classes(every, mixed), int(dims[mixed].max())
     for width in sorted({widest, *classes[-1]}, reverse=True):
@@ -110,13 +116,13 @@ def _ways(every: Task, mixed: IntArray) -> Iterator[_NarrowCaches]:
 
 
 class _Charged(NamedTuple):
-    """A way to keep caches narrow, and the tier options with caches of these widths."""
+    """A way to keep caches narrow, with the tier options that have caches of these widths."""
 
     way: _NarrowCaches
     options: TierOptions
 
     def cheapest(self, device_bytes: float, host_bytes: int) -> "_Choice | None":
-        """Choose each table's tier within bytes of device and host memory; None if no choice fits."""
+        """Return the cheapest choice of tiers within bytes of device memory and host memory; None if no choice fits."""
         chosen = self.options.cheapest(device_bytes, host_bytes)
         if chosen is None:
             return None
@@ -124,7 +130,7 @@ class _Charged(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """A tier option for each table, (T,), with the cost in ms and the way to keep the caches narrow."""
+    """A tier option for each table, (T,), with the total cost in ms and the way to keep caches narrow."""
 
     cost_ms: float
     charged: _Charged
@@ -132,28 +138,28 @@ class _Choice(NamedTuple):
 
 
 def _choices(task: Task, each: list[_Charged]) -> Iterator[_Choice]:
-    """Yield the cheapest choice at each fraction of device memory, then at one fraction those of the next best ways."""
+    """Yield the cheapest choice of tiers at each fraction of device memory, then other ways at one fraction."""
     total, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
 
     def ranked(some: list[_Charged], share: float) -> list[_Choice]:
-        """List the choices of some ways within a share of device memory, the cheapest first; of equals the first."""
-        choices = [one.cheapest(total * share, hosts) for one in some]
-        return sorted((one for one in choices if one is not None), key=lambda one: one.cost_ms)
+        """List the choice of each of some ways within a share of device memory, the cheapest choice first."""
+        choices = [charged.cheapest(total * share, hosts) for charged in some]
+        return sorted((choice for choice in choices if choice is not None), key=lambda choice: choice.cost_ms)
 
-    likely = [one.charged for one in ranked(each, SETTINGS.memory_shares[0])[: SETTINGS.narrow_cache_ways]]
+    likely = [choice.charged for choice in ranked(each, SETTINGS.memory_shares[0])[: SETTINGS.narrow_cache_ways]]
     by_share = [ranked(likely, share) for share in SETTINGS.memory_shares]
     yield from (choices[0] for choices in by_share if choices)
     yield from by_share[SETTINGS.narrow_cache_share][1:]
 
 
 def _all_cached(task: Task) -> Task:
-    """Make every table `uvm_caching` that may be; other tables keep the tiers that the task gives them."""
-    if not any(Tier.UVM_CACHING in its.tiers for its in task.limits):
+    """Return the task with every table `uvm_caching` that may be cached; all other tables keep their tiers."""
+    if not any(Tier.UVM_CACHING in limits.tiers for limits in task.limits):
         return task
     assignments = (
-        TierAssignment(Tier.UVM_CACHING, its.cache_load_factor or DEFAULT_CACHED)
-        if Tier.UVM_CACHING in its.tiers
+        TierAssignment(Tier.UVM_CACHING, limits.cache_load_factor or DEFAULT_CACHED)
+        if Tier.UVM_CACHING in limits.tiers
         else assignment
-        for its, assignment in zip(task.limits, task.tier_assignments, strict=True)
+        for limits, assignment in zip(task.limits, task.tier_assignments, strict=True)
     )
     return assign_tiers(task, tuple(assignments))

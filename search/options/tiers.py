@@ -1,4 +1,4 @@
-"""The tiers that tables may have: their bytes and costs, the cheapest choice, and plans with other tiers."""
+"""The tiers that tables may have, the bytes and costs of tables in each tier, and the cheapest choice of tiers."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -39,8 +39,8 @@ class TierOptions:
 
     @classmethod
     def of(cls, task: Task, model: ComputeModel) -> "TierOptions":
-        """Gather the tiers that each table may have, with bytes and costs by a compute model of calls."""
-        fixed = {its.cache_load_factor for its in task.limits if its.cache_load_factor is not None}
+        """Return the tier options of the tables of a task, with bytes and with costs predicted by a compute model."""
+        fixed = {limits.cache_load_factor for limits in task.limits if limits.cache_load_factor is not None}
         shares = sorted(fixed.union(SETTINGS.cache_shares))
         assignments = (
             ON_DEVICE,
@@ -49,10 +49,10 @@ class TierOptions:
         )
         columns = [_costed(task, assignment, model) for assignment in assignments]
         cost_ms, device_bytes, host_bytes = (np.stack(values, axis=1) for values in zip(*columns, strict=True))
-        may = np.array([[its.allows_tier(assignment) for assignment in assignments] for its in task.limits])
-        for table, its in enumerate(task.limits):
-            if not its.forms.intersection(CUT_FORMS):
-                device_bytes[table, 0] = min(_everywhere_bytes(task, LAYOUTS[form], table) for form in its.forms)
+        may = np.array([[limits.allows_tier(assignment) for assignment in assignments] for limits in task.limits])
+        for table, limits in enumerate(task.limits):
+            if not limits.forms.intersection(CUT_FORMS):
+                device_bytes[table, 0] = min(_everywhere_bytes(task, LAYOUTS[form], table) for form in limits.forms)
         return cls(assignments, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
 
     def with_data_parallel(self, task: Task, allowed: BoolArray) -> "TierOptions":
@@ -67,9 +67,9 @@ class TierOptions:
         return replace(self, device_bytes=size)
 
     def charged(self, task: Task, widths: FloatArray, parts: IntArray, model: ComputeModel) -> "TierOptions":
-        """Return the options with caches that have rows of `widths` (T,) columns, of tables in `parts` (T,) shards.
+        """Return the options with cache rows of `widths` (T,) columns and with tables split into `parts` (T,) shards.
 
-        A table in 0 parts must not be cached. A table in several has the cost of all of its shards.
+        A table in 0 parts must not be cached. A table in several parts has the cost of all parts.
         """
         cost_ms, device_bytes, host_bytes = self.cost_ms.copy(), self.device_bytes.copy(), self.host_bytes.copy()
         cut = np.flatnonzero(parts > 1)
@@ -88,7 +88,7 @@ class TierOptions:
         return TierOptions(self.tier_assignments, cost_ms, device_bytes, host_bytes)
 
     def cheapest(self, device_bytes: float, host_bytes: float) -> IntArray | None:
-        """Choose each table's tier option, (T,), at low total cost within bytes of both memories; None if none fits.
+        """Return a tier option for each table, (T,), at low total cost within both memories; None if no choice fits.
 
         As many tables as fit get their cheapest option, first the tables that gain most per byte of device memory;
         host memory has the lowest price at which it suffices.
@@ -110,7 +110,7 @@ class TierOptions:
         return best
 
     def _largest_first(self, device_bytes: float, host_bytes: float) -> IntArray | None:
-        """Choose options (T,) that put the tables with the most host bytes on devices first; None if that won't fit.
+        """Return options (T,) that put the tables with the most host bytes on devices first; None if that does not fit.
 
         A small table gains more per byte, but may leave too few bytes for a large table that hosts cannot hold.
         """
@@ -148,7 +148,7 @@ class TierOptions:
         return int(self.host_bytes[np.arange(len(chosen)), chosen].sum())
 
     def _within(self, device_bytes: float, host_price: float) -> IntArray | None:
-        """Choose options (T,) with a price, in ms, per byte of host memory; None if not even the smallest fit."""
+        """Return options (T,) chosen at a price, in ms, per byte of host memory; None if no options fit."""
         cost = self.cost_ms + host_price * self.host_bytes
         steps: list[tuple[float, int, int, int]] = []  # what a byte costs less, the table, bytes, the option
         chosen = np.empty(len(cost), dtype=np.int64)
@@ -218,7 +218,7 @@ def _memory_of(task: Task) -> str:
 
 
 def _hull(size: IntArray, cost: FloatArray) -> list[int]:
-    """Find the options on the lower left border, from the smallest to the cheapest: every byte more gains less."""
+    """Return the options on the lower convex hull of cost over size, from the smallest option to the cheapest."""
     order = [int(o) for o in np.lexsort((cost, size)) if np.isfinite(cost[o])]
     path: list[int] = []
     for option in order:
@@ -237,7 +237,7 @@ def _slope(size: IntArray, cost: FloatArray, before: int, after: int) -> float:
 
 
 def _costed(task: Task, assignment: TierAssignment, model: ComputeModel) -> tuple[FloatArray, IntArray, IntArray]:
-    """Compute (T,) ms, bytes of devices and bytes of hosts, with one tier assignment for all tables."""
+    """Return the ms, the device bytes and the host bytes of each table with one tier assignment for all, (T,) each."""
     loads = Loads.of(task.tables, task.batch_size).at([assignment] * len(task.tables))
     known = np.flatnonzero([CALLS[number] in model.calls for number in loads.call.tolist()])
     cost_ms = np.full(len(loads), np.inf)
@@ -247,11 +247,11 @@ def _costed(task: Task, assignment: TierAssignment, model: ComputeModel) -> tupl
 
 
 def _everywhere_bytes(task: Task, layout: Layout, table: int) -> int:
-    """Count the bytes of all devices that a table, by its index, takes in a layout over all of them."""
+    """Return the bytes that a table, given by index, takes on all devices together in a layout over all devices."""
     return int(placed_bytes(task, layout.over(task, table, range(task.topology.num_devices))).sum())
 
 
 def is_ample(task: Task) -> bool:
-    """Return True if all tables are in device memory and it is so large that no choice moves a table to hosts."""
+    """Return True if all tables are in device memory and device memory is too large for hosts to be needed."""
     taken = int(task.memory.device_bytes(task.loads).sum())
     return not task.loads.tier.any() and taken <= SETTINGS.memory_shares[-1] * int(device_memory(task).sum())

@@ -37,7 +37,10 @@ class TypeChanges:
 
     @classmethod
     def of(cls, start: Plan, simulator: Simulator, calls: Collection[Call]) -> "TypeChanges | None":
-        """Prepare changes to sharding types that have `calls`, for a plan within its limits; None if there are none."""
+        """Return the changes of plan `start` to sharding types that have kernel `calls`; None if no table may change.
+
+        The plan must keep its limits.
+        """
         task, stays = start.task, _on_hosts(start)
         now = np.where(stays, COLUMNS, [FORMS.index(form) for form in start.forms])
         allowed = allowed_types(task, calls)
@@ -49,7 +52,7 @@ class TypeChanges:
         return cls(start, choices, now)
 
     def within(self, most_bytes: int | None) -> Plan:
-        """Return the plan after the changes that are estimated to help most and move at most `most_bytes` to devices.
+        """Return the plan after the changes with the best estimates that move at most `most_bytes` to devices.
 
         None sets no limit. Tables that become column-wise are whole. The plan itself is returned if nothing helps, or
         if no changed plan keeps the task's limits.
@@ -57,7 +60,7 @@ class TypeChanges:
         bytes_of = _arriving(self.start, self.now, self.choices.allowed, self.choices.spread)
 
         def costs(choices: Choices) -> tuple[FloatArray, FloatArray]:
-            """Estimate choices; infinite if more bytes than `most_bytes` would arrive."""
+            """Return the estimated costs of choices; infinite if more bytes than `most_bytes` would move."""
             cost, evenly = self.choices.estimates.costs(choices)
             beyond = total_by_type(choices, bytes_of) > (np.inf if most_bytes is None else most_bytes)
             return np.where(beyond, np.inf, cost), np.where(beyond, np.inf, evenly)
@@ -67,7 +70,7 @@ class TypeChanges:
         return next((plan for plan in plans if not plan.violations), self.start)
 
     def in_columns(self, most_ms: float) -> Plan:
-        """Make as many tables table-wise as keep the plan's cost at or below `most_ms` and keep its limits.
+        """Return the plan with as many tables table-wise as possible at a cost of at most `most_ms` and within limits.
 
         The first are the tables whose other sharding type is estimated to gain least: 1, 2, 4, ... tables, until a plan
         costs too much; then the largest count is found by bisection.
@@ -90,11 +93,11 @@ class TypeChanges:
         return best
 
     def _back(self, tables: IntArray) -> IntArray:
-        """Return sharding types (T,) with some tables, and those kept together with them, column-wise."""
+        """Return sharding types (T,) in which `tables`, and tables kept together with these, are column-wise."""
         return np.where(np.isin(self.choices.leaders, tables), COLUMNS, self.now)
 
     def _plan(self, types: IntArray) -> Plan:
-        """Make the plan with sharding types `types` (T,)."""
+        """Return the starting plan with sharding types `types` (T,)."""
         changed, task = types != self.now, self.start.task
         kept = (placed for placed in self.start.placements if not changed[placed.shard.table])
         everywhere = np.flatnonzero(changed & (types != COLUMNS)).tolist()
@@ -104,7 +107,7 @@ class TypeChanges:
 
     @cached_property
     def _compute_ms(self) -> FloatArray:
-        """Compute cost of each device in the starting plan, ms, (D,)."""
+        """Compute time of each device in the starting plan, ms, (D,)."""
         return self.choices.simulator.cost(self.start.task, self.start).compute
 
     def _devices_for(self, tables: IntArray) -> Iterator[tuple[int, int, int]]:
@@ -120,7 +123,7 @@ class TypeChanges:
 
 
 def _on_hosts(plan: Plan) -> BoolArray:
-    """Return which tables have rows on the devices of one host (table_row_wise, grid_shard), (T,)."""
+    """Return True for each table with rows on the devices of one host (table_row_wise, grid_shard), (T,)."""
     devices, each = plan.task.topology.num_devices, zip(plan.task.tables, plan.layouts, plan.by_table, strict=True)
     return np.array(
         [
@@ -131,9 +134,9 @@ def _on_hosts(plan: Plan) -> BoolArray:
 
 
 def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: SpreadPlacements) -> IntArray:
-    """Count the bytes moved to devices, at most, if each table changes to each sharding type, (T, F).
+    """Return the most bytes that move to devices if each table changes to each sharding type, (T, F).
 
-    0 if the table has the sharding type or may not have it.
+    The bytes are 0 if the table has the sharding type already, or may not have this type.
     """
     task, arriving = start.task, np.zeros(allowed.shape, dtype=np.int64)
     in_blocks = np.array([layout.blocks for layout in LAYOUTS.values()])
@@ -147,7 +150,7 @@ def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: SpreadPlac
 
 
 def move_rows_to_hosts(plan: Plan, simulator: Simulator, forced: Collection[int] = ()) -> Plan | None:
-    """Move the 1, 2, 4, ... most expensive row-wise tables, or all, to one host each, where that costs least.
+    """Return the cheapest plan with the 1, 2, 4, ... most expensive row-wise tables, or all, on one host each.
 
     Tables go in order of their cost, each to the host whose tables compute least so far. All other tables stay in
     place. The plan itself is returned if no such plan is predicted to cost less, or if the models don't know the
@@ -203,7 +206,10 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
 
 
 def _moved(plan: Plan, host_of: Mapping[int, int]) -> Plan:
-    """Make some of a plan's tables, by their index, row-wise on the devices of one host, by its number."""
+    """Return the plan with the tables of `host_of` row-wise, each table on the devices of one host.
+
+    The mapping gives the number of a host for the index of a table.
+    """
     hosts = plan.task.topology.domains
     kept = (placed for placed in plan.placements if placed.shard.table not in host_of)
     moved = (

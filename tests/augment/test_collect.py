@@ -132,14 +132,14 @@ def test_collect_accepts_settings_that_need_no_measurement_here(tmp_path, settin
     assert _changed(collect_run(tmp_path / "data"), settings)
 
 
-def test_steps_need_torchrec(tmp_path, monkeypatch):
+def test_collecting_local_samples_without_torchrec_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("neuroshard.stages.augment.collect.find_spec", lambda _: None)
     with refused("collect-torchrec-missing", names=["num_local_samples", "TorchRec"]):
         replace(collect_run(tmp_path / "data"), num_local_samples=1)
 
 
 @pytest.mark.xdist_group("measures")
-def test_a_real_run_measures_every_sample(tmp_path):
+def test_collect_run_on_a_cpu_measures_every_sample(tmp_path):
     summary = collect_run(tmp_path / "data", Hardware).run()
     compute = DataDirectory(tmp_path / "data").compute().read()
     assert [m.sample_id for m in compute] == [*range(18), 0, 4, 9, 13]
@@ -168,7 +168,7 @@ def test_a_finished_run_measures_nothing_again(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*.parquet")} == before
 
 
-def test_the_same_seed_draws_the_same_samples(tmp_path):
+def test_collecting_with_the_same_seed_draws_the_same_samples(tmp_path):
     collect_run(tmp_path / "a").run()
     collect_run(tmp_path / "b").run()
     assert _records(tmp_path / "a") == _records(tmp_path / "b")
@@ -203,7 +203,7 @@ def test_killed_runs_lose_nothing_and_repeat_nothing(tmp_path, kills):
     assert _records(killed) == _records(whole)
 
 
-def test_another_hardware_is_refused(tmp_path):
+def test_collecting_into_data_of_other_hardware_is_refused(tmp_path):
     collect_run(tmp_path / "data").run()
     path = tmp_path / "data" / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -235,7 +235,7 @@ def _busy_run(out, spell, **settings):
     return replace(run, **settings)
 
 
-def test_every_batch_holds_the_same_references(tmp_path):
+def test_each_measured_batch_has_the_same_reference_samples(tmp_path):
     _busy_run(tmp_path / "data", [1, 2], max_noise=None, max_remeasure_passes=0).run()
     parts = DataDirectory(tmp_path / "data").compute()
     references = [m for part in parts.each() for m in part if m.split == REFERENCE]
@@ -292,7 +292,7 @@ def test_max_noise_null_accepts_any_noise_and_the_summary_states_it(tmp_path):
         (0.0, (), 4, False, "compute"),
     ],
 )
-def test_a_summary_ends_with_its_fitness_for_use_and_advice(noise, repeatability, failed, fit, named):
+def test_collect_summary_ends_with_fitness_for_use_and_advice(noise, repeatability, failed, fit, named):
     measured = 0 if failed == 4 else 10
     series = SeriesSummary("compute", measured, failed, (), 1.0, 0.5, repeatability, noise, 0.0)
     summary = Summary(Path("data"), (series,))
@@ -340,7 +340,7 @@ def test_a_real_run_measures_all_sharding_types_and_collectives(tmp_path):
     assert "reduce_scatter" in shown(summary)
 
 
-def test_another_runs_directory_is_refused(tmp_path):
+def test_collecting_into_the_directory_of_another_run_is_refused(tmp_path):
     RunDirectory(tmp_path / "data").finish("evaluate", {})
     with refused("out-other-contents", names=[tmp_path / "data", "(run.json)"]):
         collect_run(tmp_path / "data").run()

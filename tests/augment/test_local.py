@@ -23,7 +23,7 @@ def drawn():
     return _drawn(PlanAugmentation(), 80)
 
 
-def test_the_same_seed_draws_the_same_plan(drawn):
+def test_plan_augmentation_with_the_same_seed_draws_the_same_plans(drawn):
     again = _drawn(PlanAugmentation(), 5)
     assert [(sample.plan, sample.rank, split) for sample, split in again] == [
         (sample.plan, sample.rank, split) for sample, split in drawn[:5]
@@ -46,7 +46,7 @@ def test_the_same_plans_are_drawn_in_several_precisions(drawn):
         ("fp17", "unknown-name", ["'fp17'", "'fp16'"]),
     ],
 )
-def test_precisions_that_not_all_exchanges_have_are_refused(name, code, names):
+def test_plan_augmentation_refuses_precisions_that_some_exchanges_lack(name, code, names):
     with refused(code, names=names):
         PlanAugmentation(precisions=("fp32", name))
 
@@ -55,7 +55,7 @@ def test_narrowest_table_is_drawn_if_no_table_fits():
     assert all(len(sample.plan.task.tables) >= 1 for sample, _ in _drawn(PlanAugmentation(max_copy_bytes=1), 40))
 
 
-def test_limits_that_no_plan_keeps_are_refused():
+def test_plan_augmentation_refuses_limits_that_no_plan_keeps():
     with refused("local-tables-too-large", names=["local.max_bytes", 1, "'like0_79'", "864 bytes", "4 columns"]):
         PlanAugmentation(max_bytes=1).check(SPLIT)
     with refused("max-dim-not-halvable", names=["max_dim", 12]):
@@ -80,7 +80,7 @@ def test_plans_for_steps_use_tables_of_their_split_only(drawn):
         assert {table.name for table in sample.plan.task.tables} <= names
 
 
-def test_drawn_plans_keep_all_limits(drawn):
+def test_drawn_plans_keep_limits_on_batch_bytes_and_outputs(drawn):
     augmentation = PlanAugmentation()
     for sample, _ in drawn:
         task, plan = sample.plan.task, sample.plan

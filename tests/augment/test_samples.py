@@ -34,7 +34,7 @@ def _of_seed(augmentation, seed):
 
 
 @given(st.integers(0, 10_000), st.sampled_from([8, 32, 128]), st.integers(1, 15), st.integers(40_000, 10_000_000))
-def test_combinations_keep_their_caps(seed, max_dim, max_tables, max_bytes):
+def test_drawn_combinations_keep_caps_on_tables_columns_and_bytes(seed, max_dim, max_tables, max_bytes):
     augmentation = ComputeAugmentation(max_dim, 1, max_tables, max_bytes)
     sample, name = augmentation.draw(SPLIT, 256, np.random.default_rng(seed))
     assert 1 <= len(sample.tables) <= max_tables
@@ -43,7 +43,7 @@ def test_combinations_keep_their_caps(seed, max_dim, max_tables, max_bytes):
     assert {table.name for table in sample.tables} <= {table.name for table in SPLIT[name]}
 
 
-def test_no_combination_mixes_precisions():
+def test_drawn_combinations_have_tables_of_one_precision():
     tables = tuple(replace(table, bytes_per_element=2 + 2 * (n % 2)) for n, table in enumerate(TABLES))
     split, rng = split_tables(tables, 0), np.random.default_rng(0)
     kinds = (
@@ -72,7 +72,7 @@ def test_combinations_cover_every_width_and_count():
     assert {table.dim for sample in samples for table in sample.tables} == {4, 8, 16, 32}
 
 
-def test_a_share_of_the_tables_has_any_width():
+def test_arbitrary_dim_fraction_draws_tables_of_any_width():
     samples = _drawn(ComputeAugmentation(max_dim=32, max_tables=5, arbitrary_dim_fraction=0.5), 300)
     dims = [table.dim for sample in samples for table in sample.tables]
     assert set(dims) == set(range(4, 36, 4))
@@ -268,7 +268,7 @@ def test_some_exchanges_are_nearly_one_devices_alone(share, most):
     assert np.median(imbalance) < 1.1
 
 
-def test_splits_are_disjoint_and_complete():
+def test_split_tables_puts_each_table_in_one_split():
     split = split_tables(TABLES, 7)
     assert split == split_tables(TABLES, 7)
     names = [table.name for group in split.values() for table in group]
@@ -322,7 +322,7 @@ def test_splits_are_disjoint_and_complete():
         ),
     ],
 )
-def test_settings_that_allow_no_draw_are_refused(kind, settings, code, names):
+def test_augmentations_refuse_settings_that_allow_no_draw(kind, settings, code, names):
     with refused(code, names=names):
         kind(**settings).check(SPLIT if kind is ComputeAugmentation else None)
 

@@ -58,7 +58,7 @@ def _quoted():
 
 
 @pytest.mark.parametrize(("page", "paragraph", "figure"), _quoted())
-def test_every_quoted_figure_stands_in_a_table_or_on_the_page_that_is_linked(page, paragraph, figure):
+def test_figures_quoted_in_pages_are_in_a_results_table_or_a_linked_page(page, paragraph, figure):
     sources = [path.read_text() for path in TABLES] + _linked(page, paragraph)
     assert any(re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d])", text) for text in sources), paragraph
 
@@ -76,7 +76,7 @@ def test_pages_count_faster_models_as_the_table_of_steps_does():
     assert slower == "none"
 
 
-def test_a_baseline_has_one_name():
+def test_pages_name_the_torchrec_baseline_by_planner_and_settings():
     """The words "TorchRec's plan" could be any of three: pages and tables name the planner and its settings."""
     for page in (*PAGES, *h100.PAGES):
         text = " ".join(page.read_text().split())
@@ -117,7 +117,7 @@ def test_the_page_on_an_h100_holds_the_steps_that_were_trained():
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)
-def test_tables_say_when_where_and_with_which_models_they_were_made(path):
+def test_results_tables_record_date_machine_models_and_noise(path):
     assert set(results.facts(path)) == {"made", "machine", "models", "noise"}
     assert results.facts(path)["models"] == results.models_of(path.stem), "make results"
 
@@ -143,7 +143,7 @@ def test_pictures_are_drawn_from_the_tables(tmp_path):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
 
 
-def test_schematic_pictures_are_drawn(tmp_path, monkeypatch):
+def test_drawing_diagrams_writes_every_picture(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs")
     diagrams = importlib.import_module("diagrams")
     diagrams.draw(tmp_path)

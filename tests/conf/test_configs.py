@@ -95,7 +95,7 @@ def files(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("command", "group", "name"), CASES)
-def test_every_choice_of_every_command_builds(command, group, name, files):
+def test_each_choice_of_each_config_group_builds_a_run(command, group, name, files):
     assert hasattr(instantiate_config(_chosen(command, {group: name}, files).run), "run")
 
 
@@ -147,27 +147,27 @@ def test_listed_values_of_commands_are_accepted_and_no_others(command, monkeypat
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in GROUPS])
-def test_commands_without_groups_build(command):
+def test_commands_without_config_groups_build_a_run(command):
     assert hasattr(instantiate_config(_compose(command, [], MANDATORY.get(command, [])).run), "run")
 
 
 @pytest.mark.parametrize("name", choices("experiment"))
-def test_every_experiment_composes(name):
+def test_every_experiment_config_builds_a_runnable_command(name):
     command = name.split("_")[0]
     assert command in COMMANDS
     assert hasattr(instantiate_config(_with_fewer(_compose(command, [f"experiment={name}"])).run), "run")
 
 
-def test_every_group_is_tested():
+def test_config_groups_on_disk_are_all_tested():
     groups = {path.name for path in CONF.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert groups == {group for groups in GROUPS.values() for group in groups} | OF_ALL
 
 
-def test_every_command_has_a_config():
+def test_config_folder_has_one_file_for_each_command():
     assert {path.stem for path in CONF.glob("*.yaml")} == set(COMMANDS)
 
 
-def test_sweeps_go_to_slurm():
+def test_slurm_launcher_override_selects_the_partition():
     """As far as that can be seen without a cluster."""
     overrides = ["experiment=search_beam", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=cpu"]
     launcher = with_hydra("search", tuple(overrides)).hydra.launcher

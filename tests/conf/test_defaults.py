@@ -28,12 +28,12 @@ def test_settings_files_match_the_fields_of_their_classes():
         assert path.read_text() == text, f"{path} is out of date: make docs"
 
 
-def test_every_file_of_settings_is_used():
+def test_settings_files_are_all_included_by_a_config():
     used = "\n".join(path.read_text() for path in FOLDER.rglob("*.yaml") if path.parent != SETTINGS)
     assert [path.stem for path in SETTINGS.glob("*.yaml") if f"/settings/{path.stem}@" not in used] == []
 
 
-def test_every_setting_has_a_comment():
+def test_settings_in_config_files_have_comments():
     for path in SETTINGS.glob("*.yaml"):
         lines = path.read_text().partition("\nrun:")[0].splitlines()
         for above, line in pairwise(lines):
@@ -100,7 +100,7 @@ def _whole(group, name):
 
 
 @pytest.mark.parametrize("file", BY_HAND)
-def test_no_file_repeats_a_default(file):
+def test_config_files_set_no_value_equal_to_the_default(file):
     own = {key: value for key, value in _read(file).items() if key not in ("defaults", "hydra")}
     included = dict(_leaves(_included(file)))
     assert [key for key, value in _leaves(own) if key in included and included[key] == value] == []

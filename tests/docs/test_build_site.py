@@ -33,7 +33,7 @@ def test_lists_are_set_apart_from_paragraphs_but_not_in_code(site):
     assert site.with_lists_apart(page) == page.replace("They are:\n", "They are:\n\n")
 
 
-def test_links_to_folders_become_text(site, tmp_path):
+def test_without_links_to_folders_keeps_only_the_link_text(site, tmp_path):
     (tmp_path / "data").mkdir()
     page = "[files](data), [a page](data.md), ![picture](data.png) and [web](https://data.example)"
     assert site.without_links_to_folders(page, tmp_path) == page.replace("[files](data)", "files")
@@ -57,7 +57,7 @@ def test_pages_are_short_and_tables_are_narrow(page):
     assert not [cell for row in rows for cell in row if len(_words(cell)) > LONGEST_CELL]
 
 
-def test_quoted_messages_are_those_of_the_code():
+def test_messages_quoted_by_the_troubleshooting_page_are_printed_by_the_code():
     """Every message that the troubleshooting page quotes is one that NeuroShard prints, up to values (`...`)."""
     known = json.loads((ROOT / "tests" / "golden" / "messages.json").read_text())
     texts = [text for entry in known.values() for text in entry["messages"]]

@@ -21,7 +21,7 @@ def _code():
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("measures")
-def test_every_cell_runs(tmp_path):
+def test_notebook_code_runs_without_errors(tmp_path):
     environment = os.environ | {"MPLBACKEND": "agg", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", _code()]  # like a notebook, this has no file that workers could import
     done = subprocess.run(
@@ -32,7 +32,7 @@ def test_every_cell_runs(tmp_path):
     assert "plan: predicted" in done.stdout
 
 
-def test_outputs_are_kept_for_readers():
+def test_notebook_cells_that_print_have_stored_outputs():
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     printed = [cell for cell in cells if "print(" in "".join(cell["source"])]
     assert all(cell["outputs"] for cell in printed)

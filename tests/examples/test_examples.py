@@ -141,7 +141,7 @@ def test_python_pipeline_and_commands_leave_equal_files(tmp_path, capsys):
     assert CostModels.load(str(tmp_path / "again")).digest == CostModels.load(str(tmp_path / "models")).digest
 
 
-def test_the_example_of_the_readme_has_arguments_that_exist():
+def test_readme_example_passes_only_existing_parameters():
     """Each keyword of each call in the Python block is a parameter of what it calls."""
     tree = ast.parse(re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1])
     names = {}

@@ -51,7 +51,7 @@ print("steps", len(steps), "lookups", table.pooling_factor, "made for", table.re
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("measures")
-def test_code_of_the_page_runs(tmp_path):
+def test_python_code_of_the_my_model_page_runs(tmp_path):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     for there, here in HERE.items():
         assert there in code

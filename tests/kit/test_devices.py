@@ -25,7 +25,7 @@ def _costs(compute, batch_size=4096):
     return compute.predict(LoadSets.of(sets, batch_size))
 
 
-def test_the_two_kinds_of_device_rank_sets_differently():
+def test_made_up_gpu_and_cpu_rank_table_sets_differently():
     tau = kendalltau(_costs(MadeUpGpu()), _costs(MadeUpCpu())).statistic
     assert 0.2 < tau < 0.9
 
@@ -47,7 +47,7 @@ def test_data_parallel_tables_update_all_rows(device):
 
 
 @pytest.mark.parametrize("collective", Collective)
-def test_every_collective_is_measured(collective):
+def test_made_up_device_measures_every_collective(collective):
     device = MADE_UP["cpu"]
     sample = CommSample((1 << 20,) * 4, (0.0, 1.0, 2.0, 0.5), 4096, collective, 2)
     (one,) = measured_comm(device, [(sample, "train")], 0.0, np.random.default_rng(0))
@@ -93,7 +93,7 @@ def test_measurements_scatter_around_the_truth_by_the_noise(device):
 
 
 @pytest.mark.parametrize("compute", [MadeUpGpu(), MadeUpCpu()], ids=["gpu", "cpu"])
-def test_caches_are_shared_a_table_costs_more_beside_others(compute):
+def test_made_up_device_takes_longer_for_a_table_together_with_other_tables(compute):
     table, others = replace(_TABLES[0], name="one").with_dim(64), [t.with_dim(128) for t in _TABLES[1:30]]
     with_it, without, alone = compute.predict(LoadSets.of([[table, *others], others, [table]], 65536))
     assert with_it - without != pytest.approx(alone, rel=0.01)

@@ -105,6 +105,6 @@ def test_fitting_further_keeps_the_starts_widths():
         ({"kernel_widths": (32,), "features": "paper"}, "kernel-widths-invalid", ["features=paper", "log_dim"]),
     ],
 )
-def test_indistinguishable_kernel_widths_are_refused(settings, code, names):
+def test_additive_model_refuses_invalid_kernel_widths(settings, code, names):
     with refused(code, names=names):
         Additive(**settings)

@@ -53,7 +53,7 @@ def _tasks():
         yield Task(TABLES[:8], Topology(devices, 1 << 36, devices_per_host=per_host), BATCH_SIZE)
 
 
-def test_exchanges_are_exactly_the_datasheets(bundle):
+def test_bundle_with_datasheet_exchanges_predicts_datasheet_times(bundle):
     models = CostModels.load(bundle)
     assert models.forms == {*Form}
     rng = np.random.default_rng(0)
@@ -113,7 +113,7 @@ def test_measured_exchanges_take_the_place_of_the_datasheets(bundle, tmp_path):
         (0, {}, "split-empty", ["train", "exchanges"]),
     ],
 )
-def test_exchanges_come_from_one_place(tmp_path, exchanges, settings, code, names):
+def test_pretraining_with_wrong_sources_of_exchanges_is_refused(tmp_path, exchanges, settings, code, names):
     data = _collected(tmp_path / "data", exchanges, sharding_types=(Form.COLUMN_WISE,))
     with refused(code, names=names):
         _pretrain(data, tmp_path / "models", **settings)

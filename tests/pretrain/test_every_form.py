@@ -89,7 +89,7 @@ def _mixed(devices_per_host):
     return laid_out(task, range(4), range(2 if devices_per_host else 4), COPIES, 0, 2, 3)
 
 
-def test_every_part_has_a_model_that_learns_its_costs(data, fitted):
+def test_pretrained_models_of_all_parts_learn_the_costs(data, fitted):
     assert fitted.metrics.keys() == ALL_PARTS
     for part, metric in fitted.metrics.items():
         assert metric.test.mape < 0.25, (part, metric.test.mape)
@@ -124,7 +124,7 @@ def test_loads_outside_the_training_range_are_named_by_part(models):
     assert any(one.startswith("backward.all_reduce: bytes from a device") for one in told)
 
 
-def test_unmeasured_exchanges_between_hosts_are_warned_of(models):
+def test_simulator_warns_of_unmeasured_exchanges_between_hosts(models):
     simulator = Simulator(models)
     assert "exchanges: hosts" in _outside(simulator.warnings(_mixed(None)))
     assert not any("hosts" in one for one in _outside(simulator.warnings(_mixed(2))))
@@ -283,7 +283,7 @@ def test_models_see_which_exchanges_cross_hosts(columns, tmp_path):
     assert (inside == models.backward.predict(Traffic.of_columns(dims, 4096), np.zeros((1, 4)))).all()
 
 
-def test_a_directory_named_twice_is_refused(data, tmp_path):
+def test_pretraining_from_a_directory_named_twice_is_refused(data, tmp_path):
     with refused("data-directory-twice", names=[data]):
         Pretrain(data=(str(data), f"{data}/."), out=str(tmp_path / "bundle"), **BRIEF_SETS).run()
 
@@ -297,7 +297,7 @@ def test_a_directory_named_twice_is_refused(data, tmp_path):
     ],
     ids=["tables both trained on and tested with", "with more features and larger batches too", "another machine"],
 )
-def test_directories_that_do_not_go_together_are_refused(data, columns, tmp_path, change, machine, code):
+def test_pretraining_from_directories_that_differ_is_refused(data, columns, tmp_path, change, machine, code):
     changed = {table.name: change(table) for table in TABLES}
     other = begun(tmp_path / "other", tuple(changed.values()), machine)
     its = [tuple(changed[table.name].with_dim(table.dim) for table in m.sample.tables) for m in columns]

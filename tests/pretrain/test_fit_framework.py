@@ -100,7 +100,7 @@ def _missed(its):
     return np.abs(its.predicted_ms - its.measured_ms).sum() / its.measured_ms.sum()
 
 
-def test_two_ranks_that_took_ten_times_as_long_change_nothing():
+def test_framework_fit_ignores_measurements_ten_times_too_long():
     """All others agree on what each amount takes; under squares of errors they would give way."""
     some = [replace(m, repeats=m.repeats.times(10.0)) if n % 50 == 0 else m for n, m in enumerate(_measured(60))]
     learned = replace(MODELS, framework=fit_framework(MODELS, some))
@@ -141,7 +141,7 @@ def test_conversion_time_is_taken_from_another_machine_if_unmeasured():
     assert fit_framework(MODELS, some, CONVERTING).outputs[CONVERTED] == pytest.approx(CONVERTED_MS, rel=0.1)
 
 
-def test_parts_are_named_as_those_of_the_step():
+def test_predicted_framework_has_the_names_of_the_step_parts():
     names = [part.name for part in TRUTH.parts]
     assert [*predicted_framework(replace(MODELS, framework=TRUTH), _measured(2))] == names
     assert predicted_framework(MODELS, _measured(2)) == {}

@@ -48,7 +48,7 @@ def _drawn(tiers, count, seed=0, tables=None):
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
-def test_figures_are_found_again(noise):
+def test_fit_host_tiers_recovers_the_figures_of_measurements(noise):
     samples = [sample for sample, _ in _drawn(("uvm_caching",), 300)]
     found = fit_host_tiers(_measured(samples, noise))
     assert found.link_ms_per_gb == pytest.approx(25.0, rel=0.01 + 2 * noise)

@@ -112,7 +112,7 @@ def test_speed_of_transfers_leaves_waiting_out():
     assert fitted.compute is start.compute
 
 
-def test_shape_is_learned_from_more():
+def test_fitting_more_calls_learns_the_shape_of_costs():
     start = _start()
     bent = lambda ms: 2 * ms**1.2  # noqa: E731
     calls = _calls(start.compute, 150, bent)
@@ -198,13 +198,13 @@ def test_other_sharding_types_and_collectives_are_scaled_like_column_wise():
 @pytest.mark.parametrize(
     "model", [random_ensemble(), random_ensemble().members[0], random_by_widest(), random_regression()]
 )
-def test_every_kind_is_scaled(model):
+def test_at_speed_scales_every_kind_of_compute_model(model):
     one, start = LoadSets.of([TABLES[:5]], 256), replace(_start(), compute=model)
     parts = Measured.split(_calls(model, 5, lambda ms: 3 * ms), []).parts
     assert at_speed(pieces_of(start), parts)["compute"].predict(one) == pytest.approx(3 * model.predict(one), rel=1e-4)
 
 
-def test_the_same_samples_give_the_same_models():
+def test_further_fitting_of_the_same_samples_gives_the_same_models():
     start = _start()
     calls, exchanges = _calls(start.compute, 40, lambda ms: ms**1.1), _exchanges(start, 30, 2.0)
     one, other = (_further(start, calls, exchanges) for _ in range(2))
@@ -251,7 +251,7 @@ HALF_PAPER = replace(random_models(), compute=random_ensemble())
         (PAPER, _start(), "compute", "toys"),
     ],
 )
-def test_models_that_cannot_be_fitted_further_are_refused(fit, start, part, name):
+def test_further_fitting_refuses_models_that_cannot_be_fitted_further(fit, start, part, name):
     """The model of the first part that does not go with its setting is named, with the models that it belongs to."""
     with refused("init-model-kind") as caught:
         fit.check(start)

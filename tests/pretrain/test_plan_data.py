@@ -53,7 +53,7 @@ def _measured(run, plans, meters, passes):
     return DataDirectory.at(run)
 
 
-def test_data_parallel_tables_are_stored_beside_their_tables(tmp_path):
+def test_plan_data_stores_data_parallel_tables_under_a_second_name(tmp_path):
     task = TASKS[0]
     plan = laid_out(task, COPIES, range(4), *(i % 4 for i in range(2, 12)))
     in_one = whole(task, *range(4))

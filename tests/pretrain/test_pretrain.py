@@ -269,7 +269,7 @@ def test_to_models_that_are_known_a_part_of_the_splits_tells_the_speed(partial):
     assert after.margins.of("compute.data_parallel") == before.margins.of("compute.data_parallel")
 
 
-def test_the_same_seed_gives_the_same_bundle(data):
+def test_pretraining_with_the_same_seed_gives_the_same_bundle(data):
     for out in ("a", "b"):
         _pretrain(data, out).run()
     _pretrain(data, "c", seed=1).run()
@@ -277,7 +277,7 @@ def test_the_same_seed_gives_the_same_bundle(data):
     assert files[0] == files[1] != files[2]
 
 
-def test_a_split_without_samples_is_refused(data):
+def test_pretraining_with_a_split_without_samples_is_refused(data):
     DataDirectory(data / "data").comm().write(0, [m for m in _comm(300) if m.split != "test"])
     with refused("split-empty", where=str(data / "data"), names=["test"]):
         _pretrain(data).run()
@@ -351,7 +351,7 @@ def test_features_that_never_vary_are_left_out():
     assert np.allclose(normaliser(np.array([[12.0, 2.0], [-12.0, 3.0]])), [[0, 0], [0, 1.2247]], atol=1e-4)
 
 
-def test_packed_batches_are_the_sets_asked_for():
+def test_packed_inputs_contain_the_features_of_the_chosen_sets():
     table = ComputeTable.of(_compute(20), FeatureSet("log"))
     normaliser = Normaliser.fitted(table.features)
     examples = table.examples(normaliser, 2.0)
@@ -421,7 +421,7 @@ def test_a_regression_finds_costs_that_are_linear(data):
         (PaperComm, {"hidden": (4097,)}),
     ],
 )
-def test_impossible_settings_are_refused(kind, setting):
+def test_training_settings_outside_limits_are_refused(kind, setting):
     with refused("unknown-name" if setting.keys() <= {"loss", "schedule"} else "value-outside-limits", names=setting):
         kind(**setting)
 

@@ -73,7 +73,7 @@ def _model_test(mape, noise=0.1):
         ),
     ],
 )
-def test_a_result_ends_with_its_fitness_for_use(tests, before, fit, figures):
+def test_pretrain_result_ends_with_fitness_for_use(tests, before, fit, figures):
     result = PretrainResult(Path("models"), tests, before)
     assert result.verdict.fit is fit
     assert all(one in result.verdict.reason for one in figures)

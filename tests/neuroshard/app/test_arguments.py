@@ -34,7 +34,7 @@ def test_argument_values_are_passed_on_unchanged(text, value):
 @example("???")
 @example("back\\${method}")
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=20))
-def test_any_path_survives_quoting(path):
+def test_quoted_path_is_read_back_unchanged(path):
     ((_, value),) = _pairs("explain", f"out={quoted(path)}")
     config = OmegaConf.create({"out": value})
     expected = path[1:-1] if len(path) > 1 and path[0] == path[-1] == "'" else path
@@ -63,12 +63,12 @@ def test_several_files_are_swept_if_one_choice_reads_them(tmp_path, monkeypatch)
     assert _pairs("search", "tables=a,b.csv") == [("tables", "user_file"), ("tables.path", "a,b.csv")]
 
 
-def test_a_sweep_may_list_more_values_than_a_file_name_holds():
+def test_with_reader_accepts_sweeps_of_more_values_than_a_file_name_can_have():
     seeds = f"searcher.seed={','.join(map(str, range(200)))}"
     assert list(with_reader(seeds)) == [seeds]
 
 
-def test_paths_need_no_key(tmp_path, monkeypatch):
+def test_paths_without_a_key_become_plans(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a=b.json").write_text("{}")
     pairs = _pairs("explain", "a=b.json", "p,q.json", "out=x.html", "${oc.env:HOME}")
@@ -92,7 +92,7 @@ def test_paths_need_no_key(tmp_path, monkeypatch):
         ("search", ["--searcher=random"], "flag-unknown", ["'--searcher'"], "searcher=random"),
     ],
 )
-def test_malformed_arguments_are_refused(command, texts, code, names, remedy):
+def test_malformed_arguments_are_refused_with_a_remedy(command, texts, code, names, remedy):
     with refused(code, names=names) as raised:
         for_hydra(command, texts)
     assert remedy in raised.value.message.remedy

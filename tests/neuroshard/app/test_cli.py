@@ -64,7 +64,7 @@ def _refused(capsys, code, *arguments, where=None, names=()):
     return message
 
 
-def test_usage_names_every_command(capsys):
+def test_usage_without_arguments_names_every_command(capsys):
     out = done(capsys)
     assert all(command in out for command in cli.COMMANDS)
 
@@ -84,7 +84,7 @@ def test_search_finds_and_writes_a_plan(here, capsys):
         _failed(capsys, "out-begun-otherwise", *_search(here, "out=found", other), names=["found", name])
 
 
-def test_a_full_disk_is_one_line(here, capsys, monkeypatch):
+def test_writing_to_a_full_disk_is_refused_in_one_line(here, capsys, monkeypatch):
     def full(path, content):
         raise OSError(28, "No space left on device", str(path))
 
@@ -92,7 +92,7 @@ def test_a_full_disk_is_one_line(here, capsys, monkeypatch):
     _failed(capsys, "system-refused", *_search(here, "out=found"), names=["[Errno 28] No space left on device"])
 
 
-def test_sweeps_run_every_combination(here, capsys):
+def test_sweep_writes_one_run_directory_per_combination(here, capsys):
     done(capsys, *_search(here, "-m", "searcher=random,dim_greedy"))
     assert [path.name for path in sorted(Path("runs/search").iterdir())] == ["0001-random", "0002-dim_greedy"]
 
@@ -172,7 +172,7 @@ def test_cli_reports_a_malformed_table_file_in_one_line(here, capsys):
     ],
     ids=lambda value: " ".join(map(str, value))[:60] if isinstance(value, list) else "",
 )
-def test_wrong_settings_of_a_search(here, capsys, code, names, settings):
+def test_search_with_wrong_settings_is_refused_in_one_line(here, capsys, code, names, settings):
     _refused(capsys, code, *_search(here, *settings), names=names)
 
 
@@ -203,7 +203,7 @@ def test_cli_reports_wrong_arguments_in_one_line(here, capsys, code, names, argu
     _refused(capsys, code, *arguments.split(), names=names)
 
 
-def test_a_job_of_a_sweep_that_cannot_be_built_leaves_the_others(here, capsys):
+def test_sweep_runs_other_jobs_if_one_job_cannot_be_built(here, capsys):
     sweep = ("-m", "searcher=random", "topology.num_devices=4,10000000", "out='x${hydra:job.num}'")
     out, _, (job, _) = _failed(capsys, "sweep-jobs-failed", *_search(here, *sweep), names=[1, 2])
     check(job, "value-outside-limits", names=["num_devices", 10000000])
@@ -223,14 +223,14 @@ def test_cli_reports_a_malformed_plan_in_one_line(here, capsys):
     _refused(capsys, "json-unreadable", "evaluate", f"{here}/plan.json", where=f"plan {here}/plan.json")
 
 
-def test_plan_that_leaves_out_columns(here, capsys):
+def test_evaluating_a_plan_that_leaves_out_columns_is_refused(here, capsys):
     task = toy_task(3)
     content = whole(task).to_json()
     (here / "plan.json").write_text(json.dumps(content | {"placements": content["placements"][1:]}))
     _refused(capsys, "plan-shards-gap", "evaluate", f"{here}/plan.json", names=[repr(task.tables[0].name)])
 
 
-def test_help_lists_choices_and_settings(capsys, here):
+def test_search_help_lists_searchers_and_settings(capsys, here):
     code, out, _ = run_command(capsys, "search", "--help")
     assert code == 0
     assert "dim_greedy" in out
@@ -238,7 +238,7 @@ def test_help_lists_choices_and_settings(capsys, here):
     assert "--cfg job" in out
 
 
-def test_completion_in_a_shell(tmp_path):
+def test_shell_completion_offers_commands_and_settings(tmp_path):
     """By the script that Hydra installs; commands are ours."""
     lines = ("neuroshard se", "neuroshard search searcher=siz", "neuroshard search topology.mem", "neuroshard ex")
     asked = "\n".join(
@@ -277,11 +277,11 @@ def test_hydras_variable_shows_the_whole_trace(here, monkeypatch, capsys):
         cli.main(["search", "searcher=neurosard"])
 
 
-def test_a_group_of_settings_may_be_null_or_a_whole(here, capsys):
+def test_search_accepts_null_or_a_mapping_for_a_group_of_settings(here, capsys):
     done(capsys, *_search(here, "searcher.acceptance=null", "searcher.grid={points: 1}", "out=a"))
 
 
-def test_a_plan_is_exported_by_its_path(here, capsys):
+def test_export_command_takes_the_path_of_a_plan(here, capsys):
     done(capsys, *_search(here, "searcher=random", "out=found"))
     plan = "found/plans/task-0000.json"
     _failed(capsys, "config-value-missing", "export", plan, names=["to"])
@@ -299,7 +299,7 @@ def test_constraints_and_memory_on_the_command_line(here, capsys):
     assert [t.dim for t in plan.device_tables[3]] == [8]
 
 
-def test_a_file_of_contradictory_constraints(here, capsys):
+def test_search_with_a_rule_that_matches_no_table_is_refused(here, capsys):
     (here / "rules.yaml").write_text("rules: [{tables: z*, max_shards: 1}]\n")
     file = ["constraints=file", f"constraints.path={here}/rules.yaml"]
     _refused(capsys, "rule-matches-no-table", *_search(here, *file), names=["'z*'"])
@@ -313,7 +313,7 @@ def test_replanning_prints_moves_and_predicted_savings(here, capsys):
     assert "predicted" in out
 
 
-def test_models_are_listed_and_described(here, capsys):
+def test_models_command_lists_bundles_and_prints_cards(here, capsys):
     out = done(capsys, "models")
     assert "cpu" in out
     assert all(f"{setting}=" in out for setting in ("framework", "dense_ms", "exchange_dtype", "optimizer"))
@@ -344,7 +344,7 @@ def _train(here, *more):
 
 
 @pytest.mark.parametrize("searcher", ["dreamshard", "autoshard"])
-def test_a_policy_is_trained_then_used(capsys, here, searcher):
+def test_trained_policy_is_used_by_a_search(capsys, here, searcher):
     out = done(capsys, *_train(here, f"searcher={searcher}", "learner.rounds=2", "out=trained"))
     assert "best of 2 rounds" in out
     out = done(capsys, *_search(here, f"searcher={searcher}", "searcher.policy=trained", "out=found"))
@@ -360,7 +360,7 @@ def test_a_policy_is_trained_then_used(capsys, here, searcher):
     ],
     ids=lambda command: command[0],
 )
-def test_a_second_run_in_one_directory_is_refused(here, capsys, command):
+def test_command_into_a_directory_in_use_is_refused(here, capsys, command):
     with exclusive(Path("busy")):
         _failed(capsys, "out-in-use", *command, names=["busy", "out=DIRECTORY"])
         assert [path.name for path in Path("busy").iterdir()] == [".lock"]
@@ -387,7 +387,7 @@ def test_the_defaults_of_a_search_have_a_plan_for_any_table_file(here, capsys):
     assert "device 0: " in out
 
 
-def test_a_sweep_goes_on_after_a_job_without_a_plan(here, capsys):
+def test_sweep_runs_other_jobs_after_a_job_without_a_plan(here, capsys):
     sweep = ("-m", "topology.memory_bytes=1KiB,1GiB", "searcher=random", "out=swept/${topology.memory_bytes}")
     out, _, messages = _failed(capsys, "sweep-jobs-failed", *_search(here, *sweep), names=[1, 2])
     assert out.strip().startswith("The sweep")  # jobs print nothing but their errors
@@ -401,14 +401,14 @@ def test_a_sweep_goes_on_after_a_job_without_a_plan(here, capsys):
     assert re.search(r"1GiB\W+1/1\W+[\d.]+\W+[\d.]+", table)
 
 
-def test_a_sweep_without_figures_has_a_table_too(here, capsys):
+def test_sweep_without_costs_prints_a_table_of_results(here, capsys):
     done(capsys, *_search(here, "searcher=random", "out=found"))
     out = done(capsys, "report", "-m", "found", f"out={here}/a,{here}/b")
     assert re.search(r"The sweep\W+result\W+done\W+done", out)
 
 
 @pytest.mark.parametrize("launcher", ["basic", pytest.param("joblib", marks=pytest.mark.slow)])
-def test_nothing_is_written_but_to_out(here, capsys, launcher):
+def test_commands_write_files_only_to_the_out_path(here, capsys, launcher):
     sweep = ("-m", "searcher=random,dim_greedy", f"hydra/launcher={launcher}", f"out='{here}/swept/${{method}}'")
     out = done(capsys, *_search(here, *sweep))
     assert re.search(r"searcher\W+solved.*random\W+1/1.*dim_greedy\W+1/1", out, re.DOTALL)
@@ -423,7 +423,7 @@ def test_nothing_is_written_but_to_out(here, capsys, launcher):
     assert {path.name for path in (here / "swept").iterdir()} == {"random", "dim_greedy"}
 
 
-def test_a_run_goes_on_with_the_same_models_only(here, capsys):
+def test_continuing_a_search_with_other_models_is_refused(here, capsys):
     done(capsys, *_search(here, "searcher=random", "out=x"))
     save_bundle(here / "models", random_models(seed=7), Card())
     _failed(capsys, "out-begun-otherwise", *_search(here, "searcher=random", "out=x"), names=["models"])
@@ -454,7 +454,7 @@ def test_hardware_that_is_not_here_leaves_nothing_behind(here, capsys, monkeypat
     _refused(capsys, "hardware-no-gpu", "collect", "hardware=cuda", "out=x", where="hardware=cuda")
 
 
-def test_a_full_disk_under_weights_is_one_line(here, capsys, monkeypatch):
+def test_saving_weights_on_a_full_disk_is_refused_in_one_line(here, capsys, monkeypatch):
     write = Path.write_bytes
 
     def full(path, content):

@@ -242,7 +242,7 @@ def test_disks_and_memory_are_the_users_anywhere(logs, capsys, monkeypatch, plac
          ["-m", "searcher=random,size_greedy", "hydra.launcher.n_jobs=2"]),
     ],
 )  # fmt: skip
-def test_mistakes_in_settings_are_one_line(logs, capsys, code, names, settings):
+def test_mistakes_in_settings_are_reported_in_one_line(logs, capsys, code, names, settings):
     refused_command(capsys, code, *SEARCH, *settings, names=names)
     assert list(logs.iterdir()) == []
 
@@ -256,7 +256,7 @@ def test_a_defect_before_anything_is_built_is_no_mistake_in_hydras_settings(monk
     assert "AttributeError" in _log(logs, err)
 
 
-def test_the_first_user_error_of_the_causes_counts():
+def test_user_error_in_finds_the_first_user_error_among_causes():
     mistake = InfeasibleError("memory-full", "full")
     outer = RuntimeError()
     outer.__cause__ = KeyError()

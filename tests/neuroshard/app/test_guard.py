@@ -29,7 +29,7 @@ def test_disks_and_memory_are_the_users_to_mend():
     assert exit_code(OSError()) == exit_code(MemoryError()) == EXIT_USER_ERROR
 
 
-def test_a_defect_keeps_its_traceback(tmp_path, monkeypatch):
+def test_report_of_a_defect_writes_the_traceback_to_a_log(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     try:
         _ = list[int]()[1]
@@ -39,7 +39,7 @@ def test_a_defect_keeps_its_traceback(tmp_path, monkeypatch):
     (log,) = tmp_path.iterdir()
     check(message, "neuroshard-defect", names=["IndexError: list index out of range"])
     assert str(log) in message.remedy
-    assert "test_a_defect_keeps_its_traceback" in log.read_text()
+    assert "test_report_of_a_defect_writes_the_traceback_to_a_log" in log.read_text()
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("x"), RecursionError("deep")])
@@ -55,7 +55,7 @@ def test_a_command_that_breaks_ends_with_one_line(monkeypatch, capsys, error):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_an_interrupt_while_importing_is_one_line():
+def test_interrupt_while_importing_is_reported_in_one_line():
     code = (
         "import signal, os; from neuroshard.app import entry; signal.signal(signal.SIGINT, entry._leave);"
         f"os.kill(os.getpid(), {int(signal.SIGINT)})"
@@ -78,7 +78,7 @@ def test_terminal_without_utf8_shows_replacement_characters():
 
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("words", [["models"], ["search", "--help"], ["search", "searcher=size_greedy", *SMALL]])
-def test_a_reader_that_has_seen_enough_ends_the_command(tmp_path, words, both):
+def test_command_ends_if_the_reader_closes_its_output(tmp_path, words, both):
     reading, writing = os.pipe()
     os.close(reading)
     command, stderr = [sys.executable, "-m", "neuroshard", *words], writing if both else subprocess.PIPE

@@ -36,7 +36,7 @@ def _object(capsys, *arguments):
     return facts
 
 
-def test_a_search_prints_its_records(search, capsys):
+def test_search_with_json_prints_the_record_of_each_task(search, capsys):
     facts = _object(capsys, *search, "out=found", "searcher=random")
     (record,) = SearchRun.load(Path("found")).records
     (task,) = facts["tasks"]
@@ -46,7 +46,7 @@ def test_a_search_prints_its_records(search, capsys):
     assert (code, out) == (2, "")
 
 
-def test_a_sweep_prints_its_jobs(search, capsys):
+def test_sweep_with_json_prints_settings_and_outcome_of_each_job(search, capsys):
     jobs = _object(capsys, *search, "-m", "searcher=random,dim_greedy")["jobs"]
     assert all(f"searcher={name}" in job["settings"] for name, job in zip(("random", "dim_greedy"), jobs, strict=True))
     assert all(len(job["outcome"]["costs_ms"]) == 1 for job in jobs)
@@ -63,7 +63,7 @@ def test_the_figures_of_a_sweep_over_devices_are_those_of_the_plans(search, caps
     assert [outcome["scopes"] for outcome in outcomes] == [[plan.prediction.scope] for plan in plans]
 
 
-def test_explained_plans_add_up(search, capsys):
+def test_explain_with_json_prints_costs_and_bytes_of_each_plan(search, capsys):
     done(capsys, *search, "out=a", "searcher=random")
     done(capsys, *search, "out=b", "searcher=dim_greedy")
     paths = [f"{name}/plans/task-0000.json" for name in "ab"]
@@ -77,7 +77,7 @@ def test_explained_plans_add_up(search, capsys):
         assert [device["size_bytes"] for device in explained["devices"]] == [*plan.device_bytes]
 
 
-def test_models_are_listed_and_described(capsys):
+def test_models_with_json_prints_bundles_and_datasheets(capsys):
     listed = _object(capsys, "models")
     assert [bundle["name"] for bundle in listed["bundles"]] == [*shipped_names()]
     assert {"name", "source"} == {*listed["datasheets"][0]}

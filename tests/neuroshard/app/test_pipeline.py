@@ -45,7 +45,7 @@ def test_all_warnings_of_a_search_are_one_warning(capsys):
         ns.search(task, Simulator(models), searcher="dim_greedy")
 
 
-def test_a_plan_is_a_setting_like_any_other():
+def test_pipeline_functions_take_a_plan_as_a_setting():
     """Hydra must not make a config of it."""
     task = toy_task(5)
     plan = whole(task, 0)
@@ -99,13 +99,13 @@ def test_pipeline_functions_run_the_commands_with_equal_defaults(run, command, c
     assert runs == [_built_by_command(command, **values)]
 
 
-def test_several_directories_are_handed_on(monkeypatch):
+def test_pretrain_passes_several_data_directories_to_the_run(monkeypatch):
     runs = _recorded(monkeypatch, Pretrain)
     assert ns.pretrain([Path("a"), "b"], "x", comm_model="paper") == "x"
     assert runs[0].data == ("a", "b")
 
 
-def test_wrong_names_are_refused():
+def test_pipeline_functions_refuse_unknown_names():
     with refused("unknown-name", names=["'gpu'"]):
         ns.collect((), "x", hardware="gpu")
     with refused("unknown-name", names=["'nets'"]):

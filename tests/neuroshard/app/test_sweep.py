@@ -86,6 +86,6 @@ def test_jobs_on_other_machines_share_a_folder(tmp_path, monkeypatch):
     assert len(jobs_in(folder)) == 1
 
 
-def test_the_folder_may_be_given(tmp_path):
+def test_sweep_folder_uses_the_directory_that_is_given(tmp_path):
     with sweep_folder(["-m", f"hydra.sweep.dir={tmp_path}"]) as folder:
         assert folder == tmp_path

@@ -35,7 +35,7 @@ def _plan(prediction=None):
         Prediction(ModelChoice("roofline:h100", "torchrec", 8.5, "fp16/bf16", "adam"), 7.1),
     ],
 )
-def test_the_prediction_is_saved_with_the_plan(tmp_path, known):
+def test_saved_plan_is_loaded_with_its_prediction(tmp_path, known):
     _plan(known).save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded.prediction == known
@@ -59,7 +59,7 @@ def test_the_prediction_is_saved_with_the_plan(tmp_path, known):
         ),
     ],
 )
-def test_a_wrong_prediction_is_refused(wrong, code, names):
+def test_plan_from_json_with_wrong_prediction_is_refused(wrong, code, names):
     with refused(code, names=names):
         Plan.from_json(_plan().to_json() | {"prediction": wrong})
 
@@ -74,11 +74,11 @@ def test_searches_from_python_know_their_models():
 
 
 @pytest.mark.parametrize("name", ["cpu", "roofline:h200"])
-def test_models_are_named_as_they_were_asked_for(name):
+def test_loaded_models_have_the_name_that_was_asked_for(name):
     assert ns.CostModels.load(name).name == name
 
 
-def test_printed_plans_show_their_costs():
+def test_printed_plan_shows_predicted_cost_and_margin():
     text = str(_plan(Prediction(CPU, 7.1, 0.2)))
     first, *devices = text.splitlines()
     assert "7.10 ± 0.20 ms" in first
@@ -116,7 +116,7 @@ def test_models_of_other_hardware_are_noticed(monkeypatch, measured, warned):
         assert "neuroshard pretrain experiment=pretrain_adapt" in warning.remedy
 
 
-def test_this_machine_is_itself():
+def test_fingerprint_of_this_machine_matches_itself():
     assert fingerprint("cpu").same_hardware(asdict(fingerprint("cpu")))
 
 
@@ -189,7 +189,7 @@ class _Launch(PartModel):
         return np.broadcast_to(np.array(self.launch_ms), ready_ms.shape)
 
 
-def test_a_part_of_ones_own_counts_and_is_waited_for(tmp_path):
+def test_users_own_step_part_adds_to_the_cost_and_delays_exchanges(tmp_path):
     models, task = ns.CostModels.load("roofline:h100"), toy_task(4)
     plan = whole(task)
     own = replace(models, more=(_Launch((0.5, 0.0, 0.0, 0.0)),))

@@ -84,7 +84,7 @@ def test_hot_rows_are_looked_up_on_their_device():
     assert found.sharers.tolist() == [2, 2, 1]
 
 
-def test_the_shards_of_all_devices_make_up_the_table():
+def test_loads_of_all_devices_add_up_to_the_table():
     """Shards add up to the table; data-parallel tables have all weights on each device and all lookups together."""
     task = Task(tuple(replace(TABLE, name=name) for name in "abc"), TASK.topology, BATCH)
     loads = laid_out(task, range(4), COPIES, {0: 12, 3: 4}).device_loads.loads
@@ -132,7 +132,7 @@ def test_sets_of_nothing_look_up_nothing():
     st.lists(st.tuples(st.integers(1, 1024), st.floats(0.1, 50), st.sampled_from(list(Form))), min_size=1, max_size=5),
     st.integers(4, 10_000),
 )
-def test_every_feature_has_its_own_output_with_every_sharding_type(drawn, batch_size):
+def test_outputs_grow_with_features_in_every_sharding_type(drawn, batch_size):
     """And none needs other lookups: those of a table are of all its features."""
     tables = tuple(
         table(f"t{i}", pooling_factor=pooling, reuse=REUSE, features=f) for i, (f, pooling, _) in enumerate(drawn)
@@ -149,7 +149,7 @@ def test_every_feature_has_its_own_output_with_every_sharding_type(drawn, batch_
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
-def test_taken_loads_keep_all_fields(share):
+def test_taking_some_loads_keeps_form_sharers_and_samples(share):
     loads = _placed(range(4), 0)
     taken = replace(loads, samples=loads.samples * share).take(np.array([3, 4]))
     assert taken.form.tolist() == [FORMS.index(Form.ROW_WISE), FORMS.index(Form.COLUMN_WISE)]
@@ -182,7 +182,7 @@ def _given(collective, traffic=PLAN.traffic):
     return traffic.sent_bytes(collective)[0].tolist()
 
 
-def test_every_sharding_type_has_its_own_collective():
+def test_traffic_of_each_sharding_type_uses_a_separate_collective():
     assert _given(Collective.ALL_TO_ALL) == [0, 4 * POOLED, 0, 12 * POOLED]
     assert _given(Collective.REDUCE_SCATTER) == [16 * POOLED] * 4
     assert _given(Collective.HOST_REDUCE_SCATTER) == [0, 0, 16 * POOLED, 16 * POOLED]
@@ -226,7 +226,7 @@ def test_columns_alone_are_the_same_either_way():
 
 @given(st.integers(1, 1024))
 @settings(max_examples=20)
-def test_every_feature_is_exchanged(features):
+def test_columns_and_lengths_sent_grow_with_features(features):
     """Pooled embeddings and lengths grow with features; indices and data-parallel gradients do not."""
     task = replace(IN_ALL_FORMS, tables=tuple(replace(table, features=features) for table in TABLES))
     shared = Plan(task, PLAN.placements)
@@ -241,7 +241,7 @@ def test_every_feature_is_exchanged(features):
     assert more.tolist() == ((features - 1) * lengths).tolist()
 
 
-def test_joined_exchanges_keep_their_order():
+def test_joined_traffic_keeps_the_order_of_exchanges():
     joined = Traffic.joined([PLAN.traffic, PLAN.traffic.forward])
     assert len(joined) == 2
     assert joined.batch_size.tolist() == [BATCH] * 2

@@ -90,7 +90,7 @@ def test_input_brings_every_device_the_indices_of_its_tables(run):
         assert got == [10**other for other in range(DEVICES) for _ in range(own)]
 
 
-def test_every_collective_is_measured_both_ways():
+def test_collective_benchmark_measures_forward_and_backward():
     sizes = (4096,) * 4
     samples = [
         CommSample(sizes, (0.0, 1.0, 0.0, 2.0), BATCH, collective, 2 if collective in BETWEEN_HOSTS else None)

@@ -26,7 +26,7 @@ TIMING = TimingProtocol(warmup=1, rounds=3, repeats_per_round=2, live=8, flush_b
 CPU = Hardware(DeviceSpec("cpu"), EmbeddingSettings(), TIMING, TIMING, timeout_s=PATIENCE_S)
 
 
-def test_compute_samples_are_measured():
+def test_compute_meter_measures_small_and_large_samples():
     tables = toy_tables(6)
     samples = [ComputeSample(tables[:1], 64), ComputeSample(tables, 2048)]
     with CPU.compute_meter(print) as meter:
@@ -53,7 +53,7 @@ def test_row_wise_and_data_parallel_tables_are_measured(capfd):
     assert "Warning" not in capfd.readouterr().err
 
 
-def test_a_sample_without_room_fails_alone():
+def test_sample_without_room_fails_and_others_are_measured():
     table = toy_tables(1)[0]
     huge = type(table)("huge", 1 << 38, 4, 1.0, table.reuse)
     with CPU.compute_meter(print) as meter:
@@ -62,7 +62,7 @@ def test_a_sample_without_room_fails_alone():
     assert second.error is None
 
 
-def test_exchanges_between_processes_are_measured():
+def test_comm_meter_measures_delays_between_processes():
     samples = [
         CommSample.of_columns((64, 64, 0), (0.0, 0.0, 0.0), 96),
         CommSample.of_columns((8, 128, 16), (0.0, 600.0, 200.0), 96),
@@ -98,7 +98,7 @@ class _Virtual:
         self._communicate(0.003)
 
 
-def test_an_exchange_counts_from_its_own_start(monkeypatch):
+def test_exchange_time_is_counted_from_the_start_of_the_exchange(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     device = make_device(DeviceSpec("cpu"))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -113,7 +113,7 @@ def test_an_exchange_counts_from_its_own_start(monkeypatch):
     assert 0.020 < forward - 50.0 < backward - 50.0
 
 
-def test_no_cuda_is_one_clear_line():
+def test_measuring_on_cuda_without_cuda_is_refused_in_one_line():
     hardware = Hardware(DeviceSpec("cuda"), EmbeddingSettings(), TIMING, TIMING)
     with hardware.compute_meter(print) as meter, refused("hardware-no-gpu", names=["hardware=cuda", "hardware=cpu"]):
         meter.measure([ComputeSample(toy_tables(1), 64)], [0])
@@ -145,7 +145,7 @@ def test_steps_take_hosts_that_fast_links_join_for_one(monkeypatch):
 
 
 @pytest.mark.slow
-def test_exchanges_under_torchrun(tmp_path):
+def test_exchanges_under_torchrun_wait_until_rank_0_begins(tmp_path):
     """The others wait until rank 0 begins, longer than they would wait for each other."""
     program = tmp_path / "program.py"
     program.write_text(

@@ -74,7 +74,7 @@ def _measure(plans):
     return costs, hardware.calls, sum(advanced)
 
 
-def test_a_plan_of_columns_is_one_call_a_device_and_one_exchange(plan):
+def test_column_wise_plan_is_measured_as_one_call_per_device_and_one_exchange(plan):
     (cost,), calls, advanced = _measure([plan])
     assert cost.compute.tolist() == [1.0, 4.0]
     assert cost.backward.tolist() == [3.0, 3.0]
@@ -109,7 +109,7 @@ def test_calls_of_several_sharding_types_add_up(plan, monkeypatch):
     assert advanced == steps([plan]) == 6
 
 
-def test_exchanges_follow_one_another(plan, monkeypatch):
+def test_exchanges_of_one_direction_are_measured_one_after_another(plan, monkeypatch):
     first = CommSample.of_columns(plan.device_dims, (0.0, 0.0), 256)
     second = replace(first, size_bytes=(64, 64), collective=Collective.REDUCE_SCATTER)
     monkeypatch.setattr(plan_costs, "exchanges", lambda plan, direction: (first, second))
@@ -121,7 +121,7 @@ def test_exchanges_follow_one_another(plan, monkeypatch):
     assert advanced == steps([plan]) == 6
 
 
-def test_an_exchange_that_fails_stops_its_plan_alone(plan, monkeypatch):
+def test_failed_exchange_stops_only_the_measurement_of_its_plan(plan, monkeypatch):
     other = whole(plan.task, 0)
     good = CommSample.of_columns(plan.device_dims, (0.0, 0.0), 256)
     bad = CommSample((64, 64), (0.0, 0.0), 256, Collective.ALL_REDUCE)

@@ -100,7 +100,7 @@ def test_exchange_samples_have_the_traffic_of_the_plan():
         assert exchange.batch_size == 256
 
 
-def test_a_plan_of_columns_has_one_call_and_one_exchange():
+def test_column_wise_plan_has_one_call_per_device_and_one_exchange():
     plan = whole(TASK, 0, 1)
     assert [len(its) for its in kernel_calls(plan)] == [1, 1, 0, 0]
     (only,) = exchanges(plan, FORWARD)

@@ -58,6 +58,6 @@ def test_recorder_appends_batches_of_unmeasured_samples(tmp_path, meter):
     assert recorder.chunks.end == 7
 
 
-def test_nothing_is_kept_without_a_place(tmp_path, meter):
+def test_recorder_without_a_directory_writes_no_files(tmp_path, meter):
     assert len([*Recorder(lambda _: meter, 8, 0).measure(_due(0, 1))]) == 2
     assert not [*tmp_path.iterdir()]

@@ -75,7 +75,7 @@ class _Flaky:
         return _Bench(rank)
 
 
-def test_a_dead_worker_costs_one_sample():
+def test_worker_group_loses_one_sample_if_a_worker_dies():
     said = []
     with WorkerGroup(_make, 2, PATIENCE_S, said.append) as group:
         assert _values(group.measure([1, "die", 3], [0, 0, 0])) == [2.0, "worker 1 died (signal SIGKILL)", 6.0]
@@ -157,7 +157,7 @@ class _Clock:
         return 10.0 * max(self.seen - 1, 0)
 
 
-def test_a_silent_worker_is_given_up(tmp_path):
+def test_worker_group_gives_up_a_silent_worker(tmp_path):
     hangs = tmp_path / "hangs"
     with WorkerGroup(_make, 1, 2, lambda line: hangs.unlink(), clock=_Clock(hangs)) as group:
         outcomes = group.measure([1, hangs, 3], [0, 0, 0])
@@ -184,7 +184,7 @@ def test_user_errors_of_workers_keep_their_parts():
     assert raised.value.message == Message("hardware-no-gpu", "no such device", "starting the worker processes")
 
 
-def test_closing_leaves_no_process():
+def test_closing_a_worker_group_ends_its_processes():
     group = WorkerGroup(_make, 2, PATIENCE_S, print)
     group.measure([1], [0])
     pids = group.pids

@@ -54,7 +54,7 @@ def bundle(tmp_path):
     ],
     ids=["a datasheet's exchanges", "paper", "newer", "by widest", "every sharding type", "a link to the host"],
 )
-def test_saving_and_loading_is_exact(tmp_path, saved, serves, batch_size, devices):
+def test_saved_bundle_is_loaded_back_unchanged(tmp_path, saved, serves, batch_size, devices):
     save_bundle(tmp_path / "bundle", saved, CARD)
     loaded, card = load_bundle(tmp_path / "bundle")
     assert card == CARD
@@ -103,7 +103,7 @@ def _make_a_pipe(file):
         ("weights-*", _make_a_pipe, "bundle-weights-missing"),
     ],
 )
-def test_missing_or_damaged_files_are_refused(bundle, name, damage, code):
+def test_loading_a_bundle_with_missing_or_damaged_files_is_refused(bundle, name, damage, code):
     (file,) = bundle.glob(name)
     damage(file)
     with refused(code, names=[bundle, file.name]):
@@ -144,7 +144,7 @@ def test_whenever_writing_stops_the_old_bundle_stands(bundle, monkeypatch, after
     assert CostModels.load(bundle).digest != before.digest
 
 
-def test_other_files_in_the_directory_are_left_alone(bundle):
+def test_saving_a_bundle_keeps_other_files_in_the_directory(bundle):
     (bundle / "notes.txt").write_text("mine")
     (bundle / "weights-mine.safetensors").write_text("mine")
     save_bundle(bundle, random_models(seed=1), CARD)
@@ -161,7 +161,7 @@ def test_other_files_in_the_directory_are_left_alone(bundle):
          ["neuroshard-bundle-3", "neuroshard-bundle-4"]),
     ],
 )  # fmt: skip
-def test_a_directory_that_holds_something_else_is_refused_beforehand(tmp_path, content, code, names):
+def test_saving_a_bundle_over_other_contents_is_refused_before_any_work(tmp_path, content, code, names):
     check_place(tmp_path)
     check_place(tmp_path / "new")
     (tmp_path / "bundle.json").write_text(content)
@@ -292,7 +292,7 @@ SOUND |= {("huge", "compute.1.scale"), ("huge", "forward.scale")}  # such a feat
 
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("how", BAD_TENSORS)
-def test_tensors_that_no_sound_bundle_holds_are_refused(newer, tmp_path, how, part):
+def test_loading_a_bundle_with_invalid_tensors_is_refused(newer, tmp_path, how, part):
     bundle = copytree(newer, tmp_path / "bundle")
     _change(bundle, lambda _, tensors: tensors.update({part: BAD_TENSORS[how](tensors[part])}))
     if (how, part) in SOUND:

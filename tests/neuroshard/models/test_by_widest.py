@@ -48,11 +48,11 @@ def test_a_set_saves_the_shares_of_the_widths_that_no_table_exceeds(tables):
 
 
 @given(st.lists(NARROW, max_size=8), WIDE)
-def test_one_wide_table_takes_all_savings_away(narrow, wide):
+def test_set_with_one_wide_table_has_no_savings_by_width(narrow, wide):
     assert _cost_ms(MODEL, [*narrow, wide]) == _cost_ms(PLAIN, [*narrow, wide])
 
 
 @given(st.lists(NARROW, min_size=1, max_size=8), NARROW | WIDE)
-def test_a_table_more_never_makes_a_set_cheaper(tables, more):
+def test_additional_table_never_lowers_the_cost_of_a_set(tables, more):
     before_ms, after_ms = _cost_ms(MODEL, tables, [*tables, more])
     assert after_ms >= before_ms * (1 - 1e-5)

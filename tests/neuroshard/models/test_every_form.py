@@ -69,7 +69,7 @@ def test_exchanges_follow_one_another_and_are_waited_for_once():
     assert np.allclose(together, model.predict(traffic, np.zeros((1, 4))), rtol=1e-5)
 
 
-def test_hosts_exchange_within_groups():
+def test_host_collectives_exchange_within_groups_of_devices():
     traffic = _mixed(_task(2)).traffic
     assert traffic.groups(Collective.HOST_REDUCE_SCATTER).tolist() == [[0, 1], [2, 3]]
     assert traffic.groups(Collective.HOST_ALL_TO_ALL).tolist() == [[0, 2], [1, 3]]
@@ -92,7 +92,7 @@ def test_later_start_in_a_chain_makes_no_device_end_earlier():
     assert (after <= before + delay.max(axis=1, keepdims=True) + 1e-6 * before).all()
 
 
-def test_a_collective_that_is_not_known_is_refused():
+def test_predicting_an_unknown_collective_is_refused():
     known = {
         one: random_set_comm() for one in (Collective.ALL_TO_ALL, Collective.REDUCE_SCATTER, Collective.ALL_REDUCE)
     }

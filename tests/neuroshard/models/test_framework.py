@@ -119,7 +119,7 @@ def test_if_all_tables_are_data_parallel_nothing_is_exchanged_or_reordered():
     assert mixed.ms("framework.outputs").min() > 0 < mixed.ms("input").min()
 
 
-def test_a_step_without_the_framework_is_as_before():
+def test_step_cost_without_framework_overhead_is_unchanged():
     plan = _mixed()
     cost, before = (Simulator(models).cost(TASK, plan) for models in (PLAIN, random_form_models()))
     assert cost.total_ms == before.total_ms
@@ -270,7 +270,7 @@ def test_bundles_store_framework_overhead_and_old_bundles_still_load(tmp_path):
     assert load_bundle(tmp_path)[0].framework == converting
 
 
-def test_unknown_terms_of_framework_overhead_are_refused():
+def test_framework_refuses_unknown_terms_of_overhead():
     with refused("unknown-name", names=["'own moons'"]):
         Framework(1.0, {"own moons": 1.0}, {}, {})
     with refused("unknown-name", names=[f"'{CONVERTED}'"]):

@@ -153,7 +153,7 @@ BEHIND_LINK = with_host_tiers(random_models(), "roofline:h100").compute
     ],
     ids=["missing", "negative", "no number", "unknown", "a link that carries nothing"],
 )
-def test_figures_that_cannot_be_are_refused(model, settings, code, names):
+def test_restoring_a_host_tier_model_with_invalid_figures_is_refused(model, settings, code, names):
     with refused(code, where="settings", names=names):
         model.restored(settings, model.tensors())
 

@@ -45,7 +45,7 @@ def test_settings_behind_a_name_are_refused_with_the_settings_that_they_were(wor
 
 
 @pytest.mark.parametrize("name", ["+".join(words) for words in (("a", "torchrec"), "ab", ("c", "fp16/d"))])
-def test_a_plus_in_a_directory_means_nothing(tmp_path, name):
+def test_loading_a_bundle_from_a_directory_with_a_plus_keeps_the_path(tmp_path, name):
     save_bundle(tmp_path / name, random_form_models(), Card())
     assert CostModels.load(tmp_path / name).choice == ModelChoice(str(tmp_path / name))
 
@@ -56,7 +56,7 @@ def test_other_words_behind_a_plus_are_part_of_an_unknown_name():
 
 
 @pytest.mark.parametrize("choice", [FULL, ModelChoice("cpu"), replace(FULL, dense_ms=None, exchange_dtype="fp8")])
-def test_plan_files_hold_the_settings_and_load_the_same_models(tmp_path, choice):
+def test_plan_file_stores_model_settings_and_loads_the_same_models(tmp_path, choice):
     plan = whole(TASK)
     predicted = Simulator(CostModels.of(choice)).predicted(plan)
     predicted.save(tmp_path / "plan.json")
@@ -128,14 +128,14 @@ def test_models_without_overhead_are_an_error_only_if_overhead_is_requested(tmp_
 
 
 @pytest.mark.parametrize(("target", "warned"), [("torchrec", True), (None, False)])
-def test_a_search_warns_of_an_overhead_that_its_models_do_not_know(tmp_path, target, warned):
+def test_search_warns_if_models_do_not_know_the_framework_overhead(tmp_path, target, warned):
     save_bundle(tmp_path / "models", random_form_models(), Card())
     search = Search(str(tmp_path / "models"), (TASK,), Greedy("dim"), "dim", str(tmp_path / "run"), target=target)
     (record,) = search.run().saved.records
     assert ("TorchRec" in (record.warnings or "")) is warned
 
 
-def test_a_run_holds_the_models_and_their_settings(tmp_path):
+def test_search_run_stores_the_models_with_their_settings(tmp_path):
     given = {"exchange_dtype": "fp16", "optimizer": "adam"}
     saved = (
         Search(
@@ -168,7 +168,7 @@ def test_evaluate_takes_settings_of_a_model_that_is_given(tmp_path, given):
         Evaluate(str(tmp_path / "plan.json"), None, MadeUpHardware(), **given).run()
 
 
-def test_a_plan_is_explained_by_its_own_models_with_settings_changed(tmp_path):
+def test_explain_uses_the_models_of_the_plan_with_changed_settings(tmp_path):
     found_with = ModelChoice("h100", exchange_dtype="fp16", **STEPS)
     Simulator(CostModels.of(found_with)).predicted(whole(TASK)).save(tmp_path / "plan.json")
     assert Explain(str(tmp_path / "plan.json")).run().model == found_with

@@ -48,7 +48,7 @@ def test_machines_that_a_fit_left_out_are_predicted(network):
     assert np.exp(np.mean(np.log(left_out))) < 1.2
 
 
-def test_one_bandwidth_predicts_pcie_servers():
+def test_pcie_bandwidth_predicts_measured_servers_within_limit():
     assert max(one.measured for one in pcie_errors()) < 1.3
 
 
@@ -64,7 +64,7 @@ def test_an_all_to_all_by_hand():
     st.floats(0.5, 300),
     st.sampled_from([(2, 2), (16, 2), (64, 8), (80, 10)]),
 )
-def test_a_measured_bandwidth_is_predicted(kind, busbw, size):
+def test_network_of_measured_bandwidth_predicts_this_bandwidth(kind, busbw, size):
     ranks, hosts = size
     network = Network(kind, 50.0).measured(busbw, ranks, hosts)
     ms = float(network.ms("all_reduce", np.array([LARGEST_BYTES]), ranks, hosts)[0])
@@ -113,7 +113,7 @@ def test_measured_bandwidths_of_a_host_and_of_a_network_correct_exchanges():
     )
 
 
-def test_bridges_join_pairs():
+def test_nvlink_bridges_speed_up_exchanges_within_pairs():
     pcie, bridged = (CostModels.load("roofline:h100_pcie", nvlink_bridges=its) for its in (None, True))
     size = 2.0**29
     assert exchange_ms(bridged, Collective.ALL_REDUCE, size, 2) == pytest.approx(size / 116e6, rel=0.02)
@@ -131,7 +131,7 @@ def test_bridges_join_pairs():
         ("roofline:h100", {"network": "token_ring"}, "unknown-name"),
     ],
 )
-def test_links_that_models_cannot_have_are_refused(name, settings, code):
+def test_models_refuse_link_settings_that_they_do_not_have(name, settings, code):
     with refused(code):
         CostModels.load(name, **settings)
 
@@ -148,7 +148,7 @@ def test_plans_record_the_links_and_load_models_with_them(tmp_path, name):
     assert again == plan.prediction.cost_ms != Simulator(CostModels.load(name)).cost(TASK, plan).total_ms
 
 
-def test_only_hugectr_exchanges_hierarchically():
+def test_hierarchical_exchange_speeds_up_hugectr_alone():
     both = [(target_named(name).costed(H100), name) for name in ("hugectr", "sok", "json", None)]
     ms = {name: exchange_ms(models, Collective.ALL_TO_ALL, 1e6, 64, 8) for models, name in both}
     assert ms["hugectr"] < ms["sok"] == ms["json"] == ms[None]

@@ -67,7 +67,7 @@ def test_the_cost_of_a_replaced_model_has_no_margin_and_a_warning_that_names_it(
         assert [name in one.what for one in lacking] == [True] * warned
 
 
-def test_facts_that_are_given_with_a_new_model_are_taken():
+def test_replaced_models_keep_margins_ranges_and_choice_that_are_given():
     margins, ranges = replace(CPU.margins, compute=MARGIN), replace(CPU.ranges, devices=None)
     models = replace(CPU, compute=OWN[COMPUTE], margins=margins, ranges=ranges, choice=ModelChoice("mine"))
     assert (models.margins, models.ranges, models.name, models.digest) == (margins, ranges, "mine", None)

@@ -152,18 +152,18 @@ def test_searches_accept_precisions_and_plans_record_them(choice):
         ("roofline:h100", {"optimizer": "adams"}, "unknown-name", ["optimizer", "'adams'", "'adam'"]),
     ],
 )
-def test_other_words_are_refused(name, settings, code, names):
+def test_models_with_unknown_settings_are_refused(name, settings, code, names):
     with refused(code, names=names):
         CostModels.load(name, **settings)
 
 
-def test_bytes_of_an_element():
+def test_precision_has_known_bytes_per_element():
     assert {one.value: one.element_bytes for one in Precision} == {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
     both = CostModels.load("cpu", exchange_dtype="fp16/int8")
     assert (both.forward_precision, both.backward_precision) == (Precision.FP16, Precision.INT8)
 
 
-def test_cards_are_of_the_sheet(capsys):
+def test_show_models_prints_figures_and_errors_of_the_datasheet(capsys):
     show_models(["roofline:h100"], Console(width=200))
     figures, errors, machines = json.loads(capsys.readouterr().out).values()
     assert figures["host_link_gb_per_s"] == 64.0

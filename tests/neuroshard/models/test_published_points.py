@@ -23,7 +23,7 @@ MEASURED_OTHERWISE = {
 
 
 @pytest.mark.parametrize("sheet", SHEETS)
-def test_published_points_are_met(sheet):
+def test_roofline_models_predict_published_points_within_limits(sheet):
     """Each within 30%, each kind within 10% on average; from the other points within 15%."""
     for check in checks(CostModels.load(f"roofline:{sheet}")):
         off, left_out = (np.abs(ms / check.published - 1) for ms in (check.predicted, check.left_out))
@@ -48,7 +48,7 @@ def test_times_between_published_device_counts_are_interpolated_per_byte():
     assert ms[1] == pytest.approx(np.sqrt(ms[0] * ms[2]))
 
 
-def test_wider_rows_take_no_less():
+def test_time_per_row_grows_with_row_bytes():
     """In steps of the sectors that memory moves, with their indices."""
     row_bytes = np.arange(32.0, 8192, 32)
     widths = Widths.of(kernel_points(), 0.022, 0.24)

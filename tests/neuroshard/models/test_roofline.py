@@ -37,7 +37,7 @@ class TestRooflineComm(PhysicalCommConformance):
         return RooflineComm(curves(100.0), 10.0, 8)
 
 
-def test_bytes_over_bandwidth_by_hand():
+def test_roofline_kernel_times_equal_times_computed_by_hand():
     """What is updated row by row gets half of it; adam's states are two more rows of each."""
     lookups, row = 2000, 128
     forward = (lookups * (8 + row) + 1000 * row) / 1e6 + 1000 * BAG_MS
@@ -126,7 +126,7 @@ def test_sequences_take_a_multiple_of_pooled_tables_alone_and_save_nothing_in_na
     assert both_ms == pytest.approx(sequence_ms + wide_ms, rel=1e-3)
 
 
-def test_a_wider_table_never_takes_less_time_alone_or_beside_others():
+def test_roofline_time_never_falls_if_a_table_gets_wider():
     """Kernels that are made for some widths take their steps where none is wider, and upwards only."""
     tables = [table("a", 10**6, dim, 5.0) for dim in range(8, 260, 4)]
     wide = table("w", 10**6, 512, 5.0)
@@ -165,7 +165,7 @@ def _exchange_ms(comm, collective, given, host_size=None):
         (Collective.ALL_TO_ALL, 3 / 8, "alltoall", 8),
     ],
 )
-def test_collectives_by_hand(collective, on_links, nccl, ranks):
+def test_collective_times_equal_times_computed_by_hand(collective, on_links, nccl, ranks):
     """Two hosts of four devices: what a device sends inside its host and out of it, of 1e8 bytes that it puts in."""
     given, size_bytes = np.full(8, 1e8), np.array([1e8])
     fast_links = _exchange_ms(RooflineComm(curves(1e6), 1.0, 4), collective, given, 4)
@@ -214,7 +214,7 @@ def test_domains_of_fast_links_may_reach_beyond_a_host():
     assert len(Topology(*topology, **joined).hosts) == 18
 
 
-def test_hosts_of_the_topology_count():
+def test_roofline_cost_rises_if_devices_span_more_hosts():
     by_two, by_four, all_in_one = (
         _greedy_cost("roofline:h100", criteo(4096), 4096, 4, 80 << 30, devices_per_host=size).total_ms
         for size in (2, 4, None)

@@ -100,7 +100,7 @@ def test_installed_models_warn_outside_their_training_range():
 
 
 @pytest.mark.parametrize(("name", "batch_size"), [("cpu", 256), ("cpu", 2048), ("h100", 2048), ("h100", 32768)])
-def test_more_lookups_cost_no_less(name, batch_size):
+def test_shipped_models_predict_no_lower_cost_for_more_lookups(name, batch_size):
     """The models' structure does not demand it: they learned it."""
     pool = dlrm_like(num_tables=120, batch_size=batch_size, seed=8)
     sets = [[table.with_dim(4 * (1 + (7 * i + n) % 32)) for n, table in enumerate(pool[i::12])] for i in range(12)]

@@ -166,7 +166,7 @@ def test_costs_of_many_plans_equal_the_cost_of_each_alone():
     assert (together[0].compute[1:] == 0).all()  # empty devices compute nothing
 
 
-def test_models_of_other_devices_or_batch_sizes_are_refused():
+def test_simulator_refuses_models_of_other_device_counts_or_batch_sizes():
     task = toy_task(4, num_devices=2)
     with refused("models-devices-differ", names=["4 devices", "2 devices"]):
         Simulator(linear_models(4)).cost(task, whole(task))
@@ -175,6 +175,6 @@ def test_models_of_other_devices_or_batch_sizes_are_refused():
         Simulator(linear_models(4)).cost(task, whole(task))
 
 
-def test_plans_of_other_tasks_are_refused():
+def test_simulator_refuses_plans_of_other_tasks():
     with refused("plan-of-other-task", names=["tables"]):
         Simulator(linear_models()).cost(toy_task(4), whole(toy_task(5)))

@@ -12,7 +12,7 @@ from tests.kit.messages import check
 from tests.kit.plans import whole
 
 
-def test_quantities_outside_the_training_range_are_named():
+def test_warning_names_quantities_outside_the_training_range():
     assert Range("rows", 10, 100).warning([9.6, 50, 104]) is None
     assert Range("rows", 10, 100).joined(Range("rows", 5, 50)) == Range("rows", 5, 100)
     for known, values, names in (

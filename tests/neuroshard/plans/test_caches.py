@@ -64,7 +64,7 @@ def test_tables_of_unequal_widths_on_different_devices_have_caches_of_their_own(
     assert not laid_out(task, 0, 0).fits
 
 
-def test_each_width_has_a_cache_of_its_own_if_the_pipeline_prefetches():
+def test_prefetching_pipeline_counts_a_separate_cache_for_each_width():
     task = _thin_and_wide(pipeline="prefetch")
     plain = task.memory.device_bytes(task.loads)
     assert whole(task, 0).device_bytes == (plain.sum(),)
@@ -120,7 +120,7 @@ def _plan_of(drawn, memory):
 
 
 @given(_tables_on_devices(st.sampled_from([4, 8, 64])), st.sampled_from([None, "none", "semi_sync", "prefetch"]))
-def test_bytes_are_those_of_a_cache_for_each_call(drawn, pipeline):
+def test_device_bytes_of_a_plan_count_one_cache_for_each_kernel_call(drawn, pipeline):
     """Beside what a load takes if it is alone: every call's rows in caches, times what they are too narrow by."""
     plan = _plan_of(drawn, MemoryUse("rowwise_adagrad", pipeline=pipeline))
     alone, sets = plan.task.memory.device_bytes(plan.device_loads.loads), plan.device_loads
@@ -142,7 +142,7 @@ def test_cached_tables_of_equal_width_take_the_sum_of_their_bytes_alone(drawn):
     assert plan.device_bytes == tuple(plan.device_loads.totals(alone).astype(int).tolist())
 
 
-def test_of_shards_that_stay_no_device_keeps_a_cache_that_it_has_no_room_for():
+def test_carried_shards_leave_out_caches_that_exceed_device_memory():
     task = _thin_and_wide()
     carried = Carried(task, ((0, 16, 0), (1, 512, 0)), (), dict.fromkeys(range(2), CACHED))
     assert carried.fitting.columns == ((1, 512, 0),)
@@ -157,7 +157,7 @@ def test_plan_file_whose_cache_exceeds_memory_lists_the_violation(tmp_path):
     assert "different devices" in broken
 
 
-def test_more_bytes_than_any_device_has_are_refused():
+def test_counting_cache_bytes_above_any_device_is_refused():
     tables = (*(table(f"t{i}", 1 << 40, 4) for i in range(64)), table("wide", 4, 1 << 16))
     loads = assign_tiers(
         Task(tables, Topology(1, GIB, host_memory_bytes=1 << 59), 64), (TierAssignment(Tier.UVM_CACHING, 1.0),) * 65

@@ -64,7 +64,7 @@ STATISTICS = {"pooling_factor": 9.0, "reuse": (0.5, 0.5, *[0.0] * 15)}
 
 @pytest.mark.parametrize("where", LAID_OUT.values(), ids=LAID_OUT)
 @pytest.mark.parametrize("other", [{"rows": 15}, {"rows": 7}, {"bytes_per_element": 2}, STATISTICS, {"dim": 16}])
-def test_a_table_that_changed_keeps_its_place(where, other):
+def test_carrying_over_a_changed_table_keeps_its_devices(where, other):
     """But for one that was cut in columns, which has other shards if it is wider."""
     before, after = _task("ab"), _task("bxa")
     grown = {table.name: replace(table, **other) if table.name == "a" else table for table in after.tables}
@@ -81,7 +81,7 @@ def test_a_table_that_changed_keeps_its_place(where, other):
         restated(laid_out(before, where, 1), after)
 
 
-def test_a_table_with_too_few_rows_for_its_blocks_has_no_place():
+def test_carrying_over_leaves_out_tables_with_too_few_rows_for_their_blocks():
     before, after = _task("ab"), _task("ab", rows=3)
     assert carried_over(laid_out(before, range(4), 1), after).columns == ((1, 8, 1),)
     assert restated(laid_out(before, range(4), 1), after) is None

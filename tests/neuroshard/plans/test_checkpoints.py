@@ -27,7 +27,7 @@ def _task(names="ab", devices=4, optimizer="rowwise_adagrad", constraints=None, 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad", "adagrad", "partial_rowwise_adam", "adam"])
 @pytest.mark.parametrize(("one", "other"), permutations(PLACES, 2))
-def test_tables_whose_state_does_not_load_are_named(one, other, optimizer):
+def test_checkpoint_remark_names_tables_whose_state_does_not_load(one, other, optimizer):
     """As tried in `tests/neuroshard/torchrec/test_checkpoints.py`."""
     task = _task(optimizer=optimizer)
     remark = checkpoint_remark(laid_out(task, PLACES[one], 0), laid_out(task, PLACES[other], 3))

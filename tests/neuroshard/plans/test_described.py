@@ -43,7 +43,7 @@ def test_every_printed_cost_names_the_parts_it_counts(choice):
         assert "input dist" not in text.rpartition("total_ms")[2]
 
 
-def test_a_cost_says_that_it_assumes_the_dense_time_or_counts_the_input():
+def test_printed_cost_names_assumed_dense_time_and_counted_input_dist():
     assert all("an assumed 7.5 ms of dense compute" in text for text in _told(ModelChoice("h100", **IN_STEPS)))
     assert all("input dist" in text for text in _told(ModelChoice("cpu"), count_input=True))
 
@@ -75,7 +75,7 @@ def test_a_data_parallel_table_counts_once():
     assert whole(toy_task(1, num_devices=1)).described_shards == "1 table: 1 table-wise"
 
 
-def test_tables_that_device_memory_does_not_hold_are_warned_of():
+def test_printed_plan_warns_of_tables_that_exceed_device_memory():
     """Not those that rules put there."""
     task = toy_task(3, num_devices=2)
     homes = (TierAssignment(Tier.UVM_CACHING, 0.5), TierAssignment(), TierAssignment(Tier.UVM))

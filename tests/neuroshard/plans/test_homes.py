@@ -46,7 +46,7 @@ def test_shards_have_the_tiers_of_their_task():
     }  # fmt: skip
 
 
-def test_every_call_has_a_name_and_a_number_of_its_own():
+def test_kernel_calls_have_distinct_names_and_fixed_numbers():
     assert len({call.name for call in CALLS}) == len(set(CALLS)) == len(CALLS)
     assert CALLS.index(Call(Form.DATA_PARALLEL)) == 2  # the numbers of those that bundles have always held
     kinds = [(form, pooled, tier) for form in Form for pooled in (True, False) for tier in Tier]
@@ -81,7 +81,7 @@ def test_larger_caches_take_more_of_the_device(one, other):
     assert size[0] <= size[1] <= 1000 * (8 * 4 + 16 + 4)
 
 
-def test_plans_are_written_and_read(tmp_path):
+def test_saved_plan_with_tiers_is_loaded_back_unchanged(tmp_path):
     _plan().save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == _plan()
     assert Plan.load(tmp_path / "plan.json").tier_assignments == HOMES
@@ -107,7 +107,7 @@ def test_data_parallel_tables_must_be_in_device_memory():
         Plan(OPEN, (*placed(OPEN, 0, 0), *copies, *placed(OPEN, 2, 3)))
 
 
-def test_a_host_that_holds_too_much_is_named():
+def test_plan_violations_name_hosts_with_too_many_bytes():
     small = replace(TASK, topology=replace(TOPOLOGY, host_memory_bytes="20KiB"))
     assert [re.findall(r"host \d|[\d.]+ KiB", line) for line in _plan(small).violations] == [
         ["host 0", "31.2 KiB", "20 KiB"],

@@ -53,7 +53,7 @@ def test_another_sharding_type_on_the_same_devices_is_a_change():
     assert str(only) == f"table a: 0 bytes moved, {there}, data-parallel -> {there}, row-wise"
 
 
-def test_only_columns_that_are_not_there_yet_are_moved():
+def test_table_changes_count_only_columns_that_are_new_to_a_device():
     task = _shaped(("a", 100, 32), ("b", 100, 16), ("c", 100, 8))
     before, after = whole(task, 0, 1, 1), laid_out(task, {0: 20, 1: 12}, 1, 0)
     assert table_changes(before, after) == (
@@ -64,7 +64,7 @@ def test_only_columns_that_are_not_there_yet_are_moved():
     assert moved_bytes(after, after) == 0
 
 
-def test_the_most_bytes_come_first():
+def test_table_changes_list_the_most_moved_bytes_first():
     task = _shaped(("narrow", 10_000, 4), ("b", 10, 64), ("a", 10, 64), ("wide", 100, 128))
     assert [move.table for move in table_changes(whole(task, 0), whole(task, 1))] == ["narrow", "wide", "a", "b"]
 

@@ -53,7 +53,7 @@ def _plan(num_devices):
 @pytest.mark.parametrize(
     "text", [*HOSTILE[::3], *(pytest.param(text, marks=pytest.mark.slow) for text in HOSTILE[1::3] + HOSTILE[2::3])]
 )
-def test_titles_are_not_formulas(text, figures):
+def test_titles_with_dollar_signs_are_drawn_as_text(text, figures):
     assert plan_png(*_plan(2), text).startswith(PNG)
     assert curves_png([("one", np.array([2.0, 1.0]))], {}, text).startswith(PNG)
     assert figures[0].get_suptitle() == figures[1].axes[0].get_title() == label(text)
@@ -61,7 +61,7 @@ def test_titles_are_not_formulas(text, figures):
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("texts", [HOSTILE[::2], HOSTILE[1::2]])
-def test_names_are_not_formulas(texts, figures):
+def test_curve_names_with_dollar_signs_are_drawn_as_text(texts, figures):
     curves, baselines = [(text, np.array([2.0, 1.0])) for text in texts], dict.fromkeys(texts, 1.5)
     assert curves_png(curves, baselines, "title").startswith(PNG)
     (axes,) = figures[0].axes
@@ -75,7 +75,7 @@ def test_labels_are_short_and_shown_in_legends():
     assert not label("_hidden").startswith("_")
 
 
-def test_texts_stay_texts_elsewhere():
+def test_canvas_restores_matplotlib_settings_afterwards():
     """The setting is of the picture alone."""
     from matplotlib import rcParams
 
@@ -87,7 +87,7 @@ def test_texts_stay_texts_elsewhere():
 @pytest.mark.parametrize(
     "num_devices", [1, 16, 17, 1000, *(pytest.param(many, marks=pytest.mark.slow) for many in (4, 128))]
 )
-def test_numbers_of_devices_stand_apart(num_devices, figures):
+def test_plan_picture_draws_device_numbers_without_overlap(num_devices, figures):
     assert plan_png(*_plan(num_devices), "title").startswith(PNG)
     for axes in figures[0].axes:
         numbers = axes.get_xticklabels()

@@ -132,7 +132,7 @@ def test_blocks_are_equal_but_the_last_and_none_is_empty(rows, count):
          "plan-shards-gap", ["'t'", "row 0", "column 8"]),
     ],
 )  # fmt: skip
-def test_placements_that_are_not_a_plan_are_refused(task, placements, code, names):
+def test_plan_of_invalid_placements_is_refused(task, placements, code, names):
     with refused(code, names=names):
         Plan(task, tuple(placements))
 
@@ -155,7 +155,7 @@ def test_row_wise_shards_are_on_all_devices_of_the_job_or_of_a_host(task, placem
     assert [int(count) for count in re.findall(r"\d+", raised.value.message.remedy)] == counts
 
 
-def test_sharding_types_have_an_order():
+def test_forms_have_a_fixed_order_and_refuse_unknown_names():
     assert FORMS == (Form.COLUMN_WISE, Form.ROW_WISE, Form.DATA_PARALLEL)
     assert layout_of(table(), [Shard(0, 0, 16, 0, 100)]).form is Form.COLUMN_WISE
     with refused("unknown-name", names=["'row'", "row_wise"]):
@@ -205,7 +205,7 @@ def _without_task(content):
     return {name: value for name, value in content.items() if name != "task"}
 
 
-def test_files_are_read_and_written():
+def test_plan_file_is_loaded_with_placements_and_prediction():
     plan = Plan.load(GOLDEN)
     rows = [its.rows for its in plan.task.tables]
     assert plan.placements == (
@@ -258,7 +258,7 @@ def test_plan_file_errors_name_the_wrong_field(change, code, where, names):
     ("its_format", "ours"),
     [(None, False), ("neuroshard-plan-4", True), (["neuroshard-plan-1"], False), ("neuroshard-plan-1", True)],
 )
-def test_a_file_of_another_format_is_refused(its_format, ours):
+def test_loading_a_plan_file_of_another_format_is_refused(its_format, ours):
     """A plan of another version is to be made again, other files are to be replaced by one of the format."""
     named = ["'neuroshard-plan-3'", "'format'" if its_format is None else repr(its_format)]
     with refused("file-format-other", where="mine", names=named) as raised:
@@ -277,7 +277,7 @@ def test_a_file_of_another_format_is_refused(its_format, ours):
         ('{"format": "neuroshard-plan-3", "placements": [1], "prediction": null, "task": {}}', "value-outside-limits"),
     ],
 )
-def test_malformed_files_are_named(tmp_path, content, code):
+def test_loading_a_malformed_plan_names_the_file(tmp_path, content, code):
     path = tmp_path / "plan.json"
     path.write_text(content)
     with refused(code) as raised:
@@ -285,7 +285,7 @@ def test_malformed_files_are_named(tmp_path, content, code):
     assert str(path) in raised.value.message.where
 
 
-def test_a_directory_is_no_plan(tmp_path):
+def test_loading_a_directory_as_a_plan_is_refused(tmp_path):
     with refused("plan-file-directory", names=[tmp_path]) as raised:
         Plan.load(tmp_path)
     assert "task-0000.json" not in raised.value.message.remedy

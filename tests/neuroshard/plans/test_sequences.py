@@ -40,7 +40,7 @@ def test_sequence_tables_are_whole_halved_or_row_wise(where, facts):
 
 
 @pytest.mark.parametrize(("dim", "most", "narrowest"), [(16, 2, 8), (24, 2, 12), (12, 1, 12), (4, 1, 4)])
-def test_limits_leave_equal_halves(dim, most, narrowest):
+def test_sequence_table_limits_allow_equal_halves_only(dim, most, narrowest):
     limits = Constraints().limits(TABLE.with_dim(dim), 4)
     assert (limits.max_shards, limits.min_dim) == (most, narrowest)
     assert limits.forms == {Form.COLUMN_WISE, Form.ROW_WISE}
@@ -65,7 +65,7 @@ def test_sequence_tables_output_one_row_per_lookup(pooling, features, batch_size
         np.testing.assert_allclose(plan.traffic.sent_bytes(Collective.INPUT).sum(), indices + lengths)
 
 
-def test_buffers_hold_a_row_for_every_lookup():
+def test_buffers_of_sequence_tables_have_a_row_for_each_lookup():
     task = replace(TASK, memory=MemoryUse("sgd", 1))
     half = 100 * 8 * 4 + 8 * BATCH * (2.5 + 2) + 2 * 4 * BATCH * 2.5 * 8
     plan = laid_out(task, HALVES, 2)
@@ -83,11 +83,11 @@ def test_pooled_and_sequence_calls_of_a_device_add_up():
     assert alone[1] > alone[2]  # more outputs, of the same lookups
 
 
-def test_models_without_sequence_calls_are_refused():
+def test_sequence_tables_with_models_without_sequence_calls_are_refused():
     task = replace(TASK, batch_size=256)
     with refused("models-lack-sequence-tables", names=["'s'", "compute.pooled"]):
         Simulator(linear_models()).cost(task, laid_out(task, 2, 2))
 
 
-def test_printed_plans_name_sequence_tables():
+def test_printed_plan_marks_sequence_tables():
     assert "s (2 features, sequence)" in str(laid_out(TASK, 2, 2))

@@ -57,7 +57,7 @@ def test_rectangles_tile_a_table_only_if_none_is_missing_or_repeated(tiling, dat
 
 
 @given(tilings(), st.data())
-def test_one_rectangle_moved_or_resized_is_refused(tiling, data):
+def test_tiling_with_a_moved_or_resized_shard_is_refused(tiling, data):
     whole, pieces = tiling
     chosen = data.draw(st.sampled_from(pieces))
     field = data.draw(st.sampled_from(["column", "dim", "row", "rows"]))
@@ -107,7 +107,7 @@ def test_the_answer_is_that_of_counting_every_element(case):
         (Shard(0, 0, 16, 3, 10), "plan-shard-rows-outside", ["'t'", 10, 12]),
     ],
 )
-def test_rectangles_outside_the_table_are_named(shard, code, names):
+def test_check_cover_refuses_shards_outside_the_table(shard, code, names):
     with refused(code, names=names):
         check_cover(table(rows=10), [shard])
 
@@ -141,6 +141,6 @@ def test_shards_and_placements_are_valid_by_construction(make, code, names):
         make()
 
 
-def test_numbers_may_come_from_numpy():
+def test_shards_and_placements_of_numpy_numbers_equal_python_ones():
     assert Shard(*np.array([0, 4, 8, 0, 10])) == Shard(0, 4, 8, 0, 10)
     assert Placement(Shard(0, 4, 8, 0, 10), np.int64(2)) == Placement(Shard(0, 4, 8, 0, 10), 2)

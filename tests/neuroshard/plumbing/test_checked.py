@@ -30,7 +30,7 @@ def _area(width: Annotated[int, Meta(ge=1)], height: float = 2.0, *, note: str =
     return width * height
 
 
-def test_fields_have_the_annotated_types():
+def test_checked_class_converts_fields_to_annotated_types():
     settings = _Settings("a", 3, [0, 0.5])
     assert settings.shares == (0.0, 0.5)
     assert replace(settings, count=4).count == 4
@@ -52,7 +52,7 @@ NAMED = "_ settings 'a'"
         ({"name": 5}, "", ["name", 5]),
     ],
 )
-def test_wrong_fields_are_one_line(fields, where, names):
+def test_checked_class_refuses_wrong_fields_in_one_line(fields, where, names):
     with refused("value-outside-limits", where=where, names=names):
         _Settings(**{"name": "a"} | fields)
 
@@ -62,7 +62,7 @@ def test_checked_class_runs_its_own_check_after_the_annotations():
         _Settings("a", shares=[0.5, 0.6])
 
 
-def test_numpy_numbers_become_pythons():
+def test_numpy_numbers_in_fields_become_python_numbers():
     settings = _Settings("a", np.int64(3), (np.float64(0.25), np.float32(0.5)))
     assert type(settings.count) is int
     assert settings.shares == (0.25, 0.5)
@@ -71,13 +71,13 @@ def test_numpy_numbers_become_pythons():
         _Settings("a", np.bool_(True))
 
 
-def test_other_classes_are_left_alone():
+def test_checked_class_keeps_fields_of_other_classes():
     inner = _Settings("b")
     assert _Settings("a", other=inner).other is inner
     assert _Settings("a", extra=[inner]).extra == [inner]
 
 
-def test_arguments_are_checked():
+def test_checked_function_refuses_arguments_of_wrong_type():
     assert _area(2, 3) == 6.0
     assert _area(width=2, note="x") == 4.0
     for given, *names in (((0,), "width", 0), ((2, "3"), "height", "'3'"), ((2, True), "height", True)):

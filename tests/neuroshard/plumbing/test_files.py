@@ -50,7 +50,7 @@ def test_only_regular_files_of_some_size_are_read(tmp_path, read):
             regular_file(path, "thing")
 
 
-def test_parquet_is_the_file_alone(tmp_path):
+def test_read_rows_ignores_key_value_directory_names(tmp_path):
     path = tmp_path / "searcher=random" / "results.parquet"  # as sweeps name directories
     path.parent.mkdir()
     pq.write_table(pa.table({"a": [1, None], "b": [["x"], []]}), path)
@@ -84,7 +84,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
         ("# " + "x" * (4 << 20), "yaml-large", None, [".json"]),
     ],
 )
-def test_bad_yaml_is_one_line(tmp_path, text, code, line, names):
+def test_reading_bad_yaml_is_refused_with_file_and_line(tmp_path, text, code, line, names):
     path = tmp_path / "x.yaml"
     path.write_text(text)
     where = None if line is None else f"thing {path}, line {line}"
@@ -120,7 +120,7 @@ def test_full_disk_error_names_the_path_and_keeps_the_old_file(tmp_path, monkeyp
     assert [one.read_text() for one in tmp_path.iterdir()] == ["before"]
 
 
-def test_a_lock_that_is_a_link_changes_nothing(tmp_path):
+def test_lock_file_that_is_a_link_leaves_the_target_unchanged(tmp_path):
     victim = tmp_path / "precious.json"
     victim.write_text(json.dumps({"a": 1}))
     (tmp_path / "run").mkdir()
@@ -132,7 +132,7 @@ def test_a_lock_that_is_a_link_changes_nothing(tmp_path):
     assert victim.read_text() == '{"a": 1}'
 
 
-def test_an_old_lock_file_is_no_trouble(tmp_path):
+def test_old_lock_file_does_not_stop_a_new_run(tmp_path):
     (tmp_path / ".lock").write_text("left by a run that was killed")
     with exclusive(tmp_path):
         assert (tmp_path / ".lock").exists()
@@ -143,7 +143,7 @@ def test_an_old_lock_file_is_no_trouble(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_refused_run_leaves_nothing(tmp_path):
+def test_exclusive_directory_is_removed_after_an_error(tmp_path):
     with refused("rows-wrong"), exclusive(tmp_path / "a" / "b"):
         raise UserError("rows-wrong", "rows is 0")
     assert list(tmp_path.iterdir()) == []

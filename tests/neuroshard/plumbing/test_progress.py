@@ -23,7 +23,7 @@ def test_progress_shows_markup_as_plain_text(name, capsys):
     assert capsys.readouterr().out.count(name) == 4
 
 
-def test_a_bars_description_is_text():
+def test_progress_description_with_markup_is_shown_as_text():
     shown = StringIO()
     with progress_bar(Console(file=shown, force_terminal=False, width=120)) as progress:
         progress.add_task("[/bold] method", total=1)
@@ -99,7 +99,7 @@ def test_work_that_fails_ends_without_a_line():
     assert shown.getvalue() == ""
 
 
-def test_a_terminal_has_a_bar():
+def test_progress_on_a_terminal_is_a_bar():
     shown = StringIO()
     with progress_bar(Console(file=shown, force_terminal=True, width=100), lambda ended: True) as progress:
         progress.advance(progress.add_task("work", total=2))

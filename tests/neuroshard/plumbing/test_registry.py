@@ -23,14 +23,14 @@ def test_described_choice_is_a_copy_that_may_be_changed():
     assert described("searcher", "random")["seed"] == 0
 
 
-def test_unknown_names_and_settings_are_refused():
+def test_build_refuses_unknown_searchers_and_settings():
     with refused("unknown-name", names=["neuroshard"]):
         build("searcher", "neurosard")
     with refused("unknown-name", names=["beam_width"]):
         build("searcher", "neuroshard", beam_with=1)
 
 
-def test_an_application_of_hydra_that_calls_us_goes_on():
+def test_build_inside_a_users_hydra_application_keeps_its_config():
     with initialize_config_dir(version_base="1.3", config_dir=str(FOLDER)):
         build("searcher", "size_lookup_greedy")
         assert compose("search").batch_size == 4096
@@ -43,7 +43,7 @@ def test_errors_name_settings_as_people_set_them():
 
 
 @pytest.mark.parametrize("target", ["nowhere.Class", "json.no_such_name", "neuro"])
-def test_targets_that_are_not_there_are_refused(target):
+def test_building_a_missing_target_is_refused(target):
     with refused("target-not-found", names=[target]):
         instantiate_config(OmegaConf.create({"_target_": target}))
 

@@ -29,7 +29,7 @@ class _Outer:
 GOOD = {"name": "a", "inner": [{"dims": [1, 2]}], "pooling": 3, "by_name": {"x": 1}}
 
 
-def test_plain_values_become_typed_ones():
+def test_parse_converts_plain_values_to_annotated_types():
     parsed = parse(GOOD, _Outer, "file")
     assert parsed == _Outer("a", (_Inner((1, 2)),), 3.0, {"x": 1})
     assert type(parsed.pooling) is float
@@ -77,12 +77,12 @@ def test_schema_errors_are_one_line_with_field_and_value(change, code, where, na
         (b"9" * 5000, "json-unreadable", []),
     ],
 )
-def test_bad_json_is_one_line(text, code, names):
+def test_decoding_bad_json_is_refused_in_one_line(text, code, names):
     with refused(code, where="file x", names=names):
         decode(text, "file x")
 
 
-def test_a_byte_order_mark_is_no_trouble():
+def test_json_with_a_byte_order_mark_is_read():
     assert decode(b'\xef\xbb\xbf{"a": 1}', "file") == {"a": 1}
 
 
@@ -93,13 +93,13 @@ def test_schema_refuses_files_of_another_format():
             of_format(content, "x-1", "file")
 
 
-def test_values_are_shown_short():
+def test_shown_shortens_long_and_deep_values():
     for value in ("x" * 10**6, [0] * 10**6, 10**10_000, [[[[[[[[[[]]]]]]]]]], {"a": {"b": 10**10_000}}):
         assert len(shown(value)) < 100
     assert shown(12345678901234567890) == "12345678901234567890"
 
 
-def test_limits_can_be_written_beside_a_type():
+def test_parse_checks_limits_annotated_to_a_type():
     few = Annotated[int, Meta(ge=1, le=3)]
     assert parse([1, 2], list[few], "file") == [1, 2]
     with refused("value-outside-limits", where="file", names=["[1]", 4, 3]):

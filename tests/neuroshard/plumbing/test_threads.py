@@ -19,7 +19,7 @@ def _threads():
     return [pool["num_threads"] for pool in threadpool_info()]
 
 
-def test_threads_are_limited_inside_only():
+def test_blas_threads_are_limited_only_inside_the_context():
     with blas_threads(2):
         before = _threads()
         with blas_threads(1):
@@ -40,7 +40,7 @@ def test_searches_run_on_one_thread(monkeypatch):
     assert set(seen) == {1}
 
 
-def test_threads_do_not_change_plans():
+def test_search_finds_the_same_plan_with_any_number_of_threads():
     for seed in range(3):
         task, simulator = toy_task(20, seed=seed), Simulator(random_models(seed=seed))
         with blas_threads(2):

@@ -18,7 +18,7 @@ def test_every_sample_is_warmed_up_then_visited_in_every_round():
     assert len(timed) == 4 * 15
 
 
-def test_rounds_come_in_different_orders():
+def test_timing_protocol_visits_samples_in_a_new_order_each_round():
     visits = TimingProtocol(warmup=0, rounds=6, repeats_per_round=1).visits(8, np.random.default_rng(0))
     orders = {tuple(v.index for v in visits[8 * i : 8 * (i + 1)]) for i in range(6)}
     assert len(orders) == 6
@@ -37,7 +37,7 @@ def test_repeatability_is_relative_and_symmetric():
 
 
 @pytest.mark.parametrize("settings", [{"rounds": 0}, {"live": 0}, {"warmup": -1}, {"flush_bytes": -1}])
-def test_impossible_protocols_are_refused(settings):
+def test_timing_protocol_refuses_values_outside_limits(settings):
     ((name, value),) = settings.items()
     with refused("value-outside-limits", names=[name, value]):
         TimingProtocol(**settings)

@@ -48,7 +48,7 @@ def _regret_ms(plan, others, models):
     return max(regrets)
 
 
-def test_costs_at_an_unknown_dense_time_are_those_in_the_middle_of_its_range():
+def test_cost_at_unknown_dense_time_equals_cost_at_the_middle_of_the_range():
     models = CostModels.load("h100", framework="torchrec")
     costs = [Simulator(its).cost(TASK, MANY_CALLS).total_ms for its in (models, models.with_dense_ms(UNKNOWN_DENSE_MS))]
     extremes = [Simulator(models.with_dense_ms(ms)).cost(TASK, MANY_CALLS).total_ms for ms in (0.0, 15.0)]
@@ -58,7 +58,7 @@ def test_costs_at_an_unknown_dense_time_are_those_in_the_middle_of_its_range():
 
 
 @pytest.mark.parametrize("ms_per_call", [0.5, 3.0, 6.0])
-def test_the_plan_with_the_least_worst_case_regret_is_taken(ms_per_call):
+def test_search_with_unknown_dense_time_takes_the_plan_with_least_worst_case_regret(ms_per_call):
     models, asked = _launched_in(ms_per_call), []
     found = find_plan(_ByDenseTime(asked), TASK, Simulator(models))
     regrets = {plan: _regret_ms(plan, [FEW_CALLS, MANY_CALLS], models) for plan in (FEW_CALLS, MANY_CALLS)}
@@ -91,7 +91,7 @@ def test_no_table_is_data_parallel_to_save_a_launch_that_dense_work_may_hide():
     assert regret < max(_regret_ms(one, at_ends, models) for one in at_ends)
 
 
-def test_a_warning_says_at_which_dense_times_another_plan_is_cheaper():
+def test_search_warning_names_dense_times_at_which_another_plan_is_cheaper():
     models = CostModels.load("h100", framework="torchrec")
     simulator = Simulator(models)
     found = find_plan(searcher_of("neuroshard"), EIGHT, simulator)

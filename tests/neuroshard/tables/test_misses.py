@@ -75,7 +75,7 @@ tables = st.tuples(
 
 
 @given(tables, st.lists(st.floats(0, 1), min_size=2, max_size=6))
-def test_larger_caches_miss_no_more(table, shares):
+def test_larger_cache_shares_do_not_increase_misses(table, shares):
     rows, lookups, counts = table
     reuse = np.array(counts) / sum(counts)
     shares = np.array([0.0, *sorted(shares), 1.0])
@@ -87,7 +87,7 @@ def test_larger_caches_miss_no_more(table, shares):
 
 
 @given(st.integers(10, 10**7), st.floats(10, 1e6), st.floats(0, 1.3), st.floats(0, 0.9))
-def test_more_lookups_miss_more(rows, lookups, exponent, share):
+def test_more_lookups_per_batch_increase_cache_misses(rows, lookups, exponent, share):
     """Of rows that are as popular as before, as far as histograms say it: they leave 10% of the rows open."""
     few, many = (
         _by_histogram(rows, of_batch, np.array(zipf_reuse(rows, of_batch, exponent)), np.array([share]))[0]

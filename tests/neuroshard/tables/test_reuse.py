@@ -41,7 +41,7 @@ def _drawn_by_zipf(rows, lookups, exponent):
     return np.random.default_rng(0).multinomial(lookups, weight / weight.sum())
 
 
-def test_zipf_reuse_agrees_with_drawing():
+def test_zipf_reuse_agrees_with_counts_of_drawn_rows():
     counts = _drawn_by_zipf(5000, 40000, 0.9)
     assert np.abs(np.array(zipf_reuse(5000, 40000, 0.9)) - histogram(counts)).sum() < 0.05
 
@@ -85,7 +85,7 @@ def test_slow_parts_of_scipy_are_not_imported():
     st.sampled_from([0.9, 0.5, 0.25, 1 / 8, 0.01]),
     st.integers(0, 99),
 )
-def test_histograms_of_smaller_batches_are_those_of_drawing(weights, fraction, seed):
+def test_histogram_of_a_smaller_batch_agrees_with_drawn_lookups(weights, fraction, seed):
     """Rows counted in a batch, each lookup of them kept or not: both histograms."""
     shares = np.array([1.0, *weights[1:]]) / (1 + sum(weights[1:]))
     rng = np.random.default_rng(seed)
@@ -103,7 +103,7 @@ def _drawn(shares, rows, rng):
     return rng.integers(BOTTOMS[bins] + 1, TOPS[bins], endpoint=True)
 
 
-def test_the_whole_batch_has_its_own_histogram():
+def test_reuse_at_a_share_of_one_equals_the_given_histogram():
     reuse = np.array([zipf_reuse(10**6, 10**7), zipf_reuse(10, 10**6)])
     np.testing.assert_allclose(reuse_at(reuse, 1.0), reuse, atol=1e-12)
 
@@ -121,7 +121,7 @@ def test_a_smaller_batch_has_the_histogram_of_its_own_lookups():
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=1, max_size=40), st.integers(1, 3000), st.data())
-def test_shares_of_lookups_are_what_counting_row_by_row_gives(weights, rows, data):
+def test_lookup_shares_equal_shares_counted_row_by_row(weights, rows, data):
     """With more rows than blocks, fewer, and numbers that they don't divide: a row is in several blocks then."""
     shares = np.array(weights) / sum(weights)
     table = replace(GOOD, rows=rows, row_lookups=tuple(shares.tolist()))
@@ -144,7 +144,7 @@ def _counted(exponent, rows=200_000, lookups=800_000):
 
 
 @pytest.mark.parametrize("exponent", [0.6, 0.8, 1.05])
-def test_unique_rows_of_blocks_are_about_those_of_counting(exponent):
+def test_unique_rows_of_blocks_agree_with_counted_rows(exponent):
     """With the table's histogram everywhere the coldest block would have a third of them, or less."""
     counts, table = _counted(exponent)
     first, rows = np.arange(8) * 25_000, np.full(8, 25_000)
@@ -155,7 +155,7 @@ def test_unique_rows_of_blocks_are_about_those_of_counting(exponent):
     assert plain[-1] < 0.5 * true[-1]
 
 
-def test_histograms_of_cold_blocks_are_about_those_of_counting():
+def test_histograms_of_cold_blocks_agree_with_counted_rows():
     counts, table = _counted(1.05)
     (found,) = range_reuse(table, 8e5, np.array([175_000]), np.array([25_000]))
     counted = np.array(histogram(counts[175_000:]))
@@ -186,6 +186,6 @@ def test_histograms_are_bent_to_any_mean_between_their_counts(weights, where):
     assert found.sum() == pytest.approx(1)
 
 
-def test_a_histogram_of_one_bin_stays_as_it_is():
+def test_reuse_histogram_with_one_bin_is_unchanged():
     once = np.eye(17)[:1]
     assert (reuse_of_mean(once, np.array([50.0])) == once).all()

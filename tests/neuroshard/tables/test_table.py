@@ -31,13 +31,13 @@ GOOD = toy_tables(1)[0]
         ("features", 1025, "value-outside-limits", [1025, 1024]),
     ],
 )
-def test_impossible_tables_are_refused(field, value, code, names):
+def test_table_with_invalid_field_is_refused(field, value, code, names):
     with refused(code, where="table 'toy0'", names=[field, *names]):
         replace(GOOD, **{field: value})
 
 
 @pytest.mark.parametrize("rare", [{}, {"row_lookups": (0.75, 0.25)}, {"features": 3}, {"features": 3, "pooled": False}])
-def test_json_is_exact_and_leaves_out_what_is_usual(rare):
+def test_table_json_is_exact_and_leaves_out_default_fields(rare):
     table = replace(GOOD, **rare)
     assert read_back(table) == table == table.with_dim(8).with_dim(table.dim)
     assert (table == GOOD) == (not rare)
@@ -60,7 +60,7 @@ def test_outputs_are_of_features_or_of_lookups():
         (GOOD.to_json() | {"extra": 1}, "unknown-name", "table 'toy0'", ["'extra'"]),
     ],
 )
-def test_malformed_fields_are_refused(fields, code, where, names):
+def test_table_from_malformed_json_is_refused(fields, code, where, names):
     with refused(code, where=where, names=names):
         Table.from_json(fields)
 

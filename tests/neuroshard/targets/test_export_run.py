@@ -29,7 +29,7 @@ def here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("target", ["sok", "hugectr"])
-def test_a_snippet_and_json_beside_it(here, capsys, target):
+def test_export_to_python_writes_a_snippet_and_a_json_file(here, capsys, target):
     out = done(capsys, "export", "plan=plan.json", f"to={target}", "out=found/tables.py")
     assert "4 tables on 2 devices" in out
     assert "found/tables.py, found/tables.json" in out
@@ -38,7 +38,7 @@ def test_a_snippet_and_json_beside_it(here, capsys, target):
     assert {path.name for path in Path("found").iterdir()} == {"tables.py", "tables.json"}
 
 
-def test_torchrec_in_its_module(here, capsys):
+def test_torchrec_export_with_module_nests_the_plan_in_it(here, capsys):
     done(capsys, "export", "plan=plan.json", "to=torchrec", "out=trec.json", "module=sparse.ebc")
     content = json.loads(Path("trec.json").read_text())
     assert list(content) == ["format", "modules"]

@@ -149,7 +149,7 @@ def _check_sok_calls(plan, exported, rank):
         assert call["max_hbm_for_vectors"] == in_gpu
 
 
-def test_a_snippet_for_sok_wants_as_many_processes():
+def test_sok_snippet_raises_if_the_number_of_processes_differs():
     with pytest.raises(RuntimeError, match=r"\b2\b.*\b4\b"):
         _sok_calls(ns.export_plan(_golden_plan("sok"), "sok").snippet, 0, 2)
 
@@ -249,7 +249,7 @@ def test_sequence_tables_of_hugectr_are_in_groups_of_their_width():
 
 @settings(max_examples=20)
 @given(plan=_hugectr_plans())
-def test_torchrec_file_matches_the_plan(tmp_path_factory, plan):
+def test_exported_torchrec_file_is_read_back_as_the_same_plan(tmp_path_factory, plan):
     from neuroshard.torchrec import from_sharding_plan, load_sharding_plan
 
     path = tmp_path_factory.mktemp("torchrec") / "plan.json"
@@ -260,7 +260,7 @@ def test_torchrec_file_matches_the_plan(tmp_path_factory, plan):
 
 
 @given(st.one_of(_sok_plans(), _hugectr_plans()))
-def test_plain_placements_are_those_of_the_plan(plan):
+def test_json_export_has_the_placements_of_the_plan(plan):
     content = json.loads(json.dumps(ns.export_plan(plan, "json").content))
     index = {table["name"]: n for n, table in enumerate(content["tables"])}
     read = [
@@ -305,7 +305,7 @@ def _plan(its, where, home=ON_DEVICE, others=4):
         ("hugetcr", _plan(table("t"), 0), "unknown-name", ["'hugetcr'", "'hugectr'"]),
     ],
 )  # fmt: skip
-def test_plans_that_a_target_cannot_express_are_refused(target, plan, code, names):
+def test_export_refuses_plans_that_the_target_cannot_express(target, plan, code, names):
     with refused(code, where="" if code in ("target-element-bytes", "unknown-name") else "plan", names=names):
         ns.export_plan(plan, target)
 
@@ -347,7 +347,7 @@ KEPT = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("target", KEPT)
-def test_plans_that_keep_the_rules_are_those_that_can_be_expressed(target, layout):
+def test_target_can_express_exactly_the_plans_that_keep_its_rules(target, layout):
     task = target_named(target).constrained(TASK)
     plan = _homed(laid_out(task, LAYOUTS[layout], 1), HOMES.get(layout, ON_DEVICE), ON_DEVICE)
     assert (plan.violations == ()) == (layout in KEPT[target]), plan.violations
@@ -358,13 +358,13 @@ def test_plans_that_keep_the_rules_are_those_that_can_be_expressed(target, layou
             target_named(target).check(plan)
 
 
-def test_tasks_are_as_they_are_without_a_target_and_where_it_has_words_for_everything():
+def test_constrained_leaves_tasks_unchanged_without_a_target_and_for_torchrec_and_json():
     assert constrained([TASK], None) == (TASK,)
     for name in ("torchrec", "json"):
         assert target_named(name).constrained(TASK) is TASK
 
 
-def test_a_task_keeps_its_own_rules():
+def test_constraining_a_task_for_a_target_keeps_the_rules_of_the_task():
     task = replace(
         TASK, constraints=Constraints((TableRule("b", sharding_types=("column_wise",)),), apart=(("a", "b"),))
     )
@@ -390,12 +390,12 @@ def test_a_task_keeps_its_own_rules():
          "target-element-bytes", "", ["'half'", 2, "bytes_per_element=4"]),
     ],
 )  # fmt: skip
-def test_tasks_that_a_target_cannot_serve_are_refused(target, task, code, where, names):
+def test_constraining_a_task_that_the_target_cannot_serve_is_refused(target, task, code, where, names):
     with refused(code, where=where, names=names):
         constrained([task], target)
 
 
-def test_sequence_tables_are_row_wise():
+def test_sok_and_hugectr_targets_constrain_sequence_tables_to_row_wise():
     tables = (TABLE, replace(TABLE, name="s[1]", pooled=False))
     for name in ("sok", "hugectr"):
         found = target_named(name).constrained(replace(TASK, tables=tables)).constraints
@@ -403,7 +403,7 @@ def test_sequence_tables_are_row_wise():
         assert Form.COLUMN_WISE in found.limits(tables[0], 4).forms
 
 
-def test_a_search_says_which_gpu_sok_would_find_empty():
+def test_search_for_sok_warns_of_gpus_without_tables():
     simulator = ns.Simulator(linear_models(2))
     with pytest.warns(ns.NeuroShardWarning) as caught:
         ns.search(toy_task(1, num_devices=2), simulator, "dim_greedy", target="sok")

@@ -41,7 +41,7 @@ def test_plans_from_python_warn_if_they_count_weights_alone(target):
 
 
 @pytest.mark.parametrize("overrides", [(), ("target=json",)])
-def test_other_plans_count_weights_alone(overrides):
+def test_memory_without_training_setting_counts_weights_alone(overrides):
     assert _memory(*overrides) == MemoryUse()
     assert _memory(*overrides, "memory.optimizer=adam") == MemoryUse("adam")
     assert _memory(*overrides, "memory=training") == TRAINING

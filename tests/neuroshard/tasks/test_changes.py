@@ -43,7 +43,7 @@ def test_every_attribute_is_a_change_of_the_same_table(fields, said):
     assert str(changes) == said
 
 
-def test_tables_and_devices_that_come_and_go_are_named():
+def test_task_changes_name_added_and_removed_tables_and_devices():
     changes = TaskChanges.between(_task("abcdef"), _task("fxg", 3))
     assert (changes.added, changes.removed, changes.devices) == (("x", "g"), tuple("abcde"), (2, 3))
     assert str(changes) == "2 tables added (x, g), 5 tables removed (a, b, c, 2 more), 2 -> 3 devices"

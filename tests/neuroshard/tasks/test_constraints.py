@@ -81,7 +81,7 @@ def _pin(name, dim, *devices):
         (Constraints(apart=(("user_a", "user_b"),)), HOST, None),
     ],
 )  # fmt: skip
-def test_broken_constraints_are_named(rules, places, broken):
+def test_violations_name_the_broken_constraint(rules, places, broken):
     found = laid_out(replace(TASK, constraints=rules), *places).violations
     assert len(found) == (broken is not None)
     if broken is not None:
@@ -114,7 +114,7 @@ def test_row_wise_tables_may_have_more_shards_than_columns_allow():
     assert laid_out(replace(narrow, constraints=rules), *ROWS).violations == ()
 
 
-def test_rules_that_match_one_table_all_hold():
+def test_several_rules_that_match_a_table_all_apply():
     rules = Constraints(
         (TableRule("user_*", (0, 1), 1, 2), TableRule("*_a", (1, 2), min_dim=6), TableRule("*", min_shards=1))
     )
@@ -186,7 +186,7 @@ def test_contradictions_are_refused_before_any_search(rules, code, names):
         (Constraints(together=(("item", "nobody"),)), ["'nobody'", "item, user_a, user_b"]),
     ],
 )
-def test_unknown_tables_are_refused(rules, names):
+def test_constraints_on_unknown_tables_are_refused(rules, names):
     with refused("unknown-name", names=names):
         replace(TASK, constraints=rules)
 
@@ -206,12 +206,12 @@ def test_tables_in_host_memory_only_are_refused_without_host_memory():
         (partial(PinnedShard, dim=6, devices=(0,)), "pin-dim-not-multiple", ["'item'", 6, 4]),
     ],
 )
-def test_impossible_rules_and_pins_are_refused(rule, code, names):
+def test_constraints_refuse_invalid_rules_and_pins(rule, code, names):
     with refused(code, names=names):
         rule("item")
 
 
-def test_constraints_come_from_files(tmp_path):
+def test_load_constraints_reads_rules_and_pins_from_yaml(tmp_path):
     path = tmp_path / "rules.yaml"
     path.write_text("rules:\n- {tables: user_*, devices: [0, 1]}\npinned:\n- {table: item, dim: 8, devices: [2]}\n")
     expected = Constraints((TableRule("user_*", (0, 1)),), (PinnedShard("item", 8, (2,)),))
@@ -227,14 +227,14 @@ def test_constraints_come_from_files(tmp_path):
         ("rules: 3", "value-outside-limits", ["rules", 3]),
     ],
 )
-def test_malformed_files_are_refused(tmp_path, text, code, names):
+def test_load_constraints_refuses_malformed_files(tmp_path, text, code, names):
     path = tmp_path / "rules.yaml"
     path.write_text(text)
     with refused(code, where=str(path), names=names):
         load_constraints(str(path))
 
 
-def test_files_that_cannot_be_read_are_refused(tmp_path):
+def test_load_constraints_refuses_unreadable_files(tmp_path):
     path = tmp_path / "rules.yaml"
     with refused("file-missing", names=[path]):
         load_constraints(str(path))
@@ -309,7 +309,7 @@ def test_constraints_for_some_tables_drop_all_other_rules():
 
 
 @given(st.lists(st.sampled_from(["user", "user_*", "us?r", "item", "[ui]ser", "*", "item[*]"]), max_size=8))
-def test_rules_hold_for_all_tables_that_their_pattern_matches(patterns):
+def test_rule_applies_to_every_table_that_the_pattern_matches(patterns):
     """However many rules there are for single names."""
     rules = tuple(TableRule(pattern, max_shards=2 + number) for number, pattern in enumerate(patterns))
     for name in ("user", "user_id", "item", "item*", "iser"):

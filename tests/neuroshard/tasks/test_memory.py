@@ -91,7 +91,7 @@ def test_every_feature_has_offsets_and_outputs_of_its_own():
     assert copies.device_bytes == (block + copy,) * 2
 
 
-def test_a_copy_that_takes_too_much_with_its_gradient_is_refused():
+def test_data_parallel_table_too_large_with_its_gradient_is_refused():
     """State of 12 bytes for each of 2^56 elements fits in 2^60; 4 bytes more for each don't, with any buffers."""
     whole, use = Loads.of([LARGEST], 64), MemoryUse("adam", 1)
     assert use.device_bytes(whole)[0] > 12 << 56
@@ -99,7 +99,7 @@ def test_a_copy_that_takes_too_much_with_its_gradient_is_refused():
         use.device_bytes(replace(whole, form=np.array([FORMS.index(Form.DATA_PARALLEL)])))
 
 
-def test_impossible_uses_are_refused():
+def test_memory_use_refuses_unknown_optimizer_and_negative_batches():
     with refused("unknown-name", names=["'adm'", "'adam'"]):
         MemoryUse("adm")
     with refused("value-outside-limits", names=["batches_in_flight", -1]):
@@ -146,7 +146,7 @@ LARGEST = table("t", MAX_ROWS, MAX_DIM, MAX_POOLING_FACTOR, features=MAX_FEATURE
 @example(table("t", (1 << 40) - 1, 65532, 0.1), MemoryUse("adam", 3), MAX_BATCH_SIZE - 1)
 @example(table("t", 1, 4, 0.1), MemoryUse("sgd", 1), 10)
 @settings(max_examples=500)
-def test_bytes_are_exact_or_refused(table, use, batch_size):
+def test_device_bytes_of_a_table_are_exact_or_refused(table, use, batch_size):
     """As whole numbers of any size, over everything that a table, a batch and their use may be."""
     expected, shards = _exact_bytes(table, use, batch_size), Loads.of([table], batch_size)
     if expected > MAX_BYTES:
@@ -164,7 +164,7 @@ def test_bytes_are_exact_or_refused(table, use, batch_size):
 
 @given(st.lists(tables, min_size=2, max_size=6), uses, st.integers(4, MAX_BATCH_SIZE), st.data())
 @settings(max_examples=200)
-def test_bytes_of_devices_are_exact(some, use, batch_size, data):
+def test_bytes_of_several_tables_on_a_device_are_exact(some, use, batch_size, data):
     some = [replace(table, name=f"t{i}") for i, table in enumerate(some)]
     total = sum(_exact_bytes(table, use, batch_size) for table in some)
     if total > MAX_BYTES:
@@ -182,7 +182,7 @@ def test_bytes_of_devices_are_exact(some, use, batch_size, data):
     assert plan.fits == all(used <= free for used, free in zip(plan.device_bytes, task.shard_memory, strict=True))
 
 
-def test_sizes_above_64_bits_are_refused():
+def test_memory_sizes_above_64_bits_are_refused():
     """2^64 bytes of weights, and buffers beyond 2^63, once came out as next to nothing."""
     huge = table("huge", MAX_ROWS, MAX_DIM, 1.0)
     with refused("task-tables-too-large", where="task", names=["2^60 bytes"]):

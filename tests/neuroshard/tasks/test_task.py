@@ -18,7 +18,7 @@ def test_task_json_is_exact_and_omits_absent_fields(rare):
     assert {"devices_per_domain", "host_memory_bytes"} & task.to_json()["topology"].keys() == rare.keys()
 
 
-def test_tasks_from_before_there_were_hosts_are_read():
+def test_task_files_without_devices_per_host_are_read():
     content = toy_task(5).to_json()
     del content["topology"]["devices_per_host"]
     assert Task.from_json(content) == toy_task(5)
@@ -28,7 +28,7 @@ def test_tasks_from_before_there_were_hosts_are_read():
     ("tables", "code", "names"),
     [((), "task-table-count", ["0 tables"]), (toy_tables(1) * 2, "table-name-shared", ["'toy0'"])],
 )
-def test_tasks_without_tables_or_with_two_of_one_name_are_refused(tables, code, names):
+def test_task_without_tables_or_with_duplicate_names_is_refused(tables, code, names):
     with refused(code, names=names):
         Task(tables, Topology(2, 100), 256)
 
@@ -54,7 +54,7 @@ _NOT_SIZES = [("4 QB", "'4 QB'"), ("many", "'many'"), (1 << 61, 1 << 61)]
         ],
     ],
 )
-def test_impossible_topologies_are_refused(topology, code, names):
+def test_topology_refuses_invalid_sizes(topology, code, names):
     with refused(code, names=names):
         Topology(*topology)
 
@@ -82,7 +82,7 @@ def test_too_few_tables_to_draw_from():
         drawn(toy_tables(3), Topology(4, 1 << 30), 256, TaskDraw())
 
 
-def test_task_files_are_exact(tmp_path):
+def test_saved_tasks_are_read_back_unchanged(tmp_path):
     known = tuple(replace(table, reuse_batch_size=256) for table in toy_tables(3))
     tasks = (toy_task(3), toy_task(7, seed=2), Task(known, Topology(2, 1 << 30), 256))
     save_tasks(tmp_path / "tasks.json", tasks)
@@ -99,7 +99,7 @@ def test_task_files_are_exact(tmp_path):
         ('{"format": "neuroshard-tasks-2", "tasks": [{}]}', "field-missing", ["tasks[0]", "'tables'"]),
     ],
 )
-def test_malformed_task_files_are_refused(tmp_path, content, code, names):
+def test_reading_a_malformed_task_file_names_the_file(tmp_path, content, code, names):
     path = tmp_path / "tasks.json"
     path.write_text(content)
     with refused(code, names=names) as caught:
@@ -132,7 +132,7 @@ def test_task_warns_of_a_histogram_of_another_batch_size():
         ({"seed": -1}, "value-outside-limits", ["seed", -1]),
     ],
 )
-def test_impossible_draws_are_refused(settings, code, names):
+def test_task_draw_refuses_invalid_settings(settings, code, names):
     with refused(code, names=names):
         TaskDraw(**settings)
 

@@ -74,7 +74,7 @@ def stored_plan(model, reservation=None, hashed=True, **settings):
 
 
 @pytest.mark.parametrize(("device", "hashed"), [("cpu", True), ("cuda", True), ("cpu", False)])
-def test_a_stored_plan_is_taken(device, hashed, caplog):
+def test_planner_uses_the_plan_of_a_plan_loader(device, hashed, caplog):
     """One without a hash too, as TorchRec does."""
     plan, stored = stored_plan(bags(*"abc"), device=device)
     stored.context = stored.context if hashed else None

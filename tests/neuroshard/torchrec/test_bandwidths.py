@@ -36,7 +36,7 @@ def test_half_the_network_doubles_exchanges_between_hosts():
     assert 1.5 * usual < half < 2 * usual  # each has a fixed time as well
 
 
-def test_links_within_a_host_scale_its_exchanges():
+def test_planner_scales_exchanges_by_the_bandwidth_within_hosts():
     fast_network = {"inter_host_bw": 1000 * CARD}
     usual, same, tenth = (_exchange_ms(**fast_network, **its) for its in ({}, _links(900), _links(90)))
     assert same == pytest.approx(usual)
@@ -54,7 +54,7 @@ def test_measured_exchanges_say_that_they_ignore_a_bandwidth(name, caplog):
     check(unused, "topology-bandwidth-unused", where="topology", names=[f"{name}=1e+09"])
 
 
-def test_a_kept_plan_is_for_its_bandwidths(tmp_path, caplog):
+def test_kept_plan_is_outdated_if_bandwidths_change(tmp_path, caplog):
     _planned(tmp_path)
     _planned(tmp_path, inter_host_bw=CARD / 2)
     (outdated,) = (message for message in logged(caplog) if message.code == "kept-plan-outdated")

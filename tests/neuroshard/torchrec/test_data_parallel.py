@@ -243,7 +243,7 @@ def test_optimizers_without_dense_support_are_refused_until_replaced(fused_param
 
 
 @pytest.mark.usefixtures("group")
-def test_settings_of_nothing_and_models_that_are_not_sharded_are_refused():
+def test_data_parallel_functions_refuse_unsharded_models_and_unknown_tables():
     model = shaped_bags({"a": (5, 4)})
     for function in (data_parallel_optimizer, data_parallel_parameters, dense_parameters):
         with refused("model-not-sharded", names=["EmbeddingBagCollection"]):
@@ -270,7 +270,7 @@ class _EveryKind(nn.Module):
 
 
 @pytest.mark.usefixtures("group")
-def test_tables_of_every_kind_of_collection_are_found():
+def test_data_parallel_functions_find_tables_of_every_kind_of_collection():
     model, fused = _EveryKind(), training.sgd(0.1)
     pooled = EmbeddingBagCollectionSharder(fused)
     sharders = {

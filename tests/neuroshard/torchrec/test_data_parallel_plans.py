@@ -64,7 +64,7 @@ def test_a_plan_with_data_parallel_tables_warns_once_of_their_optimizer(path, ca
     assert ("compute_kernels" in warning.remedy) is ("by its kernel" in path)
 
 
-def test_a_given_plan_with_dense_kernels_is_warned_of_too(caplog):
+def test_planner_warns_of_dense_kernels_in_a_given_plan(caplog):
     model = SMALL()
     _, given = planned(model, **ON_GPUS)
     given.plan[""]["a"].compute_kernel = "dense"
@@ -143,6 +143,6 @@ def _plan_on_ranks(rank, world_size, settings):
     assert heard.count("tables-optimizer-not-applied") == 1
 
 
-def test_every_rank_is_warned():
+def test_data_parallel_plan_warns_on_every_rank():
     """Each builds its own optimizers."""
     on_gloo(2, of_all, _plan_on_ranks, {"odd": (2, {"models": "roofline:h100"})})

@@ -45,7 +45,7 @@ class _TakesTheLast:
         )
 
 
-def test_the_verifiers_plan_is_taken(caplog):
+def test_planner_with_verifier_uses_the_plan_that_the_verifier_chooses(caplog):
     caplog.set_level(logging.INFO, "neuroshard")
     model, verified, predicted = bags("a", "b", "c", "d"), planner(verify=_TakesTheLast()), planner()
     taken = verified.search(model)
@@ -64,7 +64,7 @@ def test_a_kept_plan_is_not_measured_again(path):
     assert path.read_bytes() != kept
 
 
-def test_replanned_plans_are_not_measured():
+def test_replan_does_not_measure_candidate_plans():
     model = bags("a", "b")
     before = planner().search(model)
     never = object()  # can decide nothing
@@ -184,7 +184,7 @@ def test_shards_that_no_longer_fit_are_moved():
     assert 0 < changed.moved_bytes <= 4 * SIZE
 
 
-def test_a_plan_that_cannot_stay_is_made_from_nothing(caplog):
+def test_replan_plans_from_nothing_if_the_previous_plan_cannot_stay(caplog):
     """Each table may stay, but no two that are on one device."""
     pairs, model = (("a", "b"), ("c", "d")), bags(*"abcd")
     before = _unperturbed(rules=Constraints(together=pairs)).search(model)

@@ -53,7 +53,7 @@ def test_group_device_has_the_memory_of_its_smallest_replica():
     assert [device.storage.hbm for device in apart.topology.devices] == [GIB, 5]
 
 
-def test_numbers_that_divide_nothing_are_refused():
+def test_groups_refuse_numbers_that_do_not_divide_devices_or_hosts():
     with refused("groups-number-not-divisor", names=["num_groups", 3, 16]):
         Groups(_job(), 3)
     with refused("groups-hosts-unequal", names=["num_groups=3", 4]):

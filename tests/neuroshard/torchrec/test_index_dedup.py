@@ -122,7 +122,7 @@ def test_tables_with_single_lookups_are_unchanged_by_deduplication():
     assert found.reuse == pytest.approx(table.reuse)
 
 
-def test_no_device_asks_for_more_rows_than_there_are():
+def test_index_dedup_requests_at_most_the_rows_of_a_table():
     table = Table("small", 3, DIM, 1.2, (0.0,) * 7 + (1.0,) + (0.0,) * 9, pooled=False)
     assert deduplicated(table, 256, DEVICES).pooling_factor == 3 * DEVICES / 256
 
@@ -140,7 +140,7 @@ def test_deduplicated_lookups_keep_reuse_between_devices_and_even_out_row_blocks
     assert np.abs(np.array(found.row_lookups) - blocks).max() < 0.03 < np.abs(spread - blocks).max()
 
 
-def test_expanded_embeddings_take_memory():
+def test_expanded_embeddings_with_index_dedup_take_device_memory():
     batches, memory = _zipf(np.random.default_rng(0)), MemoryUse(batches_in_flight=1)
     sharders = (EmbeddingCollectionSharder(use_index_dedup=once) for once in (False, True))
     tasks = [_planned(batches, sharder, memory=memory)[1] for sharder in sharders]

@@ -61,7 +61,7 @@ def _is_kept(caplog):
     return {OUTDATED, ADAPTED}.isdisjoint(logged_codes(caplog))
 
 
-def test_a_restarted_job_keeps_its_plan(path):
+def test_planner_of_a_restarted_job_keeps_the_stored_plan(path):
     given = {"a": ParameterConstraints(bounds_check_mode=BoundsCheckMode.IGNORE)}
     searcher, never = AllOnLast(), AllOnLast()
     first = _planner(path, searcher=searcher, constraints=given)
@@ -255,7 +255,7 @@ RESTARTS = {
 
 
 @pytest.mark.parametrize(("before", "after", "said"), RESTARTS.values(), ids=RESTARTS)
-def test_changed_tables_keep_their_devices(path, caplog, before, after, said):
+def test_replanning_a_kept_plan_keeps_devices_of_changed_tables(path, caplog, before, after, said):
     """All lie on the last device, which nobody who searches would choose."""
     model = {name: value for name, value in after.items() if name in ("shapes", "data_type")}
     asked = before | {name: value for name, value in after.items() if name not in model}
@@ -308,7 +308,7 @@ def test_kept_plan_warns_of_possible_savings_and_moves_nothing(path, caplog, sea
         logged_one(caplog, "kept-plan-gain-of-moving", names=[*times, readable_bytes(better.moved_bytes)])
 
 
-def test_commands_read_kept_plans(path, tmp_path):
+def test_explain_and_export_read_plans_kept_by_the_planner(path, tmp_path):
     """As those that a search writes."""
     ours = _planner(path, models="cpu", searcher="dim_greedy")
     ours.plan(_shaped())
@@ -430,7 +430,7 @@ def test_a_kept_plan_with_a_changed_number_is_not_trusted(path):
     assert KeptPlan.load(path).made_for == content["made_for"]  # nothing but how it is set and ordered was changed
 
 
-def test_a_damaged_file_is_no_reason_to_stop(path, caplog):
+def test_planner_plans_again_if_the_kept_file_is_damaged(path, caplog):
     plan = _planner(path).plan(_model("a"))
     kept = path.read_text()
     moved = re.sub(r'("ranks": \[\s*)1', r"\g<1>2", kept, count=1)
@@ -491,7 +491,7 @@ def test_models_without_pooled_tables_are_kept_too(path):
         Plan.load(path)
 
 
-def test_digests_identify_the_changed_input():
+def test_digests_differ_only_for_changed_inputs():
     one, other = (digests({"x": value, "same": [1, {"a": (2.5, None)}]}) for value in (AllOnLast, {"a": 1}))
     assert one["same"] == other["same"]
     assert one["x"] != other["x"]
@@ -511,7 +511,7 @@ def test_digests_of_inputs_are_computed_once(path, monkeypatch):
     assert len(asked) == 1
 
 
-def test_a_plan_that_no_file_holds_whole_is_not_kept(path, caplog):
+def test_plan_that_a_file_cannot_store_completely_is_not_kept(path, caplog):
     def halved(options):
         for option in options:
             option.output_dtype = DataType.FP16

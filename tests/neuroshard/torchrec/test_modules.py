@@ -90,7 +90,7 @@ def _ours(planner):
 
 
 @pytest.mark.parametrize("make", [bags, sequences, partial(bags, dim=10)])
-def test_types_that_kernels_on_cpus_lack_are_refused(make):
+def test_planner_on_cpus_refuses_tables_of_bf16(make):
     with refused("table-bf16-on-cpu", names=["'t'", "BF16", "data_type", "FP16", "FP32"]):
         planner(models="roofline:h100").plan(make("t", data_type=DataType.BF16))
 
@@ -174,7 +174,7 @@ def test_sharders_that_cannot_split_are_delegated():
     [({}, "compute.pooled=[true,false]"), ({"models": "roofline:h100", "searcher": "torchrec"}, "TorchRecSearch")],
     ids=["unknown to the models", "unknown to the search"],
 )
-def test_unknown_sequence_tables_are_delegated(settings, named, caplog):
+def test_planner_delegates_sequence_tables_that_models_do_not_know(settings, named, caplog):
     ours, plan = planned(_beside(_sequences("s")), **settings)
     assert set(plan.plan["other"]) == {"s"}
     assert _ours(ours) == ["a", "b"]
@@ -474,7 +474,7 @@ def test_rules_narrow_sharding_types_to_row_wise():
     assert plan["b"].sharding_type == "row_wise"
 
 
-def test_a_given_plan_is_kept_and_its_memory_taken_off(caplog):
+def test_planner_keeps_a_given_plan_and_subtracts_its_memory(caplog):
     model = nn.ModuleDict({"s": _sequences("s"), "bags": _bags("a", "b")})
     first = planner().plan(model)
     rank = 1 - first.plan["bags"]["a"].ranks[0]
@@ -606,7 +606,7 @@ def test_tables_that_share_features_with_mean_pooled_rows(features, warned, capl
     assert ("mean-pooled-tables-row-wise" in logged_codes(caplog)) == warned
 
 
-def test_a_mean_pooled_table_that_fits_in_no_columns_says_that_rows_may_be_named():
+def test_error_on_a_mean_pooled_table_without_room_suggests_row_wise():
     with refused("device-memory-too-small", kind=InfeasibleError) as raised:
         planner(2, "cuda", cap=ROWS * DIM, models="roofline:h100").plan(_beside_mean_pooling())
     assert all(named in raised.value.message.remedy for named in ("sharding_types=['row_wise']", " mean "))
@@ -639,13 +639,13 @@ def test_data_parallel_tables_that_fail_on_cpus_are_refused_however_they_are_req
 
 
 @pytest.mark.parametrize(("rows", "devices"), [(1, 2), (4, 3)])
-def test_devices_without_a_row_which_fail_on_cpus_are_refused(rows, devices):
+def test_row_wise_table_with_fewer_rows_than_devices_is_refused_on_cpus(rows, devices):
     with refused("table-types-fail-on-cpu", names=["'t'", "row_wise", number_of(rows, "row"), devices]):
         planner(devices, constraints=_said("t", sharding_types=["row_wise"])).plan(sequences("t", rows=rows))
 
 
 @pytest.mark.parametrize(("module", "fails"), [(_fused("t"), "data_parallel"), (sequences("t", rows=1), "row_wise")])
-def test_types_that_fail_on_cpus_are_withheld_where_others_are_named(module, fails):
+def test_sharding_types_that_fail_on_cpus_are_left_out_if_constraints_name_others(module, fails):
     said, on_cpus = _said("t", sharding_types=[fails, "table_wise"]), replace(EVERYTHING, num_devices=2, device="cpu")
     (parameter,) = divide(module, get_default_sharders(), said, served=on_cpus).planned
     assert parameter.user_constraints.sharding_types == ["table_wise"]

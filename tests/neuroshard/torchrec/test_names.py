@@ -38,7 +38,7 @@ def _only_row_wise(ours):
         ({"user": ROWS, "one.user": ParameterConstraints(sharding_types=["table_wise"])}, {"other.user"}),
     ],
 )
-def test_constraints_name_tables_either_way(constraints, found, caplog):
+def test_constraints_find_tables_by_name_or_module_path(constraints, found, caplog):
     ours = _planner(constraints=constraints)
     assert _only_row_wise(ours) == found
     assert "constraints-table-unknown" not in logged_codes(caplog)
@@ -64,7 +64,7 @@ def test_delegated_tables_take_constraints_by_path():
         ("*", {"one.user", "one.item", "other.user", "other.ad"}),
     ],
 )
-def test_rules_name_tables_either_way(written, found):
+def test_rules_find_tables_by_name_or_module_path(written, found):
     rules = Constraints((TableRule(written, sharding_types=("row_wise",)),))
     assert _only_row_wise(_planner(rules=rules)) == found
 
@@ -77,7 +77,7 @@ def test_every_kind_of_rule_takes_either_name():
     assert places(plan, "other") == {"user": ("table_wise", [0]), "ad": ("table_wise", [0])}
 
 
-def test_statistics_name_tables_either_way(caplog):
+def test_statistics_find_tables_by_name_or_module_path(caplog):
     task = _planner().search(MODEL).task
     known = [replace(table, pooling_factor=7.0) for table in task.tables]
     by_path = [replace(table, name=name) for table, name in zip(known, PATHS, strict=True)]
@@ -103,7 +103,7 @@ def test_an_ambiguous_name_is_an_error_with_the_candidates(kind):
         _planner(**settings[kind]).plan(MODEL)
 
 
-def test_statistics_of_a_table_by_both_names_are_refused():
+def test_planner_refuses_statistics_of_a_table_under_two_names():
     table = next(one for one in _planner().search(MODEL).task.tables if one.name == "item")
     with refused("statistics-same-table", where="tables", names=["'item'", "'one.item'"]):
         _planner(tables=[table, replace(table, name="one.item")]).plan(MODEL)

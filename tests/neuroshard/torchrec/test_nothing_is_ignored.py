@@ -117,7 +117,7 @@ def _set(case, make, caplog):
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(ParameterConstraints)])
-def test_every_field_of_constraints_has_an_effect_or_a_warning(field, caplog):
+def test_each_field_of_parameter_constraints_has_an_effect_or_a_warning(field, caplog):
     def make(value):
         return ParameterConstraints() if value is None else ParameterConstraints(**{field: value})
 
@@ -125,7 +125,7 @@ def test_every_field_of_constraints_has_an_effect_or_a_warning(field, caplog):
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(CacheParams)])
-def test_parameters_of_caches(field, caplog):
+def test_cache_parameters_have_an_effect_or_a_warning(field, caplog):
     def make(value):
         cache = None if value is None else CacheParams(**{field: value})
         return ParameterConstraints(compute_kernels=[CACHED], cache_params=cache)
@@ -134,13 +134,13 @@ def test_parameters_of_caches(field, caplog):
 
 
 @pytest.mark.parametrize(("kernels", "warned"), [(["fused"], True), ([CACHED], False), (None, False)])
-def test_the_size_of_a_cache_that_no_kernel_has_is_warned_of(kernels, warned, caplog):
+def test_planner_warns_of_cache_size_constraints_without_a_cached_kernel(kernels, warned, caplog):
     asked = ParameterConstraints(compute_kernels=kernels, cache_params=CacheParams(load_factor=0.3))
     _, is_warned = _warned_of(asked, "cache_params.load_factor")
     assert is_warned(_outcome(asked, caplog)) is warned
 
 
-def test_constraints_that_repeat_defaults_do_not_warn(caplog):
+def test_constraints_equal_to_defaults_cause_no_warning(caplog):
     same = ParameterConstraints(
         feature_names=["f_t"], cache_params=CacheParams(precision=DataType.FP32), pooling_factors=[2.0]
     )
@@ -160,7 +160,7 @@ def test_a_table_is_split_no_further_than_min_partition(caplog):
 # FBGEMM keeps whole tables in device memory with `enforce_hbm`, whichever kernel looks them up.
 @pytest.mark.parametrize("by", ["constraints", "sharder"])
 @pytest.mark.parametrize("asked", [False, True])
-def test_tables_that_fbgemm_keeps_in_device_memory_count_there(asked, by):
+def test_enforce_hbm_counts_cached_tables_in_device_memory(asked, by):
     """Devices have room for a quarter of the table."""
     said = {"enforce_hbm": asked} if by == "constraints" else {}
     fused = {} if by == "constraints" else {"enforce_hbm": asked}
@@ -175,13 +175,13 @@ def test_tables_that_fbgemm_keeps_in_device_memory_count_there(asked, by):
     assert ours.last_plan.tier_assignments[0].tier is not Tier.DEVICE
 
 
-def test_host_memory_alone_contradicts_weights_in_device_memory(caplog):
+def test_enforce_hbm_with_cached_kernels_alone_is_refused(caplog):
     with refused("constraints-enforce-hbm", where="constraints of table 't'", names=["enforce_hbm", CACHED]):
         _outcome(ParameterConstraints(compute_kernels=[CACHED], enforce_hbm=True), caplog)
 
 
 @pytest.mark.parametrize("setting", ["cache_load_factor", "cache_algorithm"])
-def test_settings_of_sharders_that_plans_override_are_warned_of(setting, caplog):
+def test_planner_warns_of_sharder_settings_that_plans_override(setting, caplog):
     value = {"cache_load_factor": 0.5, "cache_algorithm": CacheAlgorithm.LFU}[setting]
     sharder = EmbeddingBagCollectionSharder(fused_params={setting: value})
     planner(device="cuda", models="roofline:h100").plan(bags("t"), [sharder])
@@ -198,7 +198,7 @@ def test_settings_of_sharders_that_plans_override_are_warned_of(setting, caplog)
         (ParameterConstraints(sharding_types=["table_wise"], pooling_factors=[3.0]), None),
     ],
 )
-def test_constraints_that_a_given_plan_does_not_follow_are_warned_of(constraint, warned, caplog):
+def test_planner_warns_of_constraints_that_a_given_plan_breaks(constraint, warned, caplog):
     whole = ParameterConstraints(sharding_types=["table_wise"])
     given = planner(constraints={"t": whole}).plan(bags("t"))
     assert planner(given=given, constraints={"t": constraint}).plan(bags("t")) == given
@@ -315,12 +315,12 @@ def _seen(settings, path, caplog):
 
 
 @pytest.mark.parametrize("argument", list(inspect.signature(NeuroShardPlanner).parameters))
-def test_arguments_of_the_planner(argument, path, tmp_path, caplog):
+def test_each_planner_argument_has_an_effect_or_a_warning(argument, path, tmp_path, caplog):
     changed, *default = OF_PLANNER[argument]
     assert _seen(changed, path, caplog) != _seen(default[0] if default else {}, tmp_path / "none.json", caplog)
 
 
-def test_planners_of_equal_arguments_differ_in_nothing(path, caplog):
+def test_planners_with_equal_arguments_give_equal_results(path, caplog):
     assert _seen({}, path, caplog) == _seen({}, path, caplog)
 
 
@@ -341,25 +341,25 @@ UNUSED = {
         ({"passes": 3}, "planner-verify-argument-unused"),
     ],
 )
-def test_arguments_without_effect_are_warned_of(settings, code, path, caplog):
+def test_planner_warns_of_arguments_without_effect(settings, code, path, caplog):
     _seen(settings, path, caplog)
     assert UNUSED.intersection(logged_codes(caplog)) == {code}
 
 
 @pytest.mark.parametrize("settings", [{"num_groups": 2, "sync_steps": 2}, {"verify": Chosen()}, {}])
-def test_arguments_that_count_are_not_warned_of(settings, path, caplog):
+def test_planner_does_not_warn_of_arguments_with_effect(settings, path, caplog):
     _seen(settings, path, caplog)
     assert UNUSED.isdisjoint(logged_codes(caplog))
 
 
 @pytest.mark.parametrize("searcher", ["neuroshard", "dim_greedy"])
 @pytest.mark.parametrize("asked", [False, True])
-def test_a_searcher_that_makes_no_table_data_parallel_is_warned_of(searcher, asked, caplog):
+def test_planner_warns_if_data_parallel_is_requested_from_a_searcher_without_it(searcher, asked, caplog):
     planner(**DEFAULT, searcher=searcher, data_parallel=asked).plan(bags("t", dim=64))
     assert ("data-parallel-not-searched" in logged_codes(caplog)) is (asked and searcher != "neuroshard")
 
 
-def test_replanning_reads_no_loader_and_measures_nothing(caplog):
+def test_replan_neither_reads_the_plan_loader_nor_measures(caplog):
     previous = planner(**DEFAULT).search(bags("t", dim=64))
     for settings in ({}, {"verify": Chosen()}, {"plan_loader": Stored({}, None)}):
         caplog.clear()

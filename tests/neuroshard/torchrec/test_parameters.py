@@ -35,7 +35,7 @@ def test_collections_are_found_wherever_they_are():
 
 
 @pytest.mark.parametrize(("of", "size"), [(DataType.FP32, 4), (DataType.FP16, 2), (DataType.BF16, 2)])
-def test_tables_have_the_configs_sizes(of, size):
+def test_found_tables_have_rows_dim_and_element_bytes_of_the_config(of, size):
     (found,) = find_tables(bags("id", rows=10**9, dim=128, data_type=of))
     table = found.table("users.id", 64, 2)
     assert (table.name, table.rows, table.dim, table.pooling_factor) == ("users.id", 10**9, 128, 1.0)
@@ -57,7 +57,7 @@ def test_all_features_of_a_table_count(given, lookups):
     assert _sku(**given).table("sku", 64, 2).pooling_factor == lookups
 
 
-def test_numbers_for_too_few_features_are_refused():
+def test_parameter_constraints_with_a_wrong_number_of_pooling_factors_are_refused():
     with refused("constraints-numbers-per-feature", where="constraints of table 'sku'", names=["pooling_factors", 2]):
         _sku(pooling_factors=[1.0, 2.0, 3.0]).table("sku", 64, 2)
 
@@ -72,7 +72,7 @@ def test_numbers_for_too_few_features_are_refused():
         ({"sharding_types": ["column_wise"], "min_partition": 8}, TableRule("sku", min_dim=8)),
     ],
 )
-def test_limits_on_splits_become_rules(given, rule):
+def test_parameter_constraints_on_splits_become_rules(given, rule):
     assert _sku(**given).split_rule("sku") == rule
 
 
@@ -97,7 +97,7 @@ def test_constraints_for_other_tables_are_warned_about(caplog):
     check(unknown, "constraints-table-unknown", where="constraints", names=["'skew'"])
 
 
-def test_names_are_no_patterns():
+def test_split_rule_matches_table_names_literally():
     rule = find_tables(bags("a*", "ab"), constraints={"a*": ParameterConstraints(min_partition=8)})[0].split_rule("a*")
     assert fnmatchcase("a*", rule.tables)
     assert not fnmatchcase("ab", rule.tables)

@@ -110,7 +110,7 @@ def test_outputs_of_fewer_bits_are_exchanged_as_they_are(dtype, warned, asked, c
         (None, torch.optim.Adam, "adam"),
     ],
 )
-def test_optimizer_state_counts(fused, on_weights, counted):
+def test_optimizer_set_on_weights_overrides_the_sharders_fused_params(fused, on_weights, counted):
     """What is set on the weights counts more than the sharders'."""
     collection = bags("a")
     if on_weights:
@@ -119,7 +119,7 @@ def test_optimizer_state_counts(fused, on_weights, counted):
     assert task.memory == MemoryUse(counted, batches_in_flight=1, dense_optimizer="adam")
 
 
-def test_constraints_of_both_kinds_hold():
+def test_planner_keeps_parameter_constraints_and_rules_together():
     constraints = {
         "t0": ParameterConstraints(min_partition=32, bounds_check_mode=BoundsCheckMode.IGNORE),
         "t1": ParameterConstraints(sharding_types=["table_wise"]),
@@ -155,7 +155,7 @@ def test_tables_are_data_parallel_only_if_sharding_types_and_kernels_allow_it(ty
         logged_one(caplog, "tables-optimizer-not-applied", names=["6 tables", "(a, b, c, d, e, f)", "data_parallel"])
 
 
-def test_mistakes_are_one_line():
+def test_planner_reports_user_mistakes_in_one_line():
     with refused("device-buffers-too-large", kind=InfeasibleError, names=["topology.memory_bytes"]):
         planner(cap=1000).plan(bags("a", rows=1000, dim=64))
     with refused("planner-topology-unknown", names=["topology=", "init_process_group"]):
@@ -230,7 +230,7 @@ def _choice_and_cost(models):
         ({"exchange_dtype": "fp16/bf16"}, {"framework": "torchrec", "exchange_dtype": "fp16/bf16"}),
     ],
 )
-def test_settings_of_models_are_applied(given, loaded):
+def test_planner_applies_model_settings_to_the_loaded_models(given, loaded):
     assert _choice_and_cost(_models_of(models="h100", **given)) == _choice_and_cost(CostModels.load("h100", **loaded))
 
 
@@ -254,7 +254,7 @@ def test_kernels_have_the_states_of_an_optimizer():
         ({"model_optimizer": "adam"}, "optimizer=adam"),
     ],
 )
-def test_settings_of_models_that_are_loaded_already_are_refused(given, named):
+def test_planner_refuses_model_settings_for_loaded_models(given, named):
     with refused("planner-models-loaded-already", names=[named, "CostModels.load"]):
         planner(models=CostModels.load("roofline:h100"), **given)
 
@@ -278,7 +278,7 @@ def test_only_without_a_pipeline_costs_count_the_exchange_of_indices(pipeline):
     assert ("input" in {part.name for part in cost.parts if part.counts}) is (pipeline == "none")
 
 
-def test_models_without_that_exchange_leave_it_out_and_say_so(caplog):
+def test_planner_warns_if_models_do_not_know_the_input_exchange(caplog):
     _, plan = _in_pipeline("none", models=linear_models(2))
     logged_one(caplog, "models-input-dist-missing", names=["pipeline='none'"])
     assert plan.task.memory.pipeline == "none"
@@ -355,7 +355,7 @@ def test_given_plans_are_for_as_many_ranks(devices, code, named):
         planner(devices, "cuda", batch_size=64, given=given).plan(model)
 
 
-def test_limits_of_a_table_are_not_those_of_another_of_its_name():
+def test_constraints_of_a_table_do_not_apply_to_a_table_of_the_same_name():
     """Ten columns become data-parallel; weights of eight bits are TorchRec's: data-parallel, they would not fit."""
     odd, large = bags("t", rows=1000, dim=10), bags("t", rows=200_000, dim=16, data_type=DataType.INT8)
     plan = planner(2, "cuda", batch_size=64, cap=4 << 20).plan(nn.ModuleDict({"odd": odd, "large": large}))
@@ -428,7 +428,7 @@ def test_meaningless_constraints_are_refused_with_the_table_name(settings, code,
 
 
 @pytest.mark.parametrize("rows", [20, 4000])
-def test_plans_of_tables_of_another_shape_are_refused(rows, tmp_path):
+def test_planner_refuses_given_plans_of_tables_of_another_shape(rows, tmp_path):
     given = planner().plan(bags("t", rows=40, dim=8))
     shapes = ["'t'", f"{rows} x 8", "40 x 8"]
     with refused("planned-table-shape-differs", names=shapes):

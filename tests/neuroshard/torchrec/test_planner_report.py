@@ -40,7 +40,7 @@ def _planned(model=None, **settings):
     return ours, plan, *listening.told
 
 
-def test_reports_cover_the_whole_model():
+def test_planner_report_covers_all_modules_of_the_model():
     constraints = {"a": ParameterConstraints(min_partition=8), "s": ParameterConstraints(sharding_types=["table_wise"])}
     ours, plan, told = _planned(constraints=constraints)
     assert told["sharding_plan"] is plan
@@ -59,7 +59,7 @@ def test_reports_cover_the_whole_model():
     assert device_ms == pytest.approx([ms if d in held else 0 for d, ms in enumerate(ours.last_cost.device_ms)])
 
 
-def test_compute_stands_where_torchrec_has_it():
+def test_planner_report_splits_compute_into_forward_and_backward_as_torchrec_does():
     """Backward compute is twice forward compute, and the sum is what was predicted."""
     ours, _, told = _planned(models="roofline:h100")
     perfs = [shard.perf for option in told["best_plan"] for shard in option.shards]
@@ -154,7 +154,7 @@ def _ranks_of_bags(told):
     return {shard.rank for option in told["best_plan"] for shard in option.shards if option.path == "bags"}
 
 
-def test_callbacks_have_the_last_word():
+def test_planner_result_is_the_plan_that_callbacks_return():
     ours, plan, told = _planned(callbacks=[_all_on(0), _all_on(3)])
     assert {tuple(parameter.ranks) for parameter in plan.plan["bags"].values()} == {(3,)}
     assert {placed.device for placed in ours.last_plan.placements} == {3}

@@ -162,7 +162,7 @@ def test_pods_that_do_not_divide_the_ranks_are_counted_as_hosts_with_a_warning(w
         (3, "3", 1),
     ],
 )
-def test_a_plan_whose_tables_need_a_pod_size_at_run_time_says_so(pod, variable, warned, caplog, monkeypatch):
+def test_planner_warns_if_a_plan_needs_a_pod_size_at_run_time(pod, variable, warned, caplog, monkeypatch):
     monkeypatch.delenv(POD_SIZE, raising=False)
     if variable is not None:
         monkeypatch.setenv(POD_SIZE, variable)
@@ -200,7 +200,7 @@ def test_a_pod_of_the_environment_may_be_larger_than_the_job(hosts, joined, monk
     assert ours.last_plan.task.topology.domain_size == joined
 
 
-def test_plans_without_such_tables_and_plans_of_groups_need_no_pod_size(caplog, monkeypatch):
+def test_plans_without_host_tables_and_plans_of_groups_need_no_pod_size(caplog, monkeypatch):
     monkeypatch.delenv(POD_SIZE, raising=False)
     planner(topology=_job(8, 2, 2), models="roofline:h100").plan(shaped_bags(SHAPES))
     ours, model = _planned(_job(8, 2, 2), num_groups=2, use_inter_host_allreduce=True)
@@ -210,7 +210,7 @@ def test_plans_without_such_tables_and_plans_of_groups_need_no_pod_size(caplog, 
 
 @pytest.mark.parametrize(("host", "pod"), [(1, None), (4, None), (1, 4), (8, None)])
 @pytest.mark.parametrize("name", KINDS)
-def test_a_given_plan_for_other_hosts_is_refused(host, pod, name):
+def test_planner_refuses_a_given_plan_for_other_hosts(host, pod, name):
     shapes = SHAPES | {"c": (64, 16)}
     ours, model = _planned(_job(8, 2), shapes)
     of_hosts = ours.plan(model).plan[""][name]

@@ -92,7 +92,7 @@ def test_cache_parameters_in_constraints_are_kept(cache):
 
 @pytest.mark.parametrize("flag", [False, True])
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_constraints_that_contradict_the_pipeline_are_refused(pipeline, flag, caplog):
+def test_planner_refuses_cache_constraints_that_contradict_the_pipeline(pipeline, flag, caplog):
     settings = {"constraints": {"a": _behind_cache(CacheParams(prefetch_pipeline=flag))}, "pipeline": pipeline}
     if pipeline is None or flag is (pipeline == "prefetch"):
         plan = _planner(**settings).plan(MODEL["ours"])
@@ -123,7 +123,7 @@ def test_sharders_that_prefetch_want_a_pipeline_that_does(pipeline, warned, capl
         check(message, "prefetching-not-counted", names=["(a)", f"pipeline={pipeline!r}", "pipeline='prefetch'"])
 
 
-def test_two_pipelines_are_refused():
+def test_planner_with_two_different_pipelines_is_refused():
     with refused("pipeline-named-twice", names=["pipeline='none'", "memory.pipeline='prefetch'"]):
         _planner(pipeline="none", memory=MemoryUse(pipeline="prefetch"))
 
@@ -148,7 +148,7 @@ def test_the_exchange_of_indices_counts_by_either_way_to_name_the_pipeline(asked
         (CacheParams(multipass_prefetch_config=MultiPassPrefetchConfig()), "sparse_dist", *MULTIPASS),
     ],
 )
-def test_caches_that_fbgemm_would_fail_with_are_refused(cache, pipeline, code, setting):
+def test_planner_refuses_caches_with_which_fbgemm_would_fail(cache, pipeline, code, setting):
     with refused(code, where="constraints of table 'a'", names=[setting]):
         _planner(constraints={"a": _behind_cache(cache)}, pipeline=pipeline)
 
@@ -174,7 +174,7 @@ def test_callbacks_that_move_tables_behind_caches_leave_them_prefetching():
 
 
 @pytest.mark.parametrize("model", [MODEL, MODEL["theirs"]])
-def test_kept_plans_and_files_hold_it_and_kept_ones_are_compared_by_it(model, path, tmp_path, caplog):
+def test_kept_plans_and_plan_files_store_the_prefetching_pipeline(model, path, tmp_path, caplog):
     first, never = AllOnLast(), AllOnLast()
     plan = _planner(keep=path, pipeline="prefetch", searcher=first).plan(model)
     again = _planner(keep=path, pipeline="prefetch", searcher=never).plan(model)

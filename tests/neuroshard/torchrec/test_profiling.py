@@ -159,7 +159,7 @@ def _with(feature, value):
         ),
     ],
 )  # fmt: skip
-def test_wrong_batches_are_named(batch, code, where, names):
+def test_profiling_an_invalid_batch_names_the_batch(batch, code, where, names):
     with refused(code, where=where, names=names):
         profile(MODEL, [BATCHES[0], batch], world_size=1)
 
@@ -176,7 +176,7 @@ def test_wrong_batches_are_named(batch, code, where, names):
         ((MODEL, BATCHES, None, None, 0), "value-outside-limits", ["world_size", 0]),
     ],
 )
-def test_wrong_arguments_are_named(arguments, code, names):
+def test_profile_refuses_invalid_arguments(arguments, code, names):
     with refused(code, names=names):
         profile(*arguments)
 
@@ -188,7 +188,7 @@ def _planned(known, constraints=None, model=NARROW, **settings):
     return ours.last_plan.task.tables
 
 
-def test_plans_use_the_profiled_statistics(tmp_path):
+def test_planner_uses_profiled_statistics_of_pooled_and_sequence_tables(tmp_path):
     """Of pooled tables and of sequence tables alike."""
     configs = [sequence(name, *shape, FEATURES[name]) for name, shape in SHAPES.items()]
     followed = EmbeddingCollection(configs, device=META)

@@ -24,13 +24,13 @@ from tests.neuroshard.torchrec.test_nothing_is_ignored import Missed
 SINCE_1_9 = pytest.mark.skipif(not HAS_DRY_RUN, reason="came with TorchRec 1.9")
 
 
-def test_messages_name_the_installed_release():
+def test_torchrec_constants_match_the_installed_release():
     assert version("torchrec").startswith(TORCHREC.removeprefix("TorchRec ") + ".")
     assert (find_spec("torchrec.distributed.planner.dry_run") is not None) == HAS_DRY_RUN
 
 
 @pytest.mark.skipif(HAS_DRY_RUN, reason="TorchRec has a dry run since 1.9")
-def test_a_release_without_a_dry_run_is_refused():
+def test_dry_run_with_a_release_without_one_is_refused():
     with refused("dry-run-missing", names=[TORCHREC], kind=MissingPackageError):
         import_module("neuroshard.torchrec.dry_run")
 
@@ -82,7 +82,7 @@ def test_tpus_are_left_to_torchrec_with_their_kernels():
 
 
 @SINCE_1_9
-def test_unknown_sharders_are_delegated(caplog):
+def test_planner_delegates_modules_of_unknown_sharders(caplog):
     from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
 
     model = nn.ModuleDict({"pec": PECEmbeddingCollection(sequences("s")), "bags": bags("a")})
@@ -92,7 +92,7 @@ def test_unknown_sharders_are_delegated(caplog):
 
 
 @SINCE_1_9
-def test_unknown_kernels_are_delegated(caplog):
+def test_planner_delegates_tables_with_unknown_kernels(caplog):
     kernel = "fused_triton"
     sharder = get_default_sharders()[0]
     sharder.compute_kernels = lambda *_: ["fused", kernel]
@@ -150,7 +150,7 @@ def test_a_reservation_that_knows_the_machine_leaves_what_it_says(settings, left
     assert "--- Planner Statistics ---" in caplog.text
 
 
-def test_selected_options_are_the_plan():
+def test_get_selected_options_lists_all_parameters_of_the_plan():
     """As TorchRec's executor reads them: all parameters, also those that TorchRec planned."""
     model = nn.ModuleDict({"bags": bags(*"abc", rows=128, dim=32), "s": sequences("s")})
     ours = planner(device="cuda")

@@ -176,7 +176,7 @@ def test_the_difference_is_the_shards_on_other_devices():
         (_planned(WHOLE), ShardingPlan({}), "reshard-tables-differ", ["bags.a", "bags.b", "bags.c"]),
     ],
 )
-def test_tables_that_cannot_be_resharded_are_named(before, after, code, words):
+def test_resharding_names_tables_that_cannot_be_resharded(before, after, code, words):
     with refused(code) as raised:
         plan_difference(before, after)
     assert re.findall(r"bags\.\w|\w+_wise|data_parallel|fused\w*", raised.value.message.what) == words

@@ -39,7 +39,7 @@ def _rectangles(sharding):
     return [(shard.shard_offsets, shard.shard_sizes) for shard in sharding.sharding_spec.shards]
 
 
-def test_whole_tables_are_table_wise_but_beside_cut_ones():
+def test_sharding_plan_makes_whole_tables_column_wise_only_together_with_split_tables():
     """TorchRec exchanges and looks up for every sharding type by itself: one word for all columns of a collection."""
     exported = to_sharding_plan(PLAN, "b", local_world_size=2).plan["b"]
     assert (exported["a"].sharding_type, exported["a"].ranks) == ("column_wise", [3])
@@ -56,7 +56,7 @@ def test_whole_tables_are_table_wise_but_beside_cut_ones():
     assert str(exported["a"].sharding_spec.shards[0].placement) == "rank:3/cuda:1"
 
 
-def test_tables_of_several_modules():
+def test_sharding_plan_of_several_modules_is_converted_back_unchanged():
     exported = to_sharding_plan(PLAN, {"a": "x.y", "b.c": "b"}, "cpu")
     assert {module: list(plan) for module, plan in exported.plan.items()} == {"x.y": ["a"], "b": ["c"]}
     assert from_sharding_plan(TASK, exported) == PLAN
@@ -191,7 +191,7 @@ def test_warning_names_settings_that_the_file_cannot_store(path, caplog):
         (lambda content: content["modules"]["b"]["a"].update(ranks=[], shards=[]), "parameter-shards-without-ranks"),
     ],
 )  # fmt: skip
-def test_broken_files_are_named(path, break_it, code):
+def test_loading_a_broken_sharding_plan_names_the_file(path, break_it, code):
     save_sharding_plan(to_sharding_plan(PLAN, "b"), path)
     content = json.loads(path.read_text())
     break_it(content)
@@ -229,7 +229,7 @@ def test_every_sharding_type_has_torchrecs_word_and_blocks(path):
     assert from_sharding_plan(HOSTS, load_sharding_plan(path)) == MIXED
 
 
-def test_hosts_are_those_that_blocks_were_laid_out_for():
+def test_sharding_plan_of_host_blocks_keeps_the_host_size_of_the_plan():
     places = [str(s.placement) for s in to_sharding_plan(MIXED).plan[""]["rows"].sharding_spec.shards]
     assert places == ["rank:0/cuda:0", "rank:1/cuda:1", "rank:2/cuda:0", "rank:3/cuda:1"]
     with refused("plan-host-size-differs", names=["local_world_size", 4, "'host'", "local_world_size=2"]):
@@ -243,7 +243,7 @@ ROW_KINDS = ("row_wise", "table_row_wise", "grid_shard")
 
 @pytest.mark.parametrize("table", ["rows", "host", "grid"])
 @pytest.mark.parametrize("kind", ["table_wise", "column_wise", *ROW_KINDS])
-def test_blocks_that_torchrec_would_take_for_others_are_refused(table, kind):
+def test_reading_row_blocks_under_a_wrong_sharding_type_is_refused(table, kind):
     exported = to_sharding_plan(MIXED)
     right = exported.plan[""][table].sharding_type
     exported.plan[""][table].sharding_type = kind
@@ -278,7 +278,7 @@ def _spec(*rectangles):
 
 
 @pytest.mark.parametrize("rows", [(2, 3, 3, 2), (4, 4, 1, 1), (4, 3, 2, 1)])
-def test_rows_cut_otherwise_than_by_ceil_are_refused(rows):
+def test_reading_row_blocks_not_split_by_ceil_is_refused(rows):
     """TorchRec would train other rows, with a line on stderr and no error."""
     blocks = ([sum(rows[:rank]), 0, count, 16] for rank, count in enumerate(rows))
     with refused("plan-block-rows", where="columns 0 to 15 of table 'rows'"):
@@ -311,7 +311,7 @@ def test_rows_cut_otherwise_than_by_ceil_are_refused(rows):
          "table 'a' in the sharding plan", ["dim", 6, 4]),
     ],
 )  # fmt: skip
-def test_sharding_plans_that_our_plans_cannot_express_are_refused(exported, code, where, names):
+def test_from_sharding_plan_refuses_plans_that_a_plan_cannot_express(exported, code, where, names):
     with refused(code, where=where, names=names):
         from_sharding_plan(TASK, exported)
 
@@ -351,7 +351,7 @@ def test_sequence_tables_are_whole_halved_or_row_wise(path):
         (COPIES, 2, "sequence-table-type", "", ["'columns'", "data_parallel"]),
     ],
 )  # fmt: skip
-def test_sequence_tables_that_torchrec_would_not_serve_are_refused(columns, host, code, where, names):
+def test_to_sharding_plan_refuses_sequence_tables_that_torchrec_cannot_serve(columns, host, code, where, names):
     plan = laid_out(SEQUENCES, columns, range(4), host, 0)
     with refused(code, where=where, names=names):
         to_sharding_plan(plan, PATHS)

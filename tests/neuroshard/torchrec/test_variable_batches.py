@@ -31,7 +31,7 @@ def _warned(caplog, sharding_type, device, batch_sizes, devices=4, on_host=2):
     ],
 )
 @pytest.mark.parametrize("batch_sizes", [None, [8]])
-def test_types_that_fail_are_named_if_constraints_hint_at_such_batches(
+def test_planner_warns_of_sharding_types_that_fail_with_variable_batches(
     sharding_type, device, fails, batch_sizes, caplog
 ):
     """Tables fail whichever features have the other numbers of samples: a batch is one tensor."""

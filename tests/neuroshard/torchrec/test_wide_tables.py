@@ -31,7 +31,7 @@ def _widths(sharding):
 @pytest.mark.parametrize(
     ("make", "dim", "fewest"), [(bags, 4096, 2), (bags, 4100, 3), (sequences, 4096, 2), (sequences, 4104, 3)]
 )
-def test_the_planner_cuts_wide_tables(make, dim, fewest, devices):
+def test_planner_splits_wide_tables_into_column_shards(make, dim, fewest, devices):
     for device in ("cpu", "cuda"):
         _, plan = planned(make("a", "b", dim=dim, rows=ROWS), devices=devices, device=device, **H100)
         for sharding in plan.plan[""].values():
@@ -53,13 +53,13 @@ def test_the_planner_cuts_wide_tables(make, dim, fewest, devices):
     ],
     ids=str,
 )
-def test_constraints_that_leave_a_wide_table_uncut_are_refused(said, code, where, named):
+def test_planner_refuses_constraints_that_leave_a_wide_table_unsplit(said, code, where, named):
     with refused(code, where=where, names=["'a'", 4096, 2048, named]):
         planned(bags("a", dim=4096, rows=ROWS), constraints={"a": ParameterConstraints(**said)}, device="cuda", **H100)
 
 
 @pytest.mark.parametrize("dim", [2050, 4095])
-def test_wide_tables_that_could_only_be_data_parallel_are_refused(dim):
+def test_planner_refuses_wide_tables_that_could_only_be_data_parallel(dim):
     with refused("delegated-shard-too-wide", names=["'a'", dim, -(-dim // 4) * 4, "data_parallel"]):
         planned(bags("a", dim=dim, rows=ROWS), device="cuda", **H100)
 
@@ -77,7 +77,7 @@ def test_sharding_plans_with_wide_shards_break_their_task():
 
 
 @pytest.mark.parametrize("kind", ["table_wise", "data_parallel"])
-def test_given_plans_with_wide_shards_are_refused(kind):
+def test_planner_refuses_given_plans_with_too_wide_shards(kind):
     model = bags("a", dim=4096, rows=ROWS)
     _, given = planned(model, device="cuda", **H100)
     uncut = given.plan[""]["a"]
@@ -89,7 +89,7 @@ def test_given_plans_with_wide_shards_are_refused(kind):
         planned(model, device="cuda", given=given, **H100)
 
 
-def test_files_with_wide_shards_are_refused(tmp_path):
+def test_loading_files_with_too_wide_shards_is_refused(tmp_path):
     path, task = tmp_path / "sharding.json", Task((table("a", ROWS, 4096),), Topology(2, 1 << 30), 8)
     save_sharding_plan(to_sharding_plan(assemble(task, [(0, 4096, 1)])), path)
     assert _widths(load_sharding_plan(path).plan[""]["a"]) == [2048, 2048]

@@ -75,7 +75,7 @@ def test_steps_are_timed_in_a_pipeline(plans, tmp_path):
         _run(plans, tmp_path / "out")
 
 
-def test_a_pipeline_that_is_not_known_is_refused():
+def test_step_measurer_refuses_an_unknown_pipeline():
     with refused("unknown-name", names=["'prefetch'", "none, sparse_dist"]):
         StepProtocol(pipeline="prefetch")
 
@@ -125,7 +125,7 @@ def test_a_failed_build_leaves_the_others_comparable():
     assert np.isfinite(times.floor)
 
 
-def test_builds_of_other_plans_or_turns_are_refused(plans, tmp_path):
+def test_step_measurer_refuses_builds_of_other_plans_or_turns(plans, tmp_path):
     loaded = [Plan.load(path) for path in (*plans, plans[0])]
     measurer = StepMeasurer(StepProtocol(turns=3))
     files = passes_in(tmp_path, 2, loaded, partial(measurer.wrong, loaded))

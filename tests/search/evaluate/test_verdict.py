@@ -37,7 +37,7 @@ def test_gains_are_within_the_error_of_the_truth_all_at_once():
     assert LEVEL - 3 * np.sqrt(0.09 / len(held)) < np.mean(held) < 0.97
 
 
-def test_a_true_gain_is_taken():
+def test_verdict_takes_the_plan_with_a_true_gain():
     verdicts = _verdicts([10.0, 10.0, 9.0, 10.5])
     assert np.mean([verdict.taken == 2 for verdict in verdicts]) > 0.95
     assert not any(verdict.taken == 3 for verdict in verdicts)
@@ -50,7 +50,7 @@ def test_two_plans_are_a_paired_test():
     assert verdict.below[1] == pytest.approx(1 - np.exp(-(low + high) / 2))
 
 
-def test_a_slow_pass_counts_for_nothing():
+def test_verdict_ignores_a_slow_pass():
     costs = _measured([10.0, 9.0, 11.0], 4, 0.02, np.random.default_rng(2))
     slower = costs * np.array([1.0, 3.0, 1.0, 1.0])
     one, other = Verdict.of(costs), Verdict.of(slower)
@@ -84,7 +84,7 @@ def _numbers(verdict):
         ([[50.0, 51.0]], 0, ["50.50"]),
     ],
 )
-def test_a_verdict_is_a_line_with_its_numbers(costs, taken, numbers):
+def test_verdict_is_printed_as_one_line_with_cost_plans_gain_and_error(costs, taken, numbers):
     """The measured cost, the number of other plans, how much less a plan costs, and the error of that."""
     verdict = Verdict.of(np.array(costs))
     error = f"{verdict.error:.1%}"

@@ -112,7 +112,7 @@ def test_predicted_plan_is_kept_if_differences_are_noise(tmp_path, monkeypatch):
     assert set(frame[frame.taken].candidate_plan) == {0}
 
 
-def test_verified_run_leaves_its_files(bundle, tmp_path):
+def test_verified_search_writes_measurements_of_candidate_plans(bundle, tmp_path):
     result = _search(bundle, tmp_path / "run", Verify(NOISY, candidate_plans=4, passes=3)).run()
     frame = pd.read_parquet(tmp_path / "run" / "candidate_plans.parquet")
     assert frame.task.tolist() == [0] * 4 + [1] * 4
@@ -194,7 +194,7 @@ def _counted(dies_at=0, fails=0):
     return hardware
 
 
-def test_an_interrupted_run_measures_only_what_is_missing(bundle, tmp_path):
+def test_interrupted_verification_measures_only_missing_passes(bundle, tmp_path):
     tasks = tuple(toy_task(6, num_devices=2, seed=seed) for seed in range(2))
     whole = _counted()
     expected = _search(bundle, tmp_path / "whole", Verify(whole, 3, 4), tasks).run().saved
@@ -272,7 +272,7 @@ def test_plans_that_have_rules_for_a_target_too_are_verified(tmp_path, monkeypat
     assert CandidatePlanFiles(tmp_path / "run", 0).read(tasks[0]).candidate_plans[0].task == plan.task
 
 
-def test_damaged_files_are_named(bundle, tmp_path):
+def test_damaged_measurements_are_refused_by_file_name(bundle, tmp_path):
     _search(bundle, tmp_path / "run", Verify(STEADY, 2, 2)).run()
     files = CandidatePlanFiles(tmp_path / "run", 0)
     path = tmp_path / "run" / "measurements" / "task-0000" / "pass-0000.parquet"
@@ -287,7 +287,7 @@ def test_damaged_files_are_named(bundle, tmp_path):
         files.read(toy_task(6, num_devices=2, seed=5))
 
 
-def test_users_mistakes_are_one_line(bundle, tmp_path):
+def test_verify_reports_user_mistakes_in_one_line(bundle, tmp_path):
     with refused("value-outside-limits", names=["candidate_plans", 0, 1]):
         Verify(STEADY, candidate_plans=0, passes=2)
     with refused("value-outside-limits", names=["passes", 1, 2]):
@@ -329,7 +329,7 @@ def command(bundle, tmp_path):
 
 
 @pytest.mark.xdist_group("measures")
-def test_the_command_verifies(command, tmp_path, capsys):
+def test_command_with_verify_measures_candidate_plans(command, tmp_path, capsys):
     cli.main([*command, "candidate_plans=2"])
     out = capsys.readouterr().out
     assert "task 0: measured" in out

@@ -44,7 +44,7 @@ def test_plans_looked_at_are_a_limit():
 @pytest.mark.parametrize(
     ("whole", "count", "part"), [((200, 1000), 7, (28, 142)), ((3, 2), 4, (0, 1)), ((10, None), 2, (5, None))]
 )
-def test_several_share_the_work(whole, count, part):
+def test_shared_settings_divide_perturbations_and_plans(whole, count, part):
     before, after = (Improvement(perturbations=times, max_plans=most) for times, most in (whole, part))
     assert before.shared(count) == after
 

@@ -101,7 +101,7 @@ def test_local_search_reduces_exchange_costs_too():
     assert local.best_step(improved) is None or local.best_step(improved).cost_ms > 0.98 * improved.cost_ms
 
 
-def test_steps_stay_within_memory():
+def test_local_search_steps_stay_within_device_memory():
     task = toy_task(10, 3)
     tight = Task(task.tables, Topology(3, int(task.size_bytes * 0.45)), task.batch_size)
     simulator = _simulator(3, 1)
@@ -118,7 +118,7 @@ def test_steps_stay_within_memory():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_steps_keep_constraints(seed):
+def test_local_search_steps_keep_constraints_of_the_task(seed):
     task, num_devices = constrained_task(seed), 2 + seed % 3
     simulator = Simulator(random_models(num_devices, seed))
     held = pack(costed_space_of(task, simulator), device_memory(task))
@@ -175,7 +175,7 @@ def test_even_layouts_leave_no_shard_too_large(most):
         assert (share[can_split] <= most + 1e-9).all()
 
 
-def test_many_devices_get_many_splits():
+def test_local_search_splits_tables_further_if_devices_are_many():
     """Where the published search's ten splits leave most devices empty."""
     task, simulator = plain_task([64] * 3, lookups=8.0, devices=24), Simulator(linear_models(24))
     searchers = (

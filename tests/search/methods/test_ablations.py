@@ -44,7 +44,7 @@ def _expensive_columns():
     return Simulator(replace(models, forward=expensive, backward=expensive))
 
 
-def test_seeing_less_costs_more():
+def test_search_with_reduced_models_finds_more_expensive_plans():
     assert _gap(WithModels(BeamSearch(), NoCommunication()), _expensive_columns()) > 1.02
     crowded = Simulator(replace(linear_models(), compute=_Crowded()))
     assert _gap(WithModels(BeamSearch(), SingleTableCosts()), crowded) > 1.02
@@ -62,7 +62,7 @@ def test_single_table_costs_work_for_models_of_any_sharding_type():
     assert found == BeamSearch().find(task, Simulator(twice)).plan
 
 
-def test_other_models_are_searched_with(tmp_path):
+def test_search_with_other_models_finds_the_plan_of_these_models(tmp_path):
     save_bundle(tmp_path / "other", random_models(seed=9), Card())
     task, simulator = toy_task(14), Simulator(linear_models())
     found = WithModels(BeamSearch(), OtherModels(str(tmp_path / "other"))).find(task, simulator).plan
@@ -71,7 +71,7 @@ def test_other_models_are_searched_with(tmp_path):
         WithModels(BeamSearch(), OtherModels("nowhere")).find(task, simulator)
 
 
-def test_no_caps_at_all():
+def test_beam_search_without_caps_finds_more_expensive_plans():
     """Placement by compute cost alone."""
     uncapped = BeamSearch(grid=GridSettings(points=0))
     assert uncapped.find(toy_task(14), Simulator(linear_models())).plan.fits

@@ -94,7 +94,7 @@ def test_without_members_no_saving_of_all_devices_together_counts():
         assert _chosen(Acceptance(1.0, 1.0), first, other, simulator) is chosen
 
 
-def test_a_plan_that_gains_nothing_is_never_chosen():
+def test_acceptance_never_chooses_a_plan_without_a_gain():
     first, other = _two_plans()
     for simulator in (Simulator(linear_models()), _simulator(LinearCompute(), 0.1)):
         assert _chosen(Acceptance(0.0, 0.0), other, first, simulator) is other
@@ -157,7 +157,7 @@ def test_without_margins_row_wise_and_data_parallel_plans_must_gain_both_margins
 @pytest.mark.parametrize(
     ("models", "assumed"), [(linear_models(), True), (_simulator(LinearCompute(), 0.5).models, False)]
 )
-def test_the_remark_on_a_rejected_plan_says_whether_the_margin_is_assumed(models, assumed):
+def test_remark_on_a_rejected_plan_names_an_assumed_margin(models, assumed):
     first, other = _two_plans()
     remark = rejected_remark(first, other, Simulator(models))
     assert remark.code == "search-cheaper-plan-rejected"
@@ -223,7 +223,7 @@ def test_gains_that_are_errors_of_the_model_are_left():
     assert ours.mean() >= 0
 
 
-def test_the_setting_comes_from_the_config():
+def test_acceptance_setting_of_the_searcher_comes_from_the_config():
     assert build("searcher", "neuroshard") == NeuroShard()
     half, none = (build("searcher", "neuroshard", acceptance=one) for one in ({"margin_fraction": 0.5}, None))
     assert half.column_search.acceptance == Acceptance(margin_fraction=0.5)

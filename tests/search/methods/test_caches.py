@@ -53,7 +53,7 @@ EVERY = [name for name in choices("searcher") if name not in KNOWS_NO_CACHES]
 @pytest.mark.parametrize(
     "name", [name for name in EVERY if name not in PEERS]
 )  # TorchRec's planner knows no such rules
-def test_every_searcher_puts_two_widths_on_two_devices_if_nothing_else_fits(name):
+def test_searchers_separate_caches_of_two_widths_if_nothing_else_fits(name):
     task = _task(42, shapes=[shape * 2 for shape in SHAPES], **WHOLE)
     apart = (0, 1, 0, 1), (1, 0, 1, 0)
     fitting = [places for places in product(range(2), repeat=4) if laid_out(task, *places).fits]
@@ -153,7 +153,7 @@ def test_classes_of_widths_take_the_fewest_bytes(seed, count):
 
 @given(st.integers(0, 1000))
 @settings(max_examples=40, deadline=None)
-def test_a_settled_plan_fits_its_own_bounds(seed):
+def test_plan_with_fixed_tiers_fits_the_upper_bounds_of_caches(seed):
     """Whatever devices its cached tables share: as bounds, bytes are those of the plan."""
     task, rng = cached_task(seed), np.random.default_rng(seed)
     devices = task.topology.num_devices

@@ -122,7 +122,7 @@ def test_devices_hold_one_data_type_where_a_kernel_costs_much_by_itself():
 
 
 @pytest.mark.parametrize("share", [0.52, pytest.param(0.7, marks=pytest.mark.slow)])
-def test_plans_keep_to_little_memory(share):
+def test_search_finds_a_plan_if_devices_hardly_hold_the_tables(share):
     """Two devices that hold hardly more than all tables: a plan is found if there is one of any sharding type."""
     best_found = 0
     for seed in range(8):
@@ -267,7 +267,7 @@ def test_rules_on_sharding_types_hold_for_all_tables(form):
     assert set(_forms(_criteo(count=2, constraints=everything)).values()) == {form}
 
 
-def test_a_sharding_type_that_a_table_cannot_have_is_refused():
+def test_search_refuses_a_sharding_type_that_a_table_cannot_have():
     """Three rows don't make eight blocks."""
     task = _criteo(constraints=Constraints((TableRule("criteo_5", sharding_types=("row_wise",)),)))
     with refused("constraints-no-sharding-type", where="constraints", names=["'criteo_5'", "row_wise"]):
@@ -410,7 +410,7 @@ def test_sequence_tables_stay_column_wise_if_models_do_not_know_row_wise_ones():
         (900, 4, {"max_shards": 2}, [2, 4, 4]),
     ],
 )
-def test_a_table_without_an_allowed_sharding_type_is_named(searcher, rows, devices, rule, numbers):
+def test_error_names_the_table_without_an_allowed_sharding_type(searcher, rows, devices, rule, numbers):
     """With the reason: the rows or shards that the table has or would have, and the devices."""
     rules = Constraints((TableRule("t0", sharding_types=("row_wise",), **rule),))
     task = plain_task([32, 64], [rows, 100], devices=devices, constraints=rules)
@@ -455,7 +455,7 @@ def test_a_table_that_can_not_have_its_sharding_type_is_named_with_that_type(ask
 
 
 @pytest.mark.parametrize("types", [("table_wise",), ("column_wise", "table_row_wise")])
-def test_searched_sharding_types_that_contradict_a_rule_are_named(types):
+def test_error_names_searched_sharding_types_that_contradict_a_rule(types):
     rules = Constraints((TableRule("t0", sharding_types=("data_parallel",)),))
     task = plain_task([32, 64], devices=4, constraints=rules)
     with refused("table-no-sharding-type", names=["'t0'", f"searcher.sharding_types=[{','.join(sorted(types))}]"]):

@@ -34,7 +34,7 @@ def test_a_table_larger_than_a_device_is_halved(name):
         search(task, SIMULATOR, name, max_halvings=0)
 
 
-def test_no_more_halvings_than_there_may_be():
+def test_greedy_halves_a_table_at_most_max_halvings_times():
     task = _task([128, 4], 36)
     assert _widths(Greedy("dim").find(task, SIMULATOR).plan, 0) == [32] * 4
     assert _widths(Greedy("dim", max_halvings=2).find(task, SIMULATOR).plan, 0) == [32] * 4
@@ -44,14 +44,14 @@ def test_no_more_halvings_than_there_may_be():
 
 
 @pytest.mark.parametrize("searcher", [Greedy("size"), Random()])
-def test_tables_with_room_stay_whole(searcher):
+def test_heuristics_keep_tables_whole_if_devices_have_room(searcher):
     for seed in range(5):
         plan = searcher.find(toy_task(12, seed=seed), SIMULATOR).plan
         assert len(plan.placements) == 12
 
 
 @pytest.mark.parametrize("rule", [TableRule("t0", max_shards=2), TableRule("t0", min_dim=64)])
-def test_rules_limit_halving(rule):
+def test_greedy_halves_tables_only_as_far_as_rules_allow(rule):
     limits = Constraints((rule,))
     assert _widths(Greedy("size").find(_task([128, 4], 68, constraints=limits), SIMULATOR).plan, 0) == [64, 64]
     with refused("table-exceeds-device", names=["'t0'", "64 columns"], kind=InfeasibleError):
@@ -68,7 +68,7 @@ def test_rules_limit_halving(rule):
         Constraints(pinned=(PinnedShard("t0", 4, (0, 1)), PinnedShard("t0", 8, (0,)), PinnedShard("t0", 16, (2,)))),
     ],
 )
-def test_the_most_confined_choose_first(name, limits):
+def test_tables_with_the_fewest_allowed_devices_are_placed_first(name, limits):
     """Larger ones would take the only device of another."""
     assert search(_task([64, 32, 16, 64], constraints=limits), SIMULATOR, name).violations == ()
 

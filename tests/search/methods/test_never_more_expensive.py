@@ -66,7 +66,7 @@ def _of_kinds():
 
 
 @pytest.mark.parametrize(("number", "model"), _of_kinds())
-def test_no_other_plan_is_cheaper(number, model):
+def test_search_finds_no_more_expensive_plan_than_other_searchers(number, model):
     _check(number, model)
 
 
@@ -179,7 +179,7 @@ def test_no_other_plan_is_cheaper_on_many_tasks(model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model", "count"), [("cpu", 35), ("roofline:h100", 100)])
-def test_easier_tasks_cost_no_more(model, count):
+def test_search_finds_no_more_expensive_plan_for_an_easier_task(model, count):
     for number in range(len(KINDS), count):
         _check_easier(number, model)
 

@@ -81,7 +81,7 @@ def _check(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [5, 10])
-def test_no_simpler_search_finds_a_cheaper_plan(number):
+def test_default_search_finds_no_more_expensive_plan_than_simpler_searches(number):
     _check(number)
 
 

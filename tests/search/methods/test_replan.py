@@ -47,7 +47,7 @@ def _started(compute, **settings):
 
 
 @pytest.mark.parametrize(("compute", "known"), [(LinearCompute(), 0.99), (OpaqueCompute(), 0.94)])
-def test_the_more_may_move_the_lower_the_cost(compute, known):
+def test_replan_finds_cheaper_plans_if_more_bytes_may_move(compute, known):
     """A sum in place of an opaque model is fitted at the start plan, and knows less of plans farther away."""
     total, after = toy_task(14).size_bytes, []
     for limit in (0, total // 20, total // 5, None):
@@ -87,7 +87,7 @@ def test_the_remark_names_cost_and_as_many_moved_bytes_as_explain():
     assert f"{ms_of(found.plan, simulator):.2f} ms" in found.remark
 
 
-def test_starts_of_other_tables_are_refused():
+def test_replan_refuses_starting_plans_of_other_tables():
     start = Random().find(toy_task(6), Simulator(linear_models())).plan
     with refused("replan-start-other-tables", names=["6 tables", "'toy6'", "searcher=neuroshard"]):
         Replan(start).find(replace(toy_task(6), tables=toy_task(12).tables[6:]), Simulator(linear_models()))
@@ -183,7 +183,7 @@ def test_moves_that_save_less_than_the_min_gain_are_not_made():
         Replan(start, min_gain=-1)
 
 
-def test_impossible_settings_are_refused():
+def test_replan_refuses_invalid_max_moved_bytes():
     task, simulator = toy_task(6), Simulator(linear_models())
     start = Random().find(task, simulator).plan
     with refused("value-outside-limits", names=["max_moved_bytes", -1]):

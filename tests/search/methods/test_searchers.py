@@ -66,7 +66,7 @@ class TestEverySearcherInFull(_Configured):
     pass
 
 
-def test_greedy_balances_its_score():
+def test_greedy_by_dim_balances_columns_over_devices():
     plan = Greedy("dim").find(plain_task([64, 32, 32, 16, 16]), Simulator(linear_models(2))).plan
     assert plan.device_dims == (80, 80)
 
@@ -80,7 +80,7 @@ def test_greedy_balances_its_score():
         ("size_lookup", {"pooling_factor": 20.0, "rows": 10_000}),
     ],
 )
-def test_every_score_puts_its_heaviest_table_alone(score, heavy):
+def test_greedy_places_the_table_with_the_highest_score_alone(score, heavy):
     light = plain_tables([16] * 4, 100)
     tables = (*light, replace(light[0], name="heavy", **heavy))
     plan = Greedy(score).find(Task(tables, Topology(2, 1 << 30), 256), Simulator(linear_models(2))).plan
@@ -130,7 +130,7 @@ def test_neuroshard_splits_a_table_that_dominates():
     assert ms_of(plan, simulator) < ms_of(whole, simulator)
 
 
-def test_a_tight_packing_is_found():
+def test_beam_search_finds_a_plan_if_greedy_finds_no_room():
     dims = [128, 128, 128, 64, 64, 4]
     total = sum(dims) * 1000 * 4
     task = plain_task(dims, devices=3, memory_bytes=total // 3 + 4 * 1000 * 4)
@@ -168,7 +168,7 @@ def test_infeasible_errors_name_the_limiting_tables():
         BeamSearch().find(Task((tall, small), Topology(2, 390_000), 256), simulator)
 
 
-def test_the_package_can_be_called():
+def test_search_function_finds_the_plan_of_the_searcher_class():
     task, simulator = toy_task(6), Simulator(linear_models())
     assert ns.search(task, simulator) == NeuroShard().find(task, simulator).plan
     assert ns.search(task, simulator, searcher="dim_greedy") == Greedy("dim").find(task, simulator).plan
@@ -196,11 +196,11 @@ def test_unknown_searchers_and_settings_name_the_nearest():
         (Random, {"seed": "one"}),
     ],
 )
-def test_impossible_settings_are_refused(kind, setting):
+def test_searcher_settings_outside_limits_are_refused(kind, setting):
     with refused("value-outside-limits", names=[*setting, *map(repr, setting.values())]):
         kind(**setting)
 
 
-def test_models_for_another_number_of_devices_are_refused():
+def test_searchers_refuse_models_for_another_number_of_devices():
     with refused("models-devices-differ", names=["4 devices", "2 devices"]):
         BeamSearch().find(toy_task(6, num_devices=2), Simulator(linear_models(4)))

@@ -51,7 +51,7 @@ def test_large_tables_for_sok_are_row_wise():
 
 
 @pytest.mark.parametrize("target", ["sok", "hugectr"])
-def test_sequence_tables_are_row_wise(target):
+def test_search_for_a_target_makes_sequence_tables_row_wise(target):
     task = sequence_task(6, 3)
     plan = search(task, H100, target=target)
     assert plan.violations == ()
@@ -60,7 +60,7 @@ def test_sequence_tables_are_row_wise(target):
     export_plan(plan, target)
 
 
-def test_torchrec_has_words_for_everything():
+def test_search_for_torchrec_finds_the_plan_without_a_target():
     assert search(_hot_task(), H100, target="torchrec") == search(_hot_task(), H100)
 
 

@@ -66,7 +66,7 @@ def test_tables_stay_on_devices_that_have_room():
     assert _tiers(_found(2.0, simulator=knows_no_host)) == {Tier.DEVICE}
 
 
-def test_less_memory_costs_more():
+def test_plan_costs_rise_as_device_memory_shrinks():
     plans = [_found(share) for share in (1.2, 0.7, 0.4, 0.2, 0.05)]
     costs = [ms_of(plan) for plan in plans]
     assert costs == sorted(costs)
@@ -113,7 +113,7 @@ def test_no_choice_of_tiers_would_have_been_much_cheaper(share, count):
     assert ms_of(found(QUICKLY, task)) <= min(each) * 1.01
 
 
-def test_rules_are_kept():
+def test_search_keeps_the_tiers_that_rules_set():
     first, second = (table.name for table in LARGE[:2])
     rules = Constraints(
         (TableRule(first, tiers=("uvm",)), TableRule(second, tiers=("uvm_caching",), cache_load_factor=0.35))
@@ -128,7 +128,7 @@ def test_every_table_may_be_kept_out_of_a_memory(rule):
     assert _tiers(_found(0.5, constraints=Constraints((rule,)))) <= {Tier(tier) for tier in rule.tiers}
 
 
-def test_other_searchers_leave_tables_where_rules_put_them():
+def test_greedy_keeps_the_tiers_that_rules_set():
     rules = Constraints(tuple(TableRule(table.name, tiers=("uvm",)) for table in LARGE[:6]))
     assert (
         _found(2.0, Greedy("dim"), constraints=rules).tier_assignments
@@ -145,7 +145,7 @@ def test_other_searchers_leave_tables_where_rules_put_them():
         (1.5, 0.5, (TableRule("*", tiers=("uvm",)),), "host-memory-required-tables"),
     ],
 )
-def test_the_memory_that_is_short_is_named(share, host_share, rules, code):
+def test_error_names_the_memory_that_is_too_small(share, host_share, rules, code):
     with refused(code, names=["595 MiB"], kind=InfeasibleError):
         _found(share, host_share=host_share, constraints=Constraints(rules))
 
@@ -164,12 +164,12 @@ def test_caches_on_several_devices_grow_into_the_free_memory():
     assert min(grown.device_bytes) > max(plan.device_bytes)
 
 
-def test_every_host_has_room_for_its_own():
+def test_plan_with_several_hosts_stays_within_the_memory_of_each_host():
     plan = _found(0.3, host_share=0.55, devices_per_host=2)
     assert max(plan.host_bytes) <= plan.task.topology.host_bytes
 
 
-def test_running_jobs_keep_their_tiers():
+def test_replan_keeps_the_tiers_of_the_running_job():
     plan = _found(0.4, replace(QUICKLY, sharding_types=("column_wise",)))
     worse = Plan(plan.task, tuple(replace(placed, device=(placed.device + 1) % 4) for placed in plan.placements))
     moved = found(Replan(worse, improvement=Improvement(perturbations=5)), plan.task)
@@ -197,7 +197,7 @@ def test_plans_are_explained_and_have_candidate_plans():
     assert all(one.task == plan.task for one in candidate_plans)
 
 
-def test_plans_repeat():
+def test_search_with_tiers_finds_the_same_plan_twice():
     assert _found(0.4) == _found(0.4)
 
 
@@ -239,7 +239,7 @@ def test_tables_assigned_to_hosts_fit_and_keep_the_rules():
     assert assigned_to_hosts(_in_gib([20, 30, 50], 60, rules=())) is None  # no table is on hosts
 
 
-def test_the_host_memory_that_is_named_suffices():
+def test_host_memory_named_by_an_error_suffices():
     task = _in_gib([60, 60, 60], 80)
     with refused("host-memory-too-small", names=["180 GiB"], kind=InfeasibleError) as caught:
         Greedy("size").find(task, H100)
@@ -253,7 +253,7 @@ def test_the_host_memory_that_is_named_suffices():
 
 
 @EVERY
-def test_an_accident_of_placement_is_no_proof(searcher):
+def test_plan_that_exceeds_host_memory_is_refused_without_a_claim_about_all_plans(searcher):
     """Where nothing is found, it is said of what was found, not of all plans."""
     task = _in_gib([60, 60, 60], 91, (TableRule("*", tiers=("uvm",), max_shards=1),))
     with refused("plan-breaks-limits", names=["host 0"], kind=InfeasibleError):
@@ -272,7 +272,7 @@ def test_nobodys_plan_is_handed_out_with_violations():
             ns.search(task, H100, _Careless())
 
 
-def test_running_jobs_keep_within_hosts():
+def test_replan_keeps_tables_within_the_memory_of_hosts():
     task = _in_gib([60, 60, 60], 91)
     start = found(Greedy("size"), task)
     turned = tuple(replace(p, device=p.device // 4 * 4 + 3 - p.device % 4) for p in start.placements)
@@ -293,7 +293,7 @@ def test_a_large_table_goes_before_small_ones_that_gain_more_where_hosts_cannot_
 
 @EVERY
 @pytest.mark.parametrize("pooled", [True, False])
-def test_two_equal_parts_may_be_on_two_hosts(searcher, pooled):
+def test_searchers_place_two_equal_parts_on_two_hosts(searcher, pooled):
     tables = tuple(replace(its, pooled=pooled) for its in plain_tables([64], 100_000))
     rule = TableRule("t0", tiers=("uvm",), sharding_types=("column_wise",), min_shards=2, equal_widths=True)
     topology = Topology(4, GIB, devices_per_host=2, host_memory_bytes=tables[0].size_bytes // 2)

@@ -40,7 +40,7 @@ def test_proposals_of_any_sharding_type_are_rated():
         assert SimulatorPerfModel(task, H100).rate(_options(task, plan)) == H100.cost(task, plan).total_ms
 
 
-def test_shards_are_estimated_alone(planned):
+def test_shard_estimator_predicts_the_cost_of_each_shard_alone(planned):
     task, plan, simulator = planned
     options = _options(task, plan)
     SimulatorShardEstimator(task, simulator).estimate(options, {})

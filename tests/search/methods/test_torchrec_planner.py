@@ -49,7 +49,7 @@ def test_our_estimates_make_plans_of_torchrec_planner_cheaper():
     assert ours < theirs
 
 
-def test_unknown_words_are_named():
+def test_torchrec_search_refuses_unknown_settings():
     with refused("unknown-name", names=["sort_by", "'size'"]):
         TorchRecSearch(sort_by=("size",))
     with refused("unknown-name", names=["estimates", "'simulated'"]):
@@ -67,7 +67,7 @@ def test_torchrec_planner_uses_all_types_if_requested():
     assert set(kept.forms[1:]) == {Form.COLUMN_WISE}
 
 
-def test_buffers_that_leave_no_memory_are_named():
+def test_error_names_buffers_that_leave_no_memory():
     with refused("device-buffers-too-large", names=["15 KiB"], kind=InfeasibleError):
         EVERY_FORM.find(plain_task([16], memory_bytes=1000, memory=MemoryUse("sgd", 1)), H100)
 

@@ -65,7 +65,7 @@ def check_width(plan):
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
 @pytest.mark.parametrize("name", SEARCHERS)
-def test_every_searcher_cuts_wide_tables(name, devices):
+def test_every_searcher_splits_tables_above_the_width_limit(name, devices):
     task = wide_task(devices)
     simulator = H100 if name != "without_augmentation" else Simulator(ns.CostModels.load("cpu"))
     plan = build("searcher", name, **SETTINGS.get(name, {})).find(task, simulator).plan
@@ -190,13 +190,13 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)
-def test_rules_that_want_wide_shards_are_refused(name):
+def test_rules_that_require_too_wide_shards_are_refused(name):
     rule, code, columns = CONTRADICTIONS[name]
     with refused(code, where="constraints", names=[f"'w{columns}'", f"{columns} columns", repr(rule.tables), 2048]):
         wide_task(4, constraints=Constraints((rule,)))
 
 
-def test_wide_shards_are_not_pinned():
+def test_pin_of_a_shard_above_the_width_limit_is_refused():
     with refused("pin-dim-too-wide", names=["'w4096'", 2052, 2048]):
         PinnedShard("w4096", 2052, (0,))
     pins = PinnedShard("w4096", 2048, (0,)), PinnedShard("w4096", 2048, (1,))
@@ -215,7 +215,7 @@ def test_wide_shards_are_not_pinned():
     ],
     ids=str,
 )
-def test_rules_that_wide_tables_can_keep_are_kept(rule):
+def test_searchers_keep_rules_that_wide_tables_can_keep(rule):
     plan = NeuroShard().find(wide_task(5, constraints=Constraints((rule,))), H100).plan
     check_width(plan)
     for index, its in enumerate(plan.task.tables):

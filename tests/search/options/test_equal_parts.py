@@ -30,7 +30,7 @@ def _widths(plan):
     return sorted(placed.shard.dim for placed in plan.placements if placed.shard.table == 0)
 
 
-def test_a_hot_table_is_cut_in_four_and_the_plan_says_why():
+def test_search_splits_a_hot_table_into_four_parts_and_adds_the_rule_to_the_plan():
     halves, found = (SEARCH.find(task, SIMULATOR).plan for task in (_halved(_task()), _task()))
     assert (_widths(halves), _widths(found)) == ([32, 32], [16, 16, 16, 16])
     assert ms_of(found, SIMULATOR) < ms_of(halves, SIMULATOR)
@@ -52,7 +52,7 @@ def test_a_hot_table_is_cut_in_four_and_the_plan_says_why():
         (Constraints((), (), (("hot", "toy1"),)), 1),
     ],
 )
-def test_a_tables_own_rules_hold(constraints, most):
+def test_search_splits_a_table_into_no_more_parts_than_its_rules_allow(constraints, most):
     plan = SEARCH.find(_task(constraints), SIMULATOR).plan
     assert plan.violations == ()
     assert len(_widths(plan)) <= most
@@ -64,7 +64,7 @@ def _halved(task):
 
 
 @pytest.mark.slow
-def test_no_plan_gets_more_expensive():
+def test_search_with_more_parts_finds_no_more_expensive_plan():
     for seed in range(4):
         (task,) = constrained([toy_task(12, 4, seed=seed)], "hugectr")
         halves, found = (SEARCH.find(one, SIMULATOR).plan for one in (_halved(task), task))

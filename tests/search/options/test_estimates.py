@@ -114,7 +114,7 @@ def test_estimates_of_column_wise_tables_are_near_their_cost():
     assert (evenly <= held_up * (1 + 1e-9)).all()
 
 
-def test_a_table_that_cannot_be_cut_holds_a_device_up():
+def test_estimate_of_a_hot_narrow_table_exceeds_the_estimate_without_stragglers():
     base = _task().tables
     hot = replace(base[0], name="hot", dim=4, pooling_factor=2000.0)
     task = Task((hot, *base[1:]), Topology(4, "80GiB"), BATCH)
@@ -168,7 +168,7 @@ def test_cuts_that_are_beaten_change_nothing(monkeypatch):
     np.testing.assert_allclose(_estimates(task).costs(TypeChoices(choices)), few, rtol=1e-12)
 
 
-def test_of_equal_cuts_one_is_costed():
+def test_unbeaten_keeps_only_the_first_of_equal_cuts():
     cost = np.array([[2.0, 2.0, 1.0, 3.0, np.inf], [np.inf] * 5])
     columns = np.array([[4.0, 4.0, 8.0, 8.0, 0.0], [1.0] * 5])
     assert estimates._unbeaten(cost, columns).tolist() == [[True, False, True, False, False], [False] * 5]

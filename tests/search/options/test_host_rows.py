@@ -69,7 +69,7 @@ def test_search_finds_table_row_wise_plans_if_requested():
     assert to_sharding_plan(plan).plan[""]["rows0"].sharding_type == "table_row_wise"
 
 
-def test_no_plan_gets_more_expensive():
+def test_moving_rows_to_hosts_makes_no_plan_more_expensive():
     for seed in range(6):
         rng = np.random.default_rng(seed)
         start = _everywhere(_task(rng.choice([4, 32, 128], size=rng.integers(1, 6)).tolist()))

@@ -21,7 +21,7 @@ def _task(*rules, host_gib=50, **constraints):
     return ns.Task(TABLES, topology, 1024, constraints=ns.Constraints((IN_HOSTS, *rules), **constraints))
 
 
-def test_every_host_gets_equally_many_columns():
+def test_host_variants_give_every_host_the_same_number_of_columns():
     variants = list(host_variants(_task()))
     assert [len(variant.constraints.pinned) for variant in variants] == [4, 8, 16]
     for variant in variants:

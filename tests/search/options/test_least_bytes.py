@@ -97,7 +97,7 @@ def test_infeasible_task_is_refused_before_any_model_call(task, asked):
     ids=lambda searcher: type(searcher).__name__,
 )
 @pytest.mark.parametrize("training", [False, True])
-def test_every_searcher_refuses_by_the_sum_first(searcher, training, asked):
+def test_searchers_refuse_tables_above_total_memory_before_any_prediction(searcher, training, asked):
     with refused("tables-exceed-devices", kind=InfeasibleError):
         searcher.find(_task(0.99, training=training), H100)
     assert len(asked) == 0
@@ -110,7 +110,7 @@ def test_a_plan_that_has_outgrown_its_devices_is_refused_by_the_sum_first(asked)
     assert len(asked) == 0
 
 
-def test_the_planner_refuses_by_the_sum_first(asked):
+def test_planner_refuses_tables_above_total_memory_before_any_prediction(asked):
     ours = planner(4, "cuda", 1 << 20, on_host=2, models="roofline:h100", batch_size=64)
     with refused("both-memories-too-small", kind=InfeasibleError):
         ours.plan(bags(*"abcdef", rows=20_000, dim=128))
@@ -142,7 +142,7 @@ def test_task_that_just_fits_is_accepted(task):
 
 @pytest.mark.parametrize("form", ["column_wise", "row_wise", "data_parallel"])
 @pytest.mark.parametrize("training", [False, True])
-def test_no_plan_takes_fewer_bytes(form, training):
+def test_least_bytes_are_at_most_the_bytes_of_a_found_plan(form, training):
     task = _task(9.0, training=training, constraints=_rule("*", sharding_types=(form,)))
     least, plan = LeastBytes.of(task, CALLS, [[ON_DEVICE] * len(TABLES)]), found(QUICKLY, task)
     assert least.totals[0] <= sum(plan.device_bytes)

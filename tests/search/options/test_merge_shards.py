@@ -85,7 +85,7 @@ def test_sharding_types_that_save_next_to_nothing_are_undone():
     assert len(found.placements) == 8
 
 
-def test_merged_shards_keep_all_limits():
+def test_merging_shards_breaks_no_limit_of_the_task():
     """Whatever it may cost; some plans get no fewer shards."""
     kept, fewer = 0, 0
     for seed in range(10):

@@ -61,7 +61,7 @@ def test_rows_must_be_enough_for_blocks(rows, may):
     assert _allowed(Task((replace(TABLES[0], rows=rows),), TASK.topology, 64)) == [may]
 
 
-def test_one_device_and_settings_leave_columns_only():
+def test_allowed_types_on_one_device_or_by_settings_are_column_wise_only():
     assert _allowed(Task(TABLES, Topology(1, 1 << 20), 64)) == ["m"] * 4
     assert _allowed(TASK, {COLUMN_WISE_CALL}) == ["m"] * 4
 
@@ -110,14 +110,14 @@ def test_changed_sharding_types_match_the_choice(seed, num_tables):
 @pytest.mark.parametrize(
     "of", [TypeChoices, lambda forms: ChangedChoices(forms[0], np.array([[0, 0], [1, 1], [1, 2]]))]
 )
-def test_some_choices_are_those_of_their_places(of):
+def test_slice_of_choices_has_the_types_at_these_positions(of):
     choices = of(np.array([[0, 1], [2, 1], [0, 0]]))
     assert len(choices) == 3
     assert choices.some(slice(1, 3)).types.tolist() == choices.types[1:].tolist()
 
 
 @pytest.mark.parametrize("always", [0, 5, 40])
-def test_the_largest_of_some_are_found(always):
+def test_largest_of_choices_equals_the_largest_number_of_the_chosen_tables(always):
     """Also where some tables are in all choices, or none in one, or choices are alike."""
     rng = np.random.default_rng(4)
     numbers = rng.uniform(size=(40, 3))
@@ -144,7 +144,7 @@ def _held_up(choices):
     return columns.max(axis=1) + calls, columns.mean(axis=1) + calls
 
 
-def test_every_table_gets_its_best_sharding_type():
+def test_search_choices_gives_each_table_the_best_sharding_type():
     path = search_choices(FIRST, ALL, _weights)
     assert path[-1].tolist() == [0, 1, 2, 0, 1, 2]
     costs = _weights(TypeChoices(np.array(path)))[0]

@@ -68,7 +68,7 @@ def test_choices_fit_device_and_host_memory_and_are_found_if_hosts_have_plenty(s
 
 
 @pytest.mark.parametrize("tasks", [20, pytest.param(40, marks=pytest.mark.slow)])
-def test_choices_are_near_the_best(tasks):
+def test_cheapest_tiers_cost_little_more_than_the_best_choice(tasks):
     """What is lost is a part of one table's bytes: little where tables are many."""
     rng, gaps = np.random.default_rng(0), []
     for _ in range(tasks):
@@ -81,13 +81,13 @@ def test_choices_are_near_the_best(tasks):
     assert np.median(gaps) < 0.1
 
 
-def test_room_for_all_is_taken():
+def test_cheapest_tiers_are_on_devices_if_all_tables_fit():
     assert ALIKE.cheapest(30, 0).tolist() == [0, 0, 0]
     assert ALIKE.cheapest(29, 30).tolist().count(0) == 2
 
 
 @pytest.mark.parametrize("host", [10, 20, 30])
-def test_host_memory_holds_too(host):
+def test_cheapest_tiers_stay_within_host_memory(host):
     chosen = ALIKE.cheapest(30 - host + 10, host)
     assert chosen is not None
     assert _sums(ALIKE, chosen)[2] <= host

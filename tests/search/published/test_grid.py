@@ -110,7 +110,7 @@ def test_on_many_devices_shards_are_placed_by_their_own_increment(seed, scores, 
     assert ours.fits[0, -1]
 
 
-def test_a_layout_placed_once_more_is_the_cheaper_of_both():
+def test_refined_grid_placement_costs_no_more_than_the_first_placement():
     cheaper = 0
     for seed in range(4):
         space = _space(seed, 64, _by_widest(64), count=200)

@@ -36,7 +36,7 @@ SIMULATOR = Simulator(linear_models(2))
 SIMULATOR_128 = Simulator(linear_models(128))
 
 
-def test_the_slowest_device_and_its_tables():
+def test_explanation_names_the_slowest_device_and_costs_of_its_tables():
     found = explain(whole(_task([64, 32, 8]), 1, 1, 0), SIMULATOR)
     assert found.bottleneck == 1
     assert [(share.table.name, share.placed.device) for share in found.shards] == [("t0", 1), ("t1", 1), ("t2", 0)]
@@ -107,7 +107,7 @@ def test_plans_with_row_wise_and_data_parallel_tables_are_explained():
     assert "8, data-parallel" in text
 
 
-def test_moves_between_sharding_types_are_named():
+def test_table_changes_name_sharding_types_before_and_after():
     rows = _mixed()
     columns = whole(rows.task)
     moves = {move.table: move for move in table_changes(rows, columns)}
@@ -190,7 +190,7 @@ def files(tmp_path):
     return tmp_path
 
 
-def test_one_plan_as_a_page(files):
+def test_explaining_a_plan_writes_a_page_with_tables_and_pictures(files):
     result = Explain(str(files / "one.json"), str(files / "models"), str(files / "page.html")).run()
     text = (files / "page.html").read_text()
     assert "data:image/png;base64," in text
@@ -200,7 +200,7 @@ def test_one_plan_as_a_page(files):
     assert len(result.explanations) == 1
 
 
-def test_two_plans_compared(files, capsys):
+def test_explaining_two_plans_shows_moves_and_both_summaries(files, capsys):
     paths = [str(files / "one.json"), str(files / "two.json")]
     Explain(paths, str(files / "models"), None).run().show(Console(width=100))
     shown = capsys.readouterr().out
@@ -259,7 +259,7 @@ def test_a_page_never_replaces_a_plan_or_a_directory(files):
         Explain(str(plan), "no such model", str(files / "folder.html")).run()
 
 
-def test_explain_errors_name_the_mistake(files):
+def test_explain_refuses_unfit_plans_and_names_the_mistake(files):
     with refused("explain-tables-differ", names=[files / "one.json", files / "other.json", "t2"]):
         Explain([str(files / "one.json"), str(files / "other.json")], str(files / "models"), None).run()
     with refused("explain-plan-count", names=["3 plans"]):
@@ -336,7 +336,7 @@ def test_plans_that_fit_no_common_task_are_costed_each_on_its_own(files, change)
         ]
 
 
-def test_an_exchange_that_was_counted_is_counted_again():
+def test_prediction_records_if_the_input_exchange_was_counted():
     task, models = toy_task(5, num_devices=2), CostModels.load("roofline:h100")
     costs = {}
     for count in (False, True):
@@ -360,7 +360,7 @@ def test_the_expected_cost_stands_beside_the_predicted_where_it_is_known():
     assert "expected cost" not in _summary_of(explain(whole(_task([32, 32])), SIMULATOR))
 
 
-def test_a_balanced_plan_has_no_bottleneck():
+def test_explanation_of_a_balanced_plan_names_no_bottleneck():
     even = explain(whole(_task([32, 32])), SIMULATOR)
     uneven = explain(whole(_task([32, 32]), 0), SIMULATOR)
     for found, balanced in ((even, True), (uneven, False)):
@@ -371,7 +371,7 @@ def test_a_balanced_plan_has_no_bottleneck():
         assert (f"Device {found.bottleneck}, " in text) != balanced
 
 
-def test_columns_are_counted_alike_everywhere():
+def test_plan_and_explanation_count_the_same_columns():
     """Data-parallel and row-wise tables count none: in the lines of a plan as in its explanation."""
     plan = laid_out(_task([32, 32]), COPIES, 1)
     found = explain(plan, H100)

@@ -29,7 +29,7 @@ def _curve(values):
     [([1, 2, 3, 5, 10], "linear"), ([50, 100, 3200], "log"), ([0, 1, 1000], "linear"), ([-1e18, 1e18], "linear"),
      (range(1, 101), "log"), (range(100), "linear"), ([1e-18, 1e18], "log")],
 )  # fmt: skip
-def test_sweeps_show_their_values(axes, values, scale):
+def test_sensitivity_curve_labels_the_swept_values(axes, values, scale):
     sensitivity_curve(_curve(list(values)), "$x$_y")
     shown = [text.get_text() for text in axes[0].get_xticklabels(which="both") if text.get_text()]
     assert axes[0].get_xscale() == scale

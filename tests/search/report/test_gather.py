@@ -57,7 +57,7 @@ def test_kind_of_a_run_is_read_from_its_file_alone(runs):
     assert (len(found.measured), len(found.learned)) == (2, 2)
 
 
-def test_every_kind_of_run_is_read(good):
+def test_gather_reads_search_evaluation_and_training_runs(good):
     found = gather([good])
     assert (len(found.searched), len(found.measured), len(found.learned)) == (4, 2, 2)
     assert list(found.references.values()) == [{"random": 3.0}]
@@ -109,7 +109,7 @@ def _columns(table, name, value):
 
 @pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("path", ["one/results.parquet", "measured/results.parquet", "trained/curve.parquet"])
-def test_wrong_values_in_tables_are_one_line(runs, path, step):
+def test_gathering_tables_with_wrong_values_raises_only_user_errors(runs, path, step):
     table = pq.read_table(runs / path)
     tried = refused = 0
     for number, name in enumerate(table.column_names):
@@ -133,7 +133,7 @@ def test_wrong_values_in_tables_are_one_line(runs, path, step):
 
 
 @pytest.mark.parametrize("path", ["one/run.json", "one/tasks.json", "trained/policy.json"])
-def test_wrong_values_in_json_are_one_line(runs, path):
+def test_gathering_json_with_wrong_values_raises_only_user_errors(runs, path):
     sound, rng, refused = (runs / path).read_bytes(), np.random.default_rng(0), 0
     for _ in range(TRIES):
         (runs / path).write_bytes(change_for(sound)(sound, rng))
@@ -150,7 +150,7 @@ def test_wrong_values_in_json_are_one_line(runs, path):
     ["one/run.json", "one/results.parquet", "one/tasks.json", "measured/results.parquet", "trained/curve.parquet",
      "trained/policy.json"],
 )  # fmt: skip
-def test_a_pipe_is_not_waited_for(runs, path):
+def test_gathering_a_directory_with_a_pipe_does_not_wait(runs, path):
     (runs / path).unlink()
     os.mkfifo(runs / path)
     if path == "one/run.json":  # no run at all
@@ -167,7 +167,7 @@ def _runs(*settings, method="neuroshard", tasks=("t",)):
     ]
 
 
-def test_a_run_alone_keeps_its_name():
+def test_method_name_of_a_single_run_has_no_settings():
     assert named(_runs({"width": 3}))[Path("0")].method == "neuroshard"
     both = named(_runs({"width": 3}, {"width": 4}, tasks=("one", "other")))
     assert {name.method for name in both.values()} == {"neuroshard"}
@@ -219,12 +219,12 @@ def test_methods_named_after_a_number_are_a_sweep(method, setting, value):
 @pytest.mark.parametrize(
     "method", ["a=b", "a=1.2.3", "a=", "=1", "a=1e", "a=1e9999", "a=1e999", "a=1 b", "a=nan", "a=inf"]
 )
-def test_other_methods_are_methods(method):
+def test_method_names_without_a_setting_are_kept_whole(method):
     (name,) = named(_runs({}, method=method)).values()
     assert (name.method, name.setting, name.value) == (method, None, None)
 
 
-def test_deep_settings_are_no_trouble():
+def test_runs_with_deeply_nested_settings_are_named():
     deep: dict = {"x": 1}
     for _ in range(500):
         deep = {"a": deep}

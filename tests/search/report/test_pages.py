@@ -16,7 +16,7 @@ def _section(text):
     return Section(text, text, texts({"name": [text], "n": ["1"]}))
 
 
-def test_a_page_holds_no_markup_of_others():
+def test_rendered_page_escapes_markup_in_texts():
     page = render(HOSTILE, HOSTILE, [_section(HOSTILE)])
     assert "<script>x" not in page
     assert page.count("&lt;script&gt;x&lt;/script&gt; &amp; [bold]b[/bold] [/] {{ 1 }}") == 6
@@ -33,11 +33,11 @@ def _printed(sections, width=80):
     return console.file.getvalue()
 
 
-def test_a_terminal_shows_markup_as_it_is():
+def test_page_in_a_terminal_shows_markup_as_text():
     assert _printed([_section(HOSTILE)], 300).count(HOSTILE) == 3
 
 
-def test_a_terminal_is_given_no_commands():
+def test_page_in_a_terminal_contains_no_control_codes():
     shown = _printed([_section("a\x1b[31m\x07\u202eb\ud800")], 300)
     assert "\x1b[31m" not in shown
     assert "\x07" not in shown
@@ -72,7 +72,7 @@ def test_long_names_stay_within_the_width():
         ("\n=x", "'\n=x"), ("\uff1d1+1", "'\uff1d1+1"),
     ],
 )  # fmt: skip
-def test_a_spreadsheet_gets_no_formulas(tmp_path, cell, safe):
+def test_save_csv_writes_cells_that_spreadsheets_do_not_run(tmp_path, cell, safe):
     save_csv(tmp_path / "t.csv", pd.DataFrame({"text": [cell, "other"], "number": [-1.5, float("nan")]}))
     with (tmp_path / "t.csv").open(newline="") as file:
         assert next(csv.DictReader(file)) == {"text": safe, "number": "-1.5"}

@@ -54,7 +54,7 @@ def killed(run, monkeypatch):
     monkeypatch.setattr(_Counting, "dies_at", None)
 
 
-def test_a_killed_run_searches_only_what_is_missing(run, killed, tmp_path):
+def test_killed_search_run_searches_only_missing_tasks(run, killed, tmp_path):
     assert not RunDirectory(tmp_path / "run").finished
     found = run(_Counting()).run().saved
     assert _Counting.calls == 3 + 3  # two were done
@@ -65,7 +65,7 @@ def test_a_killed_run_searches_only_what_is_missing(run, killed, tmp_path):
     assert _Counting.calls == 6
 
 
-def test_another_runs_directory_is_refused(run, tmp_path):
+def test_search_into_the_directory_of_another_run_is_refused(run, tmp_path):
     run(Random()).run()
     others = {
         "settings.seed=0": run(Random(seed=1)),
@@ -77,7 +77,7 @@ def test_another_runs_directory_is_refused(run, tmp_path):
             other.run()
 
 
-def test_two_runs_at_once_are_refused(run, tmp_path):
+def test_second_search_run_in_a_directory_in_use_is_refused(run, tmp_path):
     with exclusive(tmp_path / "run"), refused("out-in-use", names=[tmp_path / "run"]):
         run(Random()).run()
     run(Random()).run()
@@ -110,7 +110,7 @@ def test_errors_of_damaged_records_name_the_file_to_delete(run, killed, tmp_path
         ({"sekonds": 1}, "unknown-name", ["'sekonds'"]),
     ],
 )
-def test_wrong_values_in_records_are_one_line(run, killed, tmp_path, change, code, names):
+def test_reading_records_with_wrong_values_is_refused_in_one_line(run, killed, tmp_path, change, code, names):
     path = tmp_path / "run" / "records" / "task-0001.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with refused(code, where="" if code == "journal-value-wrong" else f"task {path}", names=names) as caught:
@@ -132,7 +132,7 @@ def test_wrong_values_in_records_are_one_line(run, killed, tmp_path, change, cod
         (lambda frame: frame.assign(sekonds=1), "unknown-name", ["'sekonds'"]),
     ],
 )
-def test_wrong_values_in_results_are_one_line(run, tmp_path, change, code, names):
+def test_reading_results_with_wrong_values_is_refused_in_one_line(run, tmp_path, change, code, names):
     run(Random()).run()
     path = tmp_path / "run" / "results.parquet"
     change(pd.read_parquet(path)).to_parquet(path, index=False)

@@ -36,7 +36,7 @@ def policy(tmp_path):
         (lambda t: t | {"policy.more": torch.zeros(1)}, "policy-tensor-names", ["'policy.more'"]),
     ],
 )
-def test_wrong_weights_are_one_line(policy, change, code, names):
+def test_loading_an_agent_with_wrong_weights_is_refused(policy, change, code, names):
     load_agent(str(policy))
     file = policy / "policy.safetensors"
     save_file(change(load_file(file)), file)
@@ -58,7 +58,7 @@ def test_wrong_weights_are_one_line(policy, change, code, names):
         (["format"], 1, "file-format-other", ["'neuroshard-policy-2'", 1]),
     ],
 )
-def test_wrong_descriptions_are_one_line(policy, path, value, code, names):
+def test_loading_an_agent_with_a_wrong_description_is_refused(policy, path, value, code, names):
     file = policy / "policy.json"
     content = json.loads(file.read_text())
     holder = content

@@ -36,7 +36,7 @@ def _played(one, *actions):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_final_costs_are_the_simulators(seed):
+def test_final_costs_of_episodes_equal_costs_of_the_simulator(seed):
     tasks = [toy_task(9, 3, seed=seed), toy_task(9, 3, seed=seed + 50)]
     environment = playground(tasks, partial(random_models, seed=seed))
     state = _random_walk(environment, seed)
@@ -74,11 +74,11 @@ def test_every_sequence_of_actions_is_its_own_plan():
     assert min(found, key=found.get) in {(0, 1, 1), (1, 0, 0)}
 
 
-def test_items_come_in_descending_cost():
+def test_environment_orders_items_by_descending_cost():
     assert playground([task([2, 9, 5]), task([8, 1, 3])]).order.tolist() == [[1, 2, 0], [0, 2, 1]]
 
 
-def test_memory_makes_actions_illegal():
+def test_actions_beyond_device_memory_are_illegal():
     one = task([3, 2, 1], memory_bytes=2 * 1000 * 8 * 4)
     for actions, legal in (((), [True, True]), ((0,), [True, True]), ((0, 0), [False, True])):
         environment, state = _played(one, *actions)
@@ -90,7 +90,7 @@ def test_memory_makes_actions_illegal():
 
 
 @pytest.mark.parametrize("seed", range(0, 12, 2))
-def test_constraints_make_actions_illegal(seed):
+def test_random_legal_actions_break_no_constraint(seed):
     try:
         environment = playground([constrained_task(seed)], partial(random_models, seed=seed))
     except InfeasibleError as error:
@@ -108,7 +108,7 @@ def test_observations_do_not_depend_on_the_scale_of_costs():
     torch.testing.assert_close(seen[0], seen[1], rtol=1e-2, atol=1e-3)
 
 
-def test_environment_errors_name_the_mistake():
+def test_environment_refuses_unfit_tasks_and_names_the_mistake():
     with refused("policy-task-shapes-differ", names=[4, 5]):
         TaskBatch.of([toy_task(4), toy_task(5)], "test")
     split = Constraints((TableRule("t0", min_shards=2),))

@@ -49,7 +49,7 @@ def _best_ms(one, simulator):
     ],
     ids=["dreamshard on models", "autoshard on models", "dreamshard on its own cost network"],
 )
-def test_the_known_optimum_is_learned(learner):
+def test_learner_finds_the_known_optimum(learner):
     simulator = Simulator(linear_models(2))
     session = Session(learner, KNOWN, simulator, seed=1)
     for number in range(learner.rounds):
@@ -134,7 +134,7 @@ def test_a_training_ends_with_the_policys_fitness_for_use(best, fit):
     assert shown(result).rstrip().splitlines()[-1] == str(result.verdict)
 
 
-def test_damaged_files_are_one_line(tmp_path, models):
+def test_loading_a_damaged_policy_is_refused(tmp_path, models):
     _run(tmp_path).run()
     policy = tmp_path / "run" / "policy.safetensors"
     policy.write_bytes(policy.read_bytes()[:500])

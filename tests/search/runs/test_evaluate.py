@@ -64,7 +64,7 @@ def _evaluate(plans, out, model=None, hardware=CPU, **settings):
     return Evaluate(paths, model, hardware, None, 0, str(out), **settings)
 
 
-def test_search_runs_come_back_exactly(bundle, tmp_path):
+def test_saved_search_run_is_loaded_back_unchanged(bundle, tmp_path):
     result = _search(bundle, "dim", tmp_path / "dim")
     loaded = SearchRun.load(tmp_path / "dim")
     assert [r.task for r in loaded.records] == [0, 1, 2]
@@ -106,7 +106,7 @@ def test_models_of_other_versions_are_warned_of_once(tmp_path):
     assert shown(measured).count("torch 0.9.0") == 1
 
 
-def test_one_plan_shows_its_devices(bundle, tmp_path):
+def test_evaluating_one_plan_shows_the_costs_of_each_device(bundle, tmp_path):
     task = toy_task(3, num_devices=2)  # with so many lookups that devices wait long beside what a busy machine delays
     task = replace(task, tables=tuple(replace(table, pooling_factor=500.0) for table in task.tables))
     whole(task, 0).save(tmp_path / "unbalanced.json")
@@ -180,7 +180,7 @@ def test_predicted_costs_without_measurements_carry_a_caveat():
     assert all("a" in line.split() and "b" not in line.split() for line in (caveat, scope))
 
 
-def test_plan_loading_is_checked(tmp_path):
+def test_evaluating_a_missing_plan_is_refused(tmp_path):
     with refused("file-missing", names=[tmp_path / "none.json"]):
         _evaluate(tmp_path / "none.json", tmp_path / "out").run()
     with refused("file-missing", names=[tmp_path / "run.json"]):
@@ -205,12 +205,12 @@ def unbalanced(fixed, tmp_path):
     return path
 
 
-def test_a_plans_own_prediction_is_shown(unbalanced, tmp_path):
+def test_evaluation_shows_the_prediction_in_the_plan_file(unbalanced, tmp_path):
     result = _evaluate(unbalanced, tmp_path / "out").run()
     assert (result.entries[0].predicted_ms, result.entries[0].margin_ms) == (5.5, 0.25)
 
 
-def test_a_directory_is_one_evaluations(unbalanced, tmp_path):
+def test_evaluating_into_the_directory_of_another_evaluation_is_refused(unbalanced, tmp_path):
     evaluate = _evaluate(unbalanced, tmp_path / "out")
     with exclusive(tmp_path / "out"), refused("out-in-use", names=[tmp_path / "out"]):
         evaluate.run()
@@ -402,7 +402,7 @@ def test_runs_of_one_method_have_distinct_names(bundle, tmp_path, fixed):
     assert methods == {f"dim ({out})" for out in runs}
 
 
-def test_only_plans_of_like_tasks_are_compared(tmp_path):
+def test_evaluating_plans_of_unlike_tasks_is_refused(tmp_path):
     task, paths = toy_task(3, num_devices=2), [tmp_path / "one.json", tmp_path / "other.json"]
     whole(task).save(paths[0])
     for other, what in ((replace(task, batch_size=512), "batch size"), (toy_task(4, num_devices=2), "tables")):

@@ -36,7 +36,7 @@ def _frame(costs, group="g"):
     )
 
 
-def test_methods_are_compared_on_what_all_solved():
+def test_comparisons_use_tasks_that_all_methods_solved():
     frame = _frame({"a": [1.0, 2.0, 3.0, 90.0], "b": [2.0, 4.0, 6.0, None]})
     found = comparisons(frame, "group", "ms").set_index("method")
     assert list(found["solved"]) == [4, 3]
@@ -79,7 +79,7 @@ def test_intervals_and_p_values_are_the_textbooks():
     assert found.set_index("method").loc["b", "p"] == pytest.approx(2 / 2**10)  # all ten the same way
 
 
-def test_groups_are_reported_separately():
+def test_comparisons_rank_methods_within_each_group():
     both = pd.concat([_frame({"a": [1.0]}, "one"), _frame({"a": [3.0], "b": [2.0]}, "other")])
     found = comparisons(both, "group", "ms")
     assert [(row.group, row.method, row.mean_ms) for row in found.itertuples()] == [
@@ -87,7 +87,7 @@ def test_groups_are_reported_separately():
     ]  # fmt: skip
 
 
-def test_nothing_solved_by_all_is_no_comparison():
+def test_comparisons_without_a_task_solved_by_all_have_no_mean():
     found = comparisons(_frame({"a": [1.0, None], "b": [None, 1.0]}), "group", "ms")
     assert found["common"].tolist() == [0, 0]
     assert found["mean_ms"].isna().all()
@@ -111,7 +111,7 @@ def _swept(costs, values):
                         value=frame["method"].map(values).astype(float))  # fmt: skip
 
 
-def test_settings_are_curves():
+def test_sensitivities_compare_swept_values_with_the_default():
     frame = _swept({"b": [2.0, 20.0], "a": [4.0, 40.0], "other": [1.0, 1.0]}, {"a": 1, "b": 10})
     assert in_sweep(frame).tolist() == [True] * 4 + [False] * 2
     found = sensitivities(frame)
@@ -120,13 +120,13 @@ def test_settings_are_curves():
     assert found["relative_ci"].tolist() == pytest.approx([0, 0])
 
 
-def test_one_value_is_no_sweep():
+def test_setting_with_one_value_is_not_in_a_sweep():
     frame = _swept({"a": [4.0], "other": [1.0]}, {"a": 1})
     assert not in_sweep(frame).any()
     assert sensitivities(frame).empty
 
 
-def test_a_value_that_solves_nothing_is_counted():
+def test_sensitivities_count_values_that_solve_no_task():
     found = sensitivities(_swept({"a": [4.0, 5.0], "b": [None, None]}, {"a": 1, "b": 2}))
     assert found["solved"].tolist() == [2, 0]
     assert found["mean_ms"].isna().all()
@@ -249,7 +249,7 @@ def test_thirty_evaluations_of_a_plan_each_are_one_table(tmp_path):
     assert places == sorted(places)  # 2 before 10
 
 
-def test_thirty_methods_are_one_picture(tmp_path):
+def test_report_of_many_methods_draws_one_picture_and_lists_every_method(tmp_path):
     rows = [(f"method {m}", t, 1.0 + m, 1.0, 2.0 + m + t, 0.1) for m in range(60) for t in range(3)]
     _evaluation(tmp_path / "runs" / "one", rows)
     words, _ = _reported(tmp_path)
@@ -293,7 +293,7 @@ def test_tables_are_there_when_drawing_fails(runs, tmp_path, monkeypatch):
     assert names == {"predicted.csv", "measured.csv", "sensitivity.csv"}
 
 
-def test_a_report_is_never_written_into_a_run(runs, tmp_path):
+def test_report_into_the_directory_of_a_run_is_refused(runs, tmp_path):
     before = sorted(runs.rglob("*"))
     (tmp_path / "link").symlink_to(runs / "random")
     for out in (runs / "random", runs / "measured", runs / "random" / ".." / "random", tmp_path / "link"):
@@ -306,7 +306,7 @@ def test_a_report_is_never_written_into_a_run(runs, tmp_path):
     Report(str(runs), str(runs / "page")).run()  # among them is fine
 
 
-def test_report_errors_name_the_mistake(tmp_path, runs):
+def test_report_refuses_missing_empty_and_damaged_runs(tmp_path, runs):
     with refused("report-directory-missing", names=[tmp_path / "nowhere"]):
         gather([tmp_path / "nowhere"])
     (tmp_path / "empty").mkdir()

@@ -161,7 +161,7 @@ def test_exact_packing_finds_packings_that_filling_by_size_misses():
     assert NeuroShard().find(task, Simulator(linear_models(2))).plan.fits
 
 
-def test_packings_keep_constraints():
+def test_packings_of_constrained_tasks_break_no_limit():
     kept = 0
     for seed in range(30):
         space = SearchSpace.of_task(constrained_task(seed))
@@ -252,7 +252,7 @@ def _of_kib(sizes_kib, memory_bytes, use, reserved_bytes=0):
 
 @pytest.mark.parametrize("use", [MemoryUse(), MemoryUse("adam", 1)], ids=["weights", "training"])
 @pytest.mark.parametrize("space", [[3000], [3500, 3500, 3500], [200] * 50, [200, 200, 200, 3, 7]])
-def test_the_memory_that_is_named_does(space, use):
+def test_memory_named_by_an_error_suffices_for_the_tables(space, use):
     """Of one table, whose narrowest shards fit no device, as of many."""
     task = _of_kib(space, 160 * KIB, use, reserved_bytes=40 * KIB)
     for searcher in (QUICKLY, BeamSearch(max_splits=2)):
@@ -263,7 +263,7 @@ def test_the_memory_that_is_named_does(space, use):
         assert given_memory.topology.memory_bytes < 1.2 * max(task.total_bytes / 4 + 160 * KIB, 1)
 
 
-def test_unequal_devices_need_so_many_times_as_much():
+def test_error_on_unequal_devices_names_the_factor_of_memory_that_suffices():
     memory = (100 * KIB, 150 * KIB, 150 * KIB, 200 * KIB)
     task = _of_kib([300] * 5, memory, MemoryUse(), reserved_bytes=10 * KIB)
     with refused("tables-exceed-devices", kind=InfeasibleError) as caught:
@@ -303,7 +303,7 @@ def _suffices(searcher, task, simulator):
 
 
 @given(st.integers(0, 1 << 20), st.sampled_from([30, 1 << 20]))
-def test_named_memory_suffices_under_constraints(seed, most_rows):
+def test_memory_named_by_an_error_suffices_under_constraints(seed, most_rows):
     try:
         task = tiny_task(seed, most_rows).task()
     except UserError:
@@ -330,7 +330,7 @@ def test_named_memory_suffices_for_tables_of_all_sharding_types(seed):
 @pytest.mark.parametrize(
     "size", [1, 1023, 1025, 999.5 * KIB, 1.2345 * (1 << 30), 123.45 * (1 << 30), 12345 * (1 << 30)]
 )
-def test_sizes_are_rounded_up(size):
+def test_readable_bytes_up_never_shows_less_than_the_size(size):
     text = readable_bytes_up(size)
     assert size <= to_bytes(text.replace(" bytes", ""), "size") <= size * 1.011 + 1
 

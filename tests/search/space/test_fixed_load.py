@@ -36,7 +36,7 @@ def _fixed_load(plan):
 
 
 @pytest.mark.parametrize("models", [H100.models, random_form_models()], ids=["roofline", "random"])
-def test_columns_beside_others_are_costed_as_whole_plans(models):
+def test_costs_of_a_space_with_fixed_tables_equal_costs_of_whole_plans(models):
     """Rows on one host load its devices more than others."""
     task = replace(toy_task(6), topology=Topology(4, 1 << 40, devices_per_host=2))
     others = (*place_row_wise(task, 0, [2, 3]), *place_row_wise(task, 1, range(4)), *place_data_parallel(task, 2))
@@ -75,7 +75,7 @@ def test_chosen_sharding_types_stay_whatever_is_searched_beside_them():
     assert plan.fits
 
 
-def test_fixed_load_that_exceeds_memory_is_refused():
+def test_fixed_load_above_device_memory_is_refused():
     size = TABLES[0].size_bytes
     for memory, forms in ((size - 1, [COPIES, COLUMNS]), (2 * size - 1, [COPIES, COPIES])):
         task = Task(TABLES[:2], Topology(4, memory), 64)
@@ -110,7 +110,7 @@ def test_row_wise_and_data_parallel_tables_may_take_all_of_a_device():
 
 
 @pytest.mark.parametrize("compute", [H100.models.compute, OpaqueCompute()], ids=["sum", "other"])
-def test_a_part_of_a_space_is_as_if_newly_made(compute):
+def test_taking_part_of_a_costed_space_equals_costing_that_part_again(compute):
     rng, pinned, apart = np.random.default_rng(0), 0, 0
     simulator = Simulator(replace(H100.models, compute=compute, margins=None))
     for seed in range(10):

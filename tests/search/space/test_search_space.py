@@ -34,7 +34,7 @@ def _devices(space, item):
     return np.flatnonzero(space.shards.rules.allowed[item]).tolist()
 
 
-def test_without_constraints_items_are_tables():
+def test_search_space_without_constraints_has_one_item_per_table():
     task = toy_task(7)
     space = SearchSpace.of_task(task)
     assert list(space.items) == [((i, t.dim // 4),) for i, t in enumerate(task.tables)]
@@ -62,13 +62,13 @@ def test_pinned_shards_are_items_apart_from_the_rest_of_their_table():
     assert rules.rivals_of(3).tolist() == [2]
 
 
-def test_tables_kept_apart_are_rivals():
+def test_items_of_tables_kept_apart_exclude_each_other():
     space = _space(apart=(("t0", "t1"), ("t1", "t3")), together=(("t2", "t3"),))
     assert [space.shards.rules.rivals_of(i).tolist() for i in range(3)] == [[1], [0, 2], [1]]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_plans_become_matrices_and_back(seed):
+def test_plan_converted_to_widths_and_back_is_unchanged(seed):
     task = constrained_task(seed)
     space = SearchSpace.of_task(task)
     held = pack(space, np.full(task.topology.num_devices, 1 << 40))
@@ -114,7 +114,7 @@ def _may_hold(rules, held, item, device, leaving):
 
 
 @SEEDS
-def test_the_rule_is_that_of_items(seed):
+def test_rules_of_items_agree_with_the_check_of_each_placement(seed):
     shards, rng = SearchSpace.of_task(constrained_task(seed)).shards, np.random.default_rng(seed)
     rules, answers = shards.rules, []
     for _ in range(10):
@@ -140,7 +140,7 @@ def test_limits_are_kept_where_plans_break_none(seed):
             assert not [line for line in broken if not line.startswith("device ")]
 
 
-def test_keeps_rules_checks_every_limit():
+def test_keeps_rules_rejects_widths_that_break_any_rule():
     rules = Constraints((TableRule("t0", devices=(0, 1), min_shards=2), TableRule("t1", min_dim=8)))
     task = plain_task([32, 16], devices=3, constraints=rules)
     good = np.array([[7, 1, 0], [4, 0, 0]])
@@ -187,7 +187,7 @@ def test_device_room_is_the_memory_and_units_left(seed):
 
 
 @pytest.mark.parametrize(("fewer_bytes", "fewer_units", "fits"), [(0, 0, True), (1, 0, False), (0, 1, False)])
-def test_the_last_byte_and_the_last_column_fit(fewer_bytes, fewer_units, fits):
+def test_shard_that_needs_the_last_byte_and_column_fits_exactly(fewer_bytes, fewer_units, fits):
     task = plain_task([16], 100, devices=1, memory_bytes=100 * 16 * 4 - fewer_bytes)
     space, room = _room(task)
     room.free_units[:] = 4 - fewer_units

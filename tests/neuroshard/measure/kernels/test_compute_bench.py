@@ -92,7 +92,7 @@ def test_blocks_of_sequence_tables_train_with_and_without_lookups(rows, optimize
 
 
 @pytest.mark.parametrize("features", [1, 4])
-def test_a_run_gets_an_output_for_every_sample_and_feature(features):
+def test_kernel_run_returns_an_output_for_every_sample_and_feature(features):
     tables = _tables([features] * 3)
     prepared = _fused(ComputeSample(tables, 64))
     operator, inputs = prepared.run.args
@@ -155,13 +155,13 @@ def test_weights_are_in_the_tier_of_the_sample(monkeypatch, home, place, cache):
 
 
 @pytest.mark.parametrize(("run", "form"), [(_built, Form.COLUMN_WISE), (_dense, Form.DATA_PARALLEL)])
-def test_mixed_precisions_are_refused(run, form):
+def test_kernel_call_of_tables_with_mixed_precisions_is_refused(run, form):
     first, second = toy_tables(2)
     with refused("kernel-call-mixed-precisions", names=["bytes_per_element", [2, 4]]):
         run(ComputeSample((first, replace(second, bytes_per_element=2)), 16, form))
 
 
-def test_operators_share_the_arena():
+def test_two_operators_use_the_same_weights_of_the_arena():
     arenas, sample = compute_bench.make_arenas(), ComputeSample(toy_tables(2), 16)
     arenas[4].reserve(sample.size_bytes // 4)
     first, second = (_built(sample, arenas).weights_host.untyped_storage().data_ptr() for _ in range(2))
@@ -176,7 +176,7 @@ def test_operators_share_the_arena():
     ],
     ids=["arena", "data-parallel"],
 )
-def test_more_weights_than_memory_is_an_error_not_a_crash(reserve):
+def test_reserving_more_weights_than_memory_raises_memory_error(reserve):
     with pytest.raises(MemoryError, match=r"[\d.]+ GiB.*[\d.]+ GiB"):
         reserve()
 
@@ -186,7 +186,7 @@ def _parts(flat, tables):
     return [piece.view(one.rows, one.dim).clone() for piece, one in zip(pieces, tables, strict=True)]
 
 
-def test_a_sample_without_room_beside_others_is_measured_alone(monkeypatch):
+def test_sample_without_room_next_to_other_samples_is_measured_alone(monkeypatch):
     samples, together = [ComputeSample(toy_tables(2), 16), ComputeSample(toy_tables(3), 16)], []
 
     def prepare(self, sample, rng):

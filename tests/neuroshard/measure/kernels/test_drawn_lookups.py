@@ -35,7 +35,7 @@ def _generator(seed=0):
 
 
 @given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 9))
-def test_lookups_match_the_table(seed, batch_size, features):
+def test_drawn_lookups_match_pooling_factor_and_rows(seed, batch_size, features):
     one = replace(toy_tables(1, seed)[0], features=features)
     indices, lengths = draw_lookups(one, batch_size, _generator(seed))
     assert len(lengths) == features * batch_size
@@ -44,7 +44,7 @@ def test_lookups_match_the_table(seed, batch_size, features):
     assert 0 <= indices.min() <= indices.max() < one.rows
 
 
-def test_lookups_follow_the_reuse_histogram():
+def test_drawn_lookups_follow_the_reuse_histogram_of_the_table():
     for one in toy_tables(8, seed=3, max_rows=20_000):
         indices, _ = draw_lookups(one, 256, _generator(0))
         drawn = np.array(histogram(indices.unique(return_counts=True)[1].numpy()))
@@ -68,7 +68,7 @@ def test_drawn_counts_follow_the_histogram(rows, exponent):
     assert np.abs(np.array(histogram(counts.numpy())) - reuse).sum() < 0.25
 
 
-def test_the_same_seed_draws_the_same():
+def test_draw_lookups_with_the_same_seed_draws_the_same_lookups():
     one, other, third = (draw_lookups(toy_tables(1)[0], 64, _generator(seed))[0] for seed in (1, 1, 2))
     assert torch.equal(one, other)
     assert not torch.equal(one, third)
@@ -93,7 +93,7 @@ def _pooled(rows, indices, lengths):
 
 
 @given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 9), st.sampled_from([0.0, 0.5, 1.0]))
-def test_every_lookup_falls_into_exactly_one_block_and_partial_sums_add_up(seed, batch_size, count, hot_first):
+def test_row_blocks_split_lookups_exactly_and_partial_sums_add_up(seed, batch_size, count, hot_first):
     whole = toy_tables(1, seed)[0]
     weights = torch.randn(whole.rows, 4, generator=_generator(seed), dtype=torch.float64)
     indices, lengths = draw_lookups(whole, batch_size, _generator(seed), hot_first)
@@ -122,7 +122,7 @@ def _check_other_rows_as_often(one, lookups, changed, plain):
 
 
 @given(st.integers(0, 50), st.floats(0.01, 1))
-def test_the_place_of_hot_rows_changes_nothing_else(seed, hot_first):
+def test_hot_first_moves_hot_rows_without_changing_how_often_rows_are_read(seed, hot_first):
     one = toy_tables(1, seed)[0]
     plain, first = (draw_lookups(one, 256, _generator(seed), *hot) for hot in ((), (hot_first,)))
     _check_other_rows_as_often(one, len(plain[0]), first, plain)
@@ -196,7 +196,7 @@ TWO = (_popular(), replace(_popular(500, 3.0), name="other", features=2))
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.8, 1.05])
-def test_batches_look_up_as_many_different_rows_as_the_histogram_says(exponent):
+def test_drawn_batches_look_up_the_number_of_rows_in_the_histogram(exponent):
     one = _popular(exponent=exponent)
     popular, generator = PopularRows.of(one, 1000, CPU), _generator()
     drawn = [popular.draw(generator) for _ in range(4)]
@@ -207,7 +207,7 @@ def test_batches_look_up_as_many_different_rows_as_the_histogram_says(exponent):
     assert not torch.equal(drawn[0], drawn[1])
 
 
-def test_the_same_rows_stay_popular():
+def test_popular_rows_are_the_same_in_every_drawn_batch():
     popular, generator = PopularRows.of(_popular(), 1000, CPU), _generator()
     first, second = (torch.bincount(popular.draw(generator), minlength=20_000) for _ in range(2))
     hottest = popular.hottest(0.002)
@@ -259,7 +259,7 @@ def _prepared(sample):
     return calls, host_run(calls.train, calls.look_up, sample, CPU, np.random.default_rng(0))
 
 
-def test_every_run_has_lookups_of_its_own():
+def test_each_kernel_run_draws_new_lookups():
     calls, prepared = _prepared(ComputeSample(TWO, 1000, tier_assignment=TierAssignment(Tier.UVM)))
     for _ in range(3):
         prepared.next_run()()
@@ -274,7 +274,7 @@ def test_every_run_has_lookups_of_its_own():
         assert inputs.gradient.shape == (1000, 8 + 2 * 8)
 
 
-def test_a_cache_is_filled_before():
+def test_preparing_a_cached_sample_fills_the_cache_first():
     calls, _ = _prepared(ComputeSample(TWO, 1000, tier_assignment=TierAssignment(Tier.UVM_CACHING, 0.8)))
     assert len(calls.filled) == 2  # 16,000 rows, at most as many at once as a batch looks up
     seen = [[], []]
@@ -318,7 +318,7 @@ def test_row_blocks_get_their_share_of_the_lookups():
     assert prepared.seen[0].count == pytest.approx(len(inputs.indices), rel=0.1)
 
 
-def test_small_tables_are_drawn_too():
+def test_cached_sample_of_small_tables_draws_lookups():
     calls, prepared = _prepared(
         ComputeSample(toy_tables(4), 32, tier_assignment=TierAssignment(Tier.UVM_CACHING, 0.01))
     )

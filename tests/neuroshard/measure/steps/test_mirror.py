@@ -241,7 +241,7 @@ def test_a_pipelines_ranks_do_not_wait_where_they_send_indices():
     assert MirroredStep.of([*first, *late], "sparse_dist").exposed_ms(7.0) == 5.0
 
 
-def test_a_world_leaves_nothing_behind(monkeypatch):
+def test_mirrored_world_restores_environment_and_process_group(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with mirrored_world(1, 4, 2, lambda *_: nullcontext()):
         assert (dist.get_rank(), dist.get_world_size(), os.environ["LOCAL_WORLD_SIZE"]) == (1, 4, "2")

@@ -35,7 +35,7 @@ def _trained(rank, plan, optimizer, folder):
 
 
 @pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.slow), "rowwise_adagrad"])
-def test_every_pipeline_learns_the_same(tmp_path, optimizer):
+def test_training_with_every_pipeline_gives_the_same_weights(tmp_path, optimizer):
     on_gloo(2, _trained, mixed_plan(2), optimizer, tmp_path)
     for rank in range(2):
         found = pickle.loads((tmp_path / str(rank)).read_bytes())

@@ -57,7 +57,7 @@ def test_step_meter_shuffles_plans_and_returns_times_in_the_original_order():
     assert again.asked[0] == meter.asked[0]
 
 
-def test_a_build_that_failed_says_why():
+def test_step_meter_reports_the_reason_of_a_failed_build():
     task = toy_task(2, num_devices=2)
     (failed,) = measure_build(_Meter(), [whole(task, 1)], 0, [0])
     assert (failed.phase, failed.error) == (None, "broken")

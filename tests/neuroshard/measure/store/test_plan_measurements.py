@@ -23,7 +23,7 @@ def passes(tmp_path):
     return passes_in(tmp_path, 0, [whole(toy_task(2, num_devices=2))] * 2)
 
 
-def test_rows_come_back_exactly(passes):
+def test_stored_measurement_rows_are_read_back_unchanged(passes):
     passes.keep(0, ROWS)
     assert passes.read() == (ROWS,)
 
@@ -45,13 +45,13 @@ def test_costs_and_errors_are_by_plan():
         tuple(replace(row, pass_number=1) for row in ROWS),
     ],
 )
-def test_rows_of_other_plans_are_refused(passes, rows):
+def test_reading_measurement_rows_of_other_plans_is_refused(passes, rows):
     passes.keep(0, rows)
     with refused("journal-value-wrong", names=[passes.path(0), "2 plans", "2 devices"]):
         passes.read()
 
 
-def test_a_row_has_a_time_or_an_error():
+def test_measurement_row_has_either_a_time_or_an_error():
     for wrong in ({"phase": "input"}, {"error": "x", "phase": "input", "ms": 1.0}, {}):
         with pytest.raises(ValueError, match="either a phase"):
             PlanMeasurement(0, 0, **wrong)

@@ -19,7 +19,7 @@ def run(tmp_path):
     return RunDirectory(tmp_path / "run")
 
 
-def test_the_next_free_number_is_taken(tmp_path, monkeypatch):
+def test_new_run_directory_has_the_next_free_number(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "search" / "0007-old").mkdir(parents=True)
     places = [RunDirectory.at(None, "search", "random").path for _ in range(2)]
@@ -28,7 +28,7 @@ def test_the_next_free_number_is_taken(tmp_path, monkeypatch):
     assert not Path("there").exists()
 
 
-def test_one_run_at_a_time_and_nothing_left_of_none(run):
+def test_held_run_directory_refuses_a_second_run_and_is_removed_if_empty(run):
     with run.held():
         assert run.path.is_dir()
         with refused("out-in-use", names=[run.path]), exclusive(run.path):
@@ -36,14 +36,14 @@ def test_one_run_at_a_time_and_nothing_left_of_none(run):
     assert not run.path.exists()
 
 
-def test_places_that_cannot_be_written_to_are_refused(tmp_path):
+def test_run_directory_under_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "run"
     with refused("out-under-file", where=f"out={path}", names=[path.parent]), RunDirectory(path).held():
         pass
 
 
-def test_the_same_run_goes_on(run):
+def test_beginning_the_same_run_again_keeps_its_settings(run):
     run.begin(SETTINGS, TASKS)
     before = (run.path / "settings.json").read_bytes()
     run.begin(SETTINGS, TASKS)
@@ -71,7 +71,7 @@ def test_different_run_is_refused_with_the_differing_settings(run, change, names
 
 
 @pytest.mark.parametrize("content", ["mine", json.dumps({"format": "neuroshard-tasks-2", "tasks": []})])
-def test_files_that_are_no_runs_are_kept(run, content):
+def test_beginning_a_run_over_other_files_is_refused_and_keeps_them(run, content):
     run.path.mkdir()
     (run.path / "tasks.json").write_text(content)
     with refused("out-file-differs", names=[run.path / "tasks.json"]):
@@ -86,14 +86,14 @@ def test_a_run_that_was_killed_at_its_beginning_goes_on(run):
     assert (run.path / "settings.json").exists()
 
 
-def test_a_directory_is_free_until_a_run_begins(run):
+def test_check_free_refuses_a_directory_after_a_run_begins(run):
     run.check_free()
     run.begin(SETTINGS, TASKS)
     with refused("out-has-run", names=[run.path]):
         run.check_free()
 
 
-def test_a_whole_run_of_another_kind_is_not_gone_on_with(run):
+def test_beginning_a_run_over_a_finished_run_of_another_kind_is_refused(run):
     run.finish("evaluate", {"seed": 0})
     with refused("out-has-run", names=[run.path]):
         run.begin(SETTINGS, TASKS)
@@ -124,7 +124,7 @@ def test_finished_run_directory_states_format_and_kind(run, tmp_path):
         ([], "value-outside-limits", ["[]"]),
     ],
 )
-def test_malformed_run_files_are_one_line(run, content, code, names):
+def test_reading_a_malformed_run_file_is_refused_in_one_line(run, content, code, names):
     run.path.mkdir()
     (run.path / "run.json").write_text(json.dumps(content))
     with refused(code, where=f"run {run.path / 'run.json'}", names=names):

@@ -72,7 +72,7 @@ def test_blocks_in_which_nothing_is_looked_up_have_features(name):
         assert np.isfinite(FeatureSet(name)(loads_of([ROWS]).loads)).all()
 
 
-def test_features_tell_a_table_s_rows_from_its_lookups():
+def test_physical_features_distinguish_rows_of_a_table_from_lookups():
     features = FeatureSet("physical_reuse")
     small, large = (
         dict(zip(features.columns, row, strict=True))

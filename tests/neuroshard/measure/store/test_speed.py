@@ -30,12 +30,12 @@ def test_speeds_of_reference_samples_are_recovered(speeds):
     assert np.ptp(ratios) <= 0.1 * np.ptp(np.log(speeds)) + 1e-6  # a little nearer to each other than they are
 
 
-def test_one_wild_measurement_is_not_a_speed():
+def test_slowness_ignores_one_outlying_measurement():
     speeds, wild = [1.0, 1.1, 0.9], Pair(0, 2, 2.0, 40.0)
     assert _slowness(speeds, pairs=8, more=[wild]) == pytest.approx(_slowness(speeds, pairs=8), rel=0.05)
 
 
-def test_nothing_shared_says_nothing():
+def test_slowness_without_shared_measurements_is_one():
     alone = Pair(0, 0, 1.0, 2.0)
     assert slowness_of(0, []).tolist() == []
     assert slowness_of(2, [alone]).tolist() == [1.0, 1.0]

@@ -103,7 +103,7 @@ def _same(left, right):
 
 
 @pytest.mark.parametrize(("kind", "measurements"), [("compute", _compute()), ("comm", _comm()), ("local", _local())])
-def test_records_come_back_exactly(directory, kind, measurements):
+def test_stored_measurements_are_read_back_unchanged(directory, kind, measurements):
     parts = getattr(directory, kind)()
     parts.write(0, measurements)
     for saved, loaded in zip(measurements, parts.read(), strict=True):
@@ -146,7 +146,7 @@ CONTRADICTORY = [
 
 
 @pytest.mark.parametrize(("kind", "number", "change", "code", "place", "names"), CONTRADICTORY)
-def test_records_that_contradict_themselves_are_refused(directory, kind, number, change, code, place, names):
+def test_reading_contradictory_records_is_refused(directory, kind, number, change, code, place, names):
     parts = getattr(directory, kind)()
     measurements = {"compute": _compute, "comm": _comm, "local": _local}[kind]()
     parts.write(0, [measurement for measurement in measurements if measurement.sample_id == number])
@@ -176,7 +176,7 @@ def test_tables_and_manifest_come_back_exactly(tmp_path):
     assert directory.manifest() == _manifest()
 
 
-def test_the_same_run_goes_on_another_does_not(directory):
+def test_data_directory_continues_the_same_run_and_refuses_another(directory):
     directory.begin(_manifest(), toy_tables(4))
     with refused("out-begun-otherwise", names=[directory.path, "rounds=2", 3]):
         directory.begin(_manifest(rounds=3), toy_tables(4))
@@ -184,7 +184,7 @@ def test_the_same_run_goes_on_another_does_not(directory):
         directory.begin(_manifest(), toy_tables(4, seed=1))
 
 
-def test_tables_of_no_run_are_kept(tmp_path):
+def test_beginning_data_over_other_tables_is_refused_and_keeps_them(tmp_path):
     there = tmp_path / "tables.parquet"
     write_tables(there, toy_tables(3))
     before = there.read_bytes()
@@ -203,13 +203,13 @@ def test_copies_of_chunk_files_are_not_read_as_chunks(directory):
     assert len(parts.each()) == 1
 
 
-def test_data_of_another_hardware_is_refused(directory):
+def test_measuring_into_data_of_other_hardware_is_refused(directory):
     directory.manifest().check_hardware(Fingerprint("cpu", "x", 64, 5), directory.path)
     with refused("data-other-hardware", names=[directory.path, "cpu (x)", "cuda (y)"]):
         directory.manifest().check_hardware(Fingerprint("cuda", "y", 1, 5), directory.path)
 
 
-def test_corrupt_parts_are_named(directory):
+def test_reading_a_damaged_part_names_the_file(directory):
     parts = directory.compute()
     parts.write(0, _compute())
     path = parts.path(0)
@@ -238,14 +238,14 @@ def test_half_written_parts_are_not_there(directory, monkeypatch):
         (json.dumps({"format": "neuroshard-data-2", "seed": 1}), "field-missing", ["'hardware'"]),
     ],
 )
-def test_malformed_manifests_are_refused(directory, content, code, names):
+def test_reading_a_malformed_manifest_is_refused(directory, content, code, names):
     path = directory.path / "manifest.json"
     path.write_text(content)
     with refused(code, where=f"data manifest {path}", names=names):
         directory.manifest()
 
 
-def test_of_a_sample_measured_again_the_fastest_counts(directory):
+def test_fastest_measurement_counts_for_a_sample_measured_twice(directory):
     parts, (first, second, *_) = directory.compute(), toy_tables(4)
 
     def measured(table, ms):
@@ -261,6 +261,6 @@ def test_of_a_sample_measured_again_the_fastest_counts(directory):
     assert parts.end == 4
 
 
-def test_tables_from_before_are_read():
+def test_tables_stored_without_row_lookups_are_read():
     rows = [{key: row[key] for key in row if key != "row_lookups"} for row in tables_rows(toy_tables(2)).to_pylist()]
     assert tuple(read_tables(rows).values()) == toy_tables(2)

@@ -67,7 +67,9 @@ def test_dlrm_like_matches_the_published_statistics():
         (788, 131_072, 1_405_163_864, 110_259_238, (1.16, 1.40)),  # 2022, which it is not
     ],
 )
-def test_dlrm_like_is_as_far_from_both_public_data_sets_as_is_said(num_tables, batch_size, lookups, unique_rows, off):
+def test_dlrm_like_tables_have_the_documented_distance_from_public_data_sets(
+    num_tables, batch_size, lookups, unique_rows, off
+):
     tables = dlrm_like(num_tables, batch_size)
     each = np.array([table.pooling_factor * batch_size for table in tables])
     unique = each / (np.array([table.reuse for table in tables]) @ MEAN_COUNTS)
@@ -103,7 +105,7 @@ def test_the_public_data_set_is_read(data_set, packed):
     assert second.reuse[:3] == (0.5, 0, 0.5)
 
 
-def test_wrong_or_truncated_data_sets_are_refused(data_set, tmp_path):
+def test_loading_wrong_or_truncated_data_sets_is_refused(data_set, tmp_path):
     with refused("dlrm-file-missing", names=[tmp_path / "missing.pt", "tables.path"]):
         dlrm(str(tmp_path / "missing.pt"))
     whole = data_set.read_bytes()
@@ -117,7 +119,7 @@ def test_wrong_or_truncated_data_sets_are_refused(data_set, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_own_tables_are_read(tmp_path, suffix):
+def test_load_tables_reads_tables_from_a_users_file(tmp_path, suffix):
     tables = ns.load_tables(_written(tmp_path / f"tables.{suffix}", ROWS), batch_size=512)
     assert [(t.name, t.rows, t.dim, t.pooling_factor) for t in tables] == [("a", 100, 16, 2.5), ("b", 7, 4, 1.0)]
     assert sum(tables[0].reuse) == pytest.approx(1)
@@ -140,25 +142,25 @@ def test_traces_give_the_lookups_of_row_blocks():
         ("row_lookups", ([0.5, 0.25, 0.25], None), ("0.5 .25 2.5e-1", ""), [(0.5, 0.25, 0.25), ()]),
     ],
 )
-def test_own_files_may_say_more_of_some_tables(tmp_path, suffix, field, given, in_csv, read):
+def test_load_tables_reads_optional_fields_given_for_some_tables(tmp_path, suffix, field, given, in_csv, read):
     cells = in_csv if suffix == "csv" else given
     rows = [row | {field: its} for row, its in zip(ROWS, cells, strict=True)]
     tables = ns.load_tables(_written(tmp_path / f"tables.{suffix}", rows))
     assert [getattr(table, field) for table in tables] == read
 
 
-def test_own_histograms_are_kept(tmp_path):
+def test_load_tables_keeps_reuse_histograms_of_the_file(tmp_path):
     reuse = {f"reuse_{i}": float(i == 4) for i in range(17)}
     path = _written(tmp_path / "tables.csv", [ROWS[0] | reuse])
     assert ns.load_tables(path)[0].reuse == tuple(float(i == 4) for i in range(17))
 
 
-def test_tables_from_a_trace():
+def test_table_from_trace_has_pooling_factor_and_reuse_of_the_trace():
     table = ns.table_from_trace("t", np.array([1, 1, 2]), np.array([0, 2, 3]), rows=5, dim=8)
     assert (table.pooling_factor, table.reuse[:2]) == (1.5, (0.5, 0.5))
 
 
-def test_names_are_text_as_written(tmp_path):
+def test_load_tables_reads_names_as_text_without_conversion(tmp_path):
     names = ["007", "7", "NA", "nan", "null", "True", "1e5", " x ", "=1+1", "a,b", 'say "b"', "${oc.env:HOME}"]
     lines = [HEADER, *('"' + name.replace('"', '""') + '",10,4,1' for name in names)]
     assert [table.name for table in _own(tmp_path, "\n".join(lines))] == names
@@ -277,7 +279,7 @@ def test_json_may_be_a_list_or_columns(tmp_path):
             _own(tmp_path, json.dumps(content), "json")
 
 
-def test_an_index_that_pandas_wrote_is_no_column(tmp_path):
+def test_load_tables_ignores_an_index_column_written_by_pandas(tmp_path):
     frame = pd.DataFrame(ROWS, index=[5, 7])
     frame.to_parquet(tmp_path / "tables.parquet")
     assert len(ns.load_tables(str(tmp_path / "tables.parquet"))) == len(ROWS)
@@ -317,7 +319,7 @@ def test_errors_of_several_tables_are_reported_together(tmp_path):
     assert caught.value.message.what.count("line ") == 5
 
 
-def test_dims_are_padded_if_requested(tmp_path):
+def test_load_tables_pads_dims_only_if_requested(tmp_path):
     text = f"{HEADER}\na,3,10,1\nb,3,12,1\nc,3,1,1\n"
     with refused("tables-file-several-errors", names=["2 tables", "line 2: ", 12, "line 4: ", 4, "tables.pad_dims"]):
         _own(tmp_path, text)
@@ -379,12 +381,12 @@ def test_measured_tables_are_read_like_ones_own(tmp_path):
         ([1, 1, 2], [0, 2], {}, "lookups-splits-mismatch", ["offsets", 3]),
     ],
 )
-def test_impossible_traces_are_refused(indices, offsets, settings, code, names):
+def test_table_from_trace_refuses_invalid_traces(indices, offsets, settings, code, names):
     with refused(code, where="trace of 't'", names=names):
         ns.table_from_trace("t", indices, offsets, **{"rows": 5, "dim": 8} | settings)
 
 
-def test_traces_of_too_many_row_blocks_are_refused():
+def test_table_from_trace_refuses_too_many_row_blocks():
     with refused("value-outside-limits", names=["row_blocks", 1025, 1024]):
         ns.table_from_trace("t", [1, 1, 2], [0, 2, 3], rows=5, dim=8, row_blocks=1025)
 
@@ -408,7 +410,7 @@ _AROUND = torch.tensor([2**62, -(2**63), -(2**62)])  # each 2^62 more than the o
         (lambda i, o, n: (i, o[:1], n[:, :0]), "dlrm-file-offsets", ["(2, 0)", 4]),
     ],
 )
-def test_impossible_lookups_are_refused(tmp_path, change, code, names):
+def test_dlrm_source_refuses_invalid_lookups(tmp_path, change, code, names):
     path = tmp_path / "lookups.pt"
     torch.save(change(torch.tensor([0, 1, 1, 4]), torch.tensor([0, 1, 2, 3, 4]), torch.ones(2, 2)), path)
     with refused(code, where=str(path), names=names):

@@ -200,7 +200,7 @@ GOOD = {"a": ([0], [0, 1]), "b": ([0], [0, 1])}
         (([0], [0, 1, 1]), "batch-sample-counts", ["2 samples", "1 sample", "table 'a'"]),
     ],
 )
-def test_wrong_batches_are_named(change, code, names):
+def test_counting_an_invalid_batch_names_batch_and_table(change, code, names):
     with refused(code, where="batch 1, table 'b'", names=names):
         ns.tables_from_batches(SHAPES, [GOOD, GOOD | {"b": change}], 1)
 
@@ -223,7 +223,7 @@ def test_wrong_batches_are_named(change, code, names):
         ),
     ],
 )
-def test_wrong_arguments_are_named(arguments, code, names):
+def test_tables_from_batches_refuses_invalid_arguments(arguments, code, names):
     with refused(code, names=names):
         ns.tables_from_batches(*arguments)
 
@@ -266,7 +266,7 @@ def test_tensors_that_are_no_rows_of_whole_numbers_are_one_line(values, shown):
             ns.table_from_trace("a", indices, offsets, 5, 4)
 
 
-def test_parts_of_a_batch_are_its_samples():
+def test_chunks_of_lookups_cover_the_requested_samples():
     lookups = Lookups.of(np.arange(100_000) % 7, np.full(1000, 100), "lengths", 7, "x")
     found = list(lookups.chunks(10, 990))
     assert len(found) > 1
@@ -358,7 +358,7 @@ def test_a_sketch_with_room_enough_counts_all():
     assert _count(batches, 64, max_bytes="5MiB", row_blocks=8) == _count(batches, 64, row_blocks=8)
 
 
-def test_tables_share_the_room():
+def test_shared_room_samples_large_tables_and_counts_small_ones_in_full():
     """The large one is sampled, the small one counted in full."""
     room = SharedRoom(2, 4096, 0)
     rng = np.random.default_rng(0)
@@ -372,7 +372,7 @@ def test_tables_share_the_room():
     np.testing.assert_array_equal(np.sort(little.counts), np.sort(10 * np.unique(small, return_counts=True)[1]))
 
 
-def test_memory_stays_within_its_limit():
+def test_counting_a_large_batch_stays_within_the_memory_limit():
     """A batch of 16 MiB of lookups, nearly all of other rows, counted in 8 MiB."""
     shape, limit = ns.TableShape("a", 1 << 40, 8), 8 << 20
     indices = np.random.default_rng(0).integers(0, 1 << 40, size=1 << 21)
@@ -399,7 +399,7 @@ def test_summary_states_the_counted_batches_and_lookups():
     assert repr(found).startswith("MeasuredTables(batch_size=2, batches=1, left_out=1")
 
 
-def test_lookups_of_a_zipf_law_have_its_histogram():
+def test_tables_from_batches_of_zipf_lookups_have_the_zipf_histogram():
     shape = ns.TableShape("a", 20_000, 8)
     batches = [{"a": (_zipf_lookups(20_000, 40_000, 1.05, seed), np.arange(0, 40_001, 10))} for seed in range(3)]
     (table,) = ns.tables_from_batches([shape], batches, 4000).tables
@@ -408,7 +408,7 @@ def test_lookups_of_a_zipf_law_have_its_histogram():
     assert table.row_lookups[0] > 100 * table.row_lookups[-1]
 
 
-def test_blocks_of_rows_begin_where_tables_say():
+def test_block_counts_count_lookups_by_row_block():
     assert block_counts(np.array([0, 1, 2, 4]), 5, 2).tolist() == [3, 1]
     assert block_counts(np.array([(1 << 40) - 1]), 1 << 40, 1024)[-1] == 1
 
@@ -425,7 +425,7 @@ def test_lookups_of_features_add_up_and_are_kept():
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "json", "CSV"])
-def test_tables_are_saved_and_read(tmp_path, suffix):
+def test_saved_measured_tables_are_loaded_back_unchanged(tmp_path, suffix):
     path = tmp_path / f"tables.{suffix}"
     found = _count([_batch(64), {"a": ([], [0] * 65), "b": ([], [0] * 65)}], 64)
     found.save(path)
@@ -447,7 +447,7 @@ def test_odd_names_and_tables_of_which_less_is_known_are_saved_too(tmp_path, suf
     assert ns.load_tables(str(path)) == tables
 
 
-def test_other_suffixes_are_refused(tmp_path):
+def test_saving_tables_with_unknown_suffix_is_refused(tmp_path):
     found = MeasuredTables(toy_tables(1), (), 1, 1, 0)
     with refused("tables-write-suffix", names=["'.txt'", ".csv", ".parquet", ".json"]):
         found.save(tmp_path / "tables.txt")
