@@ -261,7 +261,7 @@ def test_help_option_of_models_prints_usage(here, capsys):
     for flag in ("--help", "-h"):
         out = done(capsys, "models", flag)
         assert out.startswith("neuroshard models: ")
-        assert out.endswith("usage: neuroshard models [NAME]\n")
+        assert out.endswith("usage: neuroshard models [NAME] [format=json]\n")
 
 
 @pytest.mark.parametrize("flags", [["--cfg", "job"], ["--cfg", "job", "--resolve"], ["--info", "defaults"]])

@@ -53,7 +53,9 @@ def test_column_wise_candidates_are_first_plans_and_their_improvements():
 
 def test_a_rejected_plan_is_a_candidate_plan():
     task, simulator = toy_task(12), uncertain(Simulator(random_models()), 1.0)
-    cautious, accepting = (replace(SMALL, acceptance=one) for one in (Acceptance(1e3, 1e3), None))
+    cautious, accepting = (
+        replace(SMALL, acceptance=acceptance, tolerance=0.0) for acceptance in (Acceptance(1e3, 1e3), None)
+    )
     kept, better = (searcher.find(task, simulator).plan for searcher in (cautious, accepting))
     assert layout_key(kept) != layout_key(better)
     plans = cautious.candidate_plans(kept, simulator, 2)
