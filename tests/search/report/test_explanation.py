@@ -377,5 +377,5 @@ def test_plan_and_explanation_count_the_same_columns():
     found = explain(plan, H100)
     (devices,) = (section for section in sections(found) if section.title == "Devices")
     explained = devices.table.sort_values("device")["columns"].tolist()
-    told = [re.search(r"(\d+) columns", line)[1] for line in str(plan).splitlines()[1:]]
-    assert explained == told == ["0", "32"]
+    shown = [re.search(r"(\d+) columns", line)[1] for line in str(plan).splitlines()[2:]]
+    assert explained == shown == ["0", "32"]
