@@ -207,11 +207,10 @@ class Plan:
     def _broken(self) -> Iterator[str]:
         """Yield a line for each memory limit and constraint that the plan breaks."""
         task, others = self.task, self.names_where(lambda layout: not layout.free)
-        sizes_of = zip(self.device_bytes, task.shard_memory, task.topology.device_memory, strict=True)
-        for device, (used, free, memory) in enumerate(sizes_of):
-            if used > free:  # memory - free are the buffers for the device's own samples
-                sizes = readable_bytes(used + memory - free), readable_bytes(memory)
-                yield f"device {device} needs {sizes[0]}, but has {sizes[1]}{self._of_wide_caches(device)}"
+        for device, (used, free) in enumerate(zip(self.device_bytes, task.shard_memory, strict=True)):
+            if used > free:
+                needs, has = self._memory_in_use(device)
+                yield f"device {device} needs {needs}, but has {has}{self._of_wide_caches(device)}"
         for host, used in enumerate(self.host_bytes):
             if used > (free := task.topology.host_bytes):
                 sizes = readable_bytes(used), readable_bytes(free)
@@ -261,6 +260,15 @@ class Plan:
             ),
         )
 
+    def _memory_in_use(self, device: int) -> tuple[str, str]:
+        """Return the bytes in use on a device and the bytes of the device's memory, as text.
+
+        The buffers for the device's own samples count as in use.
+        """
+        memory = self.task.topology.device_memory[device]
+        buffers = memory - self.task.shard_memory[device]
+        return readable_bytes(self.device_bytes[device] + buffers), readable_bytes(memory)
+
     def _of_wide_caches(self, device: int) -> str:
         """Return a text about the additional bytes that a device needs because narrow and wide tables share a cache.
 
@@ -284,10 +292,8 @@ class Plan:
         task, devices = self.task, self.task.topology.num_devices
         summary = f"{self.described_shards} on {devices:,} devices, batch {task.batch_size:,}, memory of {task.memory}"
         yield summary if self.prediction is None else f"{summary}: {self.prediction}"
-        fullest = self.fullest_device
-        buffers = task.topology.device_memory[fullest] - task.shard_memory[fullest]
-        used, memory = self.device_bytes[fullest] + buffers, task.topology.device_memory[fullest]
-        yield f"fullest device: {fullest}, with {readable_bytes(used)} of {readable_bytes(memory)} in use"
+        used, memory = self._memory_in_use(self.fullest_device)
+        yield f"fullest device: {self.fullest_device}, with {used} of {memory} in use"
         for device in range(min(devices, _SHOWN_DEVICES)):
             yield f"device {device}: {self._contents(device)}"
         if devices > _SHOWN_DEVICES:
