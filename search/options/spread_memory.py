@@ -79,13 +79,12 @@ class _MemorySteps:
         return float((used / self.memory_bytes).max())
 
     def from_fullest(self, widths: IntArray) -> tuple[IntArray, FloatArray]:
-        """Return the steps (K, 5) away from the fullest device of a plan (I, D), and how full it is after each, (K,).
-
-        Steps that leave both devices least full come first.
+        """Return the steps (K, 5) away from the fullest device of a plan (I, D), and the fullness after each, (K,).
 
         A step is (source, target, item, units, item that moves back or -1), as in local search. After a step, both of
-        its devices are less full than the fullest device is before. There are no steps if devices are about equally
-        full. Returned too is the share of memory in use on the fullest device after each step, (K,).
+        its devices are less full than the fullest device is before; steps after which they are least full come first.
+        There are no steps if devices are about equally full. The fullness is the share of memory in use on the device
+        that is the fullest after the step.
         """
         size_bytes = self.space.shards.size_bytes[self.space.shards.first[:, None] + widths]  # (I, D)
         used = self.space.fixed.size_bytes + size_bytes.sum(axis=0)
@@ -108,10 +107,10 @@ class _MemorySteps:
         return np.stack(steps, axis=1), np.maximum(after[which, partner], others)
 
     def _partners(self, widths: IntArray, source: int) -> tuple[IntArray, IntArray]:
-        """Return the shards that may move to the device `source`, and a shard of nothing on every device.
+        """Return the partners in swaps with the device `source`: shards of other devices, or -1 for a plain move.
 
         Returns:
-            (p,) items, -1 for nothing, and (p,) devices.
+            (p,) items, or -1, and the (p,) devices that the partners are on.
         """
         devices = np.arange(widths.shape[1])
         may = self.may & self.may[:, [source]] & (widths[:, [source]] == 0)
