@@ -149,7 +149,7 @@ class NeuroShard(Searcher):
         found = first
         for other in others:
             found = self._accepted(found, other, simulator)
-        found = self._with_rows_on_hosts(self._with_improved_tiers(found, simulator), simulator)
+        found = self._with_rows_on_hosts(found, simulator)
         calls = known_calls(simulator.models, self.forms)
         plan = merge_shards(found.plan, simulator, calls, self.tolerance, first.plan)
         return replace(found, plan=plan if asked is task else replace(plan, task=task))
@@ -192,12 +192,12 @@ class NeuroShard(Searcher):
         kinds = (firsts, self.column_search), (others, self.beside_search), (parts, self.column_search)
         plans = [tuple(self._plans(choices, columns, errors)) for choices, columns in kinds]
         if any(plans):
-            return [self._cheapest(found, simulator) for found in plans if found]
+            return [self._best(found, simulator) for found in plans if found]
         scarce = (choice for one in (*tables, *finer) for choice in one.for_scarce_memory())
         last = next(self._plans(scarce, self.column_search, errors), None)
         if last is None:
             raise _shortage(tables[0], errors[0])
-        return [last]
+        return [self._with_improved_tiers(last, simulator)]
 
     def _option_tables(self, asked: Task, simulator: Simulator, errors: list[InfeasibleError]) -> list[OptionTable]:
         """List the options of the task and of variants with other tiers; gather the errors of variants that cannot fit.
@@ -284,9 +284,15 @@ class NeuroShard(Searcher):
             allowed[:, OTHERS] &= ~allowed[:, [COLUMNS]]
         return allowed
 
+    def _best(self, found: Sequence[Found], simulator: Simulator) -> Found:
+        """Return the cheapest of the plans, after better tiers for the cheapest plan with tables in host memory."""
+        on_hosts = [one for one in found if _uses_hosts(one.plan)]
+        improved = [self._with_improved_tiers(self._cheapest(on_hosts, simulator), simulator)] if on_hosts else []
+        return self._cheapest([*found, *improved], simulator)
+
     def _with_improved_tiers(self, found: Found, simulator: Simulator) -> Found:
         """Return the plan with larger caches, unified tiers and column-wise tables placed again, while that helps."""
-        if all(assignment.tier is Tier.DEVICE for assignment in found.plan.tier_assignments):
+        if not _uses_hosts(found.plan):
             return found
         options = TierOptions.of(found.plan.task, simulator.compute_for(found.plan.task))
         for _ in range(SETTINGS.tier_rounds):
@@ -397,6 +403,11 @@ def _of_task(found: Found, task: Task, simulator: Simulator) -> Found:
     ]
     moved = move_rows_to_hosts(fix_tiers(plan), simulator, forced) if forced else plan
     return replace(found, plan=moved or plan).of(task)
+
+
+def _uses_hosts(plan: Plan) -> bool:
+    """Return True if some table of the plan is in host memory, with a cache or without."""
+    return any(assignment.tier is not Tier.DEVICE for assignment in plan.tier_assignments)
 
 
 def _knows_tiers(task: Task, simulator: Simulator) -> bool:
