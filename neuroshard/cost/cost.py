@@ -20,7 +20,8 @@ _STEPS = 400  # number of points for numerical integration
 
 
 class When(IntEnum):
-    """The place of a part in a step: on each device, a part begins when all parts in earlier places have ended.
+    """The place of a part in the order of a step.
+    On each device, a part begins when all parts in earlier places have ended.
 
     Attributes:
         BACKWARD: backward exchange of gradients: all devices meet, and begin together.
@@ -53,7 +54,9 @@ class KernelTimes(NamedTuple):
     counts: FloatArray
 
     def plus(self, other: "KernelTimes") -> "KernelTimes":
-        """Return the sums of these kernel times and counts and of `other`, for further calls on the same devices."""
+        """Return the sums of the kernel times and counts in both objects.
+        The two objects are for different kernel calls on the same devices.
+        """
         return KernelTimes(*(these + more for these, more in zip(self, other, strict=True)))
 
 
@@ -96,7 +99,8 @@ class Step:
 
     @classmethod
     def of(cls, works: Sequence[Work], shape: tuple[int, ...]) -> "Step":
-        """Return the step that consists of the parts that `works` compute, for devices in arrays of shape (..., D).
+        """Compute the parts of a step in the order of the step, and return the step.
+        Each element of `works` computes one part. The arrays of the parts have the shape `shape`, (..., D).
 
         Works are computed in the order of their places in the step: each begins on a device when the counted parts
         before it have ended there. The parts of the result are in the order of `works`.
@@ -148,7 +152,7 @@ class Step:
 
     @property
     def ready_ms(self) -> FloatArray:
-        """(..., D) time in ms at which each device is ready for the output dist, in which all devices meet."""
+        """(..., D) time in ms from the start of the step until each device could begin the output dist."""
         return _sum(part.ms for part in self.counted if part.when < When.FORWARD)
 
     @property
@@ -231,7 +235,7 @@ class Cost(Step):
 
     @property
     def waited_ms(self) -> float:
-        """The time in ms for which all devices wait for their hosts at the end of a step: the shortest wait."""
+        """The time in ms that every device waits for its host at the end of a step: the minimum over the devices."""
         return float(sum(part.ms.min() for part in self.counted if part.when is When.HOST))
 
     def __str__(self) -> str:
