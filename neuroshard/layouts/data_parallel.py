@@ -32,7 +32,9 @@ class DataParallel(Layout):
     counted: ClassVar[str] = " as data_parallel, which counts as 1 shard"
 
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
-        """Return True if all shards have all rows, and several shards have all columns."""
+        """Return True if the shards belong to a data-parallel table.
+        All shards must have all rows, and two or more shards must have all columns: they are copies of the table.
+        """
         return all(shard.rows >= table.rows for shard in shards) and sum(s.dim == table.dim for s in shards) > 1
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:

@@ -33,7 +33,8 @@ class Whole(Protocol):
 
 
 class Layout(ABC):
-    """A family of sharding types with all properties of the family; each subclass is one family, and has no state.
+    """A family of sharding types, such as column-wise, with all properties of the family.
+    Each subclass is one family, and has no state.
 
     Attributes:
         form: name of the family.
@@ -81,7 +82,7 @@ class Layout(ABC):
         """Return True if a table that is divided into these shards belongs to this family of sharding types.
 
         This method does not check that the shards cover the table; `check` does. For a table without shards, which is
-        not placed, only `Columns` returns True.
+        not placed, only `ColumnWise` returns True.
         """
 
     def fits(self, rows: int, count: int) -> bool:
@@ -127,7 +128,7 @@ class Layout(ABC):
 
     @abstractmethod
     def share(self, loads: Loads, count: int) -> Loads:
-        """Return the load that the first of `count` devices has for each whole table, if the family shards the tables.
+        """Return the load of each table on the first of `count` devices, if this family shards the table over them.
 
         `loads` has the whole tables; their lookups are assumed to be spread evenly over the rows.
         """
@@ -143,7 +144,7 @@ class Layout(ABC):
         """
 
     def batch_shares(self, devices: int) -> int:
-        """Return the number of equal shares into which a batch is divided, if each device looks up one share.
+        """Return the number of equal parts into which a batch is divided so that each device looks up one part.
 
         This is the number of devices if a device looks up only its own samples (`own_samples`), else 1.
         """
@@ -169,7 +170,9 @@ class Layout(ABC):
         return self.sharding_types(placements, topology)
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return the sharding types with which TorchRec reads these placements of a table correctly."""
+        """Return the sharding types that a TorchRec plan may state for these placements of a table.
+        With each of these types, TorchRec interprets the shards as they are placed.
+        """
         return {self.sharding_type(placements, topology)}
 
 
