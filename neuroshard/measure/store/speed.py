@@ -63,11 +63,11 @@ def _of_logs(spells: int, pairs: Sequence[Pair]) -> Any:
 
 
 def with_slowness(
-    chunks: Sequence[Sequence[Measurement[Sample]]], told_by: Collection[str]
+    chunks: Sequence[Sequence[Measurement[Sample]]], splits: Collection[str]
 ) -> list[list[Measurement[Sample]]]:
     """Return the measurements of all chunks, each with the machine's slowness during the chunk of the measurement.
 
-    Samples of the splits `told_by` that several chunks have in common show the slowness.
+    Samples of the splits `splits` that several chunks have in common show the slowness.
     """
     if len(chunks) < 2:
         return [list(chunk) for chunk in chunks]
@@ -75,7 +75,7 @@ def with_slowness(
     pairs: list[Pair] = []
     for number, chunk in enumerate(chunks):
         for m in chunk:
-            if m.split not in told_by or m.repeats is None:
+            if m.split not in splits or m.repeats is None:
                 continue
             if (ms := float(m.typical_ms)) > 0:
                 earlier, first_ms = first.setdefault(m.sample_id, (number, ms))
