@@ -107,8 +107,8 @@ def measured_ranks(plan: Plan) -> tuple[int, ...]:
     """Return the ranks of a plan to measure, in order.
     If there are more than 8 ranks, these are only the ranks with the most or the least work or memory.
 
-    Of more than 8 ranks, five are chosen, which may be the same: the ranks that look up the most bytes, write the most
-    outputs, have the most shards, have the most bytes, or look up the fewest bytes. Of equal ranks, the first is chosen.
+    Of more than 8 ranks, up to 5 are measured: the ranks that look up the most bytes, write the most outputs, have the
+    most shards, have the most bytes, or look up the fewest bytes. Of equal ranks, the first is measured.
     """
     size = plan.task.topology.num_devices
     if size <= _MOST_RANKS:
