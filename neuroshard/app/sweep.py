@@ -75,7 +75,7 @@ def sweep_folder(arguments: Sequence[str]) -> Iterator[Path]:
 
 
 def jobs_in(folder: Path) -> list[Job]:
-    """Return every job of a sweep that has ended, in the order of the jobs' numbers.
+    """Return the jobs of a sweep that have ended, in the order of the jobs' numbers.
 
     Raises:
         UserError: the file of a job is damaged.
