@@ -39,7 +39,7 @@ class When(IntEnum):
 
 
 class KernelTimes(NamedTuple):
-    """Predicted kernel times of B plans on D devices, for each of the K kernel calls in `CALLS`.
+    """Predicted kernel times of B plans on D devices, for each of the K kinds of kernel calls in `CALLS`.
 
     Attributes:
         ms: (B, D, K) kernel time in ms.
