@@ -70,7 +70,9 @@ class DataParallel(Layout):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Return the loads after the data-parallel loads, at `which` (m,), are reduced to the samples of one device."""
+        """Reduce the data-parallel loads from whole batches to the samples of one device.
+        Return all loads, (n,). The data-parallel loads are at the positions `which` (m,).
+        """
         return _of_own_samples(loads, num_devices, which)
 
     def share(self, loads: Loads, count: int) -> Loads:

@@ -114,8 +114,8 @@ class Layout(ABC):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Return the loads, (n,), after this family's loads are reduced to the rows and samples of their placements.
-        The loads of this family are at the positions `which` (m,).
+        """Reduce this family's loads from whole tables and batches to the rows and samples of the placements.
+        Return all loads, (n,). The loads of this family are at the positions `which` (m,).
 
         Args:
             loads: (n,) one load for each placement, with all rows of the table and the lookups of all samples.

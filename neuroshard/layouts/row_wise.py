@@ -64,8 +64,8 @@ class RowWise(Layout):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Return the loads after row-wise loads, at `which` (m,), are reduced to the rows of their blocks.
-        The lookups are reduced to the lookups of these rows.
+        """Reduce the row-wise loads from whole tables to the rows of the blocks, and to the lookups of these rows.
+        Return all loads, (n,). The row-wise loads are at the positions `which` (m,).
         """
         shards = [placement.shard for placement in placements]
         groups = grouped(which.tolist(), lambda number: (shards[number].table, shards[number].column))
