@@ -28,7 +28,7 @@ class Pair:
     again_ms: float
 
 
-def slowness_of(spells: int, pairs: Sequence[Pair]) -> FloatArray:
+def slowness_of(periods: int, pairs: Sequence[Pair]) -> FloatArray:
     """Return the fitted slowness of the machine in each of S periods of a run, (S,).
     The slowness is the ratio of times measured in the period to times in a typical period.
 
@@ -37,30 +37,30 @@ def slowness_of(spells: int, pairs: Sequence[Pair]) -> FloatArray:
     """
     pairs = [pair for pair in pairs if pair.earlier != pair.later]
     if not pairs:
-        return np.ones(spells)
+        return np.ones(periods)
     ratio = np.array([float(np.log(pair.again_ms / pair.first_ms)) for pair in pairs])
-    wanted = np.concatenate([ratio / _REPEATED, np.zeros(spells)])
-    terms = _linear_terms(spells, pairs)
+    wanted = np.concatenate([ratio / _REPEATED, np.zeros(periods)])
+    terms = _linear_terms(periods, pairs)
 
     def loss(logs: FloatArray) -> tuple[float, FloatArray]:
         """Return the sum of Huber's losses, and the gradient of the sum (S,), given the logarithms of slowness (S,)."""
         left = terms @ logs - wanted
         return float(huber(1.0, left).sum()), terms.T @ np.clip(left, -1.0, 1.0)
 
-    fitted = minimize(loss, np.zeros(spells), jac=True, method="L-BFGS-B", options={"ftol": 0.0, "gtol": 1e-9})
+    fitted = minimize(loss, np.zeros(periods), jac=True, method="L-BFGS-B", options={"ftol": 0.0, "gtol": 1e-9})
     slowness: FloatArray = np.exp(fitted.x)
     return slowness
 
 
-def _linear_terms(spells: int, pairs: Sequence[Pair]) -> Any:
+def _linear_terms(periods: int, pairs: Sequence[Pair]) -> Any:
     """Return the sparse matrix (P + S, S) of the linear terms that `slowness_of` fits.
     The product of the matrix with the S logarithms of slowness gives the scaled difference of the logarithms for each
     of P pairs of periods, followed by the S scaled logarithms.
     """
     differences = np.tile([1 / _REPEATED, -1 / _REPEATED], len(pairs))
-    rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(spells)])
-    columns = np.concatenate([*([pair.later, pair.earlier] for pair in pairs), np.arange(spells)])
-    return csr_array((np.concatenate([differences, np.full(spells, 1 / _SPEEDS)]), (rows, columns)))
+    rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(periods)])
+    columns = np.concatenate([*([pair.later, pair.earlier] for pair in pairs), np.arange(periods)])
+    return csr_array((np.concatenate([differences, np.full(periods, 1 / _SPEEDS)]), (rows, columns)))
 
 
 def with_slowness(
