@@ -178,7 +178,7 @@ def _sum(values: Iterable[FloatArray]) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class Cost(Step):
-    """The cost of one plan: the time of each part of its step on each device, (D,) ms.
+    """The cost of one plan: the time of each part of a training step on each device, (D,) ms.
 
     A step runs the backward exchange, then kernels (fused backward and forward), then the forward exchange. The cost of
     a device is the sum of these parts, and the cost of the plan is the largest cost of a device ("embedding cost" in
@@ -206,7 +206,9 @@ class Cost(Step):
 
     @property
     def margin_ms(self) -> float:
-        """The margin of the plan's cost in ms: the margin of the slowest device; NaN if this margin is unknown."""
+        """The margin of the plan's cost in ms: half the width of the 90% interval for the cost of the slowest device.
+        NaN if this margin is unknown.
+        """
         return float("nan") if self.margin is None else float(self.margin[np.argmax(self.device_ms)])
 
     @property

@@ -180,8 +180,8 @@ class LoadSets:
         return cls(loads.take(order), np.bincount(places, minlength=num_sets))
 
     def by_kernel(self) -> tuple["LoadSets", IntArray]:
-        """Split each of the B sets into G sets, one for each of the G kernels that the loads of all sets need together.
-        Also return the kernel call of each of the G kernels. A kernel is a number in `Loads.kernel`.
+        """Divide each of the B sets of loads by kernel: into one set for each of the G kernels that occur in any set.
+        Return the B x G sets, and the kernel call of each of the G kernels. A kernel is a number in `Loads.kernel`.
 
         Returns:
             (B G) sets: the G sets of the first set, then those of the second set, and so on; and (G,) the index in
