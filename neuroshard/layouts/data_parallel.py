@@ -94,7 +94,7 @@ class DataParallel(Layout):
 
 
 def _of_own_samples(loads: Loads, num_devices: int, which: IntArray) -> Loads:
-    """Return the loads after the loads at the positions `which` (m,) are reduced to the samples of one device.
+    """Reduce the loads at the positions `which` (m,) to the samples of one device, and return all loads.
 
     Their lookups, samples and bags are divided by the number of devices, and the reuse histogram becomes that of the
     smaller batch.

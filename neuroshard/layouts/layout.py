@@ -21,7 +21,7 @@ class Whole(Protocol):
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The T unsplit tables."""
+        """(T,) tables of the task, before they are divided into shards."""
 
     @property
     def tier_assignments(self) -> tuple[TierAssignment, ...]:
@@ -97,7 +97,8 @@ class Layout(ABC):
 
     @abstractmethod
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
-        """Return the placements, in this family, of the table with index `index` over a group of devices.
+        """Place a table over a group of devices as this family does, and return the placements.
+        `index` is the table's index in the task.
 
         Raises:
             UserError: there is no table with this index, or the table has too few rows.
@@ -155,7 +156,7 @@ class Layout(ABC):
         return devices
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Return why TorchRec does not support a sequence table in shards of these widths; None if TorchRec does.
+        """Return the reason why TorchRec does not support a sequence table in shards of these widths; None if it does.
 
         Each shard is on a different device. The text follows "is a sequence table".
         """
