@@ -66,8 +66,8 @@ class StepBench:
         return partial(self._turn, Trained(plan, self._protocol, clock, self._device, batches, self._settings, seed))
 
     def _turn(self, trained: "Trained") -> Timed:
-        """Train one untimed step, then several timed steps, and then a step in which the ranks look up one by one.
-        All ranks begin the timed steps together.
+        """Train one untimed step, several timed steps, and then a step in which the ranks look up one after another.
+        All ranks begin the timed steps together. Return all measured times.
 
         The result has the mean ms of a step and of the step's phases, and the ms of the lookups alone.
         """

@@ -85,7 +85,9 @@ class StepProtocol:
 
     @property
     def timing(self) -> TimingProtocol:
-        """The timing protocol after the models are built once: one warm-up, and then `turns` rounds."""
+        """The timing protocol for the steps of models that are set up once.
+        Each plan has one untimed warm-up, and then is timed in `turns` rounds.
+        """
         return TimingProtocol(warmup=1, rounds=self.turns, repeats_per_round=1, flush_bytes=0)
 
 

@@ -296,7 +296,7 @@ def _common_fields(measurement: Measurement[Any]) -> dict[str, Any]:
 
 
 def compute_codec(tables: Mapping[str, Table]) -> RowCodec[ComputeSample]:
-    """Return the codec for kernel calls on the tables in `tables`, which has the tables by name.
+    """Return the codec for kernel calls; `tables` has the tables that the calls can look up, by name.
     For each measured width, a table is created only once.
     """
 

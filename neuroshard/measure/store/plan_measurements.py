@@ -25,7 +25,7 @@ COST = "cost"  # the phase of the row with the cost of a whole plan
 @dataclass(frozen=True)
 @checked
 class PlanMeasurement:
-    """The time of one phase of a plan in one pass, or the error that stopped the measurement.
+    """The time of one phase of a plan's step in one pass over the plans, or the error that stopped the measurement.
 
     Rows that are equal in plan, pass, device and phase are turns, in their order.
 

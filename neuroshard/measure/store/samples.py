@@ -113,7 +113,7 @@ class ComputeSample:
                 )
 
     def _check_kernel(self) -> None:
-        """Raise UserError if FBGEMM has no kernel call for these tables together."""
+        """Raise UserError if no FBGEMM kernel looks up all tables of this sample in one call."""
         if len({table.pooled for table in self.tables}) > 1:
             raise UserError(
                 "kernel-pooling-mixed",
@@ -289,7 +289,7 @@ def as_drawn(sample: Sample) -> Sample:
 
 @dataclass(frozen=True)
 class Repeats:
-    """All timed repeats of one sample.
+    """All timed runs of one sample: the measured times, and the time at which each run began.
 
     Attributes:
         times_ms: (R,) for a kernel call; (R, 2, D) for an exchange: forward and backward, per device; (R, P) for local
