@@ -83,7 +83,8 @@ class Searcher(ABC):
 
     @abstractmethod
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Return a `Found` with a plan that fits in memory and keeps the task's constraints, and with any remarks.
+        """Search for a plan of the task, and return the plan with remarks on the search.
+        The plan fits in memory and keeps the task's constraints.
 
         The plan's task is `task`, possibly with further rules that the plan also keeps. If a method does not check the
         memory of each host, decorate it with `within_hosts`.
@@ -185,7 +186,7 @@ def _with_rules_for_hosts(task: Task, in_rows: Collection[str]) -> Iterator[Task
 
 
 def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:
-    """Return the searcher of `conf/searcher/<searcher>.yaml`; `settings` replace settings in the file.
+    """Return the search method that `conf/searcher/<searcher>.yaml` describes; `settings` replace settings in the file.
 
     A `Searcher` object is returned unchanged.
 
