@@ -145,7 +145,7 @@ class Layout(ABC):
         """
 
     def batch_shares(self, devices: int) -> int:
-        """Return the number of equal parts into which a batch is divided so that each device looks up one part.
+        """Return the number of equal parts into which lookups divide a batch: the number of devices, or 1.
 
         This is the number of devices if a device looks up only its own samples (`own_samples`), else 1.
         """
