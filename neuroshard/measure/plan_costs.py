@@ -87,8 +87,8 @@ class PlanRecords:
 
 
 def _known(chunks: Chunks[Sample]) -> dict[Sample, int]:
-    """Return the number of each stored sample.
-    The keys are the samples without the lookups that were counted during the measurement.
+    """Return the numbers of the stored samples, as a dictionary from samples to numbers.
+    The keys are samples as they were before the measurement, which adds the number of lookups in each row block.
     """
     return {as_drawn(m.sample): m.sample_id for m in chunks.read()}
 

@@ -71,7 +71,9 @@ class Meters:
 
 @contextmanager
 def meters_of(hardware: Hardware, warn: Warn) -> Iterator[Meters]:
-    """Yield the meters of the hardware; the processes of the meters end when the context ends."""
+    """Yield the objects (meters) that measure samples on the hardware.
+    The worker processes of the meters end when the context ends.
+    """
     with ExitStack() as open_for:
         yield Meters(hardware, warn, open_for)
 
