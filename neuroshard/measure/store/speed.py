@@ -68,7 +68,7 @@ def with_slowness(
 ) -> list[list[Measurement[Sample]]]:
     """Estimate the machine's slowness during each chunk, and return all measurements with their slowness set.
 
-    Samples of the splits `splits` that several chunks have in common show the slowness.
+    The slowness follows from samples of these `splits` that were measured in several chunks.
     """
     if len(chunks) < 2:
         return [list(chunk) for chunk in chunks]
