@@ -1,5 +1,6 @@
 """Translate the arguments of a `neuroshard` command into arguments that Hydra can read.
-Users may leave out the key of a path, and may write a file in place of a choice; values are quoted if Hydra needs it.
+Users may write `explain plan.json` instead of `explain plans=[plan.json]`, and `tables=FILE.csv` instead of
+`tables=user_file tables.path=FILE.csv`. Values that Hydra cannot parse are put in quotes.
 """
 
 import os
@@ -95,8 +96,8 @@ def _is_path(text: str) -> bool:
 
 
 def with_reader(text: str) -> Iterator[str]:
-    """Yield the settings that an argument stands for.
-    The argument `tables=FILE.csv`, for example, stands for tables=user_file and tables.path=FILE.csv.
+    """Yield the settings for Hydra that replace an argument of the user.
+    The argument `tables=FILE.csv`, for example, is replaced by tables=user_file and tables.path=FILE.csv.
 
     A list of files, as in a sweep, becomes a list of paths. Any other argument is yielded unchanged.
 
@@ -123,8 +124,9 @@ def with_reader(text: str) -> Iterator[str]:
 
 
 def _sweep(group: str, reader: str | None, files: list[str]) -> str:
-    """Return the arguments of a sweep over all entries of `files` that the choice `reader` can read.
-    If `reader` is None, the sweep is over the entries that no choice can read: these entries are names of choices.
+    """Return, as text, the arguments of a sweep over the entries of `files` that the choice `reader` can read.
+    An example is "tables=user_file tables.path=a.csv,b.csv". If `reader` is None, the sweep is over the entries that no
+    choice can read: these entries are names of choices.
     """
     swept = [file for file in files if _READERS[group].get(Path(file).suffix.lower()) == reader]
     return f"{group}={','.join(swept)}" if reader is None else f"{group}={reader} {group}.path={','.join(swept)}"

@@ -24,7 +24,7 @@ from neuroshard.words.form import CALLS
 
 @dataclass(frozen=True)
 class BundleFacts:
-    """Facts about an installed bundle of cost models: device, training range, kernel calls and errors.
+    """Facts about an installed bundle of cost models: device, training range, kernel calls, prediction errors.
 
     Attributes:
         name: name of the bundle, for model=NAME.
@@ -97,7 +97,8 @@ def show_models(arguments: list[str], console: Console, *, as_json: bool = False
 
 def _card(name: str) -> dict[str, Any]:
     """Return the model card of an installed model.
-    The card has the figures and errors of an analytic model, or the provenance of a bundle.
+    The card of an analytic model has the figures of the datasheet, and the prediction errors on published measurements.
+    The card of a bundle has the provenance of the models.
     """
     models = CostModels.load(name)  # raises UserError if the name is unknown
     if models.sheet is not None:
@@ -131,7 +132,7 @@ def _sheets() -> Iterator[DatasheetFacts]:
 
 
 def _shipped_bundles() -> Grid:
-    """Return a table of the bundles in the package: for each bundle, the range of the training data and the errors."""
+    """Return a table of the bundles in the package: for each bundle, the training range and the prediction errors."""
     columns = "name", "hardware", "batch sizes", "devices", "sharding types", "compute", "forward", "backward"
     grid = Grid(*columns, title="Measured and pre-trained (errors: MAPE on tables never seen in training)")
     for bundle in _bundles():

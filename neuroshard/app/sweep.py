@@ -75,7 +75,7 @@ def sweep_folder(arguments: Sequence[str]) -> Iterator[Path]:
 
 
 def jobs_in(folder: Path) -> list[Job]:
-    """Return every job of a sweep that has ended, in the order of the jobs' numbers.
+    """Return the jobs of a sweep that have ended, in the order of the jobs' numbers.
 
     Raises:
         UserError: the file of a job is damaged.
@@ -110,7 +110,7 @@ def compared(jobs: Sequence[Job]) -> Grid:
 
 def _caption(jobs: Sequence[Job], over_devices: bool) -> str:
     """Return the caption of a table of jobs, which explains the figures in the table.
-    In a sweep over numbers of devices, the caption also names the work that the predicted costs count.
+    In a sweep over numbers of devices, the caption also lists the kinds of work that the predicted costs include.
     """
     if not over_devices:
         return _CAPTION

@@ -20,7 +20,8 @@ _STEPS = 400  # number of points for numerical integration
 
 
 class When(IntEnum):
-    """The place of a part in a step: on each device, a part begins when all parts in earlier places have ended.
+    """The place of a part in the order of a step.
+    On each device, a part begins when all parts in earlier places have ended.
 
     Attributes:
         BACKWARD: backward exchange of gradients: all devices meet, and begin together.
@@ -38,7 +39,7 @@ class When(IntEnum):
 
 
 class KernelTimes(NamedTuple):
-    """Predicted kernel times of B plans on D devices, for each of the K kernel calls in `CALLS`.
+    """Predicted kernel times of B plans on D devices, for each of the K kinds of kernel calls in `CALLS`.
 
     Attributes:
         ms: (B, D, K) kernel time in ms.
@@ -53,7 +54,9 @@ class KernelTimes(NamedTuple):
     counts: FloatArray
 
     def plus(self, other: "KernelTimes") -> "KernelTimes":
-        """Return the sums of these kernel times and counts and of `other`, for further calls on the same devices."""
+        """Return the sums of the kernel times and counts in both objects.
+        The two objects are for different kernel calls on the same devices.
+        """
         return KernelTimes(*(these + more for these, more in zip(self, other, strict=True)))
 
 
@@ -96,7 +99,8 @@ class Step:
 
     @classmethod
     def of(cls, works: Sequence[Work], shape: tuple[int, ...]) -> "Step":
-        """Return the step that consists of the parts that `works` compute, for devices in arrays of shape (..., D).
+        """Compute the parts of a step in the order of the step, and return the step.
+        Each element of `works` computes one part. The arrays of the parts have the shape `shape`, (..., D).
 
         Works are computed in the order of their places in the step: each begins on a device when the counted parts
         before it have ended there. The parts of the result are in the order of `works`.
@@ -148,7 +152,7 @@ class Step:
 
     @property
     def ready_ms(self) -> FloatArray:
-        """(..., D) time in ms at which each device is ready for the output dist, in which all devices meet."""
+        """(..., D) time in ms from the start of the step until each device could begin the output dist."""
         return _sum(part.ms for part in self.counted if part.when < When.FORWARD)
 
     @property
@@ -174,7 +178,7 @@ def _sum(values: Iterable[FloatArray]) -> FloatArray:
 
 @dataclass(frozen=True, eq=False)
 class Cost(Step):
-    """The cost of one plan: the time of each part of its step on each device, (D,) ms.
+    """The cost of one plan: the time of each part of a training step on each device, (D,) ms.
 
     A step runs the backward exchange, then kernels (fused backward and forward), then the forward exchange. The cost of
     a device is the sum of these parts, and the cost of the plan is the largest cost of a device ("embedding cost" in
@@ -202,7 +206,9 @@ class Cost(Step):
 
     @property
     def margin_ms(self) -> float:
-        """The margin of the plan's cost in ms: the margin of the slowest device; NaN if this margin is unknown."""
+        """The margin of the plan's cost in ms: half the width of the 90% interval for the cost of the slowest device.
+        NaN if this margin is unknown.
+        """
         return float("nan") if self.margin is None else float(self.margin[np.argmax(self.device_ms)])
 
     @property
@@ -231,7 +237,7 @@ class Cost(Step):
 
     @property
     def waited_ms(self) -> float:
-        """The time in ms for which all devices wait for their hosts at the end of a step: the shortest wait."""
+        """The time in ms that every device waits for its host at the end of a step: the minimum over the devices."""
         return float(sum(part.ms.min() for part in self.counted if part.when is When.HOST))
 
     def __str__(self) -> str:

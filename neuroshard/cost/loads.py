@@ -25,7 +25,7 @@ _TYPES, _WIDTHS = 1 << 4, 1 << 20  # larger than the bytes of an element, and th
 
 
 def calls_of(kernels: IntArray) -> IntArray:
-    """Return the kernel call, as an index in `CALLS`, of each kernel number in `kernels` (as in `Loads.kernel`)."""
+    """Convert kernel numbers, as in `Loads.kernel`, to kernel calls, as indices in `CALLS`."""
     return kernels // (_TYPES * _WIDTHS)
 
 
@@ -112,7 +112,7 @@ class Loads:
 
     @property
     def kernel(self) -> IntArray:
-        """(n,) number of the kernel of each load; one kernel looks up all loads that have the same number.
+        """(n,) number of the kernel for each load; on a device, one kernel processes all loads with the same number.
 
         Such loads have the same call and data type and, if they are of sequence tables, the same table width.
         """
@@ -135,7 +135,7 @@ class Loads:
         return self.at([ON_DEVICE] * len(self))
 
     def columns(self, dim: FloatArray | IntArray) -> "Loads":
-        """Return the loads as loads of column shards, with `dim` (n,) columns and the same rows as before."""
+        """Return the loads with `dim` (n,) columns each, as for column shards of the same tables."""
         return replace(self, dim=np.asarray(dim, dtype=np.float64))
 
 
@@ -180,8 +180,8 @@ class LoadSets:
         return cls(loads.take(order), np.bincount(places, minlength=num_sets))
 
     def by_kernel(self) -> tuple["LoadSets", IntArray]:
-        """Return each of the B sets split into G sets, each with the loads of one of the G kernels.
-        Also return the kernel call of each of the G kernels. A kernel is a number in `Loads.kernel`.
+        """Divide each of the B sets of loads by kernel: into one set for each of the G kernels that occur in any set.
+        Return the B x G sets, and the kernel call of each of the G kernels. A kernel is a number in `Loads.kernel`.
 
         Returns:
             (B G) sets: the G sets of the first set, then those of the second set, and so on; and (G,) the index in
@@ -256,7 +256,7 @@ class Traffic:
     def of(
         cls, device_loads: LoadSets, given: FloatArray, num_devices: int, batch_size: int, host_size: int | None
     ) -> "Traffic":
-        """Return the traffic of B plans, summed over the loads of each device.
+        """Return the traffic of B plans, given the bytes that each load causes its device to send.
 
         Args:
             device_loads: (B D) sets: the loads of each of the D devices, one plan after the other.
@@ -297,7 +297,7 @@ class Traffic:
         return np.zeros(self.size_bytes.shape[:2])
 
     def alone(self, collective: Collective) -> "Traffic":
-        """Return the traffic of one collective, as if the collective were an all-to-all within each group of devices.
+        """Return the traffic of one collective only, as an all-to-all in each group of devices that exchange data.
 
         The `groups` (G, M) of a plan exchange independently, so the result has B G exchanges of M devices, with
         `size_bytes` (B G, M, 1). For the input dist, the bytes of a device are the bytes that it receives.

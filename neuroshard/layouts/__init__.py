@@ -65,7 +65,7 @@ def placed_loads(
     num_devices: int,
     layouts: Sequence[Layout] | None = None,
 ) -> Loads:
-    """Return the load of each of S placements of tables, (S,), in the order of `placements`.
+    """Return the load that each of S placements (shards on devices) causes, (S,), in the order of `placements`.
 
     Args:
         tables: (T,) the tables.

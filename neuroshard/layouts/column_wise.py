@@ -30,7 +30,9 @@ class ColumnWise(Layout):
     free: ClassVar[bool] = True
 
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
-        """Return True if all shards have all rows, and at most one shard has all columns."""
+        """Return True if the shards belong to a table-wise or column-wise table.
+        All shards must have all rows of the table, and at most one shard may have all columns.
+        """
         return all(shard.rows >= table.rows for shard in shards) and sum(s.dim == table.dim for s in shards) < 2
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
@@ -64,8 +66,9 @@ class ColumnWise(Layout):
         return _WHOLE if len(placements) == 1 else _CUT
 
     def allowed_by(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return the sharding types that allow a table to have these placements.
-        These are all types of the family for a whole table. For a split table, the devices determine the types.
+        """Return the sharding types that, if a rule names them, allow a table to have these placements.
+        A whole table is allowed by table_wise, column_wise and table_column_wise. A split table is allowed by
+        column_wise, and by table_column_wise if all shards are on one host.
         """
         if len(placements) == 1:
             return set(self.words)
@@ -74,7 +77,7 @@ class ColumnWise(Layout):
         return {_CUT, _ON_A_HOST} if on_one_host else {_CUT}
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return all sharding types of the family, because TorchRec reads the shards in the same way with each type."""
+        """Return all sharding types of the family, because TorchRec interprets the shards equally with each type."""
         return set(self.words)
 
 

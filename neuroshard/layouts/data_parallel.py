@@ -32,7 +32,9 @@ class DataParallel(Layout):
     counted: ClassVar[str] = " as data_parallel, which counts as 1 shard"
 
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
-        """Return True if all shards have all rows, and several shards have all columns."""
+        """Return True if the shards belong to a data-parallel table.
+        All shards must have all rows, and two or more shards must have all columns: they are copies of the table.
+        """
         return all(shard.rows >= table.rows for shard in shards) and sum(s.dim == table.dim for s in shards) > 1
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
@@ -68,7 +70,9 @@ class DataParallel(Layout):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Return the loads after the data-parallel loads, at `which` (m,), are reduced to the samples of one device."""
+        """Reduce the data-parallel loads from whole batches to the samples of one device.
+        Return all loads, (n,). The data-parallel loads are at the positions `which` (m,).
+        """
         return _of_own_samples(loads, num_devices, which)
 
     def share(self, loads: Loads, count: int) -> Loads:
@@ -90,7 +94,7 @@ class DataParallel(Layout):
 
 
 def _of_own_samples(loads: Loads, num_devices: int, which: IntArray) -> Loads:
-    """Return the loads after the loads at the positions `which` (m,) are reduced to the samples of one device.
+    """Reduce the loads at the positions `which` (m,) to the samples of one device, and return all loads.
 
     Their lookups, samples and bags are divided by the number of devices, and the reuse histogram becomes that of the
     smaller batch.

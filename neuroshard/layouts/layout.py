@@ -21,7 +21,7 @@ class Whole(Protocol):
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The T unsplit tables."""
+        """(T,) tables of the task, before they are divided into shards."""
 
     @property
     def tier_assignments(self) -> tuple[TierAssignment, ...]:
@@ -33,7 +33,8 @@ class Whole(Protocol):
 
 
 class Layout(ABC):
-    """A family of sharding types with all properties of the family; each subclass is one family, and has no state.
+    """A family of sharding types, such as column-wise, with all properties of the family.
+    Each subclass is one family, and has no state.
 
     Attributes:
         form: name of the family.
@@ -81,7 +82,7 @@ class Layout(ABC):
         """Return True if a table that is divided into these shards belongs to this family of sharding types.
 
         This method does not check that the shards cover the table; `check` does. For a table without shards, which is
-        not placed, only `Columns` returns True.
+        not placed, only `ColumnWise` returns True.
         """
 
     def fits(self, rows: int, count: int) -> bool:
@@ -96,7 +97,8 @@ class Layout(ABC):
 
     @abstractmethod
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
-        """Return the placements, in this family, of the table with index `index` over a group of devices.
+        """Place a table over a group of devices as this family does, and return the placements.
+        `index` is the table's index in the task.
 
         Raises:
             UserError: there is no table with this index, or the table has too few rows.
@@ -113,8 +115,8 @@ class Layout(ABC):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Return the loads, (n,), after this family's loads are reduced to the rows and samples of their placements.
-        The loads of this family are at the positions `which` (m,).
+        """Reduce this family's loads from whole tables and batches to the rows and samples of the placements.
+        Return all loads, (n,). The loads of this family are at the positions `which` (m,).
 
         Args:
             loads: (n,) one load for each placement, with all rows of the table and the lookups of all samples.
@@ -127,7 +129,7 @@ class Layout(ABC):
 
     @abstractmethod
     def share(self, loads: Loads, count: int) -> Loads:
-        """Return the load that the first of `count` devices has for each whole table, if the family shards the tables.
+        """Return the load of each table on the first of `count` devices, if this family shards the table over them.
 
         `loads` has the whole tables; their lookups are assumed to be spread evenly over the rows.
         """
@@ -143,7 +145,7 @@ class Layout(ABC):
         """
 
     def batch_shares(self, devices: int) -> int:
-        """Return the number of equal shares into which a batch is divided, if each device looks up one share.
+        """Return the number of equal parts into which lookups divide a batch: the number of devices, or 1.
 
         This is the number of devices if a device looks up only its own samples (`own_samples`), else 1.
         """
@@ -154,7 +156,7 @@ class Layout(ABC):
         return devices
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Return why TorchRec does not support a sequence table in shards of these widths; None if TorchRec does.
+        """Return the reason why TorchRec does not support a sequence table in shards of these widths; None if it does.
 
         Each shard is on a different device. The text follows "is a sequence table".
         """
@@ -169,7 +171,9 @@ class Layout(ABC):
         return self.sharding_types(placements, topology)
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return the sharding types with which TorchRec reads these placements of a table correctly."""
+        """Return the sharding types that a TorchRec plan may state for these placements of a table.
+        With each of these types, TorchRec interprets the shards as they are placed.
+        """
         return {self.sharding_type(placements, topology)}
 
 

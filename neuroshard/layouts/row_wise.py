@@ -38,7 +38,7 @@ class RowWise(Layout):
     joins: ClassVar[bool] = False
 
     def holds(self, table: Table, shards: Sequence[Shard]) -> bool:
-        """Return True if a shard does not have all rows of the table."""
+        """Return True if the shards belong to a row-wise table: at least one shard lacks rows of the table."""
         return any(shard.rows < table.rows for shard in shards)
 
     def fits(self, rows: int, count: int) -> bool:
@@ -64,8 +64,8 @@ class RowWise(Layout):
     def placed(
         self, loads: Loads, which: IntArray, tables: Sequence[Table], placements: Sequence[Placement], num_devices: int
     ) -> Loads:
-        """Return the loads after row-wise loads, at `which` (m,), are reduced to the rows of their blocks.
-        The lookups are reduced to the lookups of these rows.
+        """Reduce the row-wise loads from whole tables to the rows of the blocks, and to the lookups of these rows.
+        Return all loads, (n,). The row-wise loads are at the positions `which` (m,).
         """
         shards = [placement.shard for placement in placements]
         groups = grouped(which.tolist(), lambda number: (shards[number].table, shards[number].column))
@@ -117,7 +117,9 @@ class RowWise(Layout):
         return _ON_ALL if len(placements) == topology.num_devices else _ON_A_HOST
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return the types with which TorchRec reads these blocks correctly: all types if one host has all devices."""
+        """Return the sharding types that a TorchRec plan may state for these blocks of rows.
+        These are all types of the family if one host has all devices.
+        """
         if topology.domain_size == topology.num_devices:
             return set(self.words)
         sharding_type = self.sharding_type(placements, topology)

@@ -31,7 +31,9 @@ def sharding_types_named(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def forms_of(types: Iterable[str]) -> tuple[Form, ...]:
-    """Return the families (`Form`) of these sharding types, each family once, in the order of `FORMS`."""
+    """Return the families (`Form`) of these sharding types, each family once.
+    The order is that of `FORMS`.
+    """
     found = {_FORM_OF[name] for name in types}
     return tuple(form for form in FORMS if form in found)
 

@@ -1,4 +1,4 @@
-"""Widths of column shards: a table's columns on a device are split if they exceed FBGEMM's maximum width."""
+"""The widths of column shards: no shard may be wider than FBGEMM's maximum width."""
 
 from collections.abc import Iterator
 
@@ -35,7 +35,9 @@ def shard_widths(table: Table, dim: int) -> Iterator[int]:
 
 
 def as_shards(sets: LoadSets) -> LoadSets:
-    """Return the load sets after each load that is too wide for one shard is split as in `shard_widths`."""
+    """Return the load sets after replacing each load that is too wide for one shard by the loads of several shards.
+    The widths of the shards are as in `shard_widths`.
+    """
     loads = sets.loads
     if not (loads.dim > MAX_SHARD_DIM).any():
         return sets

@@ -1,4 +1,4 @@
-"""A block of CPU memory that the weights of all live operators share; the memory is touched (paged in) in advance.
+"""A block of CPU memory that the weights of all operators in memory share; all pages are allocated in advance.
 
 If each sample allocated new weights, page faults would take longer than the kernels. It does not matter to a measured
 time that the rows of operators overlap: the cache is flushed before every run, and each operator starts at a random
@@ -22,7 +22,8 @@ class Arena:
         self._buffer = torch.empty(0, dtype=dtype)
 
     def reserve(self, elements: int) -> None:
-        """Grow the buffer, if necessary, to at least `elements` elements of touched memory; earlier views stay valid.
+        """Grow the buffer, if necessary, to at least `elements` elements of memory that is already paged in.
+        Views that `view` returned earlier stay valid.
 
         Raises:
             MemoryError: the machine does not have enough free memory.
@@ -41,8 +42,8 @@ class Arena:
 
 
 def _touched(elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor, (elements,), that is filled with small random numbers,
-    so that the memory of the tensor is paged in.
+    """Return a tensor, (elements,), that is filled with small random numbers.
+    All memory of the tensor is paged in, because all of it was written.
 
     The values are neither zeros, which share a page, nor denormals, which are slow.
     """

@@ -32,7 +32,8 @@ _PINGS = 20
 
 
 class Exchange(NamedTuple):
-    """The forward and the backward exchange of one sample, as functions that run the part of one device.
+    """The forward and the backward exchange of a sample, as functions.
+    Each function does one device's part of the exchange.
 
     Attributes:
         forward: runs the exchange of the forward pass.
@@ -47,7 +48,7 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True)
 class Circle:
-    """The devices among which a collective exchanges data, from the view of one of these devices.
+    """The devices that exchange data with each other in a collective, from the view of one of these devices.
 
     Attributes:
         ranks: ranks of all these devices, including this device, in order.
@@ -60,8 +61,8 @@ class Circle:
     group: Among
 
     def share(self, size_bytes: Sequence[int], element_bytes: int) -> list[int]:
-        """Return the number of elements that each of the circle's m devices sends to every device of the circle, (m,),
-        given the bytes that all D devices send, (D,).
+        """Return the number of elements that each of the circle's m devices sends to every device of the circle, (m,).
+        `size_bytes` (D,) has the bytes that each of all D devices sends in total.
         """
         return [size_bytes[rank] // (element_bytes * len(self.ranks)) for rank in self.ranks]
 
@@ -98,8 +99,8 @@ def make_exchange(sample: CommSample, circles: Mapping[Collective, Circle], devi
 
 
 def _all_to_all(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Return an exchange that uses all-to-all in both directions:
-    pooled embeddings go to the devices that have the samples, and gradients go back.
+    """Return an exchange that uses all-to-all in both directions.
+    Pooled embeddings go to the devices that have the samples, and gradients go back.
     """
     others = circle.share(sample.size_bytes, ELEMENT_BYTES)
     own = [circle.own(others)] * len(circle.ranks)
@@ -113,8 +114,8 @@ def _all_to_all(sample: CommSample, circle: Circle, device: torch.device) -> Exc
 
 
 def _reduce_scatter(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Return an exchange with a reduce-scatter of partial sums in the forward direction,
-    and an all-gather of gradients in the backward direction.
+    """Return an exchange with a reduce-scatter forward and an all-gather backward.
+    The reduce-scatter adds up partial sums, and the all-gather distributes gradients.
     """
     own = circle.own(circle.share(sample.size_bytes, ELEMENT_BYTES))
     sums, summed = torch.zeros(own * len(circle.ranks), device=device), torch.zeros(own, device=device)
@@ -126,8 +127,8 @@ def _reduce_scatter(sample: CommSample, circle: Circle, device: torch.device) ->
 
 
 def _all_reduce(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Return an exchange that sums the gradients of whole tables over all devices (all-reduce),
-    the same in both directions.
+    """Return an exchange that sums the gradients of whole tables over all devices (all-reduce).
+    Both directions are the same.
     """
     gradient = torch.zeros(sample.size_bytes[circle.rank] // ELEMENT_BYTES, device=device)
     both = partial(dist.all_reduce, gradient, group=circle.group)
@@ -135,8 +136,8 @@ def _all_reduce(sample: CommSample, circle: Circle, device: torch.device) -> Exc
 
 
 def _input(sample: CommSample, circle: Circle, device: torch.device) -> Exchange:
-    """Return an exchange that sends indices to the devices that have the rows: first the counts,
-    then indices and lengths.
+    """Return an exchange that sends indices to the devices that have the rows.
+    The exchange first sends the number of elements, then the indices and lengths. Both directions are the same.
     """
     sent = circle.share(sample.size_bytes, INDEX_BYTES)
     counts = torch.tensor(sent, device=device)
@@ -171,8 +172,8 @@ class Clock:
 
 
 class ExchangeBench:
-    """Measures batches of exchanges between the processes of a group;
-    all processes must call the same methods together.
+    """Measures batches of exchanges between the processes of a group.
+    All processes must call the same methods together.
 
     All processes start an exchange at a moment that they agreed on, plus each process's own delay, so that no barrier
     runs inside the timed region. A device's time counts from its own start, and thus includes waiting for the other
@@ -189,8 +190,8 @@ class ExchangeBench:
         self._circles: dict[int, dict[Collective, Circle]] = {}  # by the number of devices on a host
 
     def measure(self, samples: Sequence[CommSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Return an outcome for each sample; the repeats are (R, 2, D) ms:
-        the forward and the backward time of each of D devices.
+        """Measure the exchanges in `samples`, and return an outcome for each exchange.
+        The repeats are (R, 2, D) ms: the forward and the backward time of each of D devices.
         """
         builds = [partial(self._build, sample) for sample in samples]
         return self._group.combined(run_batch(builds, self._protocol, np.random.default_rng(seeds), report))
@@ -203,8 +204,9 @@ class ExchangeBench:
         return partial(self.run, exchange, sample.start_ms[self._rank])
 
     def run(self, exchange: Exchange, start_ms: float) -> Timed:
-        """Time the forward exchange, which this device starts with a delay of `start_ms`,
-        and then the backward exchange, which all devices start together; return both times.
+        """Time the forward exchange and then the backward exchange, and return both times.
+        This device starts the forward exchange with a delay of `start_ms`. All devices start the backward exchange
+        together.
         """
         agreed = self._agree_on_start()
         forward = self._timed(exchange.forward, agreed + start_ms / 1e3)
@@ -212,8 +214,8 @@ class ExchangeBench:
         return Timed(np.array([forward, backward]), (start_ms + forward + backward) / 1e3)
 
     def _timed(self, communicate: Callable[[], object], start: float) -> float:
-        """Wait until the time `start`, run an exchange, and return the ms from `start` until the exchange has ended on
-        this device.
+        """Wait until the time `start`, then run an exchange and return the time of the exchange in ms.
+        The time is counted from `start` until the exchange has ended on this device.
         """
         wait = start - self._clock.now()
         if wait > 0:
@@ -223,8 +225,8 @@ class ExchangeBench:
         return (self._clock.now() - start) * 1e3
 
     def _agree_on_start(self) -> float:
-        """Agree with all other processes on a moment in the near future;
-        return the moment in seconds on this process's clock.
+        """Agree with all other processes on a moment in the near future.
+        Return the moment in seconds on this process's clock.
         """
         self._group.barrier()
         moment = torch.tensor([self._clock.now() + _SETTLE_S], dtype=torch.float64)
@@ -232,8 +234,8 @@ class ExchangeBench:
         return float(moment) + self._clock_ahead_s
 
     def _find_clock_offset(self) -> float:
-        """Return the seconds by which this process's clock is ahead of the clock of rank 0,
-        measured by the fastest of several round trips of messages.
+        """Return the seconds by which this process's clock is ahead of the clock of rank 0.
+        The offset is measured by the fastest of several round trips of messages.
         """
         ahead = 0.0
         for other in range(1, self._size):
@@ -244,8 +246,9 @@ class ExchangeBench:
         return ahead if abs(ahead) > 1e-3 else 0.0
 
     def _ping(self, other: int) -> tuple[float, float]:
-        """Send a message from rank `other` to rank 0 and back; return the seconds of the round trip,
-        and the seconds by which this process's clock is ahead of the clock of rank 0; both are 0 on rank 0.
+        """Send a message from rank `other` to rank 0 and back; return the time of the round trip and the clock offset.
+        The time is in seconds. The offset is the seconds by which this process's clock is ahead of the clock of rank 0.
+        On rank 0, both values are 0.
         """
         clock = torch.zeros(1, dtype=torch.float64)
         if self._rank == 0:

@@ -43,8 +43,8 @@ class Device(ABC):
 
     @abstractmethod
     def moment(self) -> Any:
-        """Mark the current point in the device's work and return the mark: all earlier work has ended at this point,
-        and later work has not begun.
+        """Mark the current point in the device's work, and return the mark.
+        All earlier work has ended at this point, and later work has not begun.
         """
 
     @abstractmethod
@@ -56,8 +56,8 @@ class Device(ABC):
         """Keep the device busy while the host launches the work that is timed."""
 
     def set_aside(self, flush_bytes: int, free_bytes: int) -> None:
-        """Reserve `flush_bytes` of memory, which is written to flush the cache;
-        raise UserError if `free_bytes` is less than `flush_bytes`.
+        """Reserve `flush_bytes` of memory, which is written to flush the cache.
+        Raise UserError if `free_bytes` is less than `flush_bytes`.
         """
         if flush_bytes > free_bytes:
             raise UserError(
@@ -92,8 +92,8 @@ class CpuDevice(Device):
         self.pin = pin
 
     def prepare(self, rank: int, flush_bytes: int) -> None:
-        """Limit this process to one thread, and to one core if `pin` is true;
-        raise UserError if `flush_bytes` exceeds the free memory.
+        """Limit this process to one thread, and to one core if `pin` is true.
+        Raise UserError if `flush_bytes` exceeds the free memory.
         """
         torch.set_num_threads(1)
         _keep_freed_memory()
@@ -136,8 +136,8 @@ class CudaDevice(Device):
         self.set_aside(max(flush_bytes, 2 * l2_bytes), torch.cuda.mem_get_info(self.torch_device)[0])
 
     def occupy(self) -> None:
-        """Keep the GPU waiting for about 1 ms, because the host needs 0.5 to 1 ms to launch a fused call and the
-        backward pass.
+        """Keep the GPU waiting for about 1 ms.
+        The host needs 0.5 to 1 ms to launch a fused call and the backward pass.
         """
         torch.cuda._sleep(_LEAD_CYCLES)  # type: ignore[no-untyped-call]
 

@@ -1,6 +1,4 @@
-"""The hardware of this machine, and the meters that measure kernel calls,
-exchanges and training steps on this hardware.
-"""
+"""The hardware of this machine, and objects that measure kernel calls, exchanges and training steps on the hardware."""
 
 import logging
 import multiprocessing
@@ -82,8 +80,8 @@ class Hardware:
         return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
 
     def devices_per_host(self, num_devices: int) -> int | None:
-        """Return the number of devices on each host, given the number `num_devices` on all hosts;
-        None if one host has all devices.
+        """Return the number of devices on each host, given the number `num_devices` on all hosts together.
+        Return None if one host has all devices.
 
         The hosts of a pod count as one host, as in TorchRec, because fast links join them.
         """
@@ -93,8 +91,8 @@ class Hardware:
         return local if local < num_devices else None
 
     def check_hosts(self, topology: Topology) -> None:
-        """Raise UserError if the hosts of the topology have another number of devices than the hosts between which
-        exchanges are measured here.
+        """Raise UserError unless the task's hosts and the hosts that measure exchanges have the same number of devices.
+        `topology` describes the devices and hosts of the task.
         """
         devices, wanted = topology.num_devices, topology.domain_size
         measured = self.devices_per_host(devices) or devices
@@ -109,8 +107,8 @@ class Hardware:
             )
 
     def comm_meter(self, num_devices: int, warn: Warn) -> Meter[CommSample]:
-        """Return a meter that measures exchanges between `num_devices` processes: on this host,
-        or on all hosts under torchrun.
+        """Return a meter that measures exchanges between `num_devices` processes.
+        The processes run on this host or, under torchrun, on all hosts.
 
         Raises:
             UserError: torchrun started another number of processes.
@@ -118,8 +116,8 @@ class Hardware:
         return self._group_meter(num_devices, self._exchanges, None, warn)
 
     def step_meter(self, topology: Topology, protocol: StepProtocol, warn: Warn) -> Meter[Plan]:
-        """Return a meter that measures training steps of plans for this topology,
-        in the same kind of processes as `comm_meter`.
+        """Return a meter that measures training steps of plans for this topology.
+        The meter uses the same kind of processes as `comm_meter`.
 
         Raises:
             UserError: torchrun started another number of processes.
@@ -127,15 +125,15 @@ class Hardware:
         return self._group_meter(topology.num_devices, self._steps(protocol), topology.domain_size, warn)
 
     def mirror_meter(self, protocol: StepProtocol, warn: Warn) -> Meter[LocalSample]:
-        """Return a meter that measures the local work of single ranks in training steps, on the first device,
-        in a separate process.
+        """Return a meter that measures the local work of single ranks in training steps.
+        The work runs on the first device, in a separate process.
         """
         make = partial(_make_mirror_bench, self.device, self.embedding, protocol)
         return WorkerGroup(make, 1, self.timeout_s, warn, self._context())
 
     def follow(self, steps: StepProtocol | None = None) -> None:
-        """Take part in the measurements of rank 0, as another process of torchrun:
-        in training steps if `steps` is given, else in exchanges.
+        """Take part in all measurements that rank 0 starts; the other processes of torchrun call this method.
+        The measurements are training steps if `steps` is given, else exchanges.
         """
         from neuroshard.measure._workers.group import Torchrun
 
@@ -150,8 +148,8 @@ class Hardware:
         return Joining(self.device, protocol.timing, self.timeout_s, partial(_step_bench, self.embedding, protocol))
 
     def _group_meter(self, num_devices: int, how: Joining[Sample], local_size: int | None, warn: Warn) -> Meter[Sample]:
-        """Return a meter with `num_devices` processes that measure together; for TorchRec,
-        each host has `local_size` devices.
+        """Return a meter with `num_devices` processes that measure together.
+        If the meter starts the processes, all run on this host, but TorchRec is set to hosts of `local_size` devices.
         """
         if under_torchrun():
             return self._leader(num_devices, how)
@@ -159,8 +157,8 @@ class Hardware:
         return WorkerGroup(make, num_devices, self.timeout_s, warn, self._context())
 
     def _leader(self, num_devices: int, how: Joining[Sample]) -> Meter[Sample]:
-        """Return the meter of rank 0 under torchrun; raise UserError if torchrun started another number of processes
-        than `num_devices`.
+        """Return the meter of rank 0 under torchrun.
+        Raise UserError if torchrun started another number of processes than `num_devices`.
         """
         started = int(os.environ["WORLD_SIZE"])
         if started != num_devices:
@@ -180,8 +178,8 @@ class Hardware:
 
 
 def _hosts_per_pod() -> int:
-    """Return the number of hosts over which TorchRec shards rows, from an environment variable;
-    raise UserError if the variable is not a number.
+    """Return the number of hosts over which TorchRec shards rows, from an environment variable.
+    Raise UserError if the variable is not a number.
     """
     hosts = os.environ.get(_POD_SIZE, "1")
     if not hosts.isdecimal() or int(hosts) < 1:
@@ -200,8 +198,8 @@ def under_torchrun() -> bool:
 
 
 def is_follower() -> bool:
-    """Return True if another process, with rank 0, controls the measurements;
-    this process must then call `Hardware.follow`.
+    """Return True if another process, with rank 0, controls the measurements.
+    This process must then call `Hardware.follow`.
     """
     return under_torchrun() and os.environ["RANK"] != "0"
 

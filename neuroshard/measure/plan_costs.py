@@ -34,8 +34,8 @@ _EXCHANGES = 1  # a stream of random numbers
 
 @dataclass(frozen=True)
 class Numbers(Generic[Sample]):
-    """Assigns numbers to samples; a sample that was measured before keeps the earlier number,
-    so that repeated times show the machine's speed.
+    """Assigns numbers to samples, and gives a sample that was measured before the same number again.
+    Repeated times with the same number show how the machine's speed changes.
 
     Attributes:
         chunks: where measurements are stored; None stores nothing.
@@ -48,15 +48,15 @@ class Numbers(Generic[Sample]):
     named: Callable[[Sequence[Sample]], Sequence[Sample]] = lambda samples: samples
 
     def due(self, samples: Sequence[Sample], rng: np.random.Generator) -> list[Due[Sample]]:
-        """Return the samples, ready to be measured, with numbers and seeds;
-        exchanges that differ only in start delays get the same split.
+        """Return the samples with numbers, seeds and splits (training or validation), ready to be measured.
+        Exchanges that differ only in start delays get the same split.
         """
         seeds = rng.integers(_SEED_RANGE, size=len(samples)).tolist()
         return [self._numbered(sample, seed) for sample, seed in zip(self.named(samples), seeds, strict=True)]
 
     def _numbered(self, sample: Sample, lookups: int) -> Due[Sample]:
-        """Return the sample with a number, a split and a seed; `second_pass` is True if the sample was measured
-        before.
+        """Return the sample with a number, a split (training or validation) and a seed.
+        The field `second_pass` is True if the sample was measured before.
         """
         again = sample in self.known
         number = self.known.setdefault(sample, 1 + max(self.known.values(), default=-1))
@@ -87,13 +87,15 @@ class PlanRecords:
 
 
 def _known(chunks: Chunks[Sample]) -> dict[Sample, int]:
-    """Return the number of each stored sample, by the sample as it was drawn."""
+    """Return the numbers of the stored samples, as a dictionary from samples to numbers.
+    The keys are samples as they were before the measurement, which adds the number of lookups in each row block.
+    """
     return {as_drawn(m.sample): m.sample_id for m in chunks.read()}
 
 
 def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> list[ComputeSample]:
-    """Return the kernel calls, with tables renamed so that different tables have different names;
-    write all tables to the data directory first.
+    """Return the kernel calls, with tables renamed so that different tables have different names.
+    All tables are written to the data directory.
 
     Data-parallel tables look up only their own device's samples, so their statistics differ from the task's tables.
     """
@@ -104,8 +106,8 @@ def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> li
 
 
 def _named(table: Table, there: dict[str, Table]) -> Table:
-    """Return the table under the first name (`name`, `name (2)`, ...) that no different table in `there` has;
-    add the table to `there`.
+    """Return the table under the first name (`name`, `name (2)`, ...) that no different table in `there` has.
+    The table is also added to `there`.
     """
     names = (table.name if number == 1 else f"{table.name} ({number})" for number in count(1))
     renamed = (replace(table, name=name) for name in names)
@@ -115,8 +117,8 @@ def _named(table: Table, there: dict[str, Table]) -> Table:
 
 
 def _whole(table: Table) -> Table:
-    """Return the table with fixed values for the properties that each measurement stores separately: width,
-    number of features and pooling.
+    """Return the table with fixed values for the properties that each measurement stores separately.
+    These properties are the width, the number of features and the pooling.
     """
     return replace(table, dim=DIM_MULTIPLE, features=1, pooled=True)
 
@@ -161,8 +163,8 @@ def _num_devices(plan: Plan) -> int:
 
 
 def steps(plans: Sequence[Plan], count_input: bool = False) -> int:
-    """Return the number of kernel calls and exchanges that `measure_plans` measures; if all measurements succeed,
-    `measure_plans` calls `advance` this number of times.
+    """Return the number of kernel calls and exchanges that `measure_plans` measures.
+    If all measurements succeed, `measure_plans` calls `advance` this number of times.
     """
     calls = sum(len(device_calls) for plan in plans for device_calls in kernel_calls(plan))
     calls += sum(len(input_exchange(plan)) for plan in plans if count_input)
@@ -172,8 +174,8 @@ def steps(plans: Sequence[Plan], count_input: bool = False) -> int:
 def _measure_compute(
     plans: Sequence[Plan], meters: Meters, numbers: Numbers[ComputeSample], seed: int, advance: Advance
 ) -> tuple[list[FloatArray], dict[int, str]]:
-    """Measure all kernel calls; return the compute time of each plan's devices, (D,) ms,
-    summed over the calls of each device, and the errors by the number of the plan.
+    """Measure all kernel calls, and return the compute time of each device in each plan, and any errors.
+    The times are (D,) ms for each plan, summed over the calls of a device. The errors are by the number of the plan.
     """
     called = [
         (p, d, call) for p, plan in enumerate(plans) for d, calls in enumerate(kernel_calls(plan)) for call in calls
@@ -200,8 +202,8 @@ def _measure_exchanges(
     advance: Advance,
     count_input: bool,
 ) -> list[Cost | str]:
-    """Measure the exchanges of P plans that have the same number of devices, and return the costs of the plans,
-    given the compute time of each device, (P, D) ms.
+    """Measure the exchanges of P plans that have the same number of devices, and return the costs of the plans.
+    `compute` has the compute time of each device, (P, D) ms.
     """
     rng, errors = np.random.default_rng([seed, _EXCHANGES]), dict[int, str]()
     recorder = Recorder(meters.of, meters.hardware.comm_timing.live, seed, numbers.chunks)
@@ -209,8 +211,8 @@ def _measure_exchanges(
     def measured(
         name: str, exchanges_of_plans: Sequence[tuple[CommSample, ...]], direction: int, start_ms: FloatArray
     ) -> Part:
-        """Measure the exchanges of all plans in one direction: first the first exchange of every plan,
-        then the second exchange of every plan, and so on.
+        """Measure the exchanges of all plans in one direction, and return the part of a step with their times.
+        The first exchange of every plan is measured first, then the second exchange of every plan, and so on.
 
         A device begins a plan's next exchange when its previous exchange has ended. Failures are recorded in `errors`.
         """
@@ -243,8 +245,8 @@ def _measure_exchanges(
 
 
 def beyond_memory(plan: Plan, hardware: Hardware) -> str | None:
-    """Return, as text, the reason why the weights of a device do not fit into this host's memory;
-    None if all weights fit, or if kernels do not run on CPUs.
+    """Return, as text, the reason why the weights of a device do not fit into this host's memory.
+    Return None if all weights fit, or if kernels do not run on CPUs.
     """
     if hardware.device.kind != "cpu":
         return None

@@ -1,5 +1,5 @@
-"""The loop that measures samples in batches, and that stores each batch as a chunk on disk before the next batch
-begins.
+"""The loop that measures samples in batches.
+Each batch is stored as a chunk on disk before the next batch begins.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +29,10 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, eq=False)
 class Meters:
-    """The meters of the hardware; each meter is opened when a sample first needs the meter."""
+    """The objects (meters) that measure samples on a machine.
+    There is a meter for kernel calls, a meter for local work in steps, and a meter of exchanges for each number of
+    devices. Each meter is opened when it is first needed.
+    """
 
     hardware: Hardware
     warn: Warn
@@ -37,7 +40,7 @@ class Meters:
     _open: dict[str | int, Meter[Any]] = field(default_factory=dict)
 
     def of(self, sample: Sample) -> Meter[Sample]:
-        """Return the meter that measures the sample, and all similar samples in the same batch."""
+        """Return the meter that measures samples of this type; exchanges need a meter for each number of devices."""
         if isinstance(sample, CommSample):
             return self.comm(sample.num_devices)
         if isinstance(sample, LocalSample):
@@ -56,8 +59,8 @@ class Meters:
         return self._open[key]
 
     def join(self, topologies: Iterable[Topology]) -> None:
-        """Open the meters of exchanges now, for each number of devices in the topologies,
-        because the other processes of torchrun wait for this process.
+        """Open the meters of exchanges now, for each number of devices in the topologies.
+        This must not wait for the first exchange, because the other processes of torchrun wait for this process.
 
         Raises:
             UserError: torchrun started another number of processes.
@@ -68,7 +71,9 @@ class Meters:
 
 @contextmanager
 def meters_of(hardware: Hardware, warn: Warn) -> Iterator[Meters]:
-    """Yield the meters of the hardware; the processes of the meters end when the context ends."""
+    """Yield the objects (meters) that measure samples on the hardware.
+    The worker processes of the meters end when the context ends.
+    """
     with ExitStack() as open_for:
         yield Meters(hardware, warn, open_for)
 
@@ -110,23 +115,23 @@ class Recorder(Generic[Sample]):
     def complete(
         self, batches: Iterable[tuple[int, Callable[[], Sequence[Due[Sample]]]]]
     ) -> Iterator[Sequence[Outcome]]:
-        """Measure those numbered batches that have no stored chunk yet, so that a killed run can be resumed;
-        yield the outcomes of each batch.
+        """Measure the numbered batches that have no stored chunk yet, and yield the outcomes of each batch.
+        In this way, a killed run can be resumed.
         """
         for number, draw in batches:
             if self.chunks is None or not self.chunks.has(number):
                 yield self.record(draw(), number)
 
     def measure(self, due: Sequence[Due[Sample]]) -> Iterator[Outcome]:
-        """Measure all given samples in order, store the measurements in chunks after the existing chunks,
-        and yield the outcome of each sample.
+        """Measure all given samples in order, and yield the outcome of each sample.
+        The measurements are stored in new chunks after the existing chunks.
         """
         for batch in in_batches(due, self.live):
             yield from self.record(batch)
 
     def record(self, batch: Sequence[Due[Sample]], number: int | None = None) -> Sequence[Outcome]:
-        """Measure a batch, store the measurements as chunk `number` (by default after all other chunks),
-        and return the outcomes.
+        """Measure a batch, store the measurements as one chunk, and return the outcomes.
+        The number of the chunk is `number`; by default, the chunk comes after all other chunks.
         """
         outcomes = self.meter(batch[0].sample).measure([due.sample for due in batch], [due.lookups for due in batch])
         if self.chunks is not None:

@@ -70,7 +70,8 @@ def of_mixed_widths(task: Task, tables: IntArray) -> IntArray:
 
 
 def width_classes(task: Task, tables: IntArray) -> list[tuple[int, ...]]:
-    """Return the best ways to divide the widths of the cached tables in `tables` (n,) into 2, 3 and 4 classes.
+    """Return the ways to divide the cached tables in `tables` (n,) by width into 2, 3 and 4 classes.
+    The returned way for each number of classes is the way that needs the fewest bytes of caches.
 
     Each way is the widest width of each class, ascending. The caches of a class are as wide as its widest table; of all
     ways with the same number of classes, the returned way needs the fewest bytes of caches.

@@ -132,8 +132,8 @@ class _Piece:
         return self.units * self.unit_bytes
 
     def shards(self, free: IntArray) -> list[tuple[int, int]] | None:
-        """Return (host, units) for each shard of the piece; None if the piece does not fit.
-        `free` (H,) has the bytes of memory that are still free on each host.
+        """Divide the piece into shards, and return (host, number of 4-column units) for each shard.
+        Return None if the piece does not fit. `free` (H,) has the bytes of memory that are still free on each host.
 
         The piece is whole on the host with the most free memory if it fits there. Otherwise hosts are filled one after
         the other, beginning with the most free memory.
@@ -157,17 +157,19 @@ class _Piece:
         return None
 
     def _halves(self, free: IntArray, hosts: list[int]) -> list[tuple[int, int]] | None:
-        """Return (host, units) of the two halves of the piece on two hosts; None if the halves do not fit."""
+        """Divide the piece between two hosts, and return (host, number of 4-column units) for both halves.
+        Return None if the halves do not fit.
+        """
         fits = all(self.size_bytes // 2 <= free[host] for host in hosts)
         may = len(hosts) == 2 <= self.most_shards and self.units % 2 == 0
         return [(host, self.units // 2) for host in hosts] if fits and may else None
 
     def rules(self, host: int) -> Iterator[TableRule]:
-        """Yield the rules that keep the whole piece on a host."""
+        """Yield a rule for each table of the piece, which keeps the whole table on a host."""
         return (TableRule(escape(name), devices=self.devices[host]) for name in self.names)
 
     def pins(self, shards: Iterable[tuple[int, int]]) -> Iterator[PinnedShard]:
-        """Yield a pinned shard for each (host, units) in `shards`, which keeps this shard on its host.
+        """Yield a pinned shard for each (host, number of 4-column units) in `shards`, to keep the shard on the host.
         The piece must be of one table only.
         """
         return (PinnedColumns.on(self.names[0], units * DIM_MULTIPLE, self.devices[host]) for host, units in shards)

@@ -91,7 +91,9 @@ def _draw_times(axes: "Axes", cost: Cost) -> None:
 
 
 def _colors_of(parts: Sequence[Part]) -> Iterator[str]:
-    """Return a color for each part: the color for its place in a step, or another color if this color is taken."""
+    """Return a color for each part of a step: the color for the part's place in the step (`When`).
+    If an earlier part already has this color, the part gets another color.
+    """
     left, more = dict(_COLORS), cycle(_MORE_COLORS)
     return (left.pop(part.when) if part.when in left else next(more) for part in parts)
 

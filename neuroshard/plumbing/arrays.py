@@ -1,4 +1,4 @@
-"""Array types for annotations, a function that sums groups of values, and a function that gives items different places.
+"""Array types for annotations, and two functions on arrays: sums over groups, and a matching of items to places.
 
 The docstring of each function that takes or returns an array states the array's shape and unit.
 """
@@ -25,8 +25,8 @@ def sums_of(amounts: Floats, counts: IntArray) -> Floats:
 
 
 def own_places(allowed: BoolArray) -> IntArray | None:
-    """Assign a different allowed place to each of n items, and return the index of each item's place, (n,).
-    Return None if no such assignment exists.
+    """Assign each of n items to an allowed place, and no two items to the same place.
+    Return the index of the place of each item, (n,), or None if no such assignment exists.
 
     `allowed` (n, m) is True for the places that an item may have. The matching takes polynomial time.
     """

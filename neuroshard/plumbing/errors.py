@@ -34,8 +34,8 @@ class UserError(ValueError):
         return self.message.code
 
     def at(self, where: str) -> Self:
-        """Return a copy of this error that names the place `where`.
-        If the error already names a place, `where` comes before this place.
+        """Return a copy of this error with the place of the mistake, such as "sample 3" or the path of a file.
+        If the error already names a place, `where` is put in front of this place.
         """
         inner = self.message.where
         return self.changed(where=f"{where}: {inner}" if inner else where)

@@ -122,8 +122,8 @@ def digest_of(*paths: Path) -> str:
 
 
 def has_format(path: Path, name: str) -> bool:
-    """Return True if a file begins as a JSON object whose first field is "format".
-    The value of this field must begin with `name`.
+    """Return True if a file is a JSON object that begins with a field "format" whose value begins with `name`.
+    Only the beginning of the file is read.
     """
     return re.match(rf'\s*\{{\s*"format"\s*:\s*"{re.escape(name)}'.encode(), beginning(path)) is not None
 

@@ -1,4 +1,4 @@
-"""The verdict at the end of collect, pretrain and train-policy: if the result is fit for use, and what to do if not."""
+"""The verdict at the end of collect, pretrain and train-policy: is the result fit for use, and if not, what to do."""
 
 from dataclasses import dataclass
 

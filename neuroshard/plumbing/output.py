@@ -22,11 +22,13 @@ JSON: OutputFormat = "json"
 
 
 class ResultWithFacts(Result, Protocol):
-    """The result of a command that can print the result as JSON, from the `facts` of the result."""
+    """The result of a command that has the setting `format`, so that the result can be printed as JSON.
+    The printed JSON object is made from `facts`.
+    """
 
     @property
     def facts(self) -> object:
-        """The facts of the result, as a frozen dataclass whose fields are rows, numbers and text."""
+        """The content of the result for output as JSON: a frozen dataclass whose fields are rows, numbers and text."""
         ...
 
 
@@ -43,12 +45,12 @@ class OutputSettings:
 
 
 def print_facts(facts: object) -> None:
-    """Print the facts of a result on standard output, as one indented JSON object."""
+    """Print the content of a result (`ResultWithFacts.facts`) on standard output, as one indented JSON object."""
     print(as_json(facts), flush=True)
 
 
 def as_json(facts: object) -> str:
-    """Return the facts of a result as the text of one indented JSON object.
+    """Return the content of a result (`ResultWithFacts.facts`) as the text of one indented JSON object.
     Dataclasses become objects, and numbers that are not finite become null.
     """
     return msgspec.json.format(msgspec.json.encode(facts, enc_hook=_plain), indent=2).decode()

@@ -84,7 +84,7 @@ def _printed_lines(progress: Progress, wait: Wait) -> Iterator[None]:
 
 
 def _print_until(ended: Event, progress: Progress, wait: Wait) -> None:
-    """Print a line for each unfinished task every time that `wait` returns False, until `wait` returns True."""
+    """Print a progress line for each unfinished task after each call of `wait`, until `wait` returns True."""
     while not wait(ended):
         print_lines(progress.console, [_line(task) for task in progress.tasks if not task.finished])
 

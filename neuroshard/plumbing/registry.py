@@ -50,7 +50,7 @@ def composed(name: str | None, overrides: Sequence[str] = (), search_path: Seque
 
 
 def config_of(command: str, asked: Mapping[str, Any]) -> DictConfig:
-    """Return the config of a command after applying `asked`.
+    """Return the config of a command with the choices and values in `asked`.
     `asked` has the choice for each config group, and the value for each setting.
     """
     config = composed(command, [f"{key}={value}" for key, value in asked.items() if is_group(key)], _search_path())

@@ -11,9 +11,7 @@ from neuroshard.plumbing.schema import ByteSize, Count, PositiveCount
 
 @dataclass(frozen=True)
 class Visit:
-    """One run of the sample `index` among the samples in memory.
-    The time of the run is recorded only if `timed` is True.
-    """
+    """One run in a timing protocol: the index of the sample to run, and whether the time is recorded (`timed`)."""
 
     index: int
     timed: bool
@@ -48,7 +46,7 @@ class TimingProtocol:
     flush_bytes: ByteSize = 32 << 20
 
     def visits(self, count: int, rng: np.random.Generator) -> list[Visit]:
-        """Return all runs of `count` live samples, in the order of the runs.
+        """Return all runs of `count` samples that are in memory together, in the order of the runs.
         `rng` draws the order of the samples in each round.
         """
         warm = [Visit(i, timed=False) for i in range(count) for _ in range(self.warmup)]

@@ -42,7 +42,7 @@ def find_plan(searcher: Searcher, task: Task, simulator: Simulator) -> Found:
 
 
 def _costs_ms(task: Task, plans: Sequence[Plan], simulator: Simulator) -> FloatArray:
-    """Return the costs in ms, (P, J), of P plans for each of the J times of the dense network in `_JUDGED_MS`."""
+    """Return the costs in ms, (P, J), of P plans for each of J times of the dense network from 0 to 15 ms."""
     judges = [simulator.with_dense_ms(float(dense_ms)) for dense_ms in _JUDGED_MS]
     return np.array([[cost.total_ms for cost in judge.costs(task, plans)] for judge in judges]).T
 

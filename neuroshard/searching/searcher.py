@@ -62,7 +62,9 @@ class Found:
             object.__setattr__(self, "warning", Message("search-warning", self.warning))
 
     def of(self, task: Task) -> "Found":
-        """Return the result for another task with the same tables and devices: the plans become plans of that task."""
+        """Return a copy of this result for another task that has the same tables and devices.
+        The plan and the rejected plan become plans of that task.
+        """
         rejected = None if self.rejected is None else replace(self.rejected, task=task)
         return replace(self, plan=replace(self.plan, task=task), rejected=rejected)
 
@@ -81,7 +83,8 @@ class Searcher(ABC):
 
     @abstractmethod
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Return a `Found` with a plan that fits in memory and keeps the task's constraints, and with any remarks.
+        """Search for a plan of the task, and return the plan with remarks on the search.
+        The plan fits in memory and keeps the task's constraints.
 
         The plan's task is `task`, possibly with further rules that the plan also keeps. If a method does not check the
         memory of each host, decorate it with `within_hosts`.
@@ -98,7 +101,7 @@ class Searcher(ABC):
 
     @property
     def takes_forms(self) -> Forms:
-        """The families of sharding types to which rules may restrict a table.
+        """The families of sharding types to which a task's rules may restrict a table if this method searches.
         These are the column-wise family, and the families of the types in the setting `sharding_types`.
         """
         return frozenset({Form.COLUMN_WISE, *forms_of(getattr(self, "sharding_types", ()))})
@@ -141,18 +144,20 @@ def _as_found(searcher: Searcher, found: object) -> Found:
 
 
 def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
-    """Return a `find` method that calls `find` and, if no plan is found, tries again as `tried_within_hosts` does."""
+    """Decorate a `find` method so that, if it finds no plan, it is tried again with rules for tables in host memory.
+    The rules are those of `tried_within_hosts`.
+    """
 
     @wraps(find)
     def finding(self: _Own, task: Task, simulator: Simulator) -> Found:
-        """Return a plan of the task, found with further rules for tables in host memory if needed."""
+        """Return the plan found for the task, if necessary with additional rules for tables in host memory."""
         return tried_within_hosts(task, lambda tried: _as_found(self, find(self, tried, simulator)))
 
     return finding
 
 
 def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Collection[str] = ()) -> Found:
-    """Return the plan that `find` finds for a task or, if no plan is found, for the task with further rules.
+    """Return the result of `find` for a task or, if no plan is found, for the task with additional rules.
 
     The rules are for tables in host memory: they assign tables to hosts, and keep cached tables of unequal widths
     apart. The tables `in_rows`, by name, are row-wise over all hosts, and get no rules.
@@ -171,7 +176,7 @@ def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Colle
 
 
 def _with_rules_for_hosts(task: Task, in_rows: Collection[str]) -> Iterator[Task]:
-    """Yield the task with further rules for its tables in host memory; the most promising rules come first."""
+    """Yield copies of the task with additional rules for tables in host memory; the most promising copy comes first."""
     assigned = assigned_to_hosts(task, in_rows)
     if assigned is not None:
         yield assigned
@@ -181,7 +186,7 @@ def _with_rules_for_hosts(task: Task, in_rows: Collection[str]) -> Iterator[Task
 
 
 def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:
-    """Return the searcher of `conf/searcher/<searcher>.yaml`; `settings` replace settings in the file.
+    """Return the search method that `conf/searcher/<searcher>.yaml` describes; `settings` replace settings in the file.
 
     A `Searcher` object is returned unchanged.
 

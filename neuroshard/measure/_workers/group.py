@@ -1,5 +1,5 @@
-"""The group of processes that measure samples together, one process per device;
-this code runs in each of these processes.
+"""The group of processes that measure samples together, one process per device.
+This code runs in each of these processes.
 """
 
 import gc
@@ -25,8 +25,7 @@ _Batch = tuple[list[Sample], list[int]]
 
 
 class Group:
-    """The processes that measure together: this process's rank, the number of processes,
-    and a separate channel for agreements between the processes.
+    """The processes that measure together: this process's rank, the number of processes, and a channel for agreements.
 
     Agreements must not use the process group that is being measured.
     """
@@ -40,8 +39,9 @@ class Group:
         dist.barrier(group=self.control)
 
     def combined(self, own: list[Outcome]) -> list[Outcome]:
-        """Gather the outcomes of all D processes, given this process's outcomes `own`;
-        return one outcome for each sample, whose repeats have the D processes as an additional last dimension.
+        """Gather the outcomes of all D processes, and return one outcome for each sample.
+        `own` has this process's outcomes. The repeats of the result have the D processes as an additional last
+        dimension.
         """
         gathered: list[list[Outcome] | None] = [None] * self.size
         dist.all_gather_object(gathered, own, group=self.control)
@@ -49,8 +49,8 @@ class Group:
 
 
 def _combine(outcomes: list[Outcome]) -> Outcome:
-    """Combine the outcomes that D devices have for one sample, with repeats (R, ...) each,
-    into one outcome with repeats (R, ..., D).
+    """Combine the outcomes that D devices have for the same sample into one outcome.
+    The repeats of each device are (R, ...); the combined repeats are (R, ..., D).
     """
     busy_s = max(outcome.busy_s for outcome in outcomes)
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]
@@ -64,8 +64,8 @@ def _combine(outcomes: list[Outcome]) -> Outcome:
 def join(
     how: Joining[Sample], rank: int, count: int, meet_at: str, wait: Callable[[Store], object] = lambda _: None
 ) -> Bench[Sample]:
-    """Join the other measuring processes at the address `meet_at` (an init method of torch.distributed);
-    return the bench of this process.
+    """Join the other measuring processes, and return the object (bench) with which this process measures.
+    The processes meet at the address `meet_at`, an init method of torch.distributed.
 
     The timeout for the other processes begins when `wait` returns; `wait` receives the store through which the
     processes meet.
@@ -80,7 +80,7 @@ def join(
 
 
 class Torchrun(Meter[Sample]):
-    """A meter for processes that torchrun started, on one host or on several hosts.
+    """Measures samples in the processes that torchrun started, on one host or on several hosts.
 
     Rank 0 measures batches together with all other processes, which call `follow`. If a follower dies, torchrun
     notices.
@@ -94,8 +94,8 @@ class Torchrun(Meter[Sample]):
         self._orders = cast(dist.ProcessGroup, dist.new_group(backend="gloo", timeout=_IDLE))
 
     def measure(self, samples: Sequence[Sample], seeds: Sequence[int]) -> list[Outcome]:
-        """Measure the samples together with all follower processes, and return an outcome for each sample;
-        the seeds fix the order of the runs.
+        """Measure the samples together with all follower processes, and return an outcome for each sample.
+        The seeds fix the order of the runs.
         """
         self._passed_on((list(samples), list(seeds)))
         return self._bench.measure(samples, seeds, lambda _: None)
@@ -112,8 +112,8 @@ class Torchrun(Meter[Sample]):
         self._leave()
 
     def _passed_on(self, batch: _Batch[Sample] | None) -> _Batch[Sample] | None:
-        """Send the batch of rank 0 to every process, and return this batch in every process;
-        a batch of None ends the work.
+        """Send the batch of rank 0 to every process, and return this batch in every process.
+        A batch of None ends the work.
         """
         box: list[Any] = [batch]
         dist.broadcast_object_list(box, 0, group=self._orders)

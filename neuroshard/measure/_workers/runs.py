@@ -1,5 +1,5 @@
-"""Time a batch of samples by the timing protocol, in the measuring process; the samples are live:
-in memory together.
+"""Time a batch of samples by the timing protocol, in the measuring process.
+All samples of the batch are in memory together.
 """
 
 import time
@@ -16,8 +16,8 @@ from neuroshard.plumbing.timing import TimingProtocol
 
 @dataclass(frozen=True)
 class Timed:
-    """The result of one run: the recorded times in ms, and the seconds spent inside the measured code (without flushes
-    and waiting).
+    """The result of one run: the recorded times in ms, and the seconds spent inside the measured code.
+    The seconds do not include flushes and waiting.
     """
 
     times_ms: FloatArray
@@ -69,7 +69,7 @@ def run_batch(
     rng: np.random.Generator,
     report: Report,
 ) -> list[Outcome]:
-    """Build all samples, run all samples by the timing protocol, and return an outcome for each sample.
+    """Prepare all samples, run the samples in the order of the timing protocol, and return an outcome for each sample.
 
     A sample that fails does not stop the others.
     """

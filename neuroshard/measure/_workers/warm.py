@@ -1,5 +1,5 @@
-"""The imports that worker processes need; the process from which the workers are forked does these imports in
-advance.
+"""The imports that worker processes need.
+The process from which the workers are forked does these imports in advance.
 """
 
 from contextlib import suppress

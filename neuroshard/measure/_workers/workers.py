@@ -34,20 +34,20 @@ _POLL_S = 1.0
 
 
 class Bench(Protocol[Sample_contra]):
-    """Interface of an object that measures batches of samples inside a worker process;
-    each worker creates one bench.
+    """Interface of an object that measures batches of samples inside a worker process.
+    Each worker creates one bench.
     """
 
     def measure(self, samples: Sequence[Sample_contra], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Return an outcome for each sample; call `report` with the number of a sample before each run of that
-        sample.
+        """Measure the samples, and return an outcome for each sample.
+        The method calls `report` with the number of a sample before each run of that sample.
         """
         ...
 
 
 class Meter(ABC, Generic[Sample_contra]):
-    """Base class: measures batches of samples, usually in worker processes; as a context manager,
-    a meter ends these processes on exit.
+    """Base class: measures batches of samples, usually in worker processes.
+    As a context manager, a meter ends these processes on exit.
     """
 
     def __enter__(self) -> Self:
@@ -62,12 +62,12 @@ class Meter(ABC, Generic[Sample_contra]):
 
     @abstractmethod
     def measure(self, samples: Sequence[Sample_contra], seeds: Sequence[int]) -> list[Outcome]:
-        """Return an outcome for each sample; the seeds fix the random draws of each sample."""
+        """Measure the samples, and return an outcome for each sample; the seeds fix the random draws of each sample."""
 
 
 @dataclass(frozen=True)
 class Joining(Generic[Sample]):
-    """The settings with which a process joins the other measuring processes.
+    """The settings that a process needs to join the other measuring processes.
 
     Attributes:
         device: the device to measure on.
@@ -84,7 +84,7 @@ class Joining(Generic[Sample]):
 
 @dataclass(eq=False)
 class _Stopped(Exception):
-    """The error that a worker process died, hung or could not start.
+    """The error that a worker process died, sent nothing for too long, or could not start.
 
     Attributes:
         reason: the reason, in one line.
@@ -98,8 +98,8 @@ class _Stopped(Exception):
 
 
 def forked_warm() -> ForkServerContext:
-    """Return a multiprocessing context whose workers start within milliseconds,
-    because the workers are forked from a process that has imported torch and FBGEMM.
+    """Return a multiprocessing context whose workers start within milliseconds.
+    The workers are forked from a process that has imported torch and FBGEMM.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["neuroshard.measure._workers.warm"])
@@ -107,8 +107,8 @@ def forked_warm() -> ForkServerContext:
 
 
 class WorkerGroup(Meter[Sample]):
-    """A meter with `count` worker processes that measure batches together;
-    the outcomes that rank 0 reports are the result.
+    """Measures batches of samples in `count` worker processes that work together.
+    The result has the outcomes that the worker with rank 0 reports.
 
     If a worker dies, or sends nothing for `timeout_s`, the whole group ends. The sample that the worker was measuring
     gets the error, and a new group measures the rest of the batch. A group that dies while it starts is started again,
@@ -124,8 +124,8 @@ class WorkerGroup(Meter[Sample]):
         context: ForkServerContext | SpawnContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Store the arguments; each worker calls `make_bench(rank, count, port)`,
-        and the workers can meet each other at `port`.
+        """Store the arguments; `measure` starts the workers.
+        Each worker calls `make_bench(rank, count, port)`, and the workers can meet each other at `port`.
 
         `context` starts the processes (default: forked from a warm process); `clock` returns the time in seconds.
         """
@@ -144,8 +144,8 @@ class WorkerGroup(Meter[Sample]):
         return [process.pid for process in self._processes if process.pid is not None]
 
     def measure(self, samples: Sequence[Sample], seeds: Sequence[int]) -> list[Outcome]:
-        """Measure the samples, and return an outcome for each sample, even if workers die or hang;
-        raise UserError if workers cannot be started.
+        """Measure the samples, and return an outcome for each sample, even if workers die or hang.
+        Raise UserError if workers cannot be started.
         """
         outcomes: dict[int, Outcome] = {}
         while missing := [i for i in range(len(samples)) if i not in outcomes]:
@@ -169,8 +169,8 @@ class WorkerGroup(Meter[Sample]):
         return [outcomes[i] for i in range(len(samples))]
 
     def _ensure_started(self) -> None:
-        """Start the workers if none are running, in a few attempts;
-        raise UserError (or RuntimeError after a defect) if the workers cannot be started.
+        """Start the workers if none are running, in a few attempts.
+        Raise UserError if the workers cannot be started, or RuntimeError if the cause is a defect in the code.
         """
         failed = 0
         while not self._processes:
@@ -283,8 +283,8 @@ class WorkerGroup(Meter[Sample]):
 
 
 def _impossible(stopped: _Stopped) -> Exception:
-    """Return the error to raise if every attempt to start the workers failed: a UserError,
-    or a RuntimeError if a defect in the code is the cause.
+    """Return the error to raise if every attempt to start the workers failed.
+    This is a UserError, or a RuntimeError if a defect in the code is the cause.
     """
     if not stopped.trace:
         return UserError(
@@ -300,8 +300,8 @@ def _impossible(stopped: _Stopped) -> Exception:
 
 @contextmanager
 def _no_main_module() -> Iterator[None]:
-    """Keep processes that are started in this context from importing the main module,
-    because a user's script without a main guard would run again.
+    """Keep processes that are started in this context from importing the main module.
+    Otherwise a user's script without a main guard would run again in every process.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -336,8 +336,8 @@ def _serve(
 
 
 def _why_not_started(error: BaseException) -> Exception:
-    """Return the error that a worker sends to the parent process if the worker cannot start:
-    a UserError if the user can correct the cause, else `_Stopped`.
+    """Return the error that a worker sends to the parent process if the worker cannot start.
+    This is a UserError if the user can correct the cause, else `_Stopped`.
 
     The user can correct a package that cannot be imported, and refusals of the system or torch; all other causes are
     defects.

@@ -1,3 +1,1 @@
-"""Time kernel calls: draw random lookups for tables, and time the FBGEMM kernels that TorchRec calls for these
-lookups.
-"""
+"""Time FBGEMM's kernels as TorchRec calls them, with random lookups drawn for each table."""

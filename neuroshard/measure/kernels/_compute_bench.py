@@ -67,8 +67,8 @@ def fused_run(
     arenas: dict[int, Arena],
     rng: np.random.Generator,
 ) -> Prepared:
-    """Prepare a run of the fused kernel, forward and backward,
-    on those rows of the sample's tables that the device has.
+    """Prepare a kernel call of the fused kernel, forward and backward, on the sample's tables.
+    Of a row-wise table, only the rows on the sample's device are looked up and updated.
 
     Raises:
         RuntimeError, MemoryError: the device does not have enough memory.
@@ -133,8 +133,7 @@ def build_operator(
 def dense_run(
     sample: ComputeSample, settings: EmbeddingSettings, device: torch.device, rng: np.random.Generator
 ) -> Prepared:
-    """Prepare a run of the dense kernel, forward and backward, on the sample's tables,
-    followed by an update of all rows.
+    """Prepare a kernel call of the dense kernel, forward and backward, followed by an update of all rows of the tables.
 
     Raises:
         RuntimeError, MemoryError: the device does not have enough memory.
@@ -196,8 +195,8 @@ class ComputeBench:
         self._arenas = make_arenas()
 
     def measure(self, samples: Sequence[ComputeSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Return an outcome for each sample, with repeats (R,) in ms;
-        a sample that runs out of memory in the batch is measured again alone.
+        """Measure the kernel calls in `samples`, and return an outcome for each call, with repeats (R,) in ms.
+        A sample that runs out of memory in the batch is measured again alone.
         """
         outcomes = self._together(samples, seeds, report)
         for index, outcome in enumerate(outcomes):
@@ -213,8 +212,8 @@ class ComputeBench:
         seen: dict[int, tuple[BlockLookups, ...]] = {}
 
         def build(index: int) -> Run:
-            """Prepare a sample, store the lookups in the sample's row blocks in `seen`,
-            and return the function that times one run.
+            """Prepare a sample, and return the function that times one run of the sample.
+            The lookups in the sample's row blocks are stored in `seen`, for the outcome.
             """
             prepared = self._prepare(samples[index], np.random.default_rng(seeds[index]))
             seen[index] = prepared.seen
@@ -234,8 +233,8 @@ class ComputeBench:
         return Timed(np.array(ms), ms / 1e3)
 
     def _reserve(self, samples: Sequence[ComputeSample]) -> None:
-        """Reserve the memory of the samples, beginning with the largest sample,
-        so that all memory is touched before any sample is timed.
+        """Reserve CPU memory for the samples, beginning with the largest sample.
+        All memory is then paged in before any sample is timed.
         """
         if self._device.torch_device.type != "cpu":
             return

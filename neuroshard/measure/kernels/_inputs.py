@@ -38,7 +38,7 @@ class Prepared:
     afresh: Callable[[], Callable[[], None]] | None = None
 
     def next_run(self) -> Callable[[], None]:
-        """Return the function that is timed next; it uses new lookups if each run of the sample needs new lookups."""
+        """Return the function to time next, which uses new lookups if every run of the sample needs new lookups."""
         return self.run if self.afresh is None else self.afresh()
 
 
@@ -87,15 +87,15 @@ def _outputs(sample: ComputeSample, lookups: int) -> tuple[int, int]:
 
 
 def table_of_feature(sample: ComputeSample) -> list[int]:
-    """Return for each of F features the number of the table that the feature reads, (F,),
-    in the order of the tables.
+    """Return for each of F features the number of the table that the feature reads, (F,).
+    The features are in the order of the tables.
     """
     return [number for number, table in enumerate(sample.tables) for _ in range(table.features)]
 
 
 def common_precision(sample: ComputeSample) -> int:
-    """Return the bytes per element that all tables have in common;
-    raise UserError if the tables have several precisions.
+    """Return the bytes per element that all tables have in common.
+    Raise UserError if the tables have several precisions.
     """
     widths = {table.bytes_per_element for table in sample.tables}
     if len(widths) > 1:
@@ -115,8 +115,8 @@ def host_run(
     device: torch.device,
     rng: np.random.Generator,
 ) -> Prepared:
-    """Prepare a kernel call on tables in host memory, with new lookups in each run,
-    because repeated lookups would all hit the cache.
+    """Prepare a kernel call on tables in host memory, with new lookups in each run.
+    The same lookups would all hit the cache from the second run on.
 
     Args:
         train: runs one step with the given inputs.
@@ -131,7 +131,7 @@ def host_run(
         _fill(look_up, sample, popular)
 
     def drawn() -> Inputs:
-        """Draw new inputs, in which popular rows are looked up more often than other rows."""
+        """Draw the inputs of one more batch, in which popular rows are looked up more often than other rows."""
         return inputs_of(sample, held(sample, [rows.batch(generator) for rows in popular]), generator)
 
     first = drawn()
@@ -139,8 +139,8 @@ def host_run(
 
 
 def _fill(look_up: LookUp, sample: ComputeSample, popular: Sequence[PopularRows]) -> None:
-    """Fill the cache: look up, in several calls, the most popular rows of each table that fit into the cache,
-    the most popular row last.
+    """Fill the cache with the most popular rows of each table that fit into the cache.
+    To do so, look up these rows in several calls, the most popular row last.
     """
     hottest = [chosen.hottest(sample.tier_assignment.cached_share) for chosen in popular]
     rows = [chosen for chosen, _ in held(sample, [(chosen, torch.ones_like(chosen)) for chosen in hottest])]

@@ -24,8 +24,8 @@ _FEW = 4
 
 @dataclass(frozen=True, eq=False)
 class PopularRows:
-    """The rows of a table in order of popularity, the hottest row first, in G groups;
-    all rows of a group have the same lookup rate.
+    """The rows of a table in order of popularity, the hottest row first, in G groups.
+    All rows of a group have the same lookup rate.
 
     Attributes:
         table: the table.
@@ -44,9 +44,7 @@ class PopularRows:
 
     @classmethod
     def of(cls, table: Table, batch_size: int, device: torch.device) -> "PopularRows":
-        """Return the rows of the table with the popularity that the table's reuse histogram implies at a global batch
-        size.
-        """
+        """Return the rows of a table by popularity, as the table's reuse histogram implies at a global batch size."""
         lookups = _lookups(table, batch_size)
         statistics = np.array([float(table.rows)]), np.array([float(lookups)]), np.array([table.reuse])
         popularity = Popularity.of(*statistics)
@@ -64,8 +62,8 @@ class PopularRows:
         return _lookups(self.table, self.batch_size)
 
     def batch(self, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw the lookups of one more batch: indices (L,) and lengths (features x batch_size,),
-        on the generator's device.
+        """Draw the lookups of one more batch: indices (L,) and lengths (features x batch_size,).
+        Both are on the generator's device.
         """
         return self.draw(generator), _lengths(self.table, self.batch_size, generator)
 
@@ -76,7 +74,7 @@ class PopularRows:
         return self._numbers(rank.long().clamp(max=self.table.rows - 1))
 
     def hottest(self, share: float) -> torch.Tensor:
-        """Return the numbers of the hottest rows, with the hottest row last;
+        """Return the numbers of the hottest rows, with the hottest row last.
         `share` is the fraction of all rows to return.
         """
         count = max(1, int(share * self.table.rows))
@@ -87,8 +85,8 @@ class PopularRows:
 
 
 def _stride(rows: int) -> int:
-    """Return a stride that is coprime to `rows`, so that the multiples of the stride, modulo `rows`,
-    reach every row.
+    """Return a stride that is coprime to `rows`.
+    So the multiples of the stride, modulo `rows`, reach every row.
     """
     stride = max(1, min(int(_GOLDEN * rows), _MOST // rows))
     while gcd(stride, rows) > 1:
@@ -97,7 +95,8 @@ def _stride(rows: int) -> int:
 
 
 def rows_for(counts: torch.Tensor, table: Table, hot_first: float, generator: torch.Generator) -> torch.Tensor:
-    """Choose U different rows of a table, and return the row numbers, (U,); `counts` (U,) are the lookups of each row.
+    """Choose U different rows of a table at random, and return their row numbers, (U,).
+    `counts` (U,) has the number of lookups of each row.
 
     A share `hot_first` of the rows with more than one lookup are the first rows of the table, hottest first; all other
     rows are anywhere. If `hot_first` is 0, each block of the table's `row_lookups` gets its share of the counts.
@@ -110,8 +109,8 @@ def rows_for(counts: torch.Tensor, table: Table, hot_first: float, generator: to
 
 
 def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: torch.Generator) -> torch.Tensor:
-    """Choose a row for each entry of `counts`, so that a share `hot_first` of the rows with more than one lookup come
-    first in the table.
+    """Choose a row number for each number of lookups in `counts`, with many hot rows at the beginning of the table.
+    Of the rows with more than one lookup, the fraction `hot_first` get the lowest row numbers, hottest first.
     """
     first = (counts > 1) & (uniform(len(counts), generator) < hot_first)
     hottest = torch.where(first, counts, 0).argsort(descending=True, stable=True)
@@ -124,7 +123,8 @@ def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: tor
 
 
 def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) -> torch.Tensor:
-    """Choose a row for each entry of `counts`, so that each block of rows gets the block's share of the lookups.
+    """Choose a row number for each number of lookups in `counts`, by the table's lookups per block of rows.
+    The table is divided into equal blocks of rows, and `table.row_lookups` has the share of the lookups in each block.
 
     Blocks get rows in random order. If a block has too few rows for its share, the block keeps the hottest rows, and
     the other rows go to blocks that have room.
@@ -145,8 +145,8 @@ def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) ->
 
 
 def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return the number of a block for each row, (U,): the rows are put in random order,
-    and each block gets successive rows that fill the block's share of the lookups.
+    """Return the number of a block for each row, (U,), so that each block gets its share of the lookups in `shares`.
+    The rows are put in random order, and each block gets successive rows.
     """
     order = torch.randperm(len(counts), generator=generator, device=counts.device)
     dealt = counts[order].to(torch.float64)
@@ -157,8 +157,8 @@ def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generato
 
 
 def _kept(counts: torch.Tensor, block: torch.Tensor, room: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the indices of the rows that fit into the blocks assigned to the rows,
-    and the indices of the rows whose block is full.
+    """Divide rows into rows that fit into their block and rows whose block is full, and return the indices of both.
+    `block` (U,) has the number of each row's block, and `room` has the maximum number of rows of each block.
     """
     hottest = counts.argsort(descending=True, stable=True)
     order = hottest[block[hottest].argsort(stable=True)]
@@ -187,8 +187,8 @@ def uniform(count: int, generator: torch.Generator) -> torch.Tensor:
 def draw_lookups(
     table: Table, batch_size: int, generator: torch.Generator, hot_first: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw the lookups of a batch in one table: the indices (L,) and the lengths (features x batch_size,),
-    feature by feature.
+    """Draw the lookups of a batch in one table: the indices (L,) and the lengths (features x batch_size,).
+    Both are ordered by feature.
 
     Lengths sum to L = batch_size x pooling factor, rounded, at least 1; each length is the floor or the ceiling of the
     mean. A share `hot_first` of the hot rows are the first rows, hottest first; the other hot rows are random. If
@@ -207,8 +207,8 @@ def _lookups(table: Table, batch_size: int) -> int:
 
 
 def _lengths(table: Table, batch_size: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw the number of lookups for each feature and sample, (features x batch_size,): each number is the mean,
-    rounded down or up.
+    """Draw the number of lookups for each feature and sample, (features x batch_size,).
+    Each number is the mean number of lookups, rounded down or up.
     """
     bags, lookups = table.features * batch_size, _lookups(table, batch_size)
     lengths = torch.full((bags,), lookups // bags, device=generator.device)
@@ -218,8 +218,8 @@ def _lengths(table: Table, batch_size: int, generator: torch.Generator) -> torch
 
 
 def draw_batch(sample: ComputeSample, generator: torch.Generator) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Draw the lookups that the sample's device receives: indices and lengths for each of n tables,
-    limited to the sample's row blocks if the sample has row blocks.
+    """Draw the lookups that the sample's device receives: the indices and lengths for each of n tables.
+    Of a row-wise table, the device receives only the lookups of its row block.
     """
     drawn = [draw_lookups(table, sample.batch_size, generator, sample.hot_first) for table in sample.tables]
     return held(sample, drawn)
@@ -228,7 +228,7 @@ def draw_batch(sample: ComputeSample, generator: torch.Generator) -> list[tuple[
 def held(
     sample: ComputeSample, drawn: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return those lookups that the sample's device receives, given the drawn lookups in whole tables."""
+    """Return only the lookups that the sample's device receives, from lookups `drawn` in whole tables."""
     if not sample.blocks:
         return drawn
     return [in_block(*lookups, block) for lookups, block in zip(drawn, sample.blocks, strict=True)]
@@ -245,16 +245,16 @@ def in_block(indices: torch.Tensor, lengths: torch.Tensor, block: RowBlock) -> t
 
 
 def seen_in(indices: torch.Tensor) -> BlockLookups:
-    """Return the number of lookups in a row block and the reuse histogram of the block,
-    given the looked up rows (K,).
+    """Return the number of lookups in a row block, and the reuse histogram of these lookups.
+    `indices` (K,) has the row of each lookup.
     """
     counts = torch.unique(indices, return_counts=True)[1].cpu().numpy()
     return BlockLookups(len(indices), histogram(counts) if len(counts) else TOUCHED_ONCE)
 
 
 def draw_counts(table: Table, lookups: int, generator: torch.Generator) -> torch.Tensor:
-    """Draw the number of lookups of each of U different rows, (U,);
-    the numbers follow the table's reuse histogram and sum to `lookups`, and U is at most the number of rows.
+    """Draw the number of lookups of each of U different rows, (U,), according to the table's reuse histogram.
+    The numbers sum to `lookups`, and U is at most the number of rows.
 
     Within a bin, counts are uniform. If histogram, rows and lookups contradict each other, rows and lookups have
     priority: counts are scaled up (too few rows), or the number of unique rows is reduced.
@@ -270,7 +270,7 @@ def draw_counts(table: Table, lookups: int, generator: torch.Generator) -> torch
 
 
 def _scaled_to(counts: torch.Tensor, total: int, generator: torch.Generator) -> torch.Tensor:
-    """Return the counts, scaled to whole numbers of at least 1 that sum to `total`;
+    """Return the counts, scaled to whole numbers of at least 1 that sum to `total`.
     `total` must be at least len(counts).
     """
     spare, extra = total - len(counts), counts - 1

@@ -49,8 +49,8 @@ class World:
 
 
 class Mirror(_ProcessGroup):  # type: ignore[misc]
-    """A process group with only one real rank, which all other ranks mirror:
-    this rank receives its own data in place of the other ranks' data.
+    """A process group with only one real rank, which all other ranks mirror.
+    The real rank receives its own data in place of the other ranks' data.
 
     So tensors have the same shapes as among real ranks; values that other ranks would have looked up are this rank's
     values. An exchange takes only the time to copy a tensor, and is complete when the call returns.
@@ -74,8 +74,8 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The list of devices for which this process group has a backend;
-        some releases of TorchRec refuse groups without a device.
+        """The list of devices for which this process group has a backend.
+        Some releases of TorchRec refuse groups without a device.
         """
         return [torch.device("cpu")]
 
@@ -87,9 +87,7 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         splits: Sequence[int],
         opts: object = None,
     ) -> Work:
-        """Send each rank that rank's rows of `given`, and receive in `output` the rows that all ranks send to this
-        rank.
-        """
+        """Send some rows of `given` to each rank, and receive in `output` the rows that all ranks send to this rank."""
         with self._world.watch("all_to_all", [given], [output]):
             mine = _chunk(given, splits, self._rank, self._size)
             if given.is_floating_point() or self._size < self._world.size:
@@ -122,8 +120,8 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
     allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
-        """Leave weights unchanged, because all ranks have the same weights;
-        replace objects from other ranks by None.
+        """Leave weights unchanged, because all ranks have the same weights.
+        Replace objects from other ranks by None.
         """
         with self._world.watch("broadcast", tensors, tensors):
             for tensor in tensors if opts.rootRank != self._rank else ():
@@ -185,8 +183,8 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
 
 @contextmanager
 def mirrored_world(rank: int, size: int, host_size: int, watch: Watch) -> Iterator[World]:
-    """Make this process one rank of a default process group of `size` mirrored ranks,
-    as long as the context is entered.
+    """Make this process one rank of a default process group of `size` mirrored ranks.
+    The group exists as long as the context is entered.
 
     Hosts have `host_size` ranks. If fast links join several hosts, they count as one host, because TorchRec shards rows
     over all of them.

@@ -24,8 +24,8 @@ _WARM_STEPS = 3  # of a build; data-parallel modules have extra exchanges in the
 
 
 class MirrorBench:
-    """Measures the training steps of one rank for several plans of the same task,
-    with the models of all plans in memory together.
+    """Measures the training steps of one rank for several plans of the same task.
+    The models of all plans are in memory together.
     """
 
     def __init__(self, device: Device, settings: EmbeddingSettings, protocol: StepProtocol) -> None:
@@ -34,7 +34,8 @@ class MirrorBench:
         self._protocol = protocol
 
     def measure(self, samples: Sequence[LocalSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Return an outcome for each sample; all samples must have the same task and the same rank.
+        """Measure the training steps in `samples`, and return an outcome for each sample.
+        All samples must have the same task and the same rank.
 
         The repeats are (R, 3, S) for the S stretches in `seen`: ms, and the bytes that the rank sends to and receives
         from the collective at the end of a stretch.
@@ -49,8 +50,8 @@ class MirrorBench:
         with mirrored_world(rank, size, task.topology.domain_size, clock.meeting) as world:
 
             def build(number: int) -> Run:
-                """Build the model of a sample on this rank; return a function that trains the model for one turn
-                (several steps).
+                """Build the model of a sample on this rank, and return a function that trains the model.
+                Each call of the function trains several steps.
                 """
                 sample, own = samples[number], [ranks_of_batch[rank] for ranks_of_batch in shares]
                 settings = self._settings, seeds[0], sample.precision
@@ -77,10 +78,10 @@ class _Live:
         stretches: (S,) stretches of every step; empty before the first turn.
     """
 
-    def __init__(self, trained: Trained, world: World, told: Sequence[Sequence[torch.Tensor]]) -> None:
+    def __init__(self, trained: Trained, world: World, inputs: Sequence[Sequence[torch.Tensor]]) -> None:
         self.stretches: tuple[Stretch, ...] = ()
         self._trained, self._world = trained, world
-        self._inputs = islice(cycle(told), trained.pipeline.ahead, None)
+        self._inputs = islice(cycle(inputs), trained.pipeline.ahead, None)
         for _ in range(_WARM_STEPS):
             self._step()
 
@@ -101,7 +102,10 @@ class _Live:
         return Timed(walk.amounts, perf_counter() - start)
 
     def _step(self) -> None:
-        """Set the inputs that all ranks send to this rank in the exchanges of the step, and train on the next batch."""
+        """Train on the next batch.
+        In the exchanges of the step, this rank receives the splits, lengths and indices that all ranks send to this
+        rank.
+        """
         self._world.told.clear()
         self._world.told.extend(next(self._inputs))
         self._trained.step()
@@ -110,8 +114,8 @@ class _Live:
 def _inputs_from_all_ranks(
     trained: Trained, world: World, shares: Sequence[Batch], device: Device
 ) -> list[torch.Tensor]:
-    """Return the data that all ranks send to this rank in each exchange of inputs,
-    given the share of a batch that each rank has.
+    """Return the splits, lengths and indices that all ranks send to this rank for a batch.
+    There is one tensor for each exchange. `shares` has each rank's share of the batch.
 
     Every rank splits inputs in the same way, so this rank does it in place of each. The function waits for the device,
     because pipelines send inputs on a separate stream.

@@ -29,8 +29,9 @@ Forward = Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Walk(NamedTuple):
-    """The local work of a rank in a step, as S stretches with three amounts each, (3, S): the ms of the stretch,
-    and the bytes sent and received at the end of the stretch.
+    """The local work of a rank in a step, divided into S stretches by phases and exchanges.
+    `amounts` (3, S) has the ms of each stretch, and the bytes that the rank sends and receives in the exchange that
+    ends the stretch.
     """
 
     stretches: tuple[Stretch, ...]
@@ -47,8 +48,8 @@ class _Ended(NamedTuple):
 
 
 class PhaseClock:
-    """A clock that attributes a device's time to phases: time counts for the phase that was entered last,
-    and exchanges marked with `meeting` are left out.
+    """A clock that attributes a device's time to phases of a step: time counts for the phase that was entered last.
+    Exchanges that run within `meeting` are left out.
     """
 
     def __init__(self, device: Device) -> None:
@@ -69,13 +70,13 @@ class PhaseClock:
             self._phase, self._began = phase, now
 
     def entering(self, phase: Phase) -> Callable[..., None]:
-        """Return a hook for torch that enters this phase when the hook is called."""
+        """Return a function that enters this phase when torch calls the function as a hook."""
         return lambda *_: self.enter(phase)
 
     @contextmanager
     def meeting(self, collective: str, sent: Tensors, received: Tensors) -> Iterator[None]:
-        """Leave an exchange out of the measured times: local work ends before the exchange,
-        and begins again after the exchange.
+        """Leave an exchange out of the measured times.
+        Local work ends before the exchange, and begins again after the exchange.
         """
         now = self._device.moment()
         self._ended.append(_Ended(self._phase, collective, self._began, now, size_bytes(sent), size_bytes(received)))
@@ -83,8 +84,8 @@ class PhaseClock:
         self._began = self._device.moment()
 
     def spent_ms(self) -> FloatArray:
-        """Return the time spent in each of P phases, (P,) ms, up to the moment at which the last phase was entered;
-        the device must be synchronized.
+        """Return the time spent in each of P phases, (P,) ms, up to the moment at which the last phase was entered.
+        The device must be synchronized.
         """
         spent = np.zeros(len(PHASES))
         for ended in self._ended:
@@ -92,8 +93,8 @@ class PhaseClock:
         return spent
 
     def walk(self, steps: int) -> Walk:
-        """Synchronize the device, and return the mean local work of a step,
-        given that `steps` steps ran since the restart.
+        """Synchronize the device, and return the mean local work of a step.
+        `steps` is the number of steps since the restart.
 
         All steps must have the same stretches. Work after the last stretch is left out. If device and host work in
         parallel, the last value is the host's time to launch a step.
@@ -135,8 +136,8 @@ class Optimizers:
 
 
 class Trainee(NamedTuple):
-    """A model with everything that a training pipeline needs: optimizers, batches, a device,
-    and a clock that records the phases of steps.
+    """A model with everything that a training pipeline needs.
+    These are optimizers, batches, a device, and a clock that records the phases of steps.
     """
 
     model: DistributedModelParallel
@@ -148,8 +149,8 @@ class Trainee(NamedTuple):
 
 
 class Loop:
-    """A plain training loop without overlap: each step first exchanges the input of the step's batch,
-    and then looks up.
+    """A plain training loop without overlap.
+    Each step first exchanges the input of the step's batch, and then looks up.
 
     Attributes:
         ahead: number of batches whose input a pipeline exchanges before the batch's own step.
@@ -168,8 +169,8 @@ class Loop:
         return detached
 
     def exchange_input(self, batch: Batch) -> None:
-        """Exchange the input of a batch without training: send splits,
-        lengths and indices to the ranks that look up the indices, as a step does.
+        """Exchange the input of a batch as a step does, but without training.
+        Splits, lengths and indices are sent to the ranks that look up the indices.
         """
         for path, features in batch.items():
             module = self._trained.model.module.get_submodule(path)
@@ -177,8 +178,8 @@ class Loop:
 
 
 class SparseDist(TrainPipelineSparseDist):  # type: ignore[misc]
-    """TorchRec's pipeline: a step also sends the input of the next batch,
-    in parallel with the forward and backward passes.
+    """TorchRec's pipeline TrainPipelineSparseDist, with a clock that records the phases of steps.
+    A step also sends the input of the next batch, in parallel with the forward and backward passes.
 
     Splits are sent before the forward pass and awaited after it; then lengths and indices are sent, and awaited when
     the lookups of the next step begin. Starting and awaiting these exchanges counts as input phase.
@@ -197,16 +198,16 @@ class SparseDist(TrainPipelineSparseDist):  # type: ignore[misc]
         return loss
 
     def exchange_input(self, batch: Batch) -> None:
-        """Exchange the input of a batch without training: send splits,
-        lengths and indices to the ranks that look up the indices, as a step does.
+        """Exchange the input of a batch as a step does, but without training.
+        Splits, lengths and indices are sent to the ranks that look up the indices.
         """
         context = TrainPipelineContext(version=1)
         self.start_sparse_data_dist(batch, context)
         self.wait_sparse_data_dist(context)
 
     def wait_sparse_data_dist(self, context: TrainPipelineContext) -> None:
-        """Wait for the splits of a batch and start to send the batch's lengths and indices, in the input phase;
-        then enter the dense phase.
+        """Wait for the splits of a batch, and start to send the batch's lengths and indices, in the input phase.
+        Then enter the dense phase.
         """
         self._clock.enter(Phase.INPUT)
         super().wait_sparse_data_dist(context)

@@ -37,8 +37,8 @@ _OF_COPIES = {"sgd": torch.optim.SGD, "rowwise_adagrad": RowWiseAdagrad}
 
 
 class StepBench:
-    """Measures training steps of several plans, with the models of all plans in memory together,
-    in the group of this process.
+    """Measures training steps of several plans, in the group of this process.
+    The models of all plans are in memory together.
 
     Every process must call the same methods together.
     """
@@ -50,11 +50,10 @@ class StepBench:
         self._protocol = protocol
 
     def measure(self, samples: Sequence[Plan], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Return an outcome for each plan; the repeats, (R, 1 + P + 1, D) ms, are times of a step,
-        of P phases and of lookups alone, on each of D devices.
+        """Measure the training steps of the plans in `samples`, and return an outcome for each plan.
+        The repeats are (R, 1 + P + 1, D) ms on each of D devices: of a step, of P phases, and of lookups alone.
 
-        The times are the time of a step, of the step's phases, and of the lookups of a step in which one device after
-        another looks up.
+        The lookups alone are the lookups of a step in which one device after another looks up.
         """
         task, group = renamed(samples[0]).task, self._group
         drawn = drawn_batches(task.tables, task.batch_size, seeds[0], self._device.torch_device)
@@ -67,8 +66,8 @@ class StepBench:
         return partial(self._turn, Trained(plan, self._protocol, clock, self._device, batches, self._settings, seed))
 
     def _turn(self, trained: "Trained") -> Timed:
-        """Train one untimed step, then several timed steps that all ranks begin together,
-        and finally one step in which the ranks look up one after another.
+        """Train one untimed step, several timed steps, and then a step in which the ranks look up one after another.
+        All ranks begin the timed steps together. Return all measured times.
 
         The result has the mean ms of a step and of the step's phases, and the ms of the lookups alone.
         """
@@ -86,8 +85,8 @@ class StepBench:
         return Timed(np.append(together, self._alone_ms(trained)), took_ms / 1e3)
 
     def _alone_ms(self, trained: "Trained") -> float:
-        """Train one step in which the ranks look up one after another; return the ms of this rank's lookups,
-        during which no other rank computes.
+        """Train one step in which the ranks look up one after another, and return the ms of this rank's lookups.
+        During these lookups, no other rank computes.
         """
         before, after = self._group.rank, self._group.size - self._group.rank
         trained.clock.restart()
@@ -100,15 +99,17 @@ class StepBench:
         return float(trained.clock.spent_ms()[Phase.LOOKUPS])
 
     def _let_pass(self, count: int) -> None:
-        """Synchronize the device, and then wait at `count` barriers, which make the ranks look up one after another."""
+        """Synchronize the device, and then wait at `count` barriers.
+        With different numbers of barriers, the ranks look up one after another.
+        """
         self._device.synchronize()
         for _ in range(count):
             self._group.barrier()
 
 
 class Trained:
-    """A sharded stand-in model with optimizers and batches, in the default process group;
-    the clock records the phases of the model's steps.
+    """A sharded stand-in model with optimizers and batches, in the default process group.
+    The clock records the phases of the model's steps.
     """
 
     def __init__(
@@ -170,8 +171,8 @@ class Trained:
 
 
 def placed_here(plan: ShardingPlan, where: torch.device) -> ShardingPlan:
-    """Place this rank's shards on the local device `where`, and return the plan; a mirrored step has only this device,
-    whatever the rank is.
+    """Place this rank's shards on the local device `where`, and return the plan.
+    A mirrored step has only this device, whatever the rank is.
 
     TorchRec refuses optimizer states on another device than the plan's.
     """
@@ -192,8 +193,8 @@ def _sharders(settings: EmbeddingSettings, precision: Precision, where: torch.de
 
 
 def _parted(model: DistributedModelParallel, copies: set[str]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Return two lists: the parameters of the data-parallel tables in `copies`,
-    and the parameters of the dense network; fused kernels update all other parameters.
+    """Return the parameters of the data-parallel tables named in `copies`, and the parameters of the dense network.
+    Fused kernels update all other parameters.
     """
     named = dict(model.named_parameters())
     copied = [parameter for name, parameter in named.items() if name.split(".")[-2] in copies]
@@ -201,8 +202,9 @@ def _parted(model: DistributedModelParallel, copies: set[str]) -> tuple[list[nn.
 
 
 def _watch(module: ShardedModule[Any, Any, Any, Any], clock: PhaseClock) -> None:
-    """Make the clock record when lookups begin and end, when the gradients of the lookups' outputs arrive,
-    and when the gradients of data-parallel weights are ready.
+    """Make the clock record the phases of the lookups of a module.
+    The clock records when lookups begin and end, when the gradients of the lookups' outputs arrive, and when the
+    gradients of data-parallel weights are ready.
     """
     module.register_forward_pre_hook(clock.entering(Phase.INPUT))
     for lookup in module._lookups:

@@ -23,8 +23,9 @@ _BATCHES = 4  # steps use these batches in turn
 
 
 class Batch(dict[str, KeyedJaggedTensor], Pipelineable):  # type: ignore[misc]
-    """A batch of features, by the path of the collection that looks up the features,
-    in the form that TorchRec's pipelines need.
+    """A batch of features in the form that TorchRec's pipelines need.
+    Each key is the path of a collection of tables in the model; the value has the features that the collection looks
+    up.
     """
 
     def to(self, device: torch.device, non_blocking: bool) -> "Batch":
@@ -38,16 +39,16 @@ class Batch(dict[str, KeyedJaggedTensor], Pipelineable):  # type: ignore[misc]
 
 
 def renamed(plan: Plan) -> Plan:
-    """Return the plan with tables renamed to valid names of module parameters (table0, table1, ...),
-    and without constraints.
+    """Return the plan without constraints, and with tables renamed to table0, table1, ...
+    These are valid names of module parameters.
     """
     tables = tuple(replace(table, name=f"table{number}") for number, table in enumerate(plan.task.tables))
     return Plan(replace(plan.task, tables=tables, constraints=Constraints()), plan.placements)
 
 
 def in_pipeline(plan: Plan, pipeline: str) -> Plan:
-    """Return the plan with the task's pipeline replaced by `pipeline`,
-    so that the tables are set up for steps in this pipeline.
+    """Return the plan with the task's pipeline replaced by `pipeline`.
+    TorchRec then sets the tables up for steps in this pipeline.
     """
     memory = replace(plan.task.memory, pipeline=pipeline)
     return Plan(replace(plan.task, memory=memory), plan.placements)
@@ -93,8 +94,9 @@ class StandIn(nn.Module):
         self.over = nn.Sequential(*layers) if pooled else nn.Sequential()
 
     def forward(self, batch: Batch) -> list[torch.Tensor]:
-        """Return the outputs of all lookups: first, if any table is pooled, one tensor (b,
-        columns) of all pooled tables; then one tensor (lookups, columns) for each sequence feature.
+        """Return the outputs of all lookups: a tensor for all pooled tables, and a tensor for each sequence feature.
+        The first tensor is (b, columns) if any table is pooled. The tensors of sequence features are (lookups,
+        columns).
         """
         looked_up = {path: self.get_submodule(path)(batch[path]) for path in self._features}
         pooled = [looked_up[POOLED].values()] if POOLED in looked_up else []
@@ -140,8 +142,8 @@ def _batch(popular: Sequence[PopularRows], generator: torch.Generator) -> Batch:
 
 
 def _joined(drawn: Sequence[tuple[Table, torch.Tensor, torch.Tensor]]) -> KeyedJaggedTensor:
-    """Join the features of all tables of one collection in one KeyedJaggedTensor,
-    given the indices and lengths of each table.
+    """Join the features of all tables of one collection in one KeyedJaggedTensor.
+    `drawn` has each table with the indices and lengths of the table.
     """
     tables, indices, lengths = zip(*drawn, strict=True)
     return KeyedJaggedTensor(_features_of(*tables), torch.cat(indices), lengths=torch.cat(lengths).to(torch.int32))

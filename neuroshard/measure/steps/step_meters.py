@@ -1,4 +1,5 @@
-"""Time training steps of plans: on all ranks, in a new group of processes for each build, or as mirrored steps,
+"""Time training steps of plans, on all ranks or as mirrored steps.
+On all ranks, the models are built several times, each time in a new group of processes. Mirrored steps are measured on
 one rank after another.
 """
 
@@ -33,8 +34,8 @@ Builds = Callable[[Sequence[Plan], int, Sequence[int]], Pass]
 
 @contextmanager
 def step_builds(hardware: Hardware, protocol: StepProtocol, topology: Topology, warn: Warn) -> Iterator[Builds]:
-    """Yield a function that builds the models of plans for this topology and times the plans' steps,
-    each time in a new group of processes.
+    """Yield a function that builds the models of plans for this topology and times the training steps of the plans.
+    Each call of the function uses a new group of processes.
 
     Under torchrun, the function uses torchrun's processes, which stay alive: the other processes take part until the
     end.
@@ -49,7 +50,9 @@ def step_builds(hardware: Hardware, protocol: StepProtocol, topology: Topology, 
         return
 
     def build(plans: Sequence[Plan], number: int, seed: Sequence[int]) -> Pass:
-        """Build the models of the plans in a new group of processes, and return the times of steps as pass `number`."""
+        """Build the models of the plans in a new group of processes, and return the times of training steps.
+        `number` is the number of the pass over the plans, which the returned rows have.
+        """
         with hardware.step_meter(plans[0].task.topology, protocol, warn) as meter:
             return measure_build(meter, plans, number, seed)
 
@@ -57,8 +60,8 @@ def step_builds(hardware: Hardware, protocol: StepProtocol, topology: Topology, 
 
 
 def measure_build(meter: Meter[Plan], plans: Sequence[Plan], number: int, seed: Sequence[int]) -> Pass:
-    """Build the models of all plans, keep all models in memory together,
-    and return the times of the plans' steps as pass `number`.
+    """Build the models of all plans, and return the times of the plans' training steps.
+    All models are in memory together. `number` is the number of the pass over the plans, which the returned rows have.
 
     The seed fixes the order of the plans and the lookups.
     """
@@ -67,8 +70,8 @@ def measure_build(meter: Meter[Plan], plans: Sequence[Plan], number: int, seed: 
 
 
 def measured_in_any_order(meter: Meter[Sample], samples: Sequence[Sample], seed: Sequence[int]) -> list[Outcome]:
-    """Measure all samples together in a random order that the seed fixes;
-    return the outcomes in the order of `samples`.
+    """Measure all samples together in a random order, and return the outcomes in the order of `samples`.
+    The seed fixes the random order.
     """
     rng = np.random.default_rng(seed)
     order = rng.permutation(len(samples))
@@ -78,8 +81,8 @@ def measured_in_any_order(meter: Meter[Sample], samples: Sequence[Sample], seed:
 
 
 def _rows_of_build(plan: int, number: int, outcome: Outcome) -> list[PlanMeasurement]:
-    """Return the rows of a plan in one build: a time for the step in each turn, for each phase and for lookups alone,
-    and the cost; or a row with the error.
+    """Return the measured times of a plan as rows: for every repeat of a step, for each phase, and for lookups alone.
+    The last row has the cost of the plan. After an error, there is only one row, with the error.
 
     The repeats are (R, 1 + P + 1, D) ms: of a step, its phases, and lookups alone. All times are means over ranks, and
     times of phases are means over turns, too. The cost is the median over turns.
@@ -95,8 +98,8 @@ def _rows_of_build(plan: int, number: int, outcome: Outcome) -> list[PlanMeasure
 
 
 def check_steps(plans: Sequence[Plan], hardware: Hardware) -> None:
-    """Raise UserError if this machine cannot time training steps of these plans,
-    with the models of all plans in memory together.
+    """Raise UserError if this machine cannot time training steps of these plans.
+    The models of all plans must fit in memory together.
     """
     check_comparable(plans)
     hardware.check_hosts(plans[0].task.topology)
@@ -104,8 +107,8 @@ def check_steps(plans: Sequence[Plan], hardware: Hardware) -> None:
 
 
 def check_held(plans: Sequence[Plan], where: str, needed_bytes: int, hardware: Hardware) -> None:
-    """Raise UserError if this machine lacks a memory tier of the plans,
-    or if CPU memory is smaller than the `needed_bytes` of all plans that are live together.
+    """Raise UserError if this machine lacks a memory tier of the plans, or has too little CPU memory for the plans.
+    The plans need `needed_bytes` together, because all plans are in memory at once.
     """
     hardware.check_tiers({assignment.tier for plan in plans for assignment in plan.tier_assignments})
     if hardware.device.kind == "cpu" and needed_bytes > (there := hardware.fingerprint.memory_bytes):
@@ -143,8 +146,8 @@ class RankJob:
 
 
 def rank_jobs(plans: Sequence[Plan]) -> tuple[RankJob, ...]:
-    """Return a job for every rank that is measured for at least one of the plans of a task;
-    the jobs are in order of rank.
+    """Return a job for every rank that is measured for at least one of the plans of a task.
+    The jobs are in order of rank.
     """
     ranks = [measured_ranks(plan) for plan in plans]
     every = sorted({rank for ranks_of_plan in ranks for rank in ranks_of_plan})
@@ -162,8 +165,8 @@ def measure_rank(
     hardware: Hardware,
     warn: Warn,
 ) -> Pass:
-    """Measure the local work of the job's rank in steps of the job's plans, with all models together in a new process;
-    return the times as pass `number`.
+    """Measure the local work of one rank in training steps of the job's plans, in a new process.
+    All models are in memory together. `number` is the number of the pass over the plans, which the returned rows have.
 
     The seed fixes the order of the plans and the lookups.
 
@@ -178,8 +181,8 @@ def measure_rank(
 
 
 def rows_of_rank(plan: int, number: int, rank: int, outcome: Outcome) -> list[PlanMeasurement]:
-    """Return rows with the local work of one rank in a step of a plan: for each stretch, the median over turns;
-    after an error, one row with the error.
+    """Return rows with the local work of one rank in a training step of a plan, one row for each stretch of the step.
+    A row has the median over the repeats. After an error, there is only one row, with the error.
     """
     if outcome.repeats is None:
         return [PlanMeasurement(plan, number, rank, error=outcome.error)]
@@ -192,8 +195,8 @@ def rows_of_rank(plan: int, number: int, rank: int, outcome: Outcome) -> list[Pl
 
 @dataclass(frozen=True)
 class LocalMeter(Meter[LocalSample]):
-    """A meter that returns local work by phase; it measures one sample after another with `meter`,
-    which measures the steps of single ranks.
+    """A meter that measures the local work of single ranks, and sums the work by phase.
+    The meter measures one sample after another with `meter`, which returns the work of each stretch of a step.
     """
 
     meter: Meter[LocalSample]
@@ -208,8 +211,8 @@ class LocalMeter(Meter[LocalSample]):
 
 
 def by_phase(outcome: Outcome) -> Outcome:
-    """Return the outcome with the ms of all stretches summed by phase,
-    followed by the host's time if that time was measured.
+    """Return the outcome with the ms of all stretches summed by phase.
+    The last value is the host's time if that time was measured.
     """
     if outcome.repeats is None:
         return outcome
@@ -222,8 +225,8 @@ def by_phase(outcome: Outcome) -> Outcome:
 
 @dataclass(frozen=True, eq=False)
 class MirroredStep:
-    """The timeline of a plan's step on R measured ranks: the local work between the step's K - 1 exchanges,
-    without the time of the exchanges.
+    """The timeline of a plan's step on R measured ranks, without the time of exchanges.
+    The timeline has the local work before, between and after the step's K - 1 exchanges.
 
     Attributes:
         ranks: (R,) the measured ranks.
@@ -238,8 +241,8 @@ class MirroredStep:
 
     @classmethod
     def of(cls, rows: Sequence[PlanMeasurement], pipeline: str = "none") -> "MirroredStep":
-        """Return the timeline of a plan's step, given the rows of all ranks in one pass;
-        the rows of a rank must be in the order of the step.
+        """Return the timeline of a plan's step, given the rows of all ranks in one pass.
+        The rows of a rank must be in the order of the step.
 
         Raises:
             ValueError: a rank failed, or ranks have different exchanges.
@@ -260,8 +263,8 @@ class MirroredStep:
 
     @property
     def slowest_ms(self) -> FloatArray:
-        """Local work by phase, (P,) ms: before each exchange for which ranks wait,
-        only the work of the slowest rank counts; the work is summed over the step.
+        """Local work of the slowest rank by phase, (P,) ms, summed over the step.
+        Before each exchange for which ranks wait, only the rank with the most work counts.
         """
         by_phase = [work.sum(axis=1) for work in self._between]
         slowest: FloatArray = np.sum([ms[ms.sum(axis=1).argmax()] for ms in by_phase], axis=0)
@@ -273,7 +276,8 @@ class MirroredStep:
         return float(self.slowest_ms.sum())
 
     def exposed_ms(self, input_ms: float) -> float:
-        """Return the part of an input dist of `input_ms` that is not hidden behind other work, in ms.
+        """Return the part of the input dist, in ms, that other work does not hide, so that it makes the step longer.
+        The whole input dist takes `input_ms`.
 
         If ranks wait for the input dist, all of it counts. In a pipeline, the input dist begins at time a, when the
         last rank has reached it; the next exchange could begin at time b, when the last rank has reached that one. Both
@@ -289,15 +293,15 @@ class MirroredStep:
 
     @property
     def _between(self) -> list[FloatArray]:
-        """Local work between successive exchanges for which ranks wait, with one array (R, k, P) for each interval;
-        an interval contains k - 1 exchanges for which ranks do not wait.
+        """Local work between successive exchanges for which ranks wait, as one array (R, k, P) for each interval.
+        An interval contains k - 1 exchanges for which ranks do not wait.
         """
         return np.split(self.phase_ms, np.flatnonzero(self.waited_for) + 1, axis=1)
 
 
 def check_mirrored(plans: Sequence[Plan], hardware: Hardware) -> None:
-    """Raise UserError if this machine cannot measure mirrored steps of these plans of one task,
-    with the models of all plans in memory together.
+    """Raise UserError if this machine cannot measure mirrored steps of these plans of one task.
+    The models of all plans must fit in memory together.
     """
     if under_torchrun():
         raise UserError(

@@ -67,8 +67,8 @@ class StepProtocol:
         check_name("pipeline", self.pipeline, PIPELINES)
 
     def remarks(self, tasks: Iterable[Task]) -> tuple[Message, ...]:
-        """Return a warning for each training pipeline that the memory settings of a task assume but that the measured
-        steps do not use.
+        """Return a warning for each training pipeline of a task that differs from the pipeline of the measured steps.
+        The pipeline of a task is the pipeline for which the task counts memory.
         """
         counted = dict.fromkeys(task.memory.pipeline for task in tasks)
         return tuple(
@@ -85,7 +85,9 @@ class StepProtocol:
 
     @property
     def timing(self) -> TimingProtocol:
-        """The timing protocol of one build: one warm-up, and then `turns` rounds."""
+        """The timing protocol for the steps of models that are set up once.
+        Each plan has one untimed warm-up, and then is timed in `turns` rounds.
+        """
         return TimingProtocol(warmup=1, rounds=self.turns, repeats_per_round=1, flush_bytes=0)
 
 
@@ -104,11 +106,11 @@ class Stretch:
 
 
 def measured_ranks(plan: Plan) -> tuple[int, ...]:
-    """Return the ranks of a plan that are measured, in order: all ranks if there are at most `_MOST_RANKS`,
-    else only the ranks with extreme loads.
+    """Return the ranks of a plan to measure, in order.
+    If there are more than 8 ranks, these are only the ranks with the most or the least work or memory.
 
-    The extreme ranks look up the most bytes, write the most outputs, have the most shards or the most bytes, or look up
-    the fewest bytes; of equal ranks, the first counts.
+    Of more than 8 ranks, up to 5 are measured: the ranks that look up the most bytes, write the most outputs, have the
+    most shards, have the most bytes, or look up the fewest bytes. Of equal ranks, the first is measured.
     """
     size = plan.task.topology.num_devices
     if size <= _MOST_RANKS:

@@ -86,13 +86,13 @@ class _Row:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the times of one repeat."""
+        """The shape of the times that one run of the sample gives, such as (2, D) for an exchange between D devices."""
         return ()
 
     @property
     def repeats(self) -> Repeats | None:
-        """The timed repeats as arrays; None if the row has no times. Raises UserError if the fields contradict each
-        other.
+        """The timed repeats as arrays; None if the row has no times.
+        Raises UserError if the fields contradict each other.
         """
         if self.times_ms is None or self.at_s is None:
             if self.times_ms is not None or self.at_s is not None:
@@ -131,8 +131,8 @@ class _ComputeRow(_Row):
     cache_load_factor: CacheShare | None
 
     def sample(self, sized: Callable[[str, int, int, bool], Table]) -> ComputeSample:
-        """Return the kernel call that this row stores; `sized` returns the table of a name, with the width,
-        features and pooling that were measured.
+        """Return the kernel call that this row stores.
+        `sized` returns the table of a name, with the width, features and pooling that were measured.
         """
         for name, values in (("dims", self.dims), ("features", self.features)):
             if len(self.tables) != len(values):
@@ -168,7 +168,7 @@ class _CommRow(_Row):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the times of one repeat: two directions for each device."""
+        """The shape of the times that one run of the exchange gives: two directions for each device."""
         return (2, len(self.size_bytes))
 
     def sample(self) -> CommSample:
@@ -186,8 +186,8 @@ class _LocalRow(_Row):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the times of one repeat: all phases of a step and, last,
-        the host's time if that time was measured.
+        """The shape of the times that one repeat gives: a time for each phase of a step.
+        The last time is the host's time if that time was measured.
         """
         phases = len(LOCAL_PHASES)
         times, repeats = (0 if column is None else len(column) for column in (self.times_ms, self.at_s))
@@ -212,8 +212,8 @@ def _stored(hint: Any) -> pa.DataType:
 
 
 def _values(column: pa.Array, hint: Any) -> Iterable[Any]:
-    """Check all values of a column at once, and return the values; if the values are lists,
-    return views into one list of all items.
+    """Check all values of a column at once, and return the values.
+    If the values are lists, the function returns views into one list of all items.
 
     Raises:
         msgspec.ValidationError: a value is of the wrong type or out of range.
@@ -227,8 +227,8 @@ def _values(column: pa.Array, hint: Any) -> Iterable[Any]:
 
 
 def _held(values: pa.Array, hint: Any) -> Any:
-    """Check all items of all lists of a column, and return the items; for floats,
-    checking the minimum and the maximum is enough.
+    """Check all items of all lists of a column, and return the items.
+    For floats, checking the minimum and the maximum is enough.
     """
     if not pa.types.is_floating(values.type):
         return msgspec.convert(values.to_pylist(), list[hint])
@@ -257,14 +257,14 @@ class RowCodec(Generic[Sample]):
         return pa.Table.from_pylist(rows, schema=schema_of(self.row))
 
     def measurements(self, table: pa.Table) -> list[Measurement[Sample]]:
-        """Return the measurements in a Parquet table; if a row is malformed,
-        raise UserError with the number of the sample.
+        """Return the measurements in a Parquet table.
+        If a row is malformed, raise UserError with the number of the sample.
         """
         return list(map(self._measurement, self._rows(table)))
 
     def _rows(self, table: pa.Table) -> Iterable[_Row]:
-        """Return the rows of a table after checking each column as a whole; if a column is malformed,
-        check row by row instead, to find the malformed row.
+        """Return the rows of a table after checking each column as a whole.
+        If a column is malformed, check row by row instead, to find the malformed row.
         """
         hints = get_type_hints(self.row, include_extras=True)
         with suppress(KeyError, msgspec.ValidationError):
@@ -296,8 +296,8 @@ def _common_fields(measurement: Measurement[Any]) -> dict[str, Any]:
 
 
 def compute_codec(tables: Mapping[str, Table]) -> RowCodec[ComputeSample]:
-    """Return the codec for kernel calls on these tables, which are given by name; for each measured width,
-    a table is created only once.
+    """Return the codec for kernel calls; `tables` has the tables that the calls can look up, by name.
+    For each measured width, a table is created only once.
     """
 
     @cache
@@ -355,8 +355,8 @@ def tables_rows(tables: Sequence[Table]) -> pa.Table:
 
 
 def read_tables(rows: Sequence[object]) -> dict[str, Table]:
-    """Return the tables in `tables.parquet`, by name; raise UserError if a table is malformed or two tables have the
-    same name.
+    """Return the tables in `tables.parquet`, by name.
+    Raise UserError if a table is malformed, or if two tables have the same name.
     """
     tables = tuple(Table.from_json(row) for row in rows)
     check_unique_names(tables)

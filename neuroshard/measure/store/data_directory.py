@@ -58,14 +58,14 @@ class Manifest:
 
     @classmethod
     def of_plans(cls, here: Fingerprint, hardware: Mapping[str, Any]) -> "Manifest":
-        """Return the manifest of a run that measures plans; the run holds out samples instead of tables,
-        because the tables of a plan are fixed.
+        """Return the manifest of a run that measures plans.
+        The run holds out samples for validation, not tables, because the tables of a plan are fixed.
         """
         return cls(asdict(here), versions(), {**hardware, "held_out": _SAMPLES}, 0)
 
     @property
     def holds_out_tables(self) -> bool:
-        """True if the run holds out tables: no table of the test samples occurs in other samples."""
+        """True if the run holds out tables for testing: no table of the test samples occurs in other samples."""
         return self.config.get("held_out") != _SAMPLES
 
     def save(self, directory: Path) -> None:
@@ -85,8 +85,8 @@ class Manifest:
         return (directory / _NAME).exists()
 
     def check_hardware(self, here: Fingerprint, directory: Path) -> None:
-        """Raise UserError if the data in the directory was measured on other hardware than `here`,
-        the hardware of this machine.
+        """Raise UserError if the data in the directory was measured on other hardware than this machine's.
+        `here` describes the hardware of this machine.
         """
         if not here.same_hardware(self.hardware):
             there = f"{_text(self.hardware.get('kind'))} ({_text(self.hardware.get('device'))})"
@@ -132,8 +132,8 @@ class Chunks(Generic[Sample]):
         write_table(self.path(number), self.codec.table(measurements))
 
     def read(self) -> list[Measurement[Sample]]:
-        """Return the measurements of all chunks, in order; of repeated measurements of a sample,
-        only the `fastest` is returned.
+        """Return the measurements of all chunks, in order.
+        If a sample was measured repeatedly, only the fastest measurement is returned, as in `fastest`.
 
         Raises:
             UserError: a chunk is corrupt.
@@ -141,8 +141,8 @@ class Chunks(Generic[Sample]):
         return fastest(self.each())
 
     def each(self) -> list[list[Measurement[Sample]]]:
-        """Return one list for each chunk, in order, with all measurements of the chunk;
-        raise UserError if a chunk is corrupt.
+        """Return one list for each chunk, in order, with all measurements of the chunk.
+        Raise UserError if a chunk is corrupt.
         """
         return [self._read(path) for path in self._paths]
 
@@ -175,8 +175,9 @@ class DataDirectory:
 
     @classmethod
     def at(cls, path: Path) -> "DataDirectory":
-        """Return the data directory at `path`; if `path` belongs to an evaluate or search run,
-        return the data directory inside `path` that has the run's measurements.
+        """Return the data directory at `path`.
+        If `path` belongs to an evaluate or search run, return the data directory inside `path` with the run's
+        measurements.
         """
         return cls(path if Manifest.exists(path) or not Manifest.exists(path / MEASURED) else path / MEASURED)
 
@@ -202,8 +203,8 @@ class DataDirectory:
         return list(self.tables().values()) == list(tables)
 
     def write_tables(self, tables: Sequence[Table]) -> None:
-        """Write `tables`, all tables that are measured in this directory;
-        call this method before the measurements are written.
+        """Write `tables`, which are all tables that are measured in this directory.
+        Call this method before the measurements are written.
         """
         write_table(self.path / _TABLES, tables_rows(tables))
 
@@ -234,8 +235,8 @@ class DataDirectory:
 
 
 def _read_parquet(path: Path, read: Callable[[Path, str], _Read], remedy: str) -> _Read:
-    """Return the content of a file in a data directory; if the file is damaged,
-    raise UserError with the remedy `remedy`.
+    """Return the content of a file in a data directory.
+    If the file is damaged, raise UserError with the remedy `remedy`.
     """
     if not path.exists():
         raise UserError(

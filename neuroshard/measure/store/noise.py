@@ -1,4 +1,6 @@
-"""The noise of measurements, with which the error of every cost model must be compared."""
+"""The noise of measurements: the differences between repeated measurements of the same samples.
+The error of every cost model must be compared with the noise.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -45,24 +47,24 @@ def pass_repeatability(measurements: Sequence[Measurement[Any]]) -> FloatArray:
 
 
 def pass_noise(measurements: Sequence[Measurement[Any]]) -> float:
-    """Return the noise: for 9 in 10 samples, the relative difference between both passes is below this number;
-    0 without a second pass.
+    """Return the noise: for 9 in 10 samples, the relative difference between both passes is below this number.
+    Return 0 without a second pass.
     """
     differences = pass_repeatability(measurements)
     return float(np.quantile(differences, _NINE_IN_TEN)) if len(differences) else 0.0
 
 
 def pass_drift(measurements: Sequence[Measurement[Any]]) -> float:
-    """Return the median relative difference by which the second pass was slower than the first pass;
-    NaN without a second pass.
+    """Return the median relative difference by which the second pass was slower than the first pass.
+    Return NaN without a second pass.
     """
     _, first, second = _passes(measurements)
     return float(np.median(second / first)) - 1 if len(first) else float("nan")
 
 
 def disturbed(measurements: Sequence[Measurement[Any]], most: float) -> dict[int, bool]:
-    """Return the samples whose two passes have a relative difference above `most`, in a dictionary:
-    the key is the sample's number, and the value is True if the second pass was slower.
+    """Return the numbers of the samples whose two passes have a relative difference above `most`.
+    The numbers are the keys of a dictionary. A value is True if the second pass was slower.
 
     Disturbances only add time, so the slower pass is the disturbed one.
     """
@@ -72,8 +74,8 @@ def disturbed(measurements: Sequence[Measurement[Any]], most: float) -> dict[int
 
 
 def _passes(measurements: Sequence[Measurement[Any]]) -> tuple[IntArray, FloatArray, FloatArray]:
-    """Return the numbers of the samples that were measured twice, (n,),
-    and the times of the first pass and of the second pass, (n,) ms each.
+    """Return the samples that were measured twice, as three arrays (n,).
+    The arrays are the numbers of the samples, and the times in the first pass and in the second pass in ms.
     """
     first = {m.sample_id: m for m in measurements if not m.second_pass and m.repeats is not None}
     again = [m for m in measurements if m.second_pass and m.repeats is not None and m.sample_id in first]
@@ -85,7 +87,10 @@ def _passes(measurements: Sequence[Measurement[Any]]) -> tuple[IntArray, FloatAr
 
 
 def _scalar_ms(measurement: Measurement[Any]) -> float:
-    """Return a single time that stands for the whole measurement, in ms; infinity if the measurement failed."""
+    """Return the measurement as a single time in ms; infinity if the measurement failed.
+    The time of an exchange is the maximum over devices of forward plus backward time. The time of a rank's step is the
+    sum of all phases except the dense network.
+    """
     if measurement.repeats is None:
         return float("inf")
     typical = measurement.typical_ms

@@ -1,5 +1,5 @@
-"""Measurements of plans by kernels, training steps or mirrored steps: all have the same type of row,
-and each pass is stored in a file.
+"""Measurements of plans by kernels, training steps or mirrored steps.
+All three have the same type of row, and each pass over the plans is stored in a file.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ COST = "cost"  # the phase of the row with the cost of a whole plan
 @dataclass(frozen=True)
 @checked
 class PlanMeasurement:
-    """The time of one phase of a plan in one pass, or the error that stopped the measurement.
+    """The time of one phase of a plan's step in one pass over the plans, or the error that stopped the measurement.
 
     Rows that are equal in plan, pass, device and phase are turns, in their order.
 
@@ -91,8 +91,8 @@ def costs_ms(passes: Sequence[Pass], plans: int) -> FloatArray:
 
 @dataclass(frozen=True)
 class PassFiles(Journal[Pass]):
-    """The files of the passes over a task's plans: one Parquet file for each pass;
-    each file is either complete or missing.
+    """The files of the passes over a task's plans, one Parquet file for each pass.
+    Each file is either complete or missing.
     """
 
     suffix = ".parquet"
@@ -109,15 +109,15 @@ class PassFiles(Journal[Pass]):
 def passes_in(
     run: Path, task: int, plans: Sequence[Plan], wrong: Callable[[Pass], str | None] = lambda _: None
 ) -> PassFiles:
-    """Return the files of the passes over a task's plans in the directory of a run,
-    such as `measurements/task-0000/pass-0000.parquet`.
+    """Return the files of the passes over a task's plans in the directory of a run.
+    An example of a file is `measurements/task-0000/pass-0000.parquet`.
 
     `wrong` returns a further defect of a pass, as a predicate; None if the pass is right.
     """
 
     def defect(number: int, rows: Pass) -> str | None:
-        """Return, as the predicate of a sentence, the reason why the rows are not a valid pass over the plans;
-        None if the rows are valid.
+        """Return the reason why the rows are not a valid pass over the plans; None if the rows are valid.
+        The reason is the predicate of a sentence.
         """
         if {row.pass_number for row in rows} == {number} and {row.plan for row in rows} == {*range(len(plans))}:
             fit = (_fits(plan, of_plan) for plan, of_plan in zip(plans, by_plan(rows, len(plans)), strict=True))

@@ -1,5 +1,6 @@
-"""Directories of runs: a run claims a directory, can be resumed in this directory after it was killed,
-and marks the directory when the run is finished.
+"""Directories of runs.
+A run claims a directory, can be resumed in this directory after it was killed, and marks the directory when the run is
+finished.
 
 `settings.json` and `tasks.json` have the settings and tasks with which a run was started. `run.json`, written last,
 shows that the run is finished; it has the kind of run and further results.
@@ -63,15 +64,15 @@ class RunDirectory:
 
     @classmethod
     def at(cls, out: str | None, kind: RunKind, name: str) -> "RunDirectory":
-        """Return the run directory `out`; if `out` is None, create the next free directory
-        `runs/<kind>/<number>-<name>`.
+        """Return the run directory `out`.
+        If `out` is None, create and return the next free directory `runs/<kind>/<number>-<name>`.
         """
         return cls(_next_free(Path("runs") / kind, name) if out is None else Path(out))
 
     @contextmanager
     def held(self, marks: Collection[str] = (_RUN, _SETTINGS)) -> Iterator[None]:
-        """Lock the directory against other runs while the context is entered; afterwards,
-        remove a new directory that is still empty.
+        """Lock the directory against other runs while the context is entered.
+        Afterwards, remove the directory if it is new and still empty.
 
         `marks` are the marker files that runs of this kind may find in the directory.
 
@@ -84,8 +85,8 @@ class RunDirectory:
             yield
 
     def begin(self, settings: Mapping[str, Any], tasks: tuple[Task, ...]) -> None:
-        """Write the settings and tasks of a new run; if a run was started in this directory before,
-        check that the earlier settings and tasks are the same.
+        """Write the settings and tasks of a new run.
+        If a run was started in this directory before, check that the earlier settings and tasks are the same.
 
         Raises:
             UserError: a run with other settings or tasks was started here, or its files are damaged.
@@ -139,8 +140,8 @@ class RunDirectory:
         return parse({"kind": facts.pop("kind", None), "facts": facts}, RunFile, where)
 
     def facts(self, kind: RunKind) -> dict[str, Any]:
-        """Return the results that a finished run of this kind stored in `run.json`;
-        raise UserError if the directory does not contain a finished run of this kind.
+        """Return the results that a finished run of this kind stored in `run.json`.
+        Raise UserError if the directory does not contain a finished run of this kind.
         """
         run = self.read(f"{kind} run")
         if run is None or run.kind != kind:
@@ -185,8 +186,8 @@ def write_own(path: Path, write: Callable[[], None], is_same: Callable[[], bool]
 
 
 def check_same(directory: Path, begun: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UserError if the settings of a run differ now from the settings at the start of the run;
-    the error names the first difference.
+    """Raise UserError if the settings of a run differ now from the settings at the start of the run.
+    The error names the first difference.
 
     `begun` are settings as JSON returns them. A missing setting equals a setting that is null.
     """
@@ -199,7 +200,7 @@ def check_same(directory: Path, begun: Mapping[str, Any], now: Mapping[str, Any]
 
 
 def begun_otherwise(directory: Path, what: str) -> UserError:
-    """Return the error for a directory whose run was started with other inputs than the current run has;
+    """Return the error for a directory whose run was started with other inputs than the current run has.
     `what` describes the difference.
     """
     return UserError(

@@ -44,8 +44,8 @@ def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
 
 
 def _expected(sample: ComputeSample) -> Iterator[BlockLookups]:
-    """Yield the expected lookups in each row block of a sample that was not measured,
-    computed in the same way as for plans.
+    """Yield the expected lookups in each row block of a kernel call that was not measured.
+    The expected lookups follow from the table's lookups per block of rows and reuse histogram, as in plans.
     """
     for table, block in zip(sample.tables, sample.blocks, strict=True):
         first, rows = np.array([block.row]), np.array([block.rows])
@@ -74,8 +74,8 @@ def starts_of(samples: Sequence[CommSample], direction: int) -> FloatArray:
 
 
 def own_traffic(sample: CommSample) -> Traffic:
-    """Return the traffic of a sample, (1, D, C), with bytes only in the sample's collective,
-    and 0 in all other collectives.
+    """Return the traffic of an exchange, (1, D, C).
+    Only the collective of the exchange has bytes; all other collectives have 0.
     """
     size_bytes = np.zeros((1, sample.num_devices, len(Collective)))
     size_bytes[0, :, sample.collective] = sample.size_bytes
@@ -83,8 +83,8 @@ def own_traffic(sample: CommSample) -> Traffic:
 
 
 def by_group(measurement: Measurement[CommSample]) -> Iterator[Measurement[CommSample]]:
-    """Divide the measurement of an exchange by groups of devices that exchange with each other;
-    yield a measurement for each group, with the group's exchange as an all-to-all.
+    """Divide the measurement of an exchange into one measurement for each group of devices that exchange data.
+    Each measurement describes the exchange of the group as an all-to-all.
 
     Groups that exchange nothing are left out, and so are groups of one device, unless the exchange has only one device.
     The measurement must have repeats.

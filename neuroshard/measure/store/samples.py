@@ -1,4 +1,6 @@
-"""The samples that are measured, and the measurements of samples: the data of stage 1."""
+"""The samples that `collect` and other commands measure, and the measurements of samples.
+A sample is a kernel call, an exchange, or the local work of a rank in a training step.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -45,8 +47,8 @@ class RowBlock:
 
 @dataclass(frozen=True)
 class BlockLookups:
-    """The lookups of a batch in a block of rows: the number of lookups,
-    and the reuse histogram (17,) of the rows that are looked up.
+    """The lookups of a batch in a block of rows.
+    These are the number of lookups, and the reuse histogram (17,) of the rows that are looked up.
 
     A block without lookups has the histogram of rows that are touched once.
     """
@@ -58,8 +60,8 @@ class BlockLookups:
 @final
 @dataclass(frozen=True)
 class ComputeSample:
-    """One kernel call on one device, as a sample to measure: the call looks up n tables, (n,),
-    for `batch_size` samples.
+    """One kernel call on one device, as a sample to measure.
+    The call looks up n tables, (n,), for `batch_size` samples of a batch.
 
     Attributes:
         tables: whole tables, with the width that the device has; they define the popularity of rows. All tables are
@@ -111,7 +113,7 @@ class ComputeSample:
                 )
 
     def _check_kernel(self) -> None:
-        """Raise UserError if FBGEMM has no kernel call for these tables together."""
+        """Raise UserError if no FBGEMM kernel looks up all tables of this sample in one call."""
         if len({table.pooled for table in self.tables}) > 1:
             raise UserError(
                 "kernel-pooling-mixed",
@@ -179,8 +181,8 @@ class CommSample:
 
     @classmethod
     def of_columns(cls, dims: Sequence[int], start_ms: Sequence[float], batch_size: int) -> "CommSample":
-        """Return an all-to-all exchange that sends the pooled embeddings of a batch;
-        each of D devices sends the number of columns in `dims`, (D,).
+        """Return an all-to-all exchange that sends the pooled embeddings of a batch.
+        Each of D devices sends the number of columns in `dims`, (D,).
         """
         sizes = tuple(ELEMENT_BYTES * batch_size * dim for dim in dims)
         return cls(sizes, tuple(start_ms), batch_size)
@@ -211,7 +213,7 @@ class CommSample:
                 limit=f"the collective {name_of(self.collective)} needs the number of devices on each host",
                 remedy="Set devices_per_host to the number of devices on each host",
             )
-        for host in self._alike:
+        for host in self._equal_sizes:
             if len(set(host)) > 1:
                 devices = "all devices of a host" if self.collective in BETWEEN_HOSTS else "all devices"
                 raise UserError(
@@ -238,8 +240,8 @@ class CommSample:
         return tuple(size // (ELEMENT_BYTES * self.batch_size) for size in self.size_bytes)
 
     @property
-    def _alike(self) -> list[tuple[int, ...]]:
-        """The sizes in bytes, in groups: within a group, the collective needs equal sizes."""
+    def _equal_sizes(self) -> list[tuple[int, ...]]:
+        """The sizes in bytes, as one tuple for each group of devices whose sizes must be equal in this collective."""
         if self.collective in (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE):
             return [self.size_bytes]
         if self.collective in BETWEEN_HOSTS:
@@ -281,13 +283,13 @@ Sample = TypeVar("Sample", ComputeSample, CommSample, LocalSample)
 
 
 def as_drawn(sample: Sample) -> Sample:
-    """Return the sample as it was drawn, without the lookups that a measurement adds."""
+    """Return the sample without the number of lookups in row blocks, which is known only after the measurement."""
     return replace(sample, lookups=()) if isinstance(sample, ComputeSample) else sample
 
 
 @dataclass(frozen=True)
 class Repeats:
-    """All timed repeats of one sample.
+    """All timed runs of one sample: the measured times, and the time at which each run began.
 
     Attributes:
         times_ms: (R,) for a kernel call; (R, 2, D) for an exchange: forward and backward, per device; (R, P) for local
@@ -335,8 +337,8 @@ class Measurement(Generic[Sample]):
 
     @property
     def typical_ms(self) -> FloatArray:
-        """The typical time of the sample over all R repeats, (...,) ms for repeats (R, ...);
-        the measurement must have repeats.
+        """The typical time of the sample over all R repeats, (...,) ms for repeats (R, ...).
+        The measurement must have repeats.
         """
         assert self.repeats is not None
         return typical_ms(self.repeats.times_ms)

@@ -18,7 +18,7 @@ _SPEEDS = 0.1  # expected size of the logarithms of slowness
 
 @dataclass(frozen=True)
 class Pair:
-    """Two times of one sample, measured in two periods of the machine;
+    """Two times of one sample, measured in two periods of a run.
     `earlier` and `later` are the numbers of the periods.
     """
 
@@ -28,46 +28,47 @@ class Pair:
     again_ms: float
 
 
-def slowness_of(spells: int, pairs: Sequence[Pair]) -> FloatArray:
-    """Return the fitted slowness of the machine in each of S periods, (S,):
-    the ratio of times measured in the period to times in a typical period.
+def slowness_of(periods: int, pairs: Sequence[Pair]) -> FloatArray:
+    """Return the fitted slowness of the machine in each of S periods of a run, (S,).
+    The slowness is the ratio of times measured in the period to times in a typical period.
 
     The fit minimises Huber's loss of the ratios of samples that were measured in two periods. The slowness is drawn to
     1, the more the fewer such samples there are; without such samples it is 1 everywhere.
     """
     pairs = [pair for pair in pairs if pair.earlier != pair.later]
     if not pairs:
-        return np.ones(spells)
+        return np.ones(periods)
     ratio = np.array([float(np.log(pair.again_ms / pair.first_ms)) for pair in pairs])
-    wanted = np.concatenate([ratio / _REPEATED, np.zeros(spells)])
-    of_logs = _of_logs(spells, pairs)
+    wanted = np.concatenate([ratio / _REPEATED, np.zeros(periods)])
+    terms = _linear_terms(periods, pairs)
 
     def loss(logs: FloatArray) -> tuple[float, FloatArray]:
         """Return the sum of Huber's losses, and the gradient of the sum (S,), given the logarithms of slowness (S,)."""
-        left = of_logs @ logs - wanted
-        return float(huber(1.0, left).sum()), of_logs.T @ np.clip(left, -1.0, 1.0)
+        left = terms @ logs - wanted
+        return float(huber(1.0, left).sum()), terms.T @ np.clip(left, -1.0, 1.0)
 
-    fitted = minimize(loss, np.zeros(spells), jac=True, method="L-BFGS-B", options={"ftol": 0.0, "gtol": 1e-9})
+    fitted = minimize(loss, np.zeros(periods), jac=True, method="L-BFGS-B", options={"ftol": 0.0, "gtol": 1e-9})
     slowness: FloatArray = np.exp(fitted.x)
     return slowness
 
 
-def _of_logs(spells: int, pairs: Sequence[Pair]) -> Any:
-    """Return a sparse matrix, (P + S, S): multiplied by S logarithms of slowness,
-    the matrix gives the scaled differences of the logarithms in P pairs, followed by the S scaled logarithms.
+def _linear_terms(periods: int, pairs: Sequence[Pair]) -> Any:
+    """Return the sparse matrix (P + S, S) of the linear terms that `slowness_of` fits.
+    The product of the matrix with the S logarithms of slowness gives the scaled difference of the logarithms for each
+    of P pairs of periods, followed by the S scaled logarithms.
     """
     differences = np.tile([1 / _REPEATED, -1 / _REPEATED], len(pairs))
-    rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(spells)])
-    columns = np.concatenate([*([pair.later, pair.earlier] for pair in pairs), np.arange(spells)])
-    return csr_array((np.concatenate([differences, np.full(spells, 1 / _SPEEDS)]), (rows, columns)))
+    rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(periods)])
+    columns = np.concatenate([*([pair.later, pair.earlier] for pair in pairs), np.arange(periods)])
+    return csr_array((np.concatenate([differences, np.full(periods, 1 / _SPEEDS)]), (rows, columns)))
 
 
 def with_slowness(
-    chunks: Sequence[Sequence[Measurement[Sample]]], told_by: Collection[str]
+    chunks: Sequence[Sequence[Measurement[Sample]]], splits: Collection[str]
 ) -> list[list[Measurement[Sample]]]:
-    """Return the measurements of all chunks, each with the machine's slowness during the chunk of the measurement.
+    """Estimate the machine's slowness during each chunk, and return all measurements with their slowness set.
 
-    Samples of the splits `told_by` that several chunks have in common show the slowness.
+    The slowness follows from samples of these `splits` that were measured in several chunks.
     """
     if len(chunks) < 2:
         return [list(chunk) for chunk in chunks]
@@ -75,7 +76,7 @@ def with_slowness(
     pairs: list[Pair] = []
     for number, chunk in enumerate(chunks):
         for m in chunk:
-            if m.split not in told_by or m.repeats is None:
+            if m.split not in splits or m.repeats is None:
                 continue
             if (ms := float(m.typical_ms)) > 0:
                 earlier, first_ms = first.setdefault(m.sample_id, (number, ms))

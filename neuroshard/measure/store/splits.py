@@ -14,8 +14,8 @@ Split = dict[str, tuple[Table, ...]]  # disjoint; every sample draws from the ta
 
 
 def split_tables(tables: tuple[Table, ...], seed: int) -> Split:
-    """Divide the tables at random by `seed` into training (80%), validation (10%) and test (10%),
-    with at least one table each; raise UserError below 3 tables.
+    """Divide the tables at random by `seed` into training (80%), validation (10%) and test (10%).
+    Each split has at least one table; raise UserError below 3 tables.
     """
     if len(tables) < len(_SHARES):
         raise UserError(
@@ -32,7 +32,7 @@ def split_tables(tables: tuple[Table, ...], seed: int) -> Split:
 
 
 def split_of(number: int) -> str:
-    """Return the name of the split of a sample that was measured for plans, given the sample's number.
+    """Return "valid" for one in five samples that are measured for plans, else "train", given the sample's number.
 
     A plan's tables are fixed and cannot be held out, so some samples are held out instead.
     """
