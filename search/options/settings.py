@@ -30,7 +30,8 @@ class ChoiceSettings:
         steps: maximum number of steps of a local search over choices.
         memory_steps: maximum number of shards that leave the fullest device for more free memory there.
         memory_work: maximum number of such steps times tables times devices, so that large tasks take no longer.
-        memory_steps_costed: number of these steps that are costed in one call.
+        memory_steps_costed: number of these steps that are costed in the first call; each further call costs four
+            times as many.
         memory_worth: least share of the fullest device that must become free per share of the cost that is added.
         even_memory: a device at most this many times as full as all devices together is not relieved.
         likely_changes: number of most promising changes that a local search looks at alone, as long as some help.

@@ -42,13 +42,15 @@ def spread_memory(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most
 
 def _best_step(local: LocalSearch, plan: CostedPlan, steps: IntArray, limits_ms: FloatArray) -> CostedPlan | None:
     """Return the plan after the first of the steps (K, 5) whose cost is within the limit (K,) of the step, or None."""
-    for first in range(0, len(steps), SETTINGS.memory_steps_costed):
-        some = slice(first, first + SETTINGS.memory_steps_costed)
+    first, count = 0, SETTINGS.memory_steps_costed
+    while first < len(steps):
+        some = slice(first, first + count)
         within = np.flatnonzero(local.totals_ms(plan, steps[some]) <= limits_ms[some])
         for step in first + within:
             after = local.costed(applied(plan.widths, steps[step]))
             if after.cost_ms <= limits_ms[step]:
                 return after
+        first, count = some.stop, 4 * count  # if no early step is within its limit, often none is
     return None
 
 
