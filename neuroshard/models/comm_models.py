@@ -86,7 +86,7 @@ class NeuralComm(Stored, CommModel):
         order, features = comm_inputs(traffic, wait_ms)
         transfer = np.maximum(self.network(self.normaliser(features)), 0).astype(np.float64) * self.scale_ms
         cost = np.empty_like(transfer)
-        np.put_along_axis(cost, order, transfer, axis=1)
+        cost[np.arange(len(order))[:, None], order] = transfer
         return cost
 
 
@@ -98,10 +98,10 @@ def comm_inputs(traffic: Traffic, wait_ms: FloatArray) -> tuple[IntArray, FloatA
         the order (B, D) in which devices are sorted; and the features (B, 2 D) of the sorted devices: the columns of
         each, then the ms from the earliest start to the start of each.
     """
-    order = np.lexsort((traffic.columns, -wait_ms), axis=1)
-    waits = np.take_along_axis(wait_ms, order, axis=1)
-    features = np.concatenate([np.take_along_axis(traffic.columns, order, axis=1), waits[:, :1] - waits], axis=1)
-    return order, features
+    columns = traffic.columns
+    order, row = np.lexsort((columns, -wait_ms), axis=1), np.arange(len(wait_ms))[:, None]
+    waits = wait_ms[row, order]
+    return order, np.concatenate([columns[row, order], waits[:, :1] - waits], axis=1)
 
 
 @dataclass(frozen=True)
