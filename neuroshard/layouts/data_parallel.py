@@ -14,7 +14,7 @@ from neuroshard.tables import Table
 from neuroshard.tables.reuse import reuse_at
 from neuroshard.words.collective import ELEMENT_BYTES, Collective
 from neuroshard.words.form import FORMS, Form
-from neuroshard.words.placement import ON_DEVICE, Placement, Shard
+from neuroshard.words.placement import ON_DEVICE, Placement, Shard, on_each
 from neuroshard.words.topology import Topology
 
 
@@ -115,4 +115,4 @@ def place_data_parallel(task: Whole, table: int) -> list[Placement]:
     """
     whole = table_of(task, table)
     shard = Shard(table, 0, whole.dim, 0, whole.rows)
-    return [Placement(shard, device) for device in range(task.topology.num_devices)]
+    return on_each(shard, range(task.topology.num_devices))

@@ -286,7 +286,7 @@ class Simulator:
         counts_input = any(part.name == INPUT for part in cost.counted)
         known = cost.total_ms, margin_ms, expected_ms, cost.caveat, counts_input, cost.scope
         models = None if self.models.choice is None else self.models.choice.normalized
-        return replace(plan, prediction=Prediction(models, *known))
+        return plan.with_prediction(Prediction(models, *known))
 
     def caveat(self, plan: Plan) -> str | None:
         """Return a caveat, in a few words, to show with the plan's predicted cost; None if there is nothing to warn of.

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -65,6 +66,12 @@ class Plan:
         _check_devices(self.task, self.placements)
         for table, placements, layout in zip(self.task.tables, self.by_table, self.layouts, strict=True):
             _check_tiling(table, placements, layout, self.task.topology)
+
+    def with_prediction(self, prediction: Prediction) -> "Plan":
+        """Return the plan with another prediction; the shards and everything computed from them stay the same."""
+        predicted = copy(self)
+        object.__setattr__(predicted, "prediction", prediction)
+        return predicted
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
@@ -407,6 +414,10 @@ def _check_devices(task: Task, placements: Sequence[Placement]) -> None:
     Raises:
         UserError: a check fails; the message names the table and the device.
     """
+    pairs = {(placement.shard.table, placement.device) for placement in placements}
+    tables, devices = len(task.tables), task.topology.num_devices
+    if len(pairs) == len(placements) and all(index < tables and device < devices for index, device in pairs):
+        return
     taken: dict[tuple[int, int], int] = {}  # columns by (table, device)
     crowded: set[tuple[int, int]] = set()  # (table, device) with several shards
     for placement in placements:

@@ -1,6 +1,6 @@
 """Shards of tables, and their placement: a device and a tier of memory for each shard."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self, TypeVar
@@ -142,6 +142,26 @@ class Placement:
     shard: Shard
     device: Device
     tier_assignment: TierAssignment = ON_DEVICE
+
+
+def on_each(shard: Shard, devices: Sequence[int], tier_assignment: TierAssignment = ON_DEVICE) -> list[Placement]:
+    """Return placements of the same shard on each of several devices.
+
+    The smallest and the largest device are checked instead of every device, because there may be many thousands.
+
+    Raises:
+        UserError: a device is not a valid index.
+    """
+
+    def placement(device: int) -> Placement:
+        """Return the placement on one device, without a check of the fields."""
+        placed = object.__new__(Placement)
+        vars(placed).update(shard=shard, device=device, tier_assignment=tier_assignment)
+        return placed
+
+    for device in {min(devices), max(devices)} if devices else ():
+        Placement(shard, device, tier_assignment)
+    return list(map(placement, devices))
 
 
 def by_table(placements: Iterable[Placement], num_tables: int) -> tuple[tuple[Placement, ...], ...]:

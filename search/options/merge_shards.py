@@ -36,7 +36,8 @@ def merge_shards(
     if fewer is not None and simulator.cost(fewer.task, fewer).total_ms <= most_ms:
         found = min(found, fix_tiers(fewer), key=lambda candidate: len(candidate.placements))
     for changed in _changed_columns(found, simulator, most_ms):
-        after = simulator.cost(plan.task, other := Plan(plan.task, changed.placements))
+        other = changed if changed.task is plan.task else Plan(plan.task, changed.placements)
+        after = simulator.cost(plan.task, other)
         within = after.total_ms <= most_ms and after.likely_ms <= before.likely_ms * (1 + tolerance)
         if within and not other.violations:
             return plan if other == plan else other
