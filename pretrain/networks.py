@@ -36,8 +36,8 @@ class ComputeNetwork(nn.Module):
 
 
 def segment_sums(values: torch.Tensor, segments: torch.Tensor, num_segments: int) -> torch.Tensor:
-    """Return the sum of the values of each segment, (B, K);
-    `segments` (N,) has the segment of each row of `values` (N, K).
+    """Return the sum of `values` (N, K) over the rows of each segment, (B, K); `segments` (N,) has the index of the
+    segment of each row.
 
     If a linear layer precedes a sum, it is cheaper to sum first: the layer then sees B rows instead of N.
     """
@@ -117,5 +117,5 @@ def alternating(count: int) -> torch.Tensor:
 
 
 def _kept(weight: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
-    """Return the weights with 0 in place of each weight that has the wrong sign."""
+    """Return the weights, with 0 in place of each weight whose sign is opposite to `sign`."""
     return weight * (weight.detach() * sign >= 0)
