@@ -117,7 +117,8 @@ def reuse_at(reuse: FloatArray, fraction: float) -> FloatArray:
 
 
 def asked_by_devices(reuse: FloatArray, devices: int) -> tuple[float, FloatArray]:
-    """Return the share of lookups, and the reuse histogram, that remain after deduplication on each device.
+    """Return the share of lookups that remains if each device requests a row only once per batch, and the reuse
+    histogram of the remaining lookups.
 
     With deduplication, each device requests a row at most once per batch. The number of unique rows stays the same. A
     row with c lookups is then requested by devices x (1 - (1 - 1 / devices)^c) devices on average.
@@ -157,7 +158,8 @@ def reuse_of_mean(reuse: FloatArray, mean_count: FloatArray) -> FloatArray:
 
 
 def _bent(reuse: FloatArray, power: FloatArray) -> FloatArray:
-    """Multiply the share of each bin, (n, 17), by (mean count of the bin) ** `power` (n,), and normalise to sum 1.
+    """Multiply each share of the histograms `reuse` (n, 17) by (mean count of the bin) ** `power` (n,), and normalise
+    each histogram to sum 1.
 
     The largest exponent is subtracted before `exp`, so that it cannot overflow.
     """
@@ -169,7 +171,8 @@ def _bent(reuse: FloatArray, power: FloatArray) -> FloatArray:
 
 @cache
 def _thinning(fraction: float) -> FloatArray:
-    """Return the probability that a row moves from bin i to bin j, (17, 17), if only a fraction of all lookups is kept.
+    """Return the probability, (17, 17), that a row moves from bin i to bin j of the reuse histogram if only a fraction
+    of all lookups is kept.
 
     Each lookup is kept with the probability `fraction`. A row of the probabilities sums to less than 1: the difference
     is the probability that no lookup of the row is kept.
@@ -185,7 +188,8 @@ def _thinning(fraction: float) -> FloatArray:
 
 @cache
 def _occupied(devices: int) -> tuple[FloatArray, FloatArray]:
-    """Return the mean number of devices that request a row of each bin, (17,), and the matrix `moved`, (17, 17).
+    """Return, for the rows in each bin of the reuse histogram, the mean number of devices that request a row, (17,),
+    and the shares of the rows that move to each bin if every device counts once, (17, 17).
 
     `moved[i, j]` is the share of the rows of bin i that are in bin j if a row counts one lookup per device. A row
     with c lookups has the mean m = devices x (1 - (1 - 1 / devices)^c). Of these rows, the share floor(m) + 1 - m is
@@ -244,7 +248,9 @@ def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -
 
 
 def _inside(blocks: FloatArray, table_rows: int, first: IntArray, rows: IntArray) -> FloatArray:
-    """Return the amount in each of m ranges of rows, (m,), from the amounts in K equal blocks of the table, (K,)."""
+    """Return the amount in each of m ranges of rows, (m,), from the amounts in K equal blocks of a table, (K,).
+    Within a block the amount is assumed to be spread evenly.
+    """
     before = np.concatenate([[0.0], blocks.cumsum()])
     ends = np.stack([first, first + rows]) / table_rows * len(blocks)
     start, end = np.interp(ends, np.arange(len(before)), before)
