@@ -1,4 +1,6 @@
-"""The choice of cost models: the name of the models, and the settings for the costs that these models include."""
+"""The choice of cost models: the name of the models, and settings that decide which costs the models include, such as
+framework=torchrec.
+"""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +27,8 @@ _OLD_DENSE = re.compile(r"dense(\d+(?:\.\d+)?)ms")
 @dataclass(frozen=True)
 @checked
 class ModelChoice:
-    """A choice of cost models: the name of the models, and the settings for the costs that the models include.
+    """A choice of cost models: the name of the models, and settings that decide which costs the models include, such as
+    framework=torchrec.
 
     Attributes:
         name: name of installed models or of a datasheet (roofline:NAME), or path of the directory of a bundle.
@@ -87,7 +90,8 @@ class ModelChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """Settings of commands about the costs that cost models include; the setting `model` names the cost models.
+    """Settings of commands that decide which costs the cost models include, such as framework=torchrec.
+    Another setting, `model`, names the cost models.
 
     Attributes:
         framework: torchrec | none: torchrec counts TorchRec's overhead per step in costs, and none counts no overhead;
@@ -164,8 +168,8 @@ def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _meant(suffix: str) -> dict[str, Any]:
-    """Return the setting that a suffix of a model's name meant in old versions: {"dense_ms": 8.0} for "dense8ms".
-    Return an empty dict for other suffixes.
+    """Return the setting that a suffix of a model's name stood for in old versions, such as {"dense_ms": 8.0} for
+    "dense8ms"; an empty dict for other suffixes.
     """
     if suffix == TORCHREC:
         return {"framework": suffix}
