@@ -91,8 +91,8 @@ class NeuralComm(Stored, CommModel):
 
 
 def comm_inputs(traffic: Traffic, wait_ms: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Return the order in which `NeuralComm` sorts the devices of each of B exchanges, and the features that are the
-    inputs of its network. `wait_ms` (B, D) is the time for which each device waits for the straggler.
+    """Return the order in which `NeuralComm` sorts the devices of each of B exchanges, and the input features of the
+    network. `wait_ms` (B, D) is the time for which each device waits for the straggler.
 
     Returns:
         the order (B, D) in which devices are sorted; and the features (B, 2 D) of the sorted devices: the columns of
@@ -252,7 +252,7 @@ class ExchangeSettings:
 @dataclass(frozen=True)
 class ExchangeModels(Stored, CommModel):
     """Model of all exchanges in one direction, with a model for each collective.
-    Exchanges follow one another, in the order of `Collective`.
+    The exchanges run one after the other, in the order of `Collective`.
 
     A device begins an exchange when it has ended the previous exchange, so devices do not wait twice for the same
     delay. Starts and ends are related as in every single model: if a device starts later, no device ends
@@ -301,7 +301,7 @@ class ExchangeModels(Stored, CommModel):
         """Predict the ms from the moment at which the straggler starts until each device has ended all exchanges, (B,
         D).
         """
-        if _of_columns(traffic):
+        if _only_all_to_alls(traffic):
             return self._all_to_all.transfer_ms(traffic, wait_ms)
         return self.predict(traffic, -wait_ms) - wait_ms
 
@@ -310,13 +310,13 @@ class ExchangeModels(Stored, CommModel):
 
         The first of them includes the wait for the straggler. If none carries any, only that wait is left.
         """
-        if _of_columns(traffic):
+        if _only_all_to_alls(traffic):
             return self._all_to_all.chain(traffic, start_ms)
         each_ms: dict[Collective, FloatArray] = {}
         taken = np.zeros_like(start_ms)
         for collective, model in self.exchanges.items():
             if traffic.sent_bytes(collective).any():
-                each_ms[collective] = _one_ms(model, traffic, collective, start_ms + taken)
+                each_ms[collective] = _collective_ms(model, traffic, collective, start_ms + taken)
                 taken = taken + each_ms[collective]
         return Chain(np.maximum(taken, waits(start_ms)), each_ms)
 
@@ -325,7 +325,7 @@ class ExchangeModels(Stored, CommModel):
         segment for all later collectives, which waits do not shorten.
         """
         first = self._all_to_all.outline(traffic)
-        if _of_columns(traffic):
+        if _only_all_to_alls(traffic):
             return first
         together = np.zeros(traffic.size_bytes.shape[:2])
         rest = self.transfer_ms(traffic, together) - self._all_to_all.transfer_ms(traffic, together)
@@ -338,7 +338,9 @@ class ExchangeModels(Stored, CommModel):
         return {name_of(collective): model for collective, model in self.exchanges.items()}
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields of the model that are not tensors, as values for JSON."""
+        """Return the settings of the model, which are all fields that are not tensors, as values that
+        JSON can store.
+        """
         return {"exchanges": described(self._named), "serves": sorted(self.serves)}
 
     def tensors(self) -> Tensors:
@@ -359,12 +361,12 @@ class ExchangeModels(Stored, CommModel):
         return cls({collective: models[collective] for collective in sorted(models)}, frozenset(plain.serves))
 
 
-def _of_columns(traffic: Traffic) -> bool:
+def _only_all_to_alls(traffic: Traffic) -> bool:
     """Return True if the only collectives in the traffic are all-to-alls, as in the traffic of column-wise tables."""
     return traffic.collectives == (Collective.ALL_TO_ALL,)
 
 
-def _one_ms(model: CommModel, traffic: Traffic, collective: Collective, start_ms: FloatArray) -> FloatArray:
+def _collective_ms(model: CommModel, traffic: Traffic, collective: Collective, start_ms: FloatArray) -> FloatArray:
     """Predict the time of one collective on each device, (B, D) ms.
     Groups of devices that exchange nothing take 0 ms, and do not wait.
     """

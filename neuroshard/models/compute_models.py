@@ -149,7 +149,7 @@ class EnsembleSettings:
 @dataclass(frozen=True)
 class ComputeEnsemble(Stored, SumModel):
     """Ensemble that predicts the mean of several additive models, which were fitted from different initial weights.
-    The mean of sums over tables is again a sum over tables.
+    Because each member is a sum over tables, the mean of the members is also a sum over tables.
 
     The vector of a load is the concatenation of the members' vectors. The head weights each member's part equally.
     """
@@ -182,7 +182,9 @@ class ComputeEnsemble(Stored, SumModel):
         return spread
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields of the model that are not tensors, as values for JSON."""
+        """Return the settings of the model, which are all fields that are not tensors, as values that
+        JSON can store.
+        """
         return {"members": [member.settings() for member in self.members]}
 
     def tensors(self) -> Tensors:

@@ -460,8 +460,8 @@ class CostModels:
         return linked._chosen(**choice.links)
 
     def with_links(self, change: "Change") -> "CostModels":
-        """Return a copy of the models in which each analytic exchange model is replaced by the result of the function
-        `change`; the unchanged models if no exchange model is analytic.
+        """Return a copy of the models in which `change(model)` takes the place of each analytic exchange model; the
+        unchanged models if no exchange model is analytic.
         """
         from neuroshard.models.links import with_links
 

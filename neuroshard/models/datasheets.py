@@ -189,17 +189,18 @@ def exams(models: CostModels) -> dict[str, str]:
             f"typical factor {one.typical:.2f}; {test}"
         )
     if comm.links.typical:
-        for its in pcie_errors():
-            found[f"{its.collective} over PCIe, {its.machine}, {its.devices} devices"] = (
-                f"typical factor {its.typical:.2f}; with the machine's bandwidth {its.measured:.2f}"
+        for error in pcie_errors():
+            found[f"{error.collective} over PCIe, {error.machine}, {error.devices} devices"] = (
+                f"typical factor {error.typical:.2f}; with the machine's bandwidth {error.measured:.2f}"
             )
     return found
 
 
 def _of_kernels(model: RooflineCompute, sheet: str) -> list[Check]:
-    its = (point for point in kernel_points() if point.sheet == sheet)
+    points_of_gpu = (point for point in kernel_points() if point.sheet == sheet)
     groups = grouped(
-        its, lambda point: f"{'backward' if point.backward else 'forward'}, {point.tier_assignment.tier.value}"
+        points_of_gpu,
+        lambda point: f"{'backward' if point.backward else 'forward'}, {point.tier_assignment.tier.value}",
     )
     checks = []
     for group, points in groups.items():

@@ -76,8 +76,8 @@ def cached_miss_bytes(loads: Loads) -> FloatArray:
     """
     missed, behind_cache = np.zeros(len(loads)), np.flatnonzero(loads.tier == TIERS.index(Tier.UVM_CACHING))
     if len(behind_cache):
-        its = loads.take(behind_cache)
-        missed[behind_cache] = cache_misses(its.rows, its.lookups, its.reuse, its.cached)
+        cached = loads.take(behind_cache)
+        missed[behind_cache] = cache_misses(cached.rows, cached.lookups, cached.reuse, cached.cached)
     return missed * moved_row_bytes(loads)
 
 

@@ -66,7 +66,7 @@ class KernelModels(Stored, SumModel):
 
     @classmethod
     def of(cls, model: SumModel) -> "KernelModels":
-        """Return `KernelModels` in which `model` predicts every type of kernel call that it knows."""
+        """Return `KernelModels` in which `model` predicts each type of kernel call that `model` supports."""
         return model if isinstance(model, KernelModels) else cls(dict.fromkeys(model.calls, model))
 
     @classmethod
@@ -98,8 +98,8 @@ class KernelModels(Stored, SumModel):
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """The types of kernel calls whose times depend on a datasheet: by an analytic model, or by the speed of the
-        link to the host that the datasheet states.
+        """The types of kernel calls whose times are computed from a datasheet: by an analytic model, or by a model of
+        device memory plus the time of the link to the host.
         """
         of_models = {call for call, model in self.by_call.items() if model.arithmetic}
         return frozenset(of_models | (self._models.keys() - self.by_call.keys()))
@@ -176,7 +176,9 @@ class KernelModels(Stored, SumModel):
         return {call.name: model for call, model in self.by_call.items()}
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields of the model that are not tensors, as values for JSON."""
+        """Return the settings of the model, which are all fields that are not tensors, as values that
+        JSON can store.
+        """
         return {"calls": described(self._named)} | ({} if self.host is None else {"host": asdict(self.host)})
 
     def tensors(self) -> Tensors:

@@ -16,8 +16,8 @@ Change = Callable[[RooflineComm], RooflineComm]
 
 
 def with_links(model: CommModel, change: Change) -> CommModel:
-    """Return a copy of an exchange model in which each analytic model is replaced by the result of the function
-    `change`; `model` itself if it contains no analytic model.
+    """Return a copy of an exchange model in which `change(model)` takes the place of each analytic model; `model`
+    itself if it contains no analytic model.
     """
     if isinstance(model, RooflineComm):
         return change(model)

@@ -183,8 +183,8 @@ def _with_losses(latency_ms: float, bytes_ms: FloatArray, between: float) -> Flo
 
 
 def _bytes_ms(latency_ms: float, taken_ms: float, between: float) -> float:
-    """Return the time T of the bytes of a collective, in ms and at least 1 ns, from the total time `taken_ms`.
-    This is the inverse of `_with_losses`.
+    """Return the time that the bytes of a collective take, T in the formula, from the total time `taken_ms`: the
+    inverse of `_with_losses`, in ms and at least 1 ns.
 
     With L the latency and k the factor `between`, T solves L + T + k sqrt(L T) = taken_ms.
     """
@@ -222,7 +222,9 @@ class Point(NamedTuple):
         return float(curves_of(name if name in _CURVES else "h100")(self.collective, local, np.array([size]))[0])
 
     def predicted_ms(self, fits: Fits) -> float:
-        """Predict the ms of this collective from `fits`, which has the fitted parameters of each kind of network."""
+        """Predict the ms of this collective, with the fitted parameters in `fits` for the network that the collective
+        used.
+        """
         network = Network(self.network, self.card_gb_per_s, self.latency_factor)
         outside = network.ms(self.collective, np.array([self.size_bytes]), self.ranks, self.hosts, fits)
         return max(self.inside_ms, float(outside[0]))
@@ -321,16 +323,16 @@ def errors(network: str) -> Iterator[MachineError]:
     own = [one for one in points() if _kind(one.network) == _kind(network)]
     for machine, collective in dict.fromkeys((one.machine, one.collective) for one in own):
         which = _family(collective)
-        its = [one for one in own if (one.machine, one.collective) == (machine, collective)]
+        on_machine = [one for one in own if (one.machine, one.collective) == (machine, collective)]
         others = [one for one in own if one.machine != machine and _family(one.collective) == which]
         left_out = {kind: {which: _fit(which, others)} for kind in NETWORKS} if others else None
-        typical = [None if fits is None else _typical_of(its, fits) for fits in (FITS, left_out)]
+        typical = [None if fits is None else _typical_of(on_machine, fits) for fits in (FITS, left_out)]
         assert typical[0] is not None
         yield MachineError(machine, collective, typical[0], typical[1])
 
 
-def _typical_of(its: Sequence[Point], fits: Fits) -> float:
-    return typical_factor([one.predicted_ms(fits) for one in its], [one.ms for one in its])
+def _typical_of(points: Sequence[Point], fits: Fits) -> float:
+    return typical_factor([point.predicted_ms(fits) for point in points], [point.ms for point in points])
 
 
 def typical_factor(predicted: Sequence[float] | FloatArray, published: Sequence[float] | FloatArray) -> float:
@@ -364,8 +366,10 @@ def pcie_errors() -> Iterator[PcieError]:
     rows = [row for row in point_rows("pcie.csv") if row["bridges"] != "yes"]
     groups = dict.fromkeys((row["machine"], row["collective"], row["gpus"], row["link_gb_per_s"]) for row in rows)
     for machine, collective, gpus, link in groups:
-        its = [row for row in rows if (row["machine"], row["collective"], row["gpus"]) == (machine, collective, gpus)]
-        size_bytes, ms = (np.array([float(row[name]) for row in its]) for name in ("bytes", "us"))
+        on_machine = [
+            row for row in rows if (row["machine"], row["collective"], row["gpus"]) == (machine, collective, gpus)
+        ]
+        size_bytes, ms = (np.array([float(row[name]) for row in on_machine]) for name in ("bytes", "us"))
         ms, devices = ms * _US, int(gpus)
         usual, largest = float(link), int(size_bytes.argmax())
         own = pcie_link(collective, float(size_bytes[largest]), float(ms[largest]), devices)

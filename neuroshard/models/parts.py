@@ -182,7 +182,7 @@ def counts_of(loads: Loads) -> FloatArray:
     """Return the amounts of work of each of n shards (`loads`), such as lookups and MB of outputs, (n, C).
     `COUNTS` has the names of the C amounts.
     """
-    copied, in_rows = (are(loads, has) for has in (lambda its: its.own_samples, lambda its: its.blocks))
+    copied, in_rows = (are(loads, has) for has in (lambda layout: layout.own_samples, lambda layout: layout.blocks))
     one, out, columns = np.ones(len(loads)), loads.output_bytes / _MILLION, ~(copied | in_rows)
     pooled = _POOLED[loads.call]  # outputs of row-wise sequence tables are put in order one by one
     weights = loads.rows * loads.dim / _MILLION
@@ -200,7 +200,7 @@ def counts_of_sets(sets: LoadSets) -> FloatArray:
     """Return the amounts of work of each of B sets of shards, such as the shards of a device, (B, C).
     `COUNTS` has the names of the C amounts.
     """
-    return np.stack([sets.totals(its) for its in counts_of(sets.loads).T], axis=-1)
+    return np.stack([sets.totals(amount) for amount in counts_of(sets.loads).T], axis=-1)
 
 
 def terms_of(times: KernelTimes, part: str) -> FloatArray:
@@ -242,7 +242,7 @@ def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devic
     return np.stack([np.ones(len(calls)), calls.sum(axis=1), sent, sent * num_devices, joined, ordered], axis=-1)
 
 
-def _of_devices_alike(
+def _equal_work_ms(
     part: "FrameworkPart | HostWait", task: Task, work: EqualWork
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return the three summands that make up the ms of a part of the framework overhead, (B,) each, if all devices have
@@ -288,7 +288,7 @@ class FrameworkPart(PartModel):
         """Predict the ms of the part on each device, (B,), if all devices have equal work.
         The ms that `of_shards` predicts for single shards are left out.
 
-        The part is a sum of three summands (`_of_devices_alike`): plan + mean + own. Searches add `own` shard by shard,
+        The part is a sum of three summands (`_equal_work_ms`): plan + mean + own. Searches add `own` shard by shard,
         by `of_shards`, so it is left out here:
 
             shared = plan + mean     if the part depends on the counts of each device (`_counts_own`)
@@ -297,7 +297,7 @@ class FrameworkPart(PartModel):
         In the second case a step has neither `mean` nor `own`. `of_shards` cannot know this from a shard alone, and has
         added `own`: subtracting it here makes the sum of both right.
         """
-        plan_ms, mean_ms, own_ms = _of_devices_alike(self, task, work)
+        plan_ms, mean_ms, own_ms = _equal_work_ms(self, task, work)
         own = _counts_own(self.name, work.kernels)
         return plan_ms + np.where(own, mean_ms, -own_ms)
 
@@ -341,7 +341,7 @@ class HostWait(PartModel):
         """Predict the ms that each device waits for its host, (B,), if all devices have equal work.
         `ready_ms` (B,) is the time after which the devices have done all other work.
         """
-        return self._waited_ms(np.sum(_of_devices_alike(self, task, work), axis=0), ready_ms)
+        return self._waited_ms(np.sum(_equal_work_ms(self, task, work), axis=0), ready_ms)
 
     def margin_ms(self, margin: Margin, times: KernelTimes, ready_ms: FloatArray) -> FloatArray:
         """Return the error margin of the predicted wait on each device, (B, D) ms: the additional wait if the time of

@@ -35,8 +35,8 @@ def precisions_named(name: str) -> tuple[Precision, Precision]:
 
 
 def conversions(compute: ComputeModel, framework: Framework | None, *each: Precision) -> "tuple[Conversion, ...]":
-    """Return a tuple with the part of a step in which devices convert embeddings and gradients between fp32 and the
-    data types in `each`.
+    """Return the part of a step in which devices convert embeddings and gradients between fp32 and the exchanged data
+    types (`each`), in a tuple.
 
     With a datasheet the conversion is a pass over memory before and after each exchange; with measured models the
     conversion takes the measured time. The tuple is empty if nothing is converted or the time was not measured.
@@ -59,10 +59,10 @@ def converted_mb(traffic: Traffic) -> FloatArray:
     got = np.zeros((len(traffic), 1))
     for which in (one for one in traffic.collectives if one not in (*IN_FULL_PRECISION, *ADDED_UP)):
         got += traffic.sent_bytes(which).mean(axis=1, keepdims=True) / _MB
-    return got + _own_mb(traffic.size_bytes, traffic.num_devices, traffic.host_size)
+    return got + _sent_mb(traffic.size_bytes, traffic.num_devices, traffic.host_size)
 
 
-def _own_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> FloatArray:
+def _sent_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> FloatArray:
     """Return the MB that a device converts because of the bytes that it sends, (...,).
     `size_bytes` (..., C) are the bytes that it sends into each collective.
 
@@ -97,7 +97,7 @@ class Conversion(PartModel):
         (n,).
         """
         devices, host_size = task.topology.num_devices, task.topology.fast_links
-        return lambda loads: _own_mb(sent_bytes_of(loads, devices), devices, host_size) * self.ms_per_mb
+        return lambda loads: _sent_mb(sent_bytes_of(loads, devices), devices, host_size) * self.ms_per_mb
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
         """Predict the ms to convert the outputs that each device receives, (B,), if all devices have equal work.

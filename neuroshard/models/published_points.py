@@ -181,7 +181,7 @@ class Curves:
         devices, by collective and number of devices.
         """
         return {
-            collective: {count: np.log(rising(ms) / _on_the_way(count)) for count, ms in by_count.items()}
+            collective: {count: np.log(rising(ms) / _leaving_share(count)) for count, ms in by_count.items()}
             for collective, by_count in self.points.items()
         }
 
@@ -207,7 +207,7 @@ class Curves:
                 np.log(devices), np.log(counts), np.arange(len(counts))
             )  # a position between two numbers of devices
             weights = np.maximum(1 - np.abs(share - np.arange(len(counts))), 0)
-            self._known[key] = weights @ [curves[count] for count in counts] + np.log(_on_the_way(devices))
+            self._known[key] = weights @ [curves[count] for count in counts] + np.log(_leaving_share(devices))
         return self._known[key]
 
     @cached_property
@@ -221,7 +221,11 @@ class Curves:
 
     def tensors(self, name: str) -> dict[str, FloatArray]:
         """Return the sizes and the times of the curves as tensors, whose names begin with `name`."""
-        each = ((f"{collective}.{count}", ms) for collective, its in self.points.items() for count, ms in its.items())
+        each = (
+            (f"{collective}.{count}", ms)
+            for collective, by_count in self.points.items()
+            for count, ms in by_count.items()
+        )
         return {f"{name}.{own}": values for own, values in (("sizes", self.sizes), *each)}
 
     @classmethod
@@ -246,7 +250,7 @@ class Curves:
         return cls(sizes, points)
 
 
-def _on_the_way(devices: int) -> float:
+def _leaving_share(devices: int) -> float:
     """Return the share of a device's buffer that the device sends to other devices, if `devices` devices exchange their
     buffers.
     """

@@ -146,10 +146,10 @@ class RooflineCompute(SumModel):
         """Predict the ms of the kernel call in `point`, whose measured time was published, with the optimizer of the
         publication.
         """
-        its, loads = replace(self, optimizer=point.optimizer, tier=point.tier_assignment.tier), point.loads
+        model, loads = replace(self, optimizer=point.optimizer, tier=point.tier_assignment.tier), point.loads
         if point.backward:
-            return its.backward_call_ms + float(its.backward_ms(loads).sum())
-        return its.forward_call_ms + float(its.forward_ms(loads).sum())
+            return model.backward_call_ms + float(model.backward_ms(loads).sum())
+        return model.forward_call_ms + float(model.forward_ms(loads).sum())
 
     def forward_ms(self, loads: Loads) -> FloatArray:
         """Predict the forward ms of each of n shards (`loads`), (n,), in a kernel call without wider tables."""

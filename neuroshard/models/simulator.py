@@ -254,10 +254,10 @@ class Simulator:
             (When.BACKWARD, partial(_exchanges, models.backward, BACKWARD, backward, margins)),
         ]
         if times is not None:
-            works += [(its.when, partial(self._other, its, times, traffic, margins)) for its in models.parts]
+            works += [(part.when, partial(self._other_part, part, times, traffic, margins)) for part in models.parts]
         return Step.of(works, compute.ms.shape)
 
-    def _other(
+    def _other_part(
         self, part: PartModel, times: KernelTimes, traffic: Traffic, known: Margins | None, ready_ms: FloatArray
     ) -> Part:
         """Predict the time and the error margin of `part`, which is a part of a step other than kernels
@@ -307,7 +307,7 @@ class Simulator:
         if analytic:
             whole = kernels is not None and None not in each
             return f"{'' if whole else 'partly '}{DATASHEET}: {', '.join(analytic)}, not measured here"
-        return self._otherwise if self._elsewhere is None else ELSEWHERE
+        return self._versions_caveat if self._elsewhere is None else ELSEWHERE
 
     def _analytic_calls(self, plan: Plan) -> str:
         """Return in words which tables of a plan have kernel times that come from a datasheet, such as "some tables";
@@ -328,7 +328,7 @@ class Simulator:
         return hardware_warning(self.models.name, self.models.hardware)
 
     @cached_property
-    def _otherwise(self) -> str | None:
+    def _versions_caveat(self) -> str | None:
         """A caveat that the models were measured with other versions of packages than this machine has;
         None if there is no reason for a caveat.
         """
@@ -340,7 +340,9 @@ class Simulator:
         Reasons are models that were measured on another machine or with other versions, histograms for another batch
         size, tables that are not in device memory, and values outside the training range.
         """
-        caveats = dict.fromkeys(one for one in (self.caveat(plan), self._otherwise) if one not in (None, ELSEWHERE))
+        caveats = dict.fromkeys(
+            one for one in (self.caveat(plan), self._versions_caveat) if one not in (None, ELSEWHERE)
+        )
         return (
             *(
                 Message(
@@ -351,14 +353,14 @@ class Simulator:
                 for caveat in caveats
             ),
             *(() if self._elsewhere is None else (self._elsewhere,)),
-            *self._replaced,
-            *self._of_pipeline(plan),
+            *self._margin_warnings,
+            *self._pipeline_warnings(plan),
             *plan.task.warnings,
             *plan.warnings,
             *self._outside(plan),
         )
 
-    def _of_pipeline(self, plan: Plan) -> tuple[Message, ...]:
+    def _pipeline_warnings(self, plan: Plan) -> tuple[Message, ...]:
         """Return a warning if predicted costs count the input dist although the pipeline hides it, or leave out the
         input dist although the pipeline does not hide it.
         """
@@ -379,7 +381,7 @@ class Simulator:
         )
 
     @property
-    def _replaced(self) -> tuple[Message, ...]:
+    def _margin_warnings(self) -> tuple[Message, ...]:
         """A warning if the error margin of kernels or exchanges is missing because a model was replaced by a model
         without a margin; empty if not, or if no margins are known.
         """
@@ -404,13 +406,13 @@ class Simulator:
         calls, _ = plan.device_loads.by_kernel()
         counts = calls.counts[calls.calls == CALLS.index(COLUMN_WISE_CALL)].tolist()
         outside = ranges.warnings(plan.task) + ranges.device_warnings(counts, plan.traffic.columns[0].tolist())
-        for part, amounts in self._amounts(plan, calls):
+        for part, amounts in self._part_quantities(plan, calls):
             outside += ranges.part_warnings(part, amounts)
         return outside
 
-    def _amounts(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
-        """Yield (name of a part of a step, quantities that decide the cost of the part) for all exchanges together, and
-        for each kernel call and collective except those of pooled column-wise tables.
+    def _part_quantities(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
+        """Yield (name of a part of a step, quantities that decide the cost of the part): first for all exchanges
+        together, then for each part except pooled column-wise calls and all-to-alls.
         """
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size
@@ -421,10 +423,10 @@ class Simulator:
             which = np.flatnonzero(calls.calls == number)
             if call != COLUMN_WISE_CALL and len(which):
                 yield compute_part(call), of_calls(calls.take(which))
-        for direction, its in ((FORWARD, plan.traffic.forward), (BACKWARD, plan.traffic)):
-            for one in its.collectives:
-                if one not in (Collective.ALL_TO_ALL, Collective.INPUT) and its.sent_bytes(one).any():
-                    yield exchange_part(direction, one), of_exchanges(its.alone(one))
+        for direction, traffic in ((FORWARD, plan.traffic.forward), (BACKWARD, plan.traffic)):
+            for collective in traffic.collectives:
+                if collective not in (Collective.ALL_TO_ALL, Collective.INPUT) and traffic.sent_bytes(collective).any():
+                    yield exchange_part(direction, collective), of_exchanges(traffic.alone(collective))
 
 
 def _difference(first: Task, second: Task) -> str:

@@ -196,7 +196,9 @@ class Stored:
     kind: ClassVar[str]
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields of the model that are not tensors, as values for JSON."""
+        """Return the settings of the model, which are all fields that are not tensors, as values that
+        JSON can store.
+        """
         plain: dict[str, Any] = {}
         own: Any = type(self)
         for name, (_, held) in _fields(own).items():

@@ -244,7 +244,7 @@ def _warnings(*known: tuple[Range | None, Sequence[float]]) -> tuple[Message, ..
     """Return a warning for each pair of a range and values if any of the values is outside the range.
     Pairs whose range is None are left out.
     """
-    warnings = [its.warning(values) for its, values in known if its is not None]
+    warnings = [limits.warning(values) for limits, values in known if limits is not None]
     return tuple(warning for warning in warnings if warning is not None)
 
 
@@ -380,8 +380,8 @@ class Origin:
 
 
 def margins_without(margins: Margins, models: Collection[str]) -> Margins | None:
-    """Return the margins without those of the models whose field names are in `models`.
-    None if neither kernels nor exchanges have a margin then.
+    """Return the margins after dropping the margins of the models whose field names are in `models`.
+    None if no margin of kernels, forward exchanges or backward exchanges is left.
 
     The main margins are those of kernels, forward exchanges and backward exchanges.
     """
@@ -401,14 +401,14 @@ def margins_with(margins: Margins, model: str, margin: Margin | None) -> Margins
 
 
 def ranges_without(ranges: Ranges, models: Collection[str]) -> Ranges | None:
-    """Return the training ranges without those of the models whose field names are in `models`; None if no range is
-    left.
+    """Return the training ranges after dropping the ranges of the models whose field names are in `models`; None if no
+    range is left.
 
     All-to-alls have common ranges for both directions, which are removed with the model of either direction.
     """
     of_exchanges = not {FORWARD, BACKWARD}.isdisjoint(models)
     gone = {*(_OF_CALLS if COMPUTE in models else ()), *(_OF_ALL_TO_ALLS if of_exchanges else ())}
     parts = {*models, *([EXCHANGES] if of_exchanges else [])}
-    others = {part: its for part, its in ranges.others.items() if part.partition(".")[0] not in parts}
+    others = {part: of_part for part, of_part in ranges.others.items() if part.partition(".")[0] not in parts}
     left = replace(ranges, others=others, **dict.fromkeys(gone))
     return left if others or any(getattr(left, name) for name in (*_OF_CALLS, *_OF_ALL_TO_ALLS)) else None
