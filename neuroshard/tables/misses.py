@@ -83,7 +83,7 @@ class Popularity:
             lookups: (n,) lookups of a batch in each table.
             reuse: (n, 17) reuse histograms of the batch.
         """
-        seen, laws, coldest = _tables()
+        seen, laws, coldest = _fit_constants()
         unique = touched_rows(rows, lookups, reuse)
         spread = np.zeros((len(rows), len(_RATES)))
         for _ in range(_ROUNDS):
@@ -136,7 +136,7 @@ def _interpolated(at: FloatArray, wanted: FloatArray, values: FloatArray) -> Flo
 
 
 @cache
-def _tables() -> tuple[FloatArray, FloatArray, FloatArray]:
+def _fit_constants() -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return three constant arrays for the fit in `Popularity.of`: the probabilities with which rows are touched, the
     power laws, and the shares of rarely touched rows by these laws.
 

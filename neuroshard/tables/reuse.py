@@ -131,7 +131,7 @@ def asked_by_devices(reuse: FloatArray, devices: int) -> tuple[float, FloatArray
     Returns:
         The share of the lookups that remains, in (0, 1], and the histogram of the remaining lookups, (17,).
     """
-    requests, moved = _occupied(devices)
+    requests, moved = _requesting_devices(devices)
     return float(reuse @ requests / (reuse @ MEAN_COUNTS)), reuse @ moved
 
 
@@ -152,12 +152,12 @@ def reuse_of_mean(reuse: FloatArray, mean_count: FloatArray) -> FloatArray:
     low, high = np.full(len(reuse), -_STEEPEST), np.full(len(reuse), _STEEPEST)
     for _ in range(_HALVINGS):
         power = (low + high) / 2
-        too_low = _bent(reuse, power) @ MEAN_COUNTS < mean_count
+        too_low = _reweighted(reuse, power) @ MEAN_COUNTS < mean_count
         low, high = np.where(too_low, power, low), np.where(too_low, high, power)
-    return _bent(reuse, (low + high) / 2)
+    return _reweighted(reuse, (low + high) / 2)
 
 
-def _bent(reuse: FloatArray, power: FloatArray) -> FloatArray:
+def _reweighted(reuse: FloatArray, power: FloatArray) -> FloatArray:
     """Multiply each share of the histograms `reuse` (n, 17) by (mean count of the bin) ** `power` (n,), and normalise
     each histogram to sum 1.
 
@@ -187,7 +187,7 @@ def _thinning(fraction: float) -> FloatArray:
 
 
 @cache
-def _occupied(devices: int) -> tuple[FloatArray, FloatArray]:
+def _requesting_devices(devices: int) -> tuple[FloatArray, FloatArray]:
     """Return, for the rows in each bin of the reuse histogram, the mean number of devices that request a row, (17,),
     and the shares of the rows that move to each bin if every device counts once, (17, 17).
 
@@ -220,7 +220,7 @@ def lookup_share(table: Table, first: IntArray, rows: IntArray) -> FloatArray:
     lookups are assumed to be spread evenly over the rows.
     """
     share = np.array(table.row_lookups or (1.0,))
-    return _inside(share / share.sum(), table.rows, first, rows)
+    return _in_ranges(share / share.sum(), table.rows, first, rows)
 
 
 def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -> FloatArray:
@@ -243,11 +243,11 @@ def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -
     share, size = np.array(table.row_lookups), table.rows / len(table.row_lookups)
     touched = -size * np.expm1(-lookups * share / size)
     unique = touched * (lookups / float(reuse[0] @ MEAN_COUNTS) / touched.sum())
-    range_lookups, inside = lookups * lookup_share(table, first, rows), _inside(unique, table.rows, first, rows)
+    range_lookups, inside = lookups * lookup_share(table, first, rows), _in_ranges(unique, table.rows, first, rows)
     return reuse_of_mean(reuse, np.divide(range_lookups, inside, out=np.ones(len(first)), where=inside > 0))
 
 
-def _inside(blocks: FloatArray, table_rows: int, first: IntArray, rows: IntArray) -> FloatArray:
+def _in_ranges(blocks: FloatArray, table_rows: int, first: IntArray, rows: IntArray) -> FloatArray:
     """Return the amount in each of m ranges of rows, (m,), from the amounts in K equal blocks of a table, (K,).
     Within a block the amount is assumed to be spread evenly.
     """
