@@ -295,7 +295,7 @@ def _weights(loads: Loads, state_floats: int | IntArray) -> IntArray:
 
 
 def _whole(values: FloatArray) -> IntArray:
-    """Convert whole numbers in float64, such as rows and dims of loads, to int64; numbers below 2^53 are exact."""
+    """Convert whole numbers in float64, such as rows and columns of shards, to int64; numbers below 2^53 are exact."""
     return values.astype(np.int64)
 
 
