@@ -70,7 +70,7 @@ class ComputeTable:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[ComputeSample]], features: FeatureSet) -> "ComputeTable":
-        """Return the measurements as arrays, in the same order; every measurement must have repeats."""
+        """Return the measurements as arrays, in the same order; every measurement must have measured times."""
         sets = loads_of([m.sample for m in measurements])
         costs = np.array([m.typical_ms for m in measurements])
         return cls(features(sets.loads), sets.counts, costs)

@@ -122,7 +122,7 @@ class Fit:
         """Fit and return models of kernel calls and exchanges, without margins; `check` must have accepted `start`."""
         host, given, batch_sizes = None, self.exchanges, measured.batch_sizes
         if start is None:
-            pieces = self._from_nothing(measured)
+            pieces = self._from_scratch(measured)
         else:
             pieces = self._further(measured, at_speed(pieces_of(start), measured.parts))
             given = {name: model for name, model in given_exchanges(start).items() if name not in pieces} | {**given}
@@ -131,7 +131,7 @@ class Fit:
         only = batch_sizes.pop() if len(batch_sizes) == 1 else None
         return replace(assembled(pieces, only, host, given), ranges=_ranges(measured, start))
 
-    def _from_nothing(self, measured: Measured) -> Pieces:
+    def _from_scratch(self, measured: Measured) -> Pieces:
         """Return a model of each measured part, fitted from scratch.
 
         The model of a fused row-wise kernel call starts from the column-wise model, because both use the same FBGEMM
@@ -181,7 +181,8 @@ class Fit:
 
 
 def fit_host_tiers(measurements: Sequence[Measurement[ComputeSample]]) -> HostTiers:
-    """Fit the coefficients of the model of tables in host memory to kernel calls of one kind; all calls need repeats.
+    """Fit the coefficients of the model of tables in host memory to kernel calls of one type; all calls need measured
+    times.
 
     One non-negative least-squares solution minimises the relative errors. If the samples are alike, the fit cannot
     separate the coefficients, and the time of one may be attributed to another.

@@ -48,7 +48,8 @@ _LEAST_MS = 0.1  # errors of shorter times are divided by this time
 
 
 class _PartFit(NamedTuple):
-    """Settings of the fit of one part of the framework overhead.
+    """How one part of the framework overhead is fitted: the phases of a step that the part covers, and the amounts of
+    work on which its time may depend.
 
     Attributes:
         phases: the phases of a step that the part covers together, or the host.

@@ -161,8 +161,8 @@ class SetCommunication(HiddenLayers, CommFitter):
 
 
 def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...]:
-    """Return, for each input feature of the network, the sign of its effect on the time.
-    The features are those of `start`, or, if `start` is None, those that the measurements allow.
+    """Return the sign of each input feature's effect on the time: 1 if the time rises with the feature, 0 if it may
+    rise or fall. The features are those of `start` or, if `start` is None, those that suit the measurements.
 
     Otherwise the features of host links are included only if some exchanges cross hosts and some do not.
     """

@@ -413,7 +413,7 @@ def _check_splits(drawn: Sequence[tuple[Table, str]], where: str) -> None:
 
 
 def _of_call(call: Call) -> str:
-    """Return the plural name of a kind of samples for errors, such as "compute samples of row_wise tables"."""
+    """Return how errors name the samples of a type of kernel call, such as "compute samples of row_wise tables"."""
     words = [] if LAYOUTS[call.form].free else [call.form.value]
     words += [] if call.pooled else ["sequence"]
     of_tables = f" of {' '.join(words)} tables" if words else ""

@@ -68,12 +68,12 @@ def assembled(
     compute = calls[COLUMN_WISE_CALL] if len(calls) == 1 and host is None else KernelModels(calls, host)
     alone = all(LAYOUTS[call.form].free for call in calls)
     both = [name for name in (FORWARD, BACKWARD) if name in pieces]
-    exchanges = {name: pieces[name] if alone else _in_direction(name, pieces) for name in both} | {**given}
+    exchanges = {name: pieces[name] if alone else _combined(name, pieces) for name in both} | {**given}
     before, framework = given.get(INPUT, pieces.get(INPUT)), pieces.get(FRAMEWORK)
     return CostModels(compute, exchanges[FORWARD], exchanges[BACKWARD], batch_size, input=before, framework=framework)
 
 
-def _in_direction(direction: str, pieces: Pieces) -> CommModel:
+def _combined(direction: str, pieces: Pieces) -> CommModel:
     """Combine the models of single collectives in `pieces` to one model of all exchanges in the direction `direction`.
 
     The model serves the sharding types whose exchanges all have models. Exchanges within and between hosts

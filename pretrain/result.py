@@ -113,8 +113,8 @@ class PretrainResult:
         """The verdict from comparing the new models with the models that they were fine-tuned from; positive if there
         are no such models.
         """
-        worse = [part for part in self._again if self.metrics[part].test.mape > _WORSE * self.before[part]]
-        better = [part for part in self._again if self.before[part] > _WORSE * self.metrics[part].test.mape]
+        worse = [part for part in self._refitted_parts if self.metrics[part].test.mape > _WORSE * self.before[part]]
+        better = [part for part in self._refitted_parts if self.before[part] > _WORSE * self.metrics[part].test.mape]
         if worse and not better:
             return UseVerdict(
                 False,
@@ -133,7 +133,7 @@ class PretrainResult:
         return UseVerdict(True, f"on unseen tables the error of predictions is below {_FIT_ERROR:.0%}")
 
     @property
-    def _again(self) -> list[str]:
+    def _refitted_parts(self) -> list[str]:
         """The names of the parts of a step for which both the new models and the earlier models have errors."""
         return [part for part in self.metrics if part in self.before]
 
