@@ -193,8 +193,8 @@ class Collect:
 
 @dataclass(frozen=True)
 class _Batch:
-    """A chunk of samples that are measured together, as ids of the samples.
-    The same variant draws all of these samples (see `_Series`).
+    """The ids of the samples in one chunk, which are measured together.
+    The same variant (see `_Series`) draws all samples of a chunk.
     """
 
     ids: tuple[int, ...]
@@ -203,7 +203,7 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _Series(Generic[Sample]):
-    """All samples of one kind in a run (kernel calls, exchanges or training steps), divided into chunks of
+    """All samples of one type in a run (kernel calls, exchanges or training steps), divided into chunks of
     `chunk_size`. The last chunks measure some of the samples a second time.
 
     Each chunk also measures the same reference samples; their ids follow the ids of all other samples.
@@ -257,7 +257,7 @@ class _Series(Generic[Sample]):
         """
         again = min(self.run.num_second_pass, self.num_samples)
         spread: list[int] = [number * self.num_samples // again for number in range(again)]
-        return [*self._cut(range(self.num_samples), second_pass=False), *self._cut(spread, second_pass=True)]
+        return [*self._chunked(range(self.num_samples), second_pass=False), *self._chunked(spread, second_pass=True)]
 
     def _disturbed(self) -> list[_Batch]:
         """Return the chunks that must be measured again because something disturbed the measurement; empty if the noise
@@ -272,7 +272,7 @@ class _Series(Generic[Sample]):
         slower = disturbed(measured, self.run.max_noise)
         return [batch for batch in self._batches if any(slower.get(i) is batch.second_pass for i in batch.ids)]
 
-    def _cut(self, ids: Sequence[int], second_pass: bool) -> list[_Batch]:
+    def _chunked(self, ids: Sequence[int], second_pass: bool) -> list[_Batch]:
         """Divide samples into chunks such that one variant draws all samples of a chunk.
         Return the chunks in the order of their first ids.
         """

@@ -185,7 +185,8 @@ class ComputeAugmentation:
         return self._within_cache(replace(sample, tier_assignment=assignment, hot_first=0.0))
 
     def _within_cache(self, sample: ComputeSample) -> ComputeSample:
-        """Return the sample with wide tables made narrower, so that the cache takes at most `max_bytes`.
+        """Make wide tables of the sample narrower, so that the cache takes at most `max_bytes`, and return the changed
+        sample.
 
         FBGEMM's cache has rows as wide as the widest table of the kernel call.
         """
