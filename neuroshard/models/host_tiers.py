@@ -151,7 +151,7 @@ class HostTiers(Stored, SumModel):
         return ReluHead.of_cost(self.call_ms)
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the time of each of n shards (`loads`) in ms, as vectors with one element, (n, 1)."""
+        """Return the kernel time of each of n shards (`loads`) in ms, as vectors with one element, (n, 1)."""
         each = np.array([self.memory_ms_per_gb, self.link_ms_per_gb, self.cache_lookup_ns])
         cost_ms: Float32Array = (host_amounts(loads) @ each)[:, None].astype(np.float32)
         return cost_ms

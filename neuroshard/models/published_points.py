@@ -197,7 +197,7 @@ class Curves:
         return ms
 
     def _between(self, collective: str, devices: int) -> FloatArray:
-        """Return the curve of a collective at a number of devices, as (S,) logarithms of ms.
+        """Return the curve of a collective between `devices` devices, as (S,) logarithms of ms.
         Interpolated curves are kept in memory.
         """
         if (key := (collective, devices)) not in self._known:

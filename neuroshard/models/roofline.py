@@ -126,8 +126,8 @@ class RooflineCompute(SumModel):
 
     @property
     def of_calls(self) -> KernelModels:
-        """This model as `KernelModels` for all types of kernel calls; only for tables in device memory if the link to
-        the host is unknown.
+        """This model converted to `KernelModels` for all types of kernel calls; only for tables in device memory if the
+        speed of the link to the host is unknown.
         """
         of_tiers: dict[Tier, SumModel] = {tier: replace(self, tier=tier) for tier in TIERS}
         return KernelModels({call: of_tiers[call.tier] for call in (ON_DEVICE_CALLS if self.host is None else CALLS)})
