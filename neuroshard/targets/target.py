@@ -270,8 +270,8 @@ class Target:
         return models.left_out(self.title)
 
     def _own_memory(self, task: Task) -> Task:
-        """Return a copy of the task that counts tables in host memory with the bytes that they take in the target's
-        library. A task without host memory is returned unchanged.
+        """Return a copy of the task in which tables in host memory count as many bytes as the target's embedding
+        library needs for them. A task without host memory is returned unchanged.
         """
         if self.host_tables in (None, task.memory.host_tables) or not task.topology.host_bytes:
             return task
