@@ -337,7 +337,7 @@ class Measured:
 
     @property
     def batch_sizes(self) -> set[int | None]:
-        """The set of batch sizes of `columns` and `all_to_alls`."""
+        """The batch sizes of the measured column-wise kernel calls and all-to-alls."""
         return {m.sample.batch_size for samples in (self.columns, self.all_to_alls) for m in samples.everything}
 
     @property
