@@ -1,1 +1,3 @@
-"""Stage 1: augmented table combinations and imbalanced exchanges, measured on real hardware."""
+"""Stage 1 of NeuroShard: draws random combinations of tables and imbalanced exchanges, and measures their times on real
+hardware.
+"""

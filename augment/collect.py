@@ -126,7 +126,9 @@ class Collect:
             self.comm.check(self.hardware.devices_per_host(count))
 
     def _check_steps(self, split: Split) -> None:
-        """Raise UserError if training steps cannot be drawn from the tables, or if TorchRec is not installed."""
+        """Raise UserError if TorchRec, which runs the measured training steps, is not installed, or if training steps
+        cannot be drawn from the tables.
+        """
         if find_spec("torchrec") is None:
             raise UserError(
                 "collect-torchrec-missing",
@@ -137,8 +139,8 @@ class Collect:
         self.local.check(split)
 
     def run(self) -> Summary | None:
-        """Measure the samples that are missing in the directory `out`, and return the summary;
-        return None in processes that only take part in exchanges.
+        """Measure the samples that are missing in the directory `out`, and return a summary.
+        Processes that only take part in exchanges return None.
 
         Raises:
             UserError: the hardware cannot measure here; `out` has data of another run; or the measurements are noisier
@@ -191,7 +193,9 @@ class Collect:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The ids of the samples in one chunk; all samples of a chunk are drawn by the same variant (see `_Series`)."""
+    """The ids of the samples in one chunk, which are measured together.
+    The same variant (see `_Series`) draws all samples of a chunk.
+    """
 
     ids: tuple[int, ...]
     second_pass: bool
@@ -199,8 +203,8 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _Series(Generic[Sample]):
-    """All samples of one kind in a run, divided into chunks of `chunk_size`;
-    the last chunks measure some samples a second time.
+    """All samples of one type in a run (kernel calls, exchanges or training steps), divided into chunks of
+    `chunk_size`. The last chunks measure some of the samples a second time.
 
     Each chunk also measures the same reference samples; their ids follow the ids of all other samples.
 
@@ -218,8 +222,8 @@ class _Series(Generic[Sample]):
     num_references: int = 0
 
     def collect(self, progress: Progress) -> SeriesSummary:
-        """Measure and write every chunk that is missing, and measure disturbed chunks again;
-        return the summary of the series.
+        """Measure and write every missing chunk, and measure chunks again if their noise is too high; return a summary
+        of the series.
         """
         batches = list(enumerate(self._batches))
         start, busy_s = time.perf_counter(), 0.0
@@ -246,17 +250,18 @@ class _Series(Generic[Sample]):
 
     @property
     def _batches(self) -> list[_Batch]:
-        """All chunks of the series: first the chunks of all samples, then the second pass over some samples,
-        which are spread evenly over the run.
+        """All chunks of the series: first the chunks of all samples, then chunks that measure some samples a second
+        time. The samples of the second pass are spread evenly over the run.
 
         Because of the even spread, the second pass covers every period of the run.
         """
         again = min(self.run.num_second_pass, self.num_samples)
         spread: list[int] = [number * self.num_samples // again for number in range(again)]
-        return [*self._cut(range(self.num_samples), second_pass=False), *self._cut(spread, second_pass=True)]
+        return [*self._chunked(range(self.num_samples), second_pass=False), *self._chunked(spread, second_pass=True)]
 
     def _disturbed(self) -> list[_Batch]:
-        """Return the chunks to measure again; empty if the noise is within `max_noise`.
+        """Return the chunks that must be measured again because something disturbed the measurement; empty if the noise
+        is within `max_noise`.
 
         A chunk is measured again as a whole if one of its samples took longer here than in its other pass: the other
         samples were measured at the same time.
@@ -267,23 +272,25 @@ class _Series(Generic[Sample]):
         slower = disturbed(measured, self.run.max_noise)
         return [batch for batch in self._batches if any(slower.get(i) is batch.second_pass for i in batch.ids)]
 
-    def _cut(self, ids: Sequence[int], second_pass: bool) -> list[_Batch]:
-        """Divide the samples into chunks, each drawn by a single variant;
-        the chunks are in the order of the first id in each chunk.
+    def _chunked(self, ids: Sequence[int], second_pass: bool) -> list[_Batch]:
+        """Divide samples into chunks such that one variant draws all samples of a chunk.
+        Return the chunks in the order of their first ids.
         """
         of_variant = grouped(ids, self.variant).values()
         chunks = [tuple(chunk) for variant_ids in of_variant for chunk in in_batches(variant_ids, self.chunk_size)]
         return [_Batch(ids_of_chunk, second_pass) for ids_of_chunk in sorted(chunks)]
 
     def variant(self, sample_id: int) -> int:
-        """Return the index of the variant that draws a sample."""
+        """Return the index in `variants` of the function that draws the sample with this id."""
         return sample_id // self.chunk_size % len(self.variants)
 
     def _size(self, batch: _Batch) -> int:
         return len(batch.ids) + self.num_references
 
     def _due(self, batch: _Batch) -> list[Due[Sample]]:
-        """Draw the samples of a chunk; return the samples mixed with the reference samples."""
+        """Draw the samples of a chunk and the reference samples; return all of them, with the reference samples spread
+        evenly.
+        """
         draw = self.variants[self.variant(batch.ids[0])]
         references = range(self.num_samples, self.num_samples + self.num_references)
         return mixed(

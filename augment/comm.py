@@ -32,10 +32,6 @@ class CommAugmentation:
     the tables, drawn for every sample, goes to random devices instead, so that some exchanges are balanced and others
     are not. Each device starts after a random delay; the maximum delay is drawn for every sample, too.
 
-    Tables go to the device with the fewest columns, the widest table first, but a share of the tables, drawn for every
-    sample, goes to random devices instead. So some exchanges are balanced and others are not. Each device starts after
-    a random delay, up to a limit that is drawn for every sample, too.
-
     Attributes:
         num_devices: list of numbers of devices that take part in an exchange, such as [2,4], with one process per
             device; every number gets the same share of the exchanges.
@@ -104,8 +100,8 @@ class CommAugmentation:
     def draw(
         self, num_devices: int, batch_size: int, rng: np.random.Generator, devices_per_host: int | None = None
     ) -> tuple[CommSample, str]:
-        """Draw one exchange between `num_devices` processes; return the exchange and the name of the exchange's
-        split.
+        """Draw one exchange between `num_devices` processes.
+        Return the exchange and the name of the split that it is assigned to: train, valid or test.
         """
         collective = collective_named(one_of(self.collectives, rng))
         sizes = self._sizes(collective, num_devices, batch_size, devices_per_host, rng)
@@ -121,7 +117,7 @@ class CommAugmentation:
         devices_per_host: int | None,
         rng: np.random.Generator,
     ) -> list[int]:
-        """Draw the bytes that each of D devices sends, (D,), as in `CommSample.size_bytes`."""
+        """Draw the bytes that each of D devices sends in one exchange, (D,), as in `CommSample.size_bytes`."""
         if collective in (Collective.ALL_TO_ALL, Collective.INPUT):
             return self._placed(self._table_bytes(collective, batch_size, rng), num_devices, rng)
         if collective is Collective.ALL_REDUCE:
@@ -160,7 +156,8 @@ class CommAugmentation:
         return ELEMENT_BYTES * int(np.exp(rng.uniform(least, most)) / ELEMENT_BYTES)
 
     def _placed(self, weights: IntArray, num_devices: int, rng: np.random.Generator) -> list[int]:
-        """Place n tables, with the bytes `weights` (n,), in order on devices; return the bytes of each device, (D,).
+        """Place n tables in order on devices, and return the bytes that each device then has, (D,).
+        `weights` (n,) are the bytes of the tables.
 
         A table goes to the device with the fewest bytes so far, or, with a probability that is drawn once, to a random
         device.

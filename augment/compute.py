@@ -1,4 +1,5 @@
-"""Random combinations of augmented tables (NeuroShard, section 3.1): every table comes in many widths.
+"""Random combinations of tables for kernel calls (NeuroShard, section 3.1).
+The tables are augmented: each table is used with many different widths.
 
 In addition to the paper's column-wise combinations, this module draws row-wise and data-parallel ones: the work of one
 device of several.
@@ -107,8 +108,8 @@ class ComputeAugmentation:
             )
 
     def check(self, split: Split) -> None:
-        """Raise UserError if a table is too large at the minimum width,
-        or if a split has no table for a sharding type.
+        """Raise UserError if a table is too large even at the minimum width, or if no table of a split can have one of
+        the sharding types.
         """
         for table in chain(*split.values()):
             size = self._narrowest(table).size_bytes
@@ -143,8 +144,8 @@ class ComputeAugmentation:
         return [LAYOUTS[form] for form in forms_named(self.sharding_types)]
 
     def draw(self, split: Split, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
-        """Draw a combination of tables at a global batch size; return the kernel call on these tables,
-        and the name of the tables' split.
+        """Draw a combination of tables for a global batch size. Return the kernel call on these tables, and the name of
+        the split that the tables belong to: train, valid or test.
 
         A table that does not fit into the remaining bytes gets the largest width that fits, or is left out.
         """
@@ -155,8 +156,8 @@ class ComputeAugmentation:
     def _draw_in_layout(
         self, layout: Layout, group: tuple[Table, ...], batch_size: int, rng: np.random.Generator
     ) -> ComputeSample:
-        """Draw a combination of tables from `group`; return the kernel call of one device,
-        with the rows and samples that the layout gives to the device.
+        """Draw a combination of tables from `group`. Return the kernel call of one device, with the rows and samples
+        that the device gets if the tables are sharded as in `layout`.
         """
         cut = layout.form in CUT_FORMS  # data-parallel tables are pooled, and in device memory
         pooled = one_of(self.pooled, rng) if cut else True
@@ -184,7 +185,8 @@ class ComputeAugmentation:
         return self._within_cache(replace(sample, tier_assignment=assignment, hot_first=0.0))
 
     def _within_cache(self, sample: ComputeSample) -> ComputeSample:
-        """Return the sample with wide tables made narrower, so that the cache takes at most `max_bytes`.
+        """Make wide tables of the sample narrower, so that the cache takes at most `max_bytes`, and return the changed
+        sample.
 
         FBGEMM's cache has rows as wide as the widest table of the kernel call.
         """
@@ -198,8 +200,8 @@ class ComputeAugmentation:
     def _in_blocks(
         self, layout: Layout, tables: tuple[Table, ...], samples: int, sharers: int, rng: np.random.Generator
     ) -> ComputeSample:
-        """Draw the row block of each table that the device has, and the share of hot rows that come first;
-        return the kernel call.
+        """Draw which row block of each table the device has, and which share of the frequently used rows has the lowest
+        row numbers. Return the kernel call.
         """
         blocks = tuple(RowBlock(*row_blocks(table, sharers)[rng.integers(sharers)]) for table in tables)
         hot_first = float(rng.random()) if rng.random() < self.hot_rows_first_fraction else 0.0
@@ -208,8 +210,8 @@ class ComputeAugmentation:
     def _sequence_tables(
         self, batch_size: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
     ) -> tuple[Table, ...]:
-        """Draw sequence tables that have one common width, and whose weights and outputs fit into `max_bytes` and
-        `max_output_bytes`.
+        """Draw sequence tables that all have the same width.
+        Their weights take at most `max_bytes`, and their outputs at most `max_output_bytes`.
 
         The tables are in random order. If no table fits, the result is the table with the smallest pooling factor, at
         the minimum width.
@@ -234,8 +236,8 @@ class ComputeAugmentation:
         return table.with_dim(halvings(self.max_dim)[-1])
 
     def _shared(self, layout: Layout, group: tuple[Table, ...], blocks: int) -> tuple[Table, ...]:
-        """Return the tables of `group` that the layout can shard: tables that are small enough for copies,
-        or that have at least one row for each of the row blocks.
+        """Return the tables of `group` that can be sharded as in `layout`: small enough to be data-parallel, or with at
+        least one row for each of `blocks` row blocks.
         """
         small = (
             table for table in group if not layout.dense or self._narrowest(table).size_bytes <= self.max_copy_bytes
@@ -245,8 +247,8 @@ class ComputeAugmentation:
     def _combination(
         self, max_bytes: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
     ) -> tuple[Table, ...]:
-        """Draw tables from `group`; if every table is divided into `sharers` equal row blocks,
-        one block of each table together take at most `max_bytes`.
+        """Draw tables from `group` for a kernel call of one device, which has one of `sharers` equal row blocks of each
+        table. Together these blocks take at most `max_bytes`.
         """
         count = int(rng.integers(self.min_tables, self.max_tables + 1))
         chosen: list[Table] = []
@@ -259,8 +261,8 @@ class ComputeAugmentation:
         return tuple(chosen)
 
     def _augmented(self, group: tuple[Table, ...], count: int, rng: np.random.Generator) -> list[Table]:
-        """Draw `count` different pairs of a table and a width, and return the tables with these widths;
-        a table is repeated only if the group has fewer tables than `count`.
+        """Draw `count` different (table, width) pairs, and return the tables with these widths.
+        A table comes twice only if the group has fewer tables than `count`.
         """
         widths = halvings(self.max_dim)
         order = rng.permutation(len(group))
@@ -269,8 +271,8 @@ class ComputeAugmentation:
         return [group[t].with_dim(self._width(widths[int(turns[t][turn])], rng)) for t, turn in pairs]
 
     def _width(self, halving: int, rng: np.random.Generator) -> int:
-        """Return the width `halving`; or, with probability `arbitrary_dim_fraction`,
-        a random width up to `max_dim` whose logarithm is uniformly distributed.
+        """Return either `halving`, which is `max_dim` halved some times, or, with probability `arbitrary_dim_fraction`,
+        a random multiple of 4 up to `max_dim`. Narrow random widths are more likely.
         """
         if rng.random() >= self.arbitrary_dim_fraction:
             return halving
@@ -278,8 +280,8 @@ class ComputeAugmentation:
         return DIM_MULTIPLE * min(int((units + 1) ** rng.random()), units)
 
     def _fitted(self, table: Table, room: int, sharers: int) -> Table | None:
-        """Return the table at the largest allowed width with which a row block fits into `room` bytes;
-        None if no width fits.
+        """Return the table at the largest allowed width at which one of `sharers` row blocks takes at most `room`
+        bytes; None if the table does not fit at any width.
         """
         narrower = (w for w in halvings(self.max_dim) if w < table.dim)
         fitting = (w for w in (table.dim, *narrower) if _block_bytes(table.with_dim(w), sharers) <= room)
@@ -288,8 +290,8 @@ class ComputeAugmentation:
 
 
 def _of_one_precision(group: tuple[Table, ...], rng: np.random.Generator) -> tuple[Table, ...]:
-    """Draw a random table of the group, and return all tables of the group that have the same bytes per element as this
-    table.
+    """Return the tables of the group that have the same bytes per element as a table of the group that is drawn at
+    random.
 
     One kernel call never mixes precisions.
     """
@@ -300,8 +302,8 @@ def _of_one_precision(group: tuple[Table, ...], rng: np.random.Generator) -> tup
 
 
 def _output_bytes(table: Table, batch_size: int, sharers: int) -> float:
-    """Return the bytes of one device's outputs for a sequence table,
-    if the table's lookups are spread evenly over `sharers` row blocks.
+    """Return the bytes of a sequence table's outputs on one device, if the lookups are spread evenly over `sharers` row
+    blocks.
     """
     return ELEMENT_BYTES * table.output_columns * batch_size / sharers
 

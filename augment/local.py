@@ -1,4 +1,6 @@
-"""Random plans whose mirrored steps are measured: with several sharding types, on few and on many devices."""
+"""Random plans for measured training steps, with several sharding types and few or many devices.
+The steps are mirrored: one process runs one rank of a larger job.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +34,7 @@ _MEMORY = 1 << 40  # never the limit: `max_bytes` limits the tables
 @dataclass(frozen=True)
 @checked
 class PlanAugmentation:
-    """Settings of the random plans; the training step of one rank of each plan is measured.
+    """Settings of the random plans. For each plan, the training step of one rank is measured.
 
     Attributes:
         num_devices: list of job sizes in devices, such as [2,4,8]; the job size of each measured training step is drawn
@@ -94,7 +96,7 @@ class PlanAugmentation:
                 )
 
     def _least(self, group: Sequence[Table]) -> Table:
-        """Return the table of the group that has the fewest bytes, at the minimum width."""
+        """Return the table of the group that takes the fewest bytes at the minimum width, with this width."""
         return min((table.with_dim(halvings(self.max_dim)[-1]) for table in group), key=lambda table: table.size_bytes)
 
     def draw(self, split: Split, rng: np.random.Generator) -> tuple[LocalSample, str]:
@@ -159,8 +161,8 @@ class PlanAugmentation:
         return Plan(task, tuple(placed))
 
     def _group(self, layout: Layout, task: Task, table: Table, rng: np.random.Generator) -> list[int]:
-        """Draw the devices that share a table: all devices, or all devices of one host;
-        empty if the table is column-wise.
+        """Draw the devices that share a table: all devices, or all devices of one host.
+        Return an empty list if the table must be column-wise.
         """
         too_large = layout.dense and table.size_bytes > self.max_copy_bytes
         if layout.free or too_large or not layout.takes(table.dim) or Call(layout.form, table.pooled) not in CALLS:

@@ -49,7 +49,9 @@ class SeriesSummary:
 
     @classmethod
     def of(cls, name: str, measurements: list[Measurement[Any]], wall_s: float, busy_s: float) -> "SeriesSummary":
-        """Return the summary of all measurements of a series, with the seconds `wall_s` and `busy_s` of this run."""
+        """Return the summary of all measurements of a series; `wall_s` are the seconds that this run took, and `busy_s`
+        the seconds inside kernels and exchanges.
+        """
         by_subset = grouped(measurements, lambda measurement: _subset_of(measurement.sample))
         several = sorted(by_subset) if len(by_subset) > 1 else ()
         first = [m for m in measurements if not m.second_pass]

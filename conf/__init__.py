@@ -1,1 +1,1 @@
-"""Hydra configs: one file per run, one folder per choice."""
+"""Hydra configs: one file for each command, and one folder for each choice, such as the search method."""

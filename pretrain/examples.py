@@ -1,5 +1,5 @@
-"""Training examples as tensors, made from measurements:
-whole sets of examples, from which a batch is taken without a Python loop.
+"""Training examples as tensors, made from measurements. A batch of examples is taken from the tensors without a Python
+loop.
 """
 
 from collections.abc import Sequence
@@ -36,15 +36,15 @@ class Examples:
 
 @dataclass(frozen=True)
 class ComputeExamples(Examples):
-    """Training examples of n sets of tables, with the tables of all sets in one tensor.
+    """Training examples of n kernel calls, each on a set of tables, with the tables of all sets in one tensor.
 
     The inputs are the features of all tables of all sets, (N, F), the index of the first table of each set, (n,), and
     the number of tables of each set, (n,).
     """
 
     def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the features (M, F) of the chosen sets' tables, the set of each table (M,),
-        and the tables per set (B,).
+        """Return the inputs for the chosen sets of tables: the features of their tables (M, F), the index of the set of
+        each table (M,), and the number of tables in each set (B,).
         """
         features, first, counts = self.all_inputs
         count = counts[chosen]
@@ -70,7 +70,7 @@ class ComputeTable:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[ComputeSample]], features: FeatureSet) -> "ComputeTable":
-        """Return the measurements as arrays, in the same order; every measurement must have repeats."""
+        """Return the measurements as arrays, in the same order; every measurement must have measured times."""
         sets = loads_of([m.sample for m in measurements])
         costs = np.array([m.typical_ms for m in measurements])
         return cls(features(sets.loads), sets.counts, costs)
@@ -84,8 +84,8 @@ class ComputeTable:
 
 @dataclass(frozen=True)
 class CommTable:
-    """Measurements of exchanges in one direction as arrays;
-    the devices of each exchange are in the sorted order that the network needs.
+    """Measurements of exchanges in one direction as arrays.
+    In each exchange, the devices are sorted as the papers' network (`NeuralComm`) sorts them.
 
     Attributes:
         features: (n, 2 D), raw features.
@@ -97,9 +97,7 @@ class CommTable:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int) -> "CommTable":
-        """Return the measurements in `direction` as arrays;
-        only exchanges in direction FORWARD begin after start delays.
-        """
+        """Return the measurements in one direction as arrays. Devices start with delays only in direction FORWARD."""
         samples, cost = [m.sample for m in measurements], np.array([m.typical_ms[direction] for m in measurements])
         wait = waits(starts_of(samples, direction))
         order, features = comm_inputs(traffic_of(samples), wait)

@@ -104,8 +104,8 @@ class Fit:
                 )
 
     def learned(self, samples: Measured, start: CostModels | None = None) -> CostModels:
-        """Fit cost models of all parts, from scratch or from `start`, which `check` accepts;
-        return the models with margins.
+        """Fit cost models of all parts of a step, from scratch or from the models in `start`, which must have passed
+        `check`. Return the models with their error margins.
 
         Kernel calls are corrected to one speed of the machine for fitting, but not for margins.
         """
@@ -122,7 +122,7 @@ class Fit:
         """Fit and return models of kernel calls and exchanges, without margins; `check` must have accepted `start`."""
         host, given, batch_sizes = None, self.exchanges, measured.batch_sizes
         if start is None:
-            pieces = self._from_nothing(measured)
+            pieces = self._from_scratch(measured)
         else:
             pieces = self._further(measured, at_speed(pieces_of(start), measured.parts))
             given = {name: model for name, model in given_exchanges(start).items() if name not in pieces} | {**given}
@@ -131,7 +131,7 @@ class Fit:
         only = batch_sizes.pop() if len(batch_sizes) == 1 else None
         return replace(assembled(pieces, only, host, given), ranges=_ranges(measured, start))
 
-    def _from_nothing(self, measured: Measured) -> Pieces:
+    def _from_scratch(self, measured: Measured) -> Pieces:
         """Return a model of each measured part, fitted from scratch.
 
         The model of a fused row-wise kernel call starts from the column-wise model, because both use the same FBGEMM
@@ -181,7 +181,8 @@ class Fit:
 
 
 def fit_host_tiers(measurements: Sequence[Measurement[ComputeSample]]) -> HostTiers:
-    """Fit the coefficients of the model of tables in host memory to kernel calls of one kind; all calls need repeats.
+    """Fit the coefficients of the model of tables in host memory to kernel calls of one type; all calls need measured
+    times.
 
     One non-negative least-squares solution minimises the relative errors. If the samples are alike, the fit cannot
     separate the coefficients, and the time of one may be attributed to another.
@@ -207,7 +208,8 @@ def margins_of(
     start: CostModels | None = None,
     of_exchanges: Mapping[str, Margin] | None = None,
 ) -> Margins | None:
-    """Return the error margins of all parts; None if the margins of column-wise calls or all-to-alls are unknown.
+    """Return the error margins of all parts of a step; None if the margins of column-wise calls or all-to-alls are
+    unknown.
 
     Margins are fitted to validation samples. Parts with few validation samples take the margin of `start` or, for
     exchanges, the margin in `of_exchanges`, which comes from a datasheet.
@@ -222,8 +224,8 @@ def margins_of(
 
 
 def tests_of(models: CostModels, predicted: Mapping[str, Predicted], measured: Measured) -> dict[str, ModelTest]:
-    """Return the test result of each part by name, from a comparison of predicted and
-    measured times of the test samples.
+    """Return the test result of each part of a step, by name of the part, from the predicted and measured times of the
+    test samples.
 
     The models must have margins.
     """
@@ -237,8 +239,8 @@ def tests_of(models: CostModels, predicted: Mapping[str, Predicted], measured: M
 
 
 def predicted_parts(models: CostModels, measured: Measured, split: Literal["valid", "test"]) -> dict[str, Predicted]:
-    """Predict the samples of a split, and return the predictions by part;
-    parts without a model or without samples are left out.
+    """Predict the samples of a split, and return the predictions by name of the part of a step.
+    Parts without a model or without samples are left out.
     """
     pieces = by_part(models)
     samples = [(part, getattr(part.measured, split)) for part in measured.parts if part.name in pieces]
@@ -249,7 +251,8 @@ def predicted_parts(models: CostModels, measured: Measured, split: Literal["vali
 
 
 def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
-    """Return the ranges of the quantities in the training samples, joined with the ranges of `start`.
+    """Return the training ranges of all quantities: the ranges in the training samples, joined with the ranges of
+    `start`.
 
     The result is None if the ranges of `start` are unknown.
     """
@@ -270,8 +273,8 @@ def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
 
 
 def _imbalance(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
-    """Return the values of the imbalance of all-to-alls for each number of devices;
-    a balanced exchange is always among the values.
+    """Return the imbalance of the all-to-alls with each number of devices, by name.
+    The value 1 of a balanced exchange is always among the values.
     """
     by_count = grouped(exchanges, lambda exchange: exchange.num_devices)
     return dict(

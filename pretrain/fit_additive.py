@@ -85,7 +85,8 @@ class AdditiveNetwork(nn.Module):
         return costs - self._saved(own, features[:, self._dim], segments, len(count))[:, None]
 
     def _saved(self, own: torch.Tensor, dims: torch.Tensor, segments: torch.Tensor, sets: int) -> torch.Tensor:
-        """Return the cost that each set saves, (sets,), because no table of the set is wider than a kernel width.
+        """Return the cost that each set of tables saves, (sets,), because no table of the set is wider than a limit in
+        `kernel_widths`.
 
         Args:
             own: (N,), own costs of the tables.
@@ -102,8 +103,8 @@ class AdditiveNetwork(nn.Module):
         return saved
 
     def begin(self, train: ComputeTable, scale_ms: float) -> None:
-        """Set initial weights from a regression on the moved amounts;
-        at first, the regression gives most of each cost and the network gives the rest.
+        """Set the initial weights from a linear regression on moved bytes and lookups.
+        At first, the regression gives most of each cost, and the network gives the rest.
         """
         weight, offset_ms = solved(np.exp2(train.features[:, self._moved]), train)
         share = np.maximum(weight * self._typical / scale_ms, _LEAST_SHARE) * _FIRST_SHARE
@@ -154,7 +155,8 @@ class AdditiveNetwork(nn.Module):
 @dataclass(frozen=True)
 @checked
 class Additive(HiddenLayers, ComputeFitter):
-    """Fits an additive model: a cost of each table, plus corrections that depend on the sum over a call's tables.
+    """Fits an additive model of kernel times: a cost of each table, plus corrections that depend on sums over the
+    tables of a call.
 
     Attributes:
         features: paper | paper_batch | log | physical | physical_reuse | physical_bags: table features: paper (as
@@ -300,8 +302,8 @@ class Regression(ComputeFitter):
 
 
 def solved(amounts: FloatArray, train: ComputeTable) -> tuple[FloatArray, float]:
-    """Return the cost of one unit of each amount, (F,) ms, and the fixed cost of a call in ms, from a regression;
-    none is negative.
+    """Fit a linear regression without negative coefficients: return the ms for one unit of each amount, (F,), and the
+    fixed ms of a kernel call.
 
     Args:
         amounts: (N, F), amounts of all tables.

@@ -48,7 +48,8 @@ _LEAST_MS = 0.1  # errors of shorter times are divided by this time
 
 
 class _PartFit(NamedTuple):
-    """Settings of the fit of one part of the framework overhead.
+    """How one part of the framework overhead is fitted: the phases of a step that the part covers, and the amounts of
+    work on which its time may depend.
 
     Attributes:
         phases: the phases of a step that the part covers together, or the host.
@@ -73,7 +74,7 @@ _PARTS = {  # the parts of the framework overhead, without the dense network
 
 
 class _RankWork(NamedTuple):
-    """The amounts of work of n ranks in one part of their steps, with the measured times of the part.
+    """The amounts of work of n ranks in one part of the framework overhead, with the measured times of the part.
 
     Attributes:
         amounts: (n, F) of `_AMOUNTS`, as they count for the part.
@@ -87,8 +88,8 @@ class _RankWork(NamedTuple):
 
     @classmethod
     def by_part(cls, models: CostModels, some: Sequence[Measurement[LocalSample]]) -> "dict[str, _RankWork]":
-        """Return the work and the measured times of all ranks for each part of the framework overhead;
-        `models` predicts the kernel times.
+        """Return the work and the measured times of all ranks, for each part of the framework overhead; `models`
+        predicts the kernel times.
 
         Parts on devices use the ranks whose device did not wait for its host. The host's part uses the ranks with a
         measured host time.
@@ -154,7 +155,8 @@ def fit_framework(
 
 
 def _slopes_by_part(framework: Framework) -> dict[str, FloatArray]:
-    """Return the ms for one unit of each of `_AMOUNTS`, (F,), for each part of the framework overhead, by name.
+    """Return the ms for one unit of each of `_AMOUNTS`, (F,), in each part of the given framework overhead, by name of
+    the part.
 
     The unit of the predicted kernel time is 1 ms, so its coefficient is the factor of "kernels".
     """
@@ -179,8 +181,8 @@ def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSamp
 
 
 def _solved_at_equal_speed(work: _RankWork, before: FloatArray | None) -> FloatArray:
-    """Return the coefficients of the host's work, (F,),
-    after a correction of the measured times for changes of the host's speed.
+    """Fit the ms for one unit of each amount of the host's work, (F,), after correcting the measured times for changes
+    of the host's speed.
 
     A host can be a fifth faster or slower for minutes, and thus for all plans of a task, because the plans of a task
     are measured one after the other. The iteration estimates the speed in each task with enough ranks as the median of
@@ -198,8 +200,8 @@ def _solved_at_equal_speed(work: _RankWork, before: FloatArray | None) -> FloatA
 
 
 def _solved(work: _RankWork, before: FloatArray | None) -> FloatArray:
-    """Return the non-negative ms per unit of each amount, (F,),
-    with the smallest sum of relative errors, by a linear program.
+    """Fit the ms for one unit of each amount, (F,), to measured times: by a linear program that finds the non-negative
+    solution with the smallest sum of relative errors.
 
     For amounts a_i (F,) and measured times t_i of n ranks, the solution x minimises the sum of |a_i x - t_i| / t_i. The
     errors are not squared: otherwise a few ranks that wait for their host would decide the coefficients of kernels.

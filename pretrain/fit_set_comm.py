@@ -45,8 +45,8 @@ class SetNetwork(nn.Module):
         return transfer
 
     def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the shares (G,) and the leads (G, W) of the segments:
-        all are >= 0, the shares sum to 1, and the leads of each segment sum to at most 1.
+        """Return the weights of the G segments of a transfer: the shares (G,), which sum to 1, and the leads (G, W), by
+        which waiting shortens a segment. Leads of a segment sum to at most 1, and no weight is negative.
 
         The rest of a segment's leads, up to 1, applies to no wait.
         """
@@ -77,8 +77,8 @@ class _Devices:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]) -> "_Devices":
-        """Collect the devices of all exchanges between at least two devices,
-        with one feature for each of the signs in `signs`.
+        """Collect the devices of all exchanges between at least two devices, with the first len(`signs`) features of
+        each device.
 
         In direction FORWARD exchanges begin after start delays, in direction BACKWARD without delays.
 
@@ -98,8 +98,8 @@ class _Devices:
         return cls(features[:, : len(signs)], wait, transfer)
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> Examples:
-        """Return the devices as normalised training examples:
-        features and waits are inputs, transfer times are targets, and times are multiples of the scale.
+        """Return the devices as normalised training examples.
+        Features and waits are inputs, transfer times are targets, and all times are multiples of `scale_ms`.
         """
         inputs = torch.from_numpy(normaliser(self.features)), in_multiples(self.waits, scale_ms)
         return Examples(inputs, in_multiples(self.transfer_ms[:, None], scale_ms))
@@ -107,8 +107,8 @@ class _Devices:
 
 @dataclass(frozen=True)
 class SetCommunication(HiddenLayers, CommFitter):
-    """Fits one network that predicts the exchange time of each device,
-    from features of the device and of the set of all devices.
+    """Fits one network that predicts the exchange time of each device, from features of the device and of all devices
+    together.
 
     Attributes:
         parts: number of learned terms that model how much of an exchange a device completes while it waits for the
@@ -161,7 +161,8 @@ class SetCommunication(HiddenLayers, CommFitter):
 
 
 def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...]:
-    """Return the sign of each feature that the network gets: the features of `start`, if `start` is not None.
+    """Return the sign of each input feature's effect on the time: 1 if the time rises with the feature, 0 if it may
+    rise or fall. The features are those of `start` or, if `start` is None, those that suit the measurements.
 
     Otherwise the features of host links are included only if some exchanges cross hosts and some do not.
     """

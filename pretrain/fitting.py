@@ -20,7 +20,7 @@ OnEpoch = Callable[[int, float], None]  # receives each epoch and the validation
 
 
 class Fitter:
-    """Base class of fitters, each of which fits cost models of one kind.
+    """Base class of fitters. Each fitter fits cost models of one class, such as additive models.
 
     Attributes:
         goes_on_from: the kind of model that this fitter can fine-tune; None if it trains only from scratch.
@@ -40,7 +40,9 @@ class Fitter:
 
 
 class ComputeFitter(Fitter, ABC):
-    """Base class of fitters, each of which fits compute models (of kernel times) of one kind."""
+    """Base class of fitters of compute models (of kernel times).
+    Each fitter fits models of one class, such as additive models.
+    """
 
     @abstractmethod
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> SumModel:
@@ -48,7 +50,7 @@ class ComputeFitter(Fitter, ABC):
 
 
 class CommFitter(Fitter, ABC):
-    """Base class of fitters, each of which fits communication models (of exchanges) of one kind."""
+    """Base class of fitters of communication models (of exchanges). Each fitter fits models of one class."""
 
     @abstractmethod
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> CommModel:

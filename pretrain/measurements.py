@@ -36,7 +36,9 @@ _QUARTILES, _BYTES_PER_MS = (0.25, 0.5, 0.75), 1e6  # 1e6 bytes per ms are 1 GB/
 
 @dataclass(frozen=True)
 class SplitMeasurements:
-    """Measurements by split: training, validation and test; `everything` also contains the second passes."""
+    """Measurements divided into training, validation and test samples.
+    `everything` also has the second measurements of samples that were measured twice.
+    """
 
     train: list[Measurement[Any]]
     valid: list[Measurement[Any]]
@@ -45,14 +47,14 @@ class SplitMeasurements:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[Sample]]) -> "SplitMeasurements":
-        """Group the successful measurements by split; a split may be empty."""
+        """Group the successful measurements by split: training, validation or test. A split may be empty."""
         good = [m for m in measurements if m.error is None]
         once = [m for m in good if not m.second_pass]
         train, valid, test = ([m for m in once if m.split == name] for name in (TRAIN, VALID, TEST))
         return cls(train, valid, test, good)
 
     def check(self, what: str, where: str) -> None:
-        """Raise UserError if a split is empty."""
+        """Raise UserError if a split has no samples; `what` and `where` describe the samples in the error."""
         if self.empty:
             raise UserError(
                 "split-empty",
@@ -69,8 +71,8 @@ class SplitMeasurements:
         return [*self.train, *self.valid]
 
     def limited(self, most: int | None, most_tables: int | None = None) -> "SplitMeasurements":
-        """Return the measurements with only the first `most` of the training samples that have at most `most_tables`
-        tables; None sets no limit.
+        """Return the measurements with fewer training samples: only samples with at most `most_tables` tables, and of
+        these only the first `most`. None sets no limit.
 
         Other splits are unchanged.
 
@@ -90,22 +92,22 @@ class SplitMeasurements:
 
     @property
     def level(self) -> "SplitMeasurements":
-        """All measurements, with times corrected to one speed of the machine."""
+        """All measurements, with times corrected for changes of the machine's speed."""
         splits = (self.train, self.valid, self.test, self.everything)
         return SplitMeasurements(*([m.level for m in split] for split in splits))
 
     @property
     def moved_gb_per_s(self) -> tuple[float, float, float]:
-        """Quartiles of the rate, in GB/s, at which kernel calls move bytes (`memory_bytes`);
-        there must be at least one call.
+        """Quartiles of the rate, in GB/s, at which kernel calls move bytes (`memory_bytes`).
+        At least one call must have been measured.
         """
         sets, took_ms = loads_of([m.sample for m in self.everything]), [m.typical_ms for m in self.everything]
         low, middle, high = np.quantile(sets.totals(memory_bytes(sets.loads)) / took_ms / _BYTES_PER_MS, _QUARTILES)
         return float(low), float(middle), float(high)
 
     def by_group(self) -> "SplitMeasurements":
-        """Return the measurements with each exchange split into the exchanges of groups of devices,
-        each as an all-to-all; `everything` is unchanged.
+        """Return the measurements with each exchange divided into one all-to-all for each group of devices that
+        exchange with each other. `everything` is unchanged.
         """
         splits = {name: [group for m in getattr(self, name) for group in by_group(m)] for name in (TRAIN, VALID, TEST)}
         return replace(self, **splits)
@@ -123,7 +125,7 @@ class SplitMeasurements:
 
 @dataclass(frozen=True)
 class MeasuredCalls:
-    """The kernel calls of one kind, with their measurements."""
+    """All measurements of one type of kernel call."""
 
     call: Call
     measured: SplitMeasurements
@@ -134,21 +136,21 @@ class MeasuredCalls:
         return compute_part(self.call)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Predict the times of the kernel calls in `some`; the result is in the order of the batch sizes."""
+        """Predict the times of the kernel calls in `some` with `model`, in the order of batch sizes."""
         some = sorted(some, key=lambda m: m.sample.batch_size)
         sets, took_ms = loads_of([m.sample for m in some]), np.array([m.typical_ms for m in some])
         return Predicted.alone(model.predict(sets), model.spread_ms(sets), took_ms)
 
     def quantities(self) -> dict[str, FloatArray]:
-        """Return the quantities that decide the costs of the calls, by name, with the values in the
-        training samples.
+        """Return the quantities that decide the costs of the kernel calls, by name, with their values in the training
+        samples.
         """
         return of_calls(loads_of([m.sample for m in self.measured.train]))
 
 
 @dataclass(frozen=True)
 class MeasuredExchange:
-    """The measured exchanges by one collective in one direction.
+    """All measurements of the exchanges by one collective in one direction.
 
     Attributes:
         direction: "forward" or "backward".
@@ -160,8 +162,8 @@ class MeasuredExchange:
 
     @property
     def repeats(self) -> int:
-        """The index of the measured repeats to which the model is fitted:
-        with start delays (FORWARD) or without start delays (BACKWARD).
+        """The index of the measured times to which the model is fitted: FORWARD for times with start delays, BACKWARD
+        for times without start delays.
 
         In a step, all devices begin the input dist and the backward exchanges at the same time; forward exchanges begin
         on each device when its kernels finish. Plans are measured in the same way.
@@ -175,7 +177,7 @@ class MeasuredExchange:
         return exchange_part(self.direction, self.collective)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Predict the times of all devices in the exchanges of `some`, in groups of similar exchanges.
+        """Predict the times of all devices in the exchanges in `some` with `model`, in groups of similar exchanges.
 
         Exchanges with the same batch size, number of devices and host size are predicted together, and the result is in
         that order.
@@ -191,8 +193,8 @@ class MeasuredExchange:
         return Predicted(*(np.concatenate(arrays) for arrays in zip(*groups, strict=True)))
 
     def quantities(self) -> dict[str, FloatArray]:
-        """Return the quantities that decide the costs of the exchange,
-        by name, with the values in the training samples.
+        """Return the quantities that decide the costs of the exchanges, by name, with their values in the training
+        samples.
         """
         each = [of_exchanges(traffic_of([m.sample])) for m in self.measured.train]
         return {name: np.concatenate([values[name] for values in each]) for name in each[0]}
@@ -203,8 +205,8 @@ MeasuredPart = MeasuredCalls | MeasuredExchange
 
 @dataclass(frozen=True)
 class Measured:
-    """All measurements: of kernel calls, of exchanges by collective (if any were measured),
-    and of the local work in mirrored steps.
+    """All measurements to which cost models are fitted: of kernel calls, of exchanges by collective (if any were
+    measured), and of mirrored steps (`local`).
     """
 
     compute: dict[Call, SplitMeasurements]
@@ -215,8 +217,8 @@ class Measured:
     def split(
         cls, calls: Sequence[Measurement[ComputeSample]], exchanges: Sequence[Measurement[CommSample]]
     ) -> "Measured":
-        """Return the successful measurements by kernel call, collective and split;
-        exchanges that no measured sharding type needs are left out.
+        """Return the successful measurements grouped by kernel call, collective and split.
+        Exchanges that no measured sharding type needs are left out.
 
         All-to-alls and input dists are always kept.
         """
@@ -241,8 +243,8 @@ class Measured:
         calls: Collection[Call] | None,
         exchanges: Collection[Collective] = (Collective.ALL_TO_ALL,),
     ) -> "Measured":
-        """Read the kernel calls, exchanges and local work of all directories;
-        `calls=None` reads all kinds of kernel calls.
+        """Read the measured kernel calls, exchanges and mirrored steps of all directories.
+        If `calls` is None, all types of kernel calls are read.
 
         Raises:
             UserError: a split has no column-wise samples, no samples of a named call or no samples of one of
@@ -272,7 +274,8 @@ class Measured:
         return replace(measured, local=local)
 
     def fittable(self, known: Collection[str]) -> "Measured":
-        """Return the measurements without parts that have an empty split; parts named in `known` are kept.
+        """Return the measurements without the parts of a step that lack samples in a split.
+        Parts named in `known` are kept.
 
         The models of `known` parts exist already and can be adjusted to any samples.
         """
@@ -299,7 +302,7 @@ class Measured:
 
     @property
     def level(self) -> "Measured":
-        """The measurements for fitting, with the times of kernel calls corrected to one speed of the machine.
+        """The measurements for fitting, with the times of kernel calls corrected for changes of the machine's speed.
 
         Exchanges are not corrected, because they vary much more than the machine's speed. Errors of models are computed
         from the uncorrected measurements.
@@ -329,29 +332,33 @@ class Measured:
 
     @property
     def all_to_alls(self) -> SplitMeasurements:
-        """The all-to-alls, which column-wise tables need."""
+        """The measured all-to-alls, in which column-wise tables exchange embeddings and gradients."""
         return self.comm.get(Collective.ALL_TO_ALL, SplitMeasurements.of(()))
 
     @property
     def batch_sizes(self) -> set[int | None]:
-        """The set of batch sizes of `columns` and `all_to_alls`."""
+        """The batch sizes of the measured column-wise kernel calls and all-to-alls."""
         return {m.sample.batch_size for samples in (self.columns, self.all_to_alls) for m in samples.everything}
 
     @property
     def slowness(self) -> tuple[float, float] | None:
-        """The minimum and maximum slowness of the machine during kernel calls; None if the slowness is unknown."""
+        """The smallest and the largest slowness of the machine during the kernel calls (1 is the typical speed); None
+        if the slowness is unknown.
+        """
         return slowness_between([m for samples in self.compute.values() for m in samples.everything])
 
     @property
     def sizes(self) -> dict[str, dict[str, int]]:
-        """The number of samples in each split, by name of the part; column-wise tables and all-to-alls are left out."""
+        """The number of samples in each split, by name of the part of a step.
+        Column-wise kernel calls and all-to-alls are left out.
+        """
         others = {p.name: p.measured.sizes for p in self.parts if p.name not in (COMPUTE, FORWARD, BACKWARD)}
         return others | ({FRAMEWORK: self.local.sizes} if self.local.everything else {})
 
 
 def _numbered(directories: Sequence[Sequence[Measurement[Sample]]]) -> list[Measurement[Sample]]:
-    """Join the measurements of all directories, and number the samples uniquely;
-    both passes of a sample have the same number.
+    """Join the measurements of all directories, and give each sample a new, unique number.
+    Both measurements of a sample that was measured twice keep a common number.
     """
     joined: list[Measurement[Sample]] = []
     for measurements in directories:
@@ -406,7 +413,7 @@ def _check_splits(drawn: Sequence[tuple[Table, str]], where: str) -> None:
 
 
 def _of_call(call: Call) -> str:
-    """Return the plural name of a kind of samples for errors, such as "compute samples of row_wise tables"."""
+    """Return how errors name the samples of a type of kernel call, such as "compute samples of row_wise tables"."""
     words = [] if LAYOUTS[call.form].free else [call.form.value]
     words += [] if call.pooled else ["sequence"]
     of_tables = f" of {' '.join(words)} tables" if words else ""

@@ -36,8 +36,8 @@ class ComputeNetwork(nn.Module):
 
 
 def segment_sums(values: torch.Tensor, segments: torch.Tensor, num_segments: int) -> torch.Tensor:
-    """Return the sum of the values of each segment, (B, K);
-    `segments` (N,) has the segment of each row of `values` (N, K).
+    """Return the sum of `values` (N, K) over the rows of each segment, (B, K); `segments` (N,) has the index of the
+    segment of each row.
 
     If a linear layer precedes a sum, it is cheaper to sum first: the layer then sees B rows instead of N.
     """
@@ -80,14 +80,16 @@ class MonotoneNetwork(nn.Module):
         """Return the outputs (..., outputs) of the network for inputs (..., F)."""
         hidden = inputs
         for i, (layer, sign) in enumerate(zip(self._layers, self._signs, strict=True)):
-            hidden = nn.functional.linear(torch.relu(hidden) if i else hidden, _kept(layer.weight, sign), layer.bias)
+            hidden = nn.functional.linear(
+                torch.relu(hidden) if i else hidden, _with_sign(layer.weight, sign), layer.bias
+            )
         return hidden
 
     def to_mlp(self) -> Mlp:
         """Return the trained layers as a plain network for inference."""
         with torch.no_grad():
             for layer, sign in zip(self._layers, self._signs, strict=True):
-                layer.weight.copy_(_kept(layer.weight, sign))
+                layer.weight.copy_(_with_sign(layer.weight, sign))
         return to_mlp(self.network)
 
     def load(self, mlp: Mlp) -> None:
@@ -98,7 +100,7 @@ class MonotoneNetwork(nn.Module):
         """
         for layer, sign, columns, bias in zip(self._layers, self._signs, mlp.weights, mlp.biases, strict=True):
             weight = torch.from_numpy(columns.T.copy())
-            if (_kept(weight, sign) != weight).any():
+            if (_with_sign(weight, sign) != weight).any():
                 raise UserError(
                     "init-weight-signs",
                     "a cost model of init has weights of the wrong sign",
@@ -116,6 +118,6 @@ def alternating(count: int) -> torch.Tensor:
     return 1 - 2 * (torch.arange(count) % 2).to(torch.float32)
 
 
-def _kept(weight: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
-    """Return the weights with 0 in place of each weight that has the wrong sign."""
+def _with_sign(weight: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
+    """Return the weights, with 0 in place of each weight whose sign is opposite to `sign`."""
     return weight * (weight.detach() * sign >= 0)

@@ -1,4 +1,4 @@
-"""Fit cost models of the paper's kind, with the published layer widths (NeuroShard, section 3.2)."""
+"""Fit the cost models of the paper, with the published layer widths (NeuroShard, section 3.2)."""
 
 from dataclasses import dataclass, field
 from typing import Any

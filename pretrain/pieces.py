@@ -1,4 +1,6 @@
-"""Take cost models apart into one model per part of a step, scale these models, and put them together again."""
+"""Functions that split cost models into one model for each part of a step, scale these models, and combine them to cost
+models again.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,8 +25,8 @@ _LEAST_SAMPLES = 4
 
 
 def pieces_of(models: CostModels) -> Pieces:
-    """Return the model of each part of a step, by name of the part,
-    without the exchange models and the host link of a datasheet.
+    """Return the model of each part of a step, by name of the part, except models of exchanges and of the link to the
+    host that come from a datasheet.
     """
     compute = models.compute
     calls: dict[Any, Any] = compute.by_call if isinstance(compute, KernelModels) else {COLUMN_WISE_CALL: compute}
@@ -38,8 +40,8 @@ def pieces_of(models: CostModels) -> Pieces:
 
 
 def given_exchanges(models: CostModels) -> dict[str, CommModel]:
-    """Return the exchange models that come from a datasheet, by part;
-    each model predicts all collectives of its direction.
+    """Return the exchange models that come from a datasheet, by name of the direction.
+    Each model predicts all collectives of its direction.
     """
     exchanges = {FORWARD: models.forward, BACKWARD: models.backward, INPUT: models.input}
     return {name: model for name, model in exchanges.items() if model is not None and model.arithmetic}
@@ -53,7 +55,8 @@ def by_part(models: CostModels) -> Pieces:
 def assembled(
     pieces: Pieces, batch_size: int | None, host: HostLink | None, given: Mapping[str, CommModel]
 ) -> CostModels:
-    """Return cost models that consist of the models in `pieces` and in `given`.
+    """Combine models of single parts of a step to a `CostModels`: the models in `pieces`, and the exchange models of a
+    datasheet in `given`.
 
     Args:
         pieces: models by part; column-wise calls are required, and so are all-to-alls that `given` lacks.
@@ -65,13 +68,13 @@ def assembled(
     compute = calls[COLUMN_WISE_CALL] if len(calls) == 1 and host is None else KernelModels(calls, host)
     alone = all(LAYOUTS[call.form].free for call in calls)
     both = [name for name in (FORWARD, BACKWARD) if name in pieces]
-    exchanges = {name: pieces[name] if alone else _in_direction(name, pieces) for name in both} | {**given}
+    exchanges = {name: pieces[name] if alone else _combined(name, pieces) for name in both} | {**given}
     before, framework = given.get(INPUT, pieces.get(INPUT)), pieces.get(FRAMEWORK)
     return CostModels(compute, exchanges[FORWARD], exchanges[BACKWARD], batch_size, input=before, framework=framework)
 
 
-def _in_direction(direction: str, pieces: Pieces) -> CommModel:
-    """Return one model of all collectives in the direction `direction`, from the models of single collectives.
+def _combined(direction: str, pieces: Pieces) -> CommModel:
+    """Combine the models of single collectives in `pieces` to one model of all exchanges in the direction `direction`.
 
     The model serves the sharding types whose exchanges all have models. Exchanges within and between hosts
     (`host_exchanges`) are not required.
@@ -90,8 +93,8 @@ def _in_direction(direction: str, pieces: Pieces) -> CommModel:
 
 
 def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
-    """Return the models, each multiplied by the ratio of measured over predicted time:
-    the median over the training samples of the model's part.
+    """Scale each model to the speed of the measured machine: multiply it by the median ratio of measured over predicted
+    time, over the training samples of the model's part of a step.
 
     Models of parts with few or no measurements take the factor of column-wise tables, or of all-to-alls in their
     direction.
@@ -107,7 +110,7 @@ def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
 
 
 def _scaled(model: Any, factor: float) -> Any:
-    """Return a model of any kind whose predicted costs, except waiting, are multiplied by the factor."""
+    """Return a copy of a model of any kind, with all predicted times except waiting multiplied by the factor."""
     if factor == 1.0:
         return model
     if isinstance(model, ComputeEnsemble):
@@ -120,7 +123,8 @@ def _scaled(model: Any, factor: float) -> Any:
 
 
 def nearest(starts: Sequence[CostModels], parts: Sequence[MeasuredPart]) -> CostModels | None:
-    """Return the models in `starts` whose machine is most similar to this machine; None if `starts` is empty.
+    """Return the models in `starts` that come from the machine most similar to the measured machine; None if `starts`
+    is empty.
 
     The most similar machine has the smallest error on column-wise calls after its predictions are multiplied by one
     factor. If no column-wise calls were measured, the first of `starts` is returned.
@@ -131,8 +135,8 @@ def nearest(starts: Sequence[CostModels], parts: Sequence[MeasuredPart]) -> Cost
     some = columns.measured.known
 
     def error(start: CostModels) -> float:
-        """Return the error of `start` on column-wise calls,
-        after all predictions are multiplied by their typical ratio.
+        """Return the error of the models `start` on column-wise calls, after their predictions are scaled by the
+        typical ratio of measured over predicted time.
         """
         predicted = columns.predict(pieces_of(start)[COMPUTE], some)
         return predicted.relative_error(predicted.typical_ratio)

@@ -32,7 +32,7 @@ from neuroshard.words.form import call_named
 @dataclass(frozen=True)
 @checked
 class Pretrain:
-    """Everything that `neuroshard pretrain` needs: the settings, and the run itself (`run`).
+    """The settings of `neuroshard pretrain`, and the command itself (`run`).
 
     Attributes:
         data: a directory that neuroshard collect wrote, or in which evaluate or a verified search measured plans;
@@ -129,7 +129,7 @@ class Pretrain:
         after: dict[str, Predicted],
         metrics: dict[str, ModelTest],
     ) -> None:
-        """Raise UserError if the error of a part is larger than before by more than chance
+        """Raise UserError if the new models predict a part of a step worse than the earlier models, by more than chance
         explains with this number of test samples.
         """
         worse = [

@@ -31,7 +31,7 @@ _BY_CHANCE = 0.01  # probability below which a larger error of a few samples is 
 
 
 def accuracy_of(predicted_ms: FloatArray, measured_ms: FloatArray) -> Accuracy:
-    """Return the errors of predicted against measured times; both arrays are (n,), or (n, D) for times per device.
+    """Return the errors of predicted times on measured samples; both arrays are (n,), or (n, D) for times of D devices.
 
     Every device of a sample has the same weight.
     """
@@ -49,7 +49,7 @@ def accuracy_of(predicted_ms: FloatArray, measured_ms: FloatArray) -> Accuracy:
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """Result of a pretrain run: the directory of the written bundle, and the errors of its models.
+    """Result of a pretrain run: the directory of the written bundle, and the errors of the models in the bundle.
 
     Attributes:
         path: directory of the bundle.
@@ -64,7 +64,7 @@ class PretrainResult:
     left_out: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def show(self, console: Console) -> None:
-        """Print a table of the metrics, the parts without a model, and the verdict."""
+        """Print the errors of each model, the parts of a step without a model, and the verdict."""
         grid = Grid(title=f"Cost models in {self.path}, on unseen tables")
         grid.add_column("model")
         started = ("before",) if self.before else ()
@@ -89,8 +89,8 @@ class PretrainResult:
 
     @property
     def verdict(self) -> UseVerdict:
-        """The verdict on whether searches can use the models,
-        by the noise of measurements, the errors, and the errors of earlier models.
+        """The verdict on whether searches can use the models, by the noise of the measurements, the errors of the
+        models, and the errors of the models that they were fine-tuned from.
         """
         noisy = [f"{part} {self.metrics[part].noise_p90:.0%}" for part in PARTS if self._noise(part) > FIT_NOISE]
         if noisy:
@@ -110,11 +110,11 @@ class PretrainResult:
 
     @property
     def _compared(self) -> UseVerdict:
-        """The verdict from a comparison of the new models with the models that they were fitted from,
-        if there are such models.
+        """The verdict from comparing the new models with the models that they were fine-tuned from; positive if there
+        are no such models.
         """
-        worse = [part for part in self._again if self.metrics[part].test.mape > _WORSE * self.before[part]]
-        better = [part for part in self._again if self.before[part] > _WORSE * self.metrics[part].test.mape]
+        worse = [part for part in self._refitted_parts if self.metrics[part].test.mape > _WORSE * self.before[part]]
+        better = [part for part in self._refitted_parts if self.before[part] > _WORSE * self.metrics[part].test.mape]
         if worse and not better:
             return UseVerdict(
                 False,
@@ -133,15 +133,17 @@ class PretrainResult:
         return UseVerdict(True, f"on unseen tables the error of predictions is below {_FIT_ERROR:.0%}")
 
     @property
-    def _again(self) -> list[str]:
-        """The names of the parts that have a model both before and after the run."""
+    def _refitted_parts(self) -> list[str]:
+        """The names of the parts of a step for which both the new models and the earlier models have errors."""
         return [part for part in self.metrics if part in self.before]
 
     def _noise(self, part: str) -> float:
         return self.metrics[part].noise_p90 if part in self.metrics else 0.0
 
     def _errors(self, parts: list[str]) -> str:
-        """Return a list of the parts with their errors and, if known, their errors before the run, as text."""
+        """Return the parts of a step in `parts` as text, with their errors and, if known, the errors of the earlier
+        models.
+        """
         return ", ".join(
             f"{part} error {self.metrics[part].test.mape:.1%}"
             + (f", before {self.before[part]:.1%}" if part in self.before else "")
@@ -150,7 +152,7 @@ class PretrainResult:
 
 
 def _left_out(part: str, sizes: dict[str, int]) -> Message:
-    """Return the message that a part has no model, with the number of samples in each split."""
+    """Return the message that a part of a step has no model, with the number of samples in each split."""
     counts = ", ".join(f"{split} {count}" for split, count in sizes.items())
     return Message(
         "part-without-model",
@@ -162,7 +164,7 @@ def _left_out(part: str, sizes: dict[str, int]) -> Message:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predicted times, their spread over the members of an ensemble, and measured times, (n,) each.
+    """Predicted times, their standard deviation over the members of an ensemble, and measured times, (n,) each.
 
     Exchanges have one value for each device.
 
@@ -180,13 +182,13 @@ class Predicted:
 
     @classmethod
     def alone(cls, predicted_ms: FloatArray, spread_ms: FloatArray, measured_ms: FloatArray) -> "Predicted":
-        """Return the predictions, as `Predicted`, of samples that use one device each, so that no device waits."""
+        """Return a `Predicted` for samples that use one device each, so that no device waits."""
         count = len(measured_ms)
         return cls(predicted_ms, spread_ms, measured_ms, np.zeros(count), np.ones(count, dtype=np.int64))
 
     @property
     def typical_ratio(self) -> float:
-        """The median ratio of measured over predicted time, both without the time of waiting."""
+        """The median ratio of measured over predicted time, both without the time of waiting for other devices."""
         took, foreseen = (np.maximum(ms - self.wait_ms, _LEAST_MS) for ms in (self.measured_ms, self.predicted_ms))
         return float(np.median(took / foreseen))
 
@@ -195,7 +197,7 @@ class Predicted:
         return float(self._relative_errors(factor).mean())
 
     def is_beaten_by(self, other: "Predicted") -> bool:
-        """Return True if the errors of `other` are smaller by more than a tenth, and not by chance.
+        """Return True if the errors of `other` are smaller by more than a tenth, and by more than chance explains.
 
         A paired t-test decides about chance. The devices of one exchange have similar errors, so each sample counts
         once. A single sample cannot decide.
@@ -206,7 +208,7 @@ class Predicted:
 
     @property
     def _by_sample(self) -> FloatArray:
-        """The mean relative error of each sample, (s,)."""
+        """The mean relative error of the predictions of each of the s samples, (s,)."""
         return sums_of(self._relative_errors(), self.devices) / self.devices
 
     def _relative_errors(self, factor: float = 1.0) -> FloatArray:
@@ -215,8 +217,8 @@ class Predicted:
 
 
 def tested(predicted: Predicted, margin: Margin, everything: list[Measurement[Any]]) -> ModelTest:
-    """Return the test result of the model of one part,
-    from predictions of test samples and the noise of all measurements.
+    """Return the test result of the model of one part of a step, from predictions of test samples and the noise of all
+    measurements.
     """
     noise = pass_repeatability(everything)
     noise = noise if len(noise) else np.zeros(1)

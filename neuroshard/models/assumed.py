@@ -1,4 +1,6 @@
-"""Error margins to assume for cost models whose errors are unknown: the margins of measured models of the same kind."""
+"""Error margins for cost models whose own prediction errors are unknown, taken from similar models whose predictions
+were compared with measurements.
+"""
 
 from dataclasses import replace
 
@@ -15,13 +17,15 @@ _OTHER_PART = 0.3  # TorchRec's work, by `cpu` and `h100`: 0.09 to 0.57
 
 
 def has_own_margins(cost: Cost) -> bool:
-    """Return True if the margins of kernels and exchanges come from the cost models; False if a margin is missing."""
+    """Return True if the cost has an error margin for kernels, forward exchanges and backward exchanges; False if any
+    of these margins is missing.
+    """
     return all(part.margin is not None for part in cost.parts if part.name in PARTS)
 
 
 def with_assumed_margins(cost: Cost, models: CostModels) -> Cost:
-    """Return the cost with an error margin for every part:
-    the margin that the part has, or else the margin that is assumed for models of this kind.
+    """Return the cost with typical error margins (`assumed_share`) added to the parts of the step, such as kernels or
+    exchanges, that have no margin. A cost whose total has a margin is returned unchanged.
     """
     if cost.margin is not None:
         return cost
@@ -36,7 +40,9 @@ def _with_margin(part: Part, models: CostModels) -> Part:
 
 
 def assumed_share(part: str, models: CostModels) -> float:
-    """Return the margin to assume for a part of a step if the margin is unknown, as a share of the predicted ms."""
+    """Return a typical error margin for one part of a step, as a share of the predicted ms: for example 0.25 for
+    "forward", if the model of forward exchanges was fitted to measurements.
+    """
     if part == COMPUTE:
         return _KERNEL_DATASHEET if models.compute.arithmetic else _KERNEL_NETWORK
     if part in (FORWARD, BACKWARD):

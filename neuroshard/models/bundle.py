@@ -1,4 +1,5 @@
-"""Bundles, which store cost models on disk: `bundle.json` describes the models, and another file has the weights.
+"""Bundles: directories that store cost models on disk, with the description in `bundle.json` and the weights in another
+file.
 
 A bundle is one unit. The file of weights is named by the hash of its content; `bundle.json` names it and is written
 last: replacing it replaces the whole bundle at once, whenever a run ends and whatever else is in the directory.
@@ -47,7 +48,7 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Errors of predicted times against measured times, as several metrics.
+    """Prediction errors of a cost model on measured samples: mean squared error, MAPE and Kendall's tau.
 
     Attributes:
         samples: number of samples.
@@ -83,8 +84,8 @@ class ModelTest:
 
 @dataclass(frozen=True)
 class ModelTests:
-    """Test results of cost models: of kernel calls of column-wise tables,
-    of all-to-alls in both directions, and of other parts by name in `others`.
+    """Test results of the cost models in a bundle: of kernel calls of column-wise tables, of forward and backward
+    all-to-alls, and of other parts of a step by name in `others`.
 
     `forward` and `backward` are None if exchanges were not measured: a datasheet predicts them.
     """
@@ -96,7 +97,9 @@ class ModelTests:
 
     @classmethod
     def of(cls, tests: dict[str, ModelTest]) -> "ModelTests":
-        """Return `tests`, the test results of all parts by name of the part, as a `ModelTests`."""
+        """Return a `ModelTests` with the test results in `tests`, a dict by name of the part of a step, such as
+        "forward".
+        """
         return cls(**fields_of(tests))
 
 
@@ -153,8 +156,8 @@ class _Models:
 
 @dataclass(frozen=True)
 class _Content:
-    """The content of `bundle.json`: first the model card, which is for people;
-    then the settings of the models, which are for programs.
+    """The content of `bundle.json`: the model card, which people read, followed by the settings from which programs
+    rebuild the models.
 
     `weights` is the SHA-256 of the file of weights.
     """
@@ -169,8 +172,8 @@ class _Content:
 
 
 def check_place(path: Path) -> None:
-    """Raise UserError if a bundle cannot be written to the directory `path`,
-    because the directory is not writable or has a `bundle.json` of another kind or version.
+    """Raise UserError if a bundle cannot be written to the directory `path`, because the directory is not writable or
+    already has a `bundle.json` of an unknown format.
     """
     if path.exists() and not path.is_dir():
         raise UserError(
@@ -223,8 +226,8 @@ def save_bundle(path: Path, models: "CostModels", card: Card) -> None:
 
 
 def read_bundle(path: Path) -> tuple[dict[str, Any], Card, str]:
-    """Return the models and the card of a bundle that `save_bundle` wrote.
-    All are of the same bundle, even if another process replaces the bundle meanwhile.
+    """Return the models, the model card and the SHA-256 of a bundle that `save_bundle` wrote.
+    All three belong to the same bundle, even if another process replaces the bundle meanwhile.
 
     Returns:
         The fields of `CostModels` by name, the card, and the SHA-256 of `bundle.json`.

@@ -1,5 +1,5 @@
-"""Cost models of exchanges: the network of the papers, a network for any number of devices,
-and a model that consists of one model for each collective.
+"""Cost models of the exchanges between devices: the network of the papers for a fixed number of devices, a network for
+any number of devices, and a model that combines one model for each collective.
 """
 
 from dataclasses import dataclass
@@ -37,8 +37,8 @@ NUM_FEATURES = len(FEATURE_SIGNS)
 
 @dataclass(frozen=True)
 class FreeComm(CommModel):
-    """Model of exchanges that take no time, apart from waiting,
-    because the costs of these exchanges are counted elsewhere or left out on purpose.
+    """Model in which exchanges take no time except the wait for the straggler.
+    It is used if the costs of exchanges are counted elsewhere or left out on purpose.
     """
 
     collectives = IN_STEP
@@ -51,8 +51,8 @@ class FreeComm(CommModel):
 
 @dataclass(frozen=True)
 class NeuralComm(Stored, CommModel):
-    """The network of the papers, which predicts the exchange time of every device from the
-    columns and the start delays of all devices.
+    """The network of the papers: it predicts the exchange time of every device from the columns that each device sends
+    and from the start delays of all devices.
 
     Devices are alike. So the devices are sorted by start delay, then by columns, before the network predicts their
     transfers, and the predictions are put back into the original order: a permutation of the devices permutes their
@@ -67,8 +67,8 @@ class NeuralComm(Stored, CommModel):
     scale_ms: Scale
 
     def check(self) -> None:
-        """Raise ValueError if the network does not have 2 D inputs and D outputs for some number of devices D,
-        or if costs could overflow.
+        """Raise ValueError if the network does not have 2 D inputs and D outputs for some number of devices D, or if
+        predicted costs could overflow.
         """
         if self.network.widths[0] != 2 * self.network.widths[-1]:
             raise ValueError(
@@ -91,8 +91,8 @@ class NeuralComm(Stored, CommModel):
 
 
 def comm_inputs(traffic: Traffic, wait_ms: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Return the inputs of `NeuralComm` for B exchanges,
-    from their traffic and from the waits of the devices, (B, D) ms.
+    """Return the order in which `NeuralComm` sorts the devices of each of B exchanges, and the input features of the
+    network. `wait_ms` (B, D) is the time for which each device waits for the straggler.
 
     Returns:
         the order (B, D) in which devices are sorted; and the features (B, 2 D) of the sorted devices: the columns of
@@ -150,15 +150,15 @@ class SetComm(Stored, CommModel):
         return transfer.reshape(wait_ms.shape)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Return the transfers as sums of segments. The result is exact,
-        because the transfers of this model consist of segments.
+        """Return the transfer time of each device as a sum of segments (`Outline`), from which the times at many start
+        delays are computed quickly. The result is exact, because this model itself adds up segments.
         """
         segments = self._segments_ms(traffic).reshape(*traffic.size_bytes.shape[:2], -1)
         share = np.concatenate([np.ones(1), self.share])
         return Outline(segments, share, np.concatenate([np.zeros((1, NUM_WAITS)), self.lead]))
 
     def _segments_ms(self, traffic: Traffic) -> FloatArray:
-        """Return the ms of the 1 + G segments of every device's transfer, (B D, 1 + G)."""
+        """Return the 1 + G segments, in ms, that make up the transfer time of each device, (B D, 1 + G)."""
         features = set_features(traffic)
         if self.sees_hosts:
             features = np.concatenate([features, host_features(traffic)], axis=2)
@@ -174,8 +174,8 @@ class SetComm(Stored, CommModel):
         return len(self.normaliser.shift) > NUM_FEATURES
 
     def check(self) -> None:
-        """Raise ValueError if the network does not fit the number of features or of segments,
-        if a share is invalid, or if costs could overflow.
+        """Raise ValueError if the layers of the network do not fit the number of features and segments, if the shares
+        of the segments are invalid, or if predicted costs could overflow.
         """
         widths = self.network.widths
         seen = NUM_FEATURES + len(HOST_SIGNS) * (widths[0] > NUM_FEATURES)
@@ -188,7 +188,7 @@ class SetComm(Stored, CommModel):
 
 
 def set_features(traffic: Traffic) -> FloatArray:
-    """Return the features of every device in B exchanges, (B, D, F), from the traffic of these exchanges.
+    """Return the input features of `SetComm` for every device in B exchanges, (B, D, F), computed from the traffic.
 
     All features except the batch size and the number of devices are logarithms of amounts of data, which grow with the
     traffic of every device.
@@ -205,8 +205,8 @@ def set_features(traffic: Traffic) -> FloatArray:
 
 
 def host_features(traffic: Traffic) -> FloatArray:
-    """Return three features of each device in B exchanges, (B, D, 3):
-    logarithms of the bytes that cross the links of hosts.
+    """Return three further input features of `SetComm` for each device in B exchanges, (B, D, 3): logarithms of the
+    bytes that cross the links between hosts.
 
     The three are the bytes out of the device's own host, the bytes into that host, and the bytes over the busiest link
     of any host. All are 0 if one host has all devices.
@@ -223,8 +223,8 @@ def host_features(traffic: Traffic) -> FloatArray:
 
 
 def in_logarithms(amounts: tuple[FloatArray, ...], batch_size: IntArray, devices: int) -> FloatArray:
-    """Return the features (..., F): the logarithms of `amounts`,
-    which have shape (...,) each, of `batch_size` and of the number of devices.
+    """Return the input features of `SetComm`, (..., F): the logarithms of the arrays in `amounts`, which have shape
+    (...,) each, of the batch size and of the number of devices.
     """
     features = np.empty((*amounts[0].shape, NUM_FEATURES))
     for f, amount in enumerate(amounts):
@@ -241,8 +241,8 @@ COMM_KINDS: dict[str, Any] = {model.kind: model for model in (NeuralComm, SetCom
 
 @dataclass(frozen=True)
 class ExchangeSettings:
-    """Settings of `ExchangeModels` in a bundle: the model of each collective,
-    and the families of sharding types whose exchanges are all known.
+    """Settings of `ExchangeModels` as stored in a bundle: the model of each collective, and the families of sharding
+    types (`Form`) whose exchanges the models can all predict.
     """
 
     exchanges: Annotated[dict[str, Described], Meta(min_length=1, max_length=len(Collective))]
@@ -252,7 +252,7 @@ class ExchangeSettings:
 @dataclass(frozen=True)
 class ExchangeModels(Stored, CommModel):
     """Model of all exchanges in one direction, with a model for each collective.
-    Exchanges follow one another, in the order of `Collective`.
+    The exchanges run one after the other, in the order of `Collective`.
 
     A device begins an exchange when it has ended the previous exchange, so devices do not wait twice for the same
     delay. Starts and ends are related as in every single model: if a device starts later, no device ends
@@ -271,7 +271,7 @@ class ExchangeModels(Stored, CommModel):
 
     @property
     def forms(self) -> Forms:
-        """The families of sharding types whose exchanges the models can predict."""
+        """The families of sharding types (`Form`) whose exchanges the models can predict."""
         return self.serves
 
     @property
@@ -287,8 +287,8 @@ class ExchangeModels(Stored, CommModel):
         return self.exchanges[Collective.ALL_TO_ALL].num_devices
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
-        """Return how near published measurements are to the traffic, taken from the collective with the least coverage;
-        None if all models are fitted to measurements.
+        """Return how near published measurements are to the traffic (`Coverage`), for the collective that is farthest
+        from such measurements. None if all models were fitted to measurements.
         """
         each = (model.coverage(traffic.alone(collective)) for collective, model in self.exchanges.items())
         return max((known for known in each if known is not None), default=None)
@@ -298,32 +298,34 @@ class ExchangeModels(Stored, CommModel):
         return self.exchanges[Collective.ALL_TO_ALL]
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the ms from the start of the straggler to the end of all exchanges on each device, (B, D)."""
-        if _of_columns(traffic):
+        """Predict the ms from the moment at which the straggler starts until each device has ended all exchanges, (B,
+        D).
+        """
+        if _only_all_to_alls(traffic):
             return self._all_to_all.transfer_ms(traffic, wait_ms)
         return self.predict(traffic, -wait_ms) - wait_ms
 
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> Chain:
-        """Predict the time of each collective that carries any bytes; the collectives follow one another.
+        """Predict the time of each collective that carries any bytes, if the collectives run one after the other.
 
         The first of them includes the wait for the straggler. If none carries any, only that wait is left.
         """
-        if _of_columns(traffic):
+        if _only_all_to_alls(traffic):
             return self._all_to_all.chain(traffic, start_ms)
         each_ms: dict[Collective, FloatArray] = {}
         taken = np.zeros_like(start_ms)
         for collective, model in self.exchanges.items():
             if traffic.sent_bytes(collective).any():
-                each_ms[collective] = _one_ms(model, traffic, collective, start_ms + taken)
+                each_ms[collective] = _collective_ms(model, traffic, collective, start_ms + taken)
                 taken = taken + each_ms[collective]
         return Chain(np.maximum(taken, waits(start_ms)), each_ms)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Return the exchanges as sums of segments: the segments of the all-to-all,
-        and one more segment, which waits do not shorten, for all later collectives.
+        """Return the total transfer time as a sum of segments (`Outline`): the segments of the all-to-all, plus one
+        segment for all later collectives, which waits do not shorten.
         """
         first = self._all_to_all.outline(traffic)
-        if _of_columns(traffic):
+        if _only_all_to_alls(traffic):
             return first
         together = np.zeros(traffic.size_bytes.shape[:2])
         rest = self.transfer_ms(traffic, together) - self._all_to_all.transfer_ms(traffic, together)
@@ -336,7 +338,9 @@ class ExchangeModels(Stored, CommModel):
         return {name_of(collective): model for collective, model in self.exchanges.items()}
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields of the model that are not tensors, as values for JSON."""
+        """Return the settings of the model, which are all fields that are not tensors, as values that
+        JSON can store.
+        """
         return {"exchanges": described(self._named), "serves": sorted(self.serves)}
 
     def tensors(self) -> Tensors:
@@ -345,8 +349,8 @@ class ExchangeModels(Stored, CommModel):
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "ExchangeModels":
-        """Return the model with the given settings and tensors,
-        which the methods `settings` and `tensors` of a model returned.
+        """Rebuild and return the model whose methods `settings()` and `tensors()` returned these `settings` and
+        `tensors`.
         """
         plain = parse(settings, ExchangeSettings, "settings")
         models = {
@@ -357,12 +361,12 @@ class ExchangeModels(Stored, CommModel):
         return cls({collective: models[collective] for collective in sorted(models)}, frozenset(plain.serves))
 
 
-def _of_columns(traffic: Traffic) -> bool:
+def _only_all_to_alls(traffic: Traffic) -> bool:
     """Return True if the only collectives in the traffic are all-to-alls, as in the traffic of column-wise tables."""
     return traffic.collectives == (Collective.ALL_TO_ALL,)
 
 
-def _one_ms(model: CommModel, traffic: Traffic, collective: Collective, start_ms: FloatArray) -> FloatArray:
+def _collective_ms(model: CommModel, traffic: Traffic, collective: Collective, start_ms: FloatArray) -> FloatArray:
     """Predict the time of one collective on each device, (B, D) ms.
     Groups of devices that exchange nothing take 0 ms, and do not wait.
     """

@@ -1,4 +1,4 @@
-"""Compute models, which predict kernel times, fitted to measurements.
+"""Cost models of kernel times (compute models) that are fitted to measurements.
 
 `AdditiveCompute` adds up a cost of each table and corrects the sum; `NeuralCompute` is the papers' network;
 `RegressionCompute` is a linear regression; `ComputeEnsemble` is the mean of several models.
@@ -36,8 +36,8 @@ _LARGEST_WEIGHT = 1e9  # ms; with it, sums over tables stay finite in fp32, what
 
 @dataclass(frozen=True)
 class AdditiveCompute(Stored, SumModel):
-    """A `SumModel` that adds up the costs of the tables in a kernel call,
-    and corrects this sum by a head with one hidden layer, whose input is a sum of vectors over the tables.
+    """Additive model of kernel times: it adds up the costs of the tables in a kernel call, plus corrections for
+    interactions between the tables. A head with one hidden layer computes the corrections from summed table vectors.
 
     Each table has 1 + K amounts. An amount is a weighted sum of the bytes and lookups that a kernel moves
     (`FeatureSet.amounts`), which extrapolates beyond the samples, plus a number whose logarithm the network gives,
@@ -65,7 +65,8 @@ class AdditiveCompute(Stored, SumModel):
     scale_ms: Scale
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the vector of each load, (n, 1 + K): the cost of the table by itself, and K amounts.
+        """Return a vector for each of n shards (`loads`), (n, 1 + K): the cost of the shard by itself, and K amounts
+        from which interactions between shards are computed.
 
         Amounts that add to the cost only up to a limit are negative.
         """
@@ -77,8 +78,8 @@ class AdditiveCompute(Stored, SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that turns summed vectors into ms: the first sum, which adds up the costs of single tables,
-        counts as it is, and the other K sums pass through the hidden layer.
+        """The head that turns the summed vectors of a call's shards into ms: the first element, which is the sum of the
+        shards' own costs, counts unchanged, and the other K elements pass through the hidden layer.
         """
         bias = np.concatenate([np.zeros(1, np.float32), self.bias])
         weight = np.concatenate([np.ones(1, np.float32), self.weight])
@@ -99,8 +100,8 @@ class AdditiveCompute(Stored, SumModel):
 
 @dataclass(frozen=True)
 class ByWidestCompute(AdditiveCompute):
-    """An additive model of kernel calls that take less time if no table in the call is wider
-    than a limit (`NarrowCalls`).
+    """Additive model that also predicts how much faster a kernel call is if no table in the call is wider than certain
+    limits (`NarrowCalls`).
 
     Attributes:
         kernel_widths: (W,) rising limits.
@@ -113,15 +114,15 @@ class ByWidestCompute(AdditiveCompute):
     saved: Annotated[Float32Array, TensorField("saved")]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the vector of each load, (n, 1 + K + W): the vector of the additive model,
-        and the savings of the load in calls without tables wider than each of W limits.
+        """Return a vector for each of n shards (`loads`), (n, 1 + K + W): the vector of the additive model, and W
+        savings, which count if no table in the call is wider than each of W limits.
         """
         amounts = super().embed(loads)
         return np.concatenate([amounts, self._narrow.saved_of(amounts[:, 0], loads.dim)], axis=1)
 
     @property
     def head(self) -> ReluHead:
-        """The head of the additive model, extended so that the savings of narrow calls are subtracted."""
+        """The head of the additive model, extended so that the savings of calls without wide tables are subtracted."""
         return self._narrow.less_saved(super().head)
 
     @property
@@ -129,8 +130,8 @@ class ByWidestCompute(AdditiveCompute):
         return NarrowCalls(self.kernel_widths, self.saved)
 
     def check(self) -> None:
-        """Raise ValueError if the additive model is invalid,
-        if the widths do not rise, or if a share is not between 0 and 1.
+        """Raise ValueError if the additive model is invalid, if the width limits do not rise, or if a saved share is
+        not between 0 and 1.
         """
         super().check()
         widths, saved = np.array(self.kernel_widths), self.saved
@@ -148,7 +149,7 @@ class EnsembleSettings:
 @dataclass(frozen=True)
 class ComputeEnsemble(Stored, SumModel):
     """Ensemble that predicts the mean of several additive models, which were fitted from different initial weights.
-    The mean of sums over tables is again a sum over tables.
+    Because each member is a sum over tables, the mean of the members is also a sum over tables.
 
     The vector of a load is the concatenation of the members' vectors. The head weights each member's part equally.
     """
@@ -158,14 +159,14 @@ class ComputeEnsemble(Stored, SumModel):
     members: tuple[AdditiveCompute, ...]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the vector of each load, (n, H): the vectors of all members, concatenated.
+        """Return a vector for each of n shards (`loads`), (n, H): the concatenated vectors of all members.
         H is the sum of the widths of the members' vectors.
         """
         return np.concatenate([member.embed(loads) for member in self.members], axis=1)
 
     @cached_property
     def head(self) -> ReluHead:
-        """The head of the ensemble: the heads of all members side by side, with equal weights."""
+        """The head of the ensemble: the concatenated heads of all members, with equal weights."""
         heads = [member.head for member in self.members]
         share = 1 / len(heads)
         return ReluHead(
@@ -176,12 +177,14 @@ class ComputeEnsemble(Stored, SumModel):
         )
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """Return the standard deviation of the members' predictions for each of B sets of loads, (B,) ms."""
+        """Return the standard deviation of the members' predictions for each of B kernel calls, (B,) ms."""
         spread: FloatArray = np.std([member.predict(sets) for member in self.members], axis=0)
         return spread
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields of the model that are not tensors, as values for JSON."""
+        """Return the settings of the model, which are all fields that are not tensors, as values that
+        JSON can store.
+        """
         return {"members": [member.settings() for member in self.members]}
 
     def tensors(self) -> Tensors:
@@ -190,8 +193,8 @@ class ComputeEnsemble(Stored, SumModel):
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "ComputeEnsemble":
-        """Return the model with the given settings and tensors,
-        which the methods `settings` and `tensors` of a model returned.
+        """Rebuild and return the ensemble whose methods `settings()` and `tensors()` returned these `settings` and
+        `tensors`.
         """
         members = parse(settings, EnsembleSettings, "settings").members
         kinds = (ByWidestCompute if "kernel_widths" in member else AdditiveCompute for member in members)
@@ -201,8 +204,8 @@ class ComputeEnsemble(Stored, SumModel):
 
 @dataclass(frozen=True)
 class RegressionCompute(Stored, SumModel):
-    """Linear regression of kernel times: a weighted sum of the amounts of all tables in a call,
-    plus the fixed cost of a call.
+    """Linear regression of kernel times: a weighted sum of features such as lookups and bytes, added up over the tables
+    in a kernel call, plus a fixed cost per call.
 
     Attributes:
         weight: (F,) ms for a unit of each amount (`FeatureSet.amounts`); not negative, so that a table that moves more
@@ -217,13 +220,13 @@ class RegressionCompute(Stored, SumModel):
     offset_ms: Annotated[FloatArray, TensorField("offset_ms", np.float64)]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the time of each load in ms, as a vector with one number, (n, 1)."""
+        """Return the cost of each of n shards (`loads`) in ms, as vectors with one element, (n, 1)."""
         cost = self.features.amounts(self.features(loads)) @ self.weight
         return cost[:, None].astype(np.float32)
 
     @property
     def head(self) -> ReluHead:
-        """The head that adds the fixed cost of a call to the sum of the tables' costs."""
+        """The head that adds the fixed cost of a kernel call to the sum of the costs of its shards."""
         return ReluHead(self.offset_ms.astype(np.float32), np.ones(1, np.float32), 0.0, 1.0)
 
     def check(self) -> None:
@@ -239,8 +242,8 @@ class RegressionCompute(Stored, SumModel):
 
 @dataclass(frozen=True)
 class NeuralCompute(Stored, SumModel):
-    """The network of the papers (NeuroShard, section 3.2):
-    a network for each table, a sum over the tables, and a head network with one hidden layer.
+    """The compute model of the papers (NeuroShard, section 3.2): a network encodes each table, the encodings are
+    summed, and a head network with one hidden layer predicts the time from the sum.
 
     The outputs of the head network are multiples of `scale_ms`. A table's vector is the output of the table network,
     multiplied with the first layer of the head network. The sum of such products is the product with the sum, so the
@@ -264,12 +267,14 @@ class NeuralCompute(Stored, SumModel):
         check_bounded(self.normaliser, self.table_network, self.head_network)
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the vector of each load, (n, H); H is the width of the first layer of the head network."""
+        """Return a vector for each of n shards (`loads`), (n, H): the output of the table network, multiplied by the
+        first layer of the head network. H is the width of this layer.
+        """
         embedded = self.table_network(self.normaliser(self.features(loads)))
         return embedded @ self.head_network.weights[0]
 
     @property
     def head(self) -> ReluHead:
-        """The head network without the multiplication by its first layer, which `embed` has done already."""
+        """The head network without its first matrix multiplication, which `embed` has already done."""
         weight = np.ascontiguousarray(self.head_network.weights[1][:, 0])
         return ReluHead(self.head_network.biases[0], weight, float(self.head_network.biases[1][0]), self.scale_ms)

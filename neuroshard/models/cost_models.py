@@ -1,4 +1,6 @@
-"""The cost models of one type of hardware, and how to load these models by name or by the path of a bundle."""
+"""The cost models of one type of hardware, and functions that load cost models by name or from the directory of a
+bundle.
+"""
 
 import os
 from collections.abc import Mapping
@@ -38,21 +40,23 @@ Samples_contra = TypeVar("Samples_contra", contravariant=True)
 
 
 class Learner(Protocol[Samples_contra]):
-    """Interface of objects that fit cost models to measurements; the type variable is the type of the measurements."""
+    """Interface of objects that fit cost models to measurements.
+    The type variable is the type of the measurements that the object accepts.
+    """
 
     def check(self, start: "CostModels") -> None:
         """Raise UserError if this learner cannot fine-tune the models in `start`."""
 
     def learned(self, samples: Samples_contra, start: "CostModels | None" = None) -> "CostModels":
-        """Fit cost models to the samples, from scratch or from the models in `start`,
-        and return the models with margins.
+        """Fit cost models to the measurements in `samples`, from scratch or starting from the models in `start`.
+        Return the fitted models with their error margins.
         """
 
 
 @dataclass(frozen=True)
 class CostModels:
-    """A set of cost models for the parts of a step:
-    kernels, forward and backward exchanges, and other parts, with margins and provenance.
+    """The cost models of one type of hardware: models of kernels, of forward and backward exchanges, and of other parts
+    of a training step, with error margins and provenance.
 
     Attributes:
         batch_size: the only global batch size that the models know; None if they know every batch size.
@@ -101,7 +105,7 @@ class CostModels:
         object.__setattr__(self, "origin", Origin.of(self, kept))
 
     def with_compute(self, model: ComputeModel, margins: Margin | None = None) -> "CostModels":
-        """Return these cost models with `model` as the model of kernel times.
+        """Return a copy of these cost models in which `model` predicts the kernel times.
 
         Facts about the replaced model are dropped: its margins, ranges and provenance, and so the name and digest of
         the whole set.
@@ -113,19 +117,21 @@ class CostModels:
         return self._with(COMPUTE, model, margins)
 
     def with_forward(self, model: CommModel, margins: Margin | None = None) -> "CostModels":
-        """Return these cost models with `model` as the model of the forward exchanges (embeddings),
-        as `with_compute` does for kernels.
+        """Return a copy of these cost models in which `model` predicts the forward exchanges (of embeddings); arguments
+        as in `with_compute`.
         """
         return self._with(FORWARD, model, margins)
 
     def with_backward(self, model: CommModel, margins: Margin | None = None) -> "CostModels":
-        """Return these cost models with `model` as the model of the backward exchanges (gradients),
-        as `with_compute` does for kernels.
+        """Return a copy of these cost models in which `model` predicts the backward exchanges (of gradients); arguments
+        as in `with_compute`.
         """
         return self._with(BACKWARD, model, margins)
 
     def with_input(self, model: CommModel, margins: Margin | None = None) -> "CostModels":
-        """Return these cost models with `model` as the model of the input dist, as `with_compute` does for kernels."""
+        """Return a copy of these cost models in which `model` predicts the input dist; arguments as in
+        `with_compute`.
+        """
         return self._with(INPUT, model, margins)
 
     def _with(self, name: str, model: ComputeModel | CommModel, margin: Margin | None) -> "CostModels":
@@ -137,8 +143,7 @@ class CostModels:
         return replace(models, margins=margins_with(known, name, margin))
 
     def update(self, samples: Samples, learner: Learner[Samples]) -> "CostModels":
-        """Return new cost models that have learned from the samples:
-        `learner` fits the new models, and starts from these cost models.
+        """Return new cost models that `learner` fits to the samples, starting from these cost models.
 
         Args:
             samples: the measurements, of the machine that the new models are for.
@@ -151,25 +156,27 @@ class CostModels:
         return learner.learned(samples, self)
 
     def wrapped(self, **models: Any) -> "CostModels":
-        """Return these cost models with wrapped versions of some models, by name of the field;
-        margins and provenance stay valid.
+        """Return a copy in which wrappers take the place of some models, such as `compute=wrapper`. The error margins
+        and the provenance are kept, because a wrapper is expected not to change the accuracy of a model.
         """
         kept = frozenset(PARTS) if self.origin is None else self.origin.kept
         return replace(self, origin=Origin({}, {}, kept), **models)
 
     @property
     def parts(self) -> tuple[PartModel, ...]:
-        """The models of all parts of a step except kernels and the exchanges of embeddings and gradients."""
+        """The models of all parts of a step other than kernels and the exchanges of embeddings and gradients, such as
+        the input dist.
+        """
         return (*([] if self.input is None else [InputExchange(self.input)]), *self.more)
 
     @property
     def of_whole_steps(self) -> bool:
-        """True if costs count the framework overhead of TorchRec, in addition to kernels and exchanges."""
+        """True if predicted costs include the framework overhead of TorchRec, in addition to kernels and exchanges."""
         return any(isinstance(part, FrameworkPart) for part in self.more)
 
     def in_torchrec(self) -> "CostModels":
-        """Return models that also count the framework overhead of TorchRec,
-        and predict kernel times as they are in a step.
+        """Return a copy of these cost models that also counts the framework overhead of TorchRec, and predicts the time
+        of kernels inside a training step instead of alone.
 
         The choice of the models says so.
 
@@ -190,18 +197,22 @@ class CostModels:
 
     @property
     def num_devices(self) -> int | None:
-        """The number of devices that the exchange models serve; None if these models serve any number of devices."""
+        """The number of devices for which the exchange models predict; None if they predict for any
+        number of devices.
+        """
         return self.forward.num_devices
 
     @property
     def forms(self) -> Forms:
-        """The families of sharding types (`Form`) whose costs the models of kernels,
-        forward exchanges and backward exchanges all know.
+        """The families of sharding types (`Form`) whose costs the models of kernels, of forward exchanges and of
+        backward exchanges can all predict.
         """
         return self.compute.forms & self.forward.forms & self.backward.forms
 
     def check_plan(self, plan: Plan) -> None:
-        """Raise UserError if the models do not know the costs of the sharding types and tiers of `plan`."""
+        """Raise UserError if `plan` has a sharding type, a memory tier or sequence tables whose costs the models cannot
+        predict.
+        """
         for call in (CALLS[number] for number in np.unique(plan.device_loads.loads.call)):
             self._check_call(call, f"{call.form.value} sequence tables")
         plan.check_layouts(
@@ -213,8 +224,8 @@ class CostModels:
         self._check_exchanges(plan)
 
     def _check_exchanges(self, plan: Plan) -> None:
-        """Raise UserError if the plan has table_row_wise tables and the models do not know the
-        exchanges of these tables.
+        """Raise UserError if the plan has table_row_wise tables that need a collective whose time the models cannot
+        predict.
         """
         for which in dict.fromkeys(which for layout in plan.layouts for which in layout.host_exchanges):
             known = self.forward.collectives & self.backward.collectives
@@ -229,8 +240,8 @@ class CostModels:
                 )
 
     def _check_call(self, call: Call, what: str) -> None:
-        """Raise UserError if the models do not know `call`,
-        a kernel call of sequence tables or of tables in host memory.
+        """Raise UserError if `call` is a kernel call of sequence tables or of tables in host memory whose time the
+        models cannot predict. `what` describes sequence tables in the error.
         """
         if call in self.compute.calls:
             return
@@ -274,7 +285,7 @@ class CostModels:
 
     @property
     def name(self) -> str | None:
-        """The name or path with which `load` loads these models; None for models made in Python."""
+        """The name or bundle path with which these models can be loaded; None for models made in Python."""
         return None if self.choice is None else self.choice.name
 
     @property
@@ -283,21 +294,21 @@ class CostModels:
         return "models without a name" if self.choice is None else str(self.choice)
 
     def in_torchrec_if_known(self) -> "CostModels":
-        """Return the models with the framework overhead of TorchRec (`in_torchrec`) if the models know this overhead
-        and no setting `framework` was chosen for these models; else the unchanged models.
+        """Return a copy that counts the framework overhead of TorchRec (`in_torchrec`) if the models know this overhead
+        and the user did not choose a `framework`; otherwise the unchanged models.
         """
         unset = self.choice is None or self.choice.framework is None
         return self.in_torchrec() if unset and self.framework is not None else self
 
     def _chosen(self, **settings: Any) -> "CostModels":
-        """Return the models with `settings` stored in `choice`.
-        Models made in Python have no choice, and are returned unchanged.
+        """Return a copy of the models whose `choice` also has these `settings`.
+        Models made in Python have no `choice`, and are returned unchanged.
         """
         return self if self.choice is None else replace(self, choice=replace(self.choice, **settings))
 
     def _in_steps(self) -> "CostModels":
-        """Return models by a datasheet with the framework overhead of the installed GPU models, scaled.
-        All other models are returned unchanged.
+        """Add framework overhead to datasheet models: the overhead of the installed GPU models, scaled by memory
+        bandwidth. All other models are returned unchanged.
 
         The hosts of other GPUs are assumed to be equally fast; work on devices is scaled with their memory bandwidth.
         """
@@ -314,12 +325,12 @@ class CostModels:
 
     @property
     def dense_is_unknown(self) -> bool:
-        """True if costs depend on the time of the dense network, and this time is unknown."""
+        """True if predicted costs depend on the time of the dense network, and this time (`dense_ms`) is not set."""
         return any(isinstance(part, HostWait) and part.dense_ms is None for part in self.more)
 
     def with_dense_ms(self, dense_ms: float) -> "CostModels":
-        """Return the models for steps with a dense network that takes `dense_ms` ms,
-        in which devices wait less for their hosts.
+        """Return a copy of the models for training steps whose dense network takes `dense_ms` ms on a device.
+        The longer the dense network takes, the less devices wait for their hosts to launch work.
 
         Costs still leave out the time of the dense network itself. The choice of the models has the new dense_ms.
 
@@ -353,8 +364,8 @@ class CostModels:
         return self.wrapped(more=more)._chosen(dense_ms=float(dense_ms))
 
     def left_out(self, framework: str) -> tuple[Message, ...]:
-        """Return a warning that predicted costs leave out the overhead of `framework`;
-        empty if the costs count a whole step.
+        """Return a warning that predicted costs leave out the overhead of `framework`; empty if costs include framework
+        overhead.
         """
         if self.of_whole_steps:
             return ()
@@ -379,7 +390,7 @@ class CostModels:
         optimizer: str | None = None,
         **links: Any,
     ) -> "CostModels":
-        """Load cost models by a name, or from the directory of a bundle.
+        """Load cost models by name, such as "h100", or from the directory of a bundle.
 
         Args:
             name: name of a shipped bundle, such as "cpu"; "roofline:NAME" for an analytic (roofline) model, which is
@@ -428,8 +439,8 @@ class CostModels:
         return models if choice.dense_ms is None else models.with_dense_ms(choice.dense_ms)
 
     def _linked(self, choice: ModelChoice) -> "CostModels":
-        """Return the models with analytic exchange times for the links in `choice`;
-        the unchanged models if `choice` has no links.
+        """Return a copy of the models with analytic exchange times for the links in `choice`, such as network=roce; the
+        unchanged models if `choice` has no links.
 
         Raises:
             UserError: the models have no analytic exchange times, or the links do not exist on their GPU.
@@ -449,8 +460,8 @@ class CostModels:
         return linked._chosen(**choice.links)
 
     def with_links(self, change: "Change") -> "CostModels":
-        """Return the models with `change` applied to each analytic model of exchanges;
-        the models themselves if none is analytic.
+        """Return a copy of the models in which `change(model)` takes the place of each analytic exchange model; the
+        unchanged models if no exchange model is analytic.
         """
         from neuroshard.models.links import with_links
 
@@ -461,8 +472,8 @@ class CostModels:
         return self.wrapped(forward=forward, backward=backward, input=index_dist)
 
     def _exchanging(self, dtype: str | None) -> "CostModels":
-        """Return the models for exchanges in the data type `dtype`;
-        None leaves the data type of the exchanges as it is.
+        """Return a copy of the models for exchanges of embeddings and gradients in the data type `dtype`, such as
+        "fp16"; the unchanged models if `dtype` is None.
         """
         if dtype is None:
             return self

@@ -1,4 +1,6 @@
-"""Cost models of a type of GPU, computed from its datasheet, and the errors of these models on published points."""
+"""Cost models of a GPU that are computed from the GPU's datasheet, and comparisons of these models with published
+times.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +40,7 @@ def roofline(
     optimizer: str = "sgd",
     more: Sequence[PartModel] = (),
 ) -> CostModels:
-    """Return the cost models of one type of GPU, from the figures of its datasheet.
+    """Return cost models for one type of GPU, computed from the bandwidths and other figures of the GPU's datasheet.
 
     Bandwidths are in GB/s (10^9 bytes per second). Bandwidths of links and networks are in one direction.
 
@@ -76,8 +78,8 @@ def roofline(
 
 
 def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
-    """Return the models extended to tables in host memory:
-    the datasheet `sheet` has the speed of the link to the host and of the cache.
+    """Return a copy of the models that also predicts kernel calls of tables in host memory.
+    The speeds of the link to the host and of the cache come from the datasheet `sheet`.
 
     Calls that the models know already stay as they are.
 
@@ -107,8 +109,8 @@ def with_host_tiers(models: CostModels, sheet: str) -> CostModels:
 
 
 def exchanges_of(sheet: str) -> tuple[dict[str, RooflineComm], Margin]:
-    """Return the exchange models of a datasheet, by part of a step,
-    and the error margin of these models, by cross-validation.
+    """Return the exchange models of a datasheet for the forward pass, the backward pass and the input dist, and the
+    error margin of these models, which is estimated by cross-validation on published times.
 
     Each published point between two others is predicted from the other points.
 
@@ -160,8 +162,8 @@ class Check:
 
 
 def checks(models: CostModels) -> tuple[Check, ...]:
-    """Return the published and the predicted times that test a datasheet:
-    times of kernel calls on the GPU, and of the collectives on which exchange times are based.
+    """Return comparisons of predicted with published times: of kernel calls on the datasheet's GPU, and of the
+    collectives between which exchange times are interpolated.
     """
     compute, comm = datasheet_of(models.compute), models.forward
     assert compute is not None
@@ -172,8 +174,8 @@ def checks(models: CostModels) -> tuple[Check, ...]:
 
 
 def exams(models: CostModels) -> dict[str, str]:
-    """Return the errors of a datasheet's exchange times on published machines:
-    a text for each machine and collective, by name.
+    """Return how well a datasheet predicts the exchange times of published machines: a text with the error for each
+    machine and collective, by name.
 
     Between hosts: every machine with this kind of network. Over PCIe: every machine, with one measured bandwidth of the
     machine. A typical factor is the geometric mean of the factors between predicted and published times.
@@ -187,17 +189,18 @@ def exams(models: CostModels) -> dict[str, str]:
             f"typical factor {one.typical:.2f}; {test}"
         )
     if comm.links.typical:
-        for its in pcie_errors():
-            found[f"{its.collective} over PCIe, {its.machine}, {its.devices} devices"] = (
-                f"typical factor {its.typical:.2f}; with the machine's bandwidth {its.measured:.2f}"
+        for error in pcie_errors():
+            found[f"{error.collective} over PCIe, {error.machine}, {error.devices} devices"] = (
+                f"typical factor {error.typical:.2f}; with the machine's bandwidth {error.measured:.2f}"
             )
     return found
 
 
 def _of_kernels(model: RooflineCompute, sheet: str) -> list[Check]:
-    its = (point for point in kernel_points() if point.sheet == sheet)
+    points_of_gpu = (point for point in kernel_points() if point.sheet == sheet)
     groups = grouped(
-        its, lambda point: f"{'backward' if point.backward else 'forward'}, {point.tier_assignment.tier.value}"
+        points_of_gpu,
+        lambda point: f"{'backward' if point.backward else 'forward'}, {point.tier_assignment.tier.value}",
     )
     checks = []
     for group, points in groups.items():

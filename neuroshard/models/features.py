@@ -1,4 +1,4 @@
-"""The features of loads: the numbers from which compute models predict kernel times."""
+"""Features of table shards: the numbers from which compute models predict kernel times."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ def _paper_batch(loads: Loads) -> FloatArray:
 
 
 def _pooled(loads: Loads) -> FloatArray:
-    """Return the mean number of lookups per sample of each load, (n,),
-    with at least one lookup per batch for a block of rows.
+    """Return the mean number of lookups per sample for each of n shards (`loads`), (n,).
+    For a block of rows, at least one lookup per batch is assumed.
     """
     in_rows = are(loads, lambda layout: layout.blocks)
     return np.where(in_rows, np.maximum(loads.lookups, 1) / loads.samples, loads.pooling_factor)
@@ -71,8 +71,8 @@ def _physical_bags(loads: Loads) -> FloatArray:
 
 @dataclass(frozen=True)
 class FeatureSet:
-    """A named set of features, which describe each table by numbers.
-    Bundles store the name of the set and the names of its features.
+    """A named set of features, which are numbers that describe a table shard to a compute model.
+    Bundles store the name of the set and the names of the features.
 
     "paper": dim, rows, pooling factor, size in MiB and reuse histogram as they are (NeuroShard, section 3.2).
     "log": binary logs of the first four, the log of the columns read for a sample (dim x pooling factor), histogram.
@@ -102,7 +102,8 @@ class FeatureSet:
 
     @classmethod
     def checked(cls, name: str, columns: Sequence[str]) -> "FeatureSet":
-        """Return the feature set called `name`, after a check that its features have the names `columns`, (F,).
+        """Return the feature set called `name`, after checking that the features of this set have the names `columns`,
+        (F,), in the installed version.
 
         Raises:
             UserError: no feature set has the name, or the set has other features in this version.
@@ -130,15 +131,17 @@ class FeatureSet:
 
     @property
     def adds_up(self) -> BoolArray:
-        """For each feature, (F,), True if the feature is the logarithm of an amount,
-        and this amount adds up over tables.
+        """For each feature, (F,), True if the feature is the logarithm of an amount, such as lookups or bytes, that
+        adds up over tables.
 
         False for features of the distribution of lookups.
         """
         return np.array([column.startswith(_LOG) and not _of_distribution(column) for column in self.columns])
 
     def amounts(self, values: FloatArray) -> FloatArray:
-        """Return the features of n loads, (n, F), with amounts in place of their logarithms."""
+        """Undo the logarithms in `values`, the features of n shards, (n, F): return the features with amounts in place
+        of the logarithms of amounts.
+        """
         logs = [column.startswith(_LOG) for column in self.columns]
         amounts = values.copy()
         amounts[:, logs] = np.exp2(values[:, logs])
@@ -150,7 +153,7 @@ class FeatureSet:
         return not {"batch_size", "log_batch_size"}.isdisjoint(self.columns)
 
     def __call__(self, loads: Loads) -> FloatArray:
-        """Return the features of each of n loads, (n, F)."""
+        """Return the features of each of n shards (`loads`), (n, F)."""
         return _FEATURES[self.name][1](loads)
 
 

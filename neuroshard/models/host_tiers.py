@@ -1,4 +1,4 @@
-"""The bytes that kernels move, and kernel times of tables in host memory, with or without a cache on the device."""
+"""Kernel times of tables in host memory, with or without a cache on the device, and the bytes that kernels move."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -23,7 +23,8 @@ _Figure = Annotated[float, Meta(ge=0, le=1e9)]
 
 
 def memory_bytes(loads: Loads) -> FloatArray:
-    """Return the bytes that each load moves in the device's memory, (n,), with rows counted in sectors of 32 bytes.
+    """Return the bytes that kernels move in device memory for each of n shards (`loads`), (n,).
+    Rows are rounded up to sectors of 32 bytes.
 
     The forward pass reads the index and the row of every lookup; the backward pass reads the index and the gradient of
     its sample; outputs are written once. The fused update reads and writes every unique row. The dense update writes
@@ -36,7 +37,8 @@ def memory_bytes(loads: Loads) -> FloatArray:
 
 
 def passes(loads: Loads) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return the five kinds of bytes whose sum is `memory_bytes`, (n,) each.
+    """Return the five kinds of bytes that `memory_bytes` adds up: five arrays with a value for each of n shards, (n,)
+    each.
 
     They are the bytes of lookups, of outputs, of gradients that are read, of rows that are updated one by one, and of
     dense updates.
@@ -56,7 +58,8 @@ def passes(loads: Loads) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray
 
 
 def link_bytes(loads: Loads) -> FloatArray:
-    """Return the bytes that each load sends over the link to the host, (n,), in one direction.
+    """Return the bytes that kernels send over the link between device and host for each of n shards (`loads`), (n,), in
+    one direction.
 
     The same number of bytes goes in the other direction at the same time. A cache fetches every row that it misses, and
     writes another row back, which training has changed. Without a cache, the forward pass reads the row of every
@@ -68,33 +71,41 @@ def link_bytes(loads: Loads) -> FloatArray:
 
 
 def cached_miss_bytes(loads: Loads) -> FloatArray:
-    """Return, for each load, the bytes of the rows that lookups need and the cache does not have, (n,)."""
+    """Return the bytes of the rows that lookups need and that are missing from the cache, for each of n shards
+    (`loads`), (n,).
+    """
     missed, behind_cache = np.zeros(len(loads)), np.flatnonzero(loads.tier == TIERS.index(Tier.UVM_CACHING))
     if len(behind_cache):
-        its = loads.take(behind_cache)
-        missed[behind_cache] = cache_misses(its.rows, its.lookups, its.reuse, its.cached)
+        cached = loads.take(behind_cache)
+        missed[behind_cache] = cache_misses(cached.rows, cached.lookups, cached.reuse, cached.cached)
     return missed * moved_row_bytes(loads)
 
 
 def managed_lookups(loads: Loads) -> FloatArray:
-    """Return the number of lookups that go through a cache, (n,): all lookups of tables in tier uvm_caching."""
+    """Return the number of lookups that go through a cache, for each of n shards (`loads`), (n,): all lookups in tier
+    uvm_caching, and 0 in other tiers.
+    """
     return np.where(loads.tier == TIERS.index(Tier.UVM_CACHING), loads.lookups, 0.0)
 
 
 def moved_row_bytes(loads: Loads) -> FloatArray:
-    """Return the bytes that memory moves to read one row of the weights of each load, (n,)."""
+    """Return the bytes that memory moves to read one row of each of n shards (`loads`), (n,), rounded up to whole
+    sectors.
+    """
     return in_sectors(loads.dim * loads.bytes_per_element)
 
 
 def in_sectors(row_bytes: FloatArray) -> FloatArray:
-    """Return the bytes that memory moves to read rows of `row_bytes` (n,), rounded up to whole sectors, (n,)."""
+    """Round the bytes of table rows, (n,), up to whole memory sectors of 32 bytes, and return the
+    rounded bytes, (n,).
+    """
     return np.ceil(row_bytes / SECTOR_BYTES) * SECTOR_BYTES
 
 
 @dataclass(frozen=True)
 class HostLink:
-    """Additional costs of kernel calls on tables in host memory:
-    the time of the link between device and host, and the work of the cache.
+    """Additional costs of kernel calls if the tables are in host memory: the time of the link between device and host,
+    and the work of the cache.
 
     Attributes:
         link_gb_per_s: bandwidth for rows that are fetched, one way; other rows are written back at the same time.
@@ -107,16 +118,16 @@ class HostLink:
     cache_call_ms: _Figure
 
     def call_ms(self, tier: Tier) -> float:
-        """Return the fixed ms that a call takes longer because its tables are in `tier`,
-        without the launch of the call.
+        """Return the fixed additional time of a kernel call if its tables are in `tier`, in ms: the time of the cache's
+        own kernels, or 0 without a cache.
         """
         return self.cache_call_ms if tier is Tier.UVM_CACHING else 0.0
 
 
 @dataclass(frozen=True)
 class HostTiers(Stored, SumModel):
-    """Model of kernel calls of tables in host memory:
-    the time of moved bytes and of cache lookups, summed over the tables, plus a fixed time of the call.
+    """Model of kernel calls of tables in host memory: a fixed time per call, plus the time of moved bytes and cache
+    lookups, summed over the tables.
 
     A larger cache load factor therefore never costs more.
 
@@ -136,11 +147,11 @@ class HostTiers(Stored, SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that adds the fixed time of the call to the sum of the tables' times."""
+        """The head that adds the fixed time of a kernel call to the sum of the times of its shards."""
         return ReluHead.of_cost(self.call_ms)
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the time of each load in ms, as a vector with one number, (n, 1)."""
+        """Return the kernel time of each of n shards (`loads`) in ms, as vectors with one element, (n, 1)."""
         each = np.array([self.memory_ms_per_gb, self.link_ms_per_gb, self.cache_lookup_ns])
         cost_ms: Float32Array = (host_amounts(loads) @ each)[:, None].astype(np.float32)
         return cost_ms
@@ -152,8 +163,8 @@ class HostTiers(Stored, SumModel):
 
 @dataclass(frozen=True)
 class BehindLink(SumModel):
-    """Model of kernel calls of tables in host memory:
-    the time of the same call in device memory, plus the time of the link and the cache.
+    """Model of kernel calls of tables in host memory: the time of the same call in device memory, plus the time of the
+    link to the host and of the cache.
 
     Attributes:
         base: model of the same call in device memory.
@@ -167,24 +178,29 @@ class BehindLink(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head of the base model for vectors with one more number: the ms to add to the time of the base model."""
+        """The head of the model for device memory, extended to vectors with one more element: the ms of the link and
+        the cache, which are added to the time.
+        """
         return self.base.head.with_added_ms(self.host.call_ms(self.tier))
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the vector of each load, (n, H + 1): the vector of the base model,
-        and the ms of the link and the cache.
+        """Return a vector for each of n shards (`loads`), (n, H + 1): the vector of the model for device memory, and
+        the ms of the link and the cache.
         """
         each = np.array([_MS_OF_GB_PER_S / self.host.link_gb_per_s, self.host.cache_lookup_ns])
         more_ms = host_amounts(loads)[:, 1:] @ each
         return np.column_stack([self.base.embed(loads.on_device()), more_ms]).astype(np.float32)
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """Return the spread of the base model's predictions, (B,) ms, because the link adds nothing to the spread."""
+        """Return the standard deviation of an ensemble's predictions for each of B kernel calls, (B,) ms: the same as
+        in device memory, because the time of the link does not differ between the members.
+        """
         return self.base.spread_ms(LoadSets(sets.loads.on_device(), sets.counts))
 
 
 def host_amounts(loads: Loads) -> FloatArray:
-    """Return the three amounts on which the time of tables in host memory depends, (n, 3).
+    """Return the three amounts from which the kernel time of tables in host memory is computed, for each of n shards
+    (`loads`), (n, 3).
 
     They are the GB moved in device memory, the GB over the link to the host, and the millions of lookups through a
     cache.

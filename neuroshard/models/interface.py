@@ -51,46 +51,50 @@ _COVERAGES = {
 
 
 class ComputeModel(ABC):
-    """Model of kernel times: predicts the ms of sets of loads, each of which is one kernel call (`Call`).
-    An empty set takes no time.
+    """Model of kernel times: predicts the ms of kernel calls, each from the work (loads) of the shards that the call
+    looks up. A call without shards takes no time.
 
     Searches may call a model from several threads at once.
     """
 
     @property
     def calls(self) -> frozenset[Call]:
-        """The kernel calls whose times the model knows: by default the call of pooled column-wise tables."""
+        """The types of kernel calls whose times the model can predict: by default only calls of pooled column-wise
+        tables.
+        """
         return frozenset({COLUMN_WISE_CALL})
 
     @property
     def forms(self) -> Forms:
-        """The families of sharding types of pooled tables whose times the model knows."""
+        """The families of sharding types (`Form`) of pooled tables whose kernel times the model can predict."""
         return frozenset(call.form for call in self.calls if call.pooled)
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """The calls whose times are computed from a datasheet, and not fitted to measurements: by default none."""
+        """The types of kernel calls whose times are computed from a datasheet, and not fitted to measurements: by
+        default none.
+        """
         return frozenset()
 
     def coverage(self, loads: Loads) -> Coverage | None:
-        """Return how near published measurements are to these loads;
-        None if the times of the model are not computed from a datasheet.
+        """Return how near published measurements are to the shards in `loads`; None if the model is not analytic
+        (computed from a datasheet).
         """
         return None
 
     @abstractmethod
     def predict(self, sets: LoadSets) -> FloatArray:
-        """Predict the kernel time of each of B sets of loads, (B,) ms."""
+        """Predict the time of each of B kernel calls, (B,) ms; each of the `sets` has the shards of one call."""
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """Return the standard deviation of the predictions over the members of an ensemble, (B,) ms;
-        zeros if the model is not an ensemble.
+        """Return the standard deviation of an ensemble's predictions for each of B kernel calls, (B,) ms; zeros if the
+        model is not an ensemble.
         """
         return np.zeros(len(sets))
 
     def device_ms(self, devices: LoadSets) -> FloatArray:
-        """Predict the kernel time of each of B devices, (B,) ms,
-        whose loads may belong to several calls, one after the other.
+        """Predict the total kernel time of each of B devices, (B,) ms.
+        A device may run several kernel calls, one after the other.
         """
         calls, of_kernels = devices.by_kernel()
         cost: FloatArray = self.predict(calls).reshape(len(devices), len(of_kernels)).sum(axis=1)
@@ -99,7 +103,8 @@ class ComputeModel(ABC):
 
 @dataclass(frozen=True)
 class ReluHead:
-    """Head that turns the vector v of a set into a time: max(sum(relu(v + bias) * weight) + offset, 0) * scale_ms.
+    """Head that turns v, the summed vectors of the shards in a kernel call, into a time: max(sum(relu(v + bias) *
+    weight) + offset, 0) * scale_ms.
 
     `bias` and `weight` are (H,). The head is simple enough to be compiled into the inner loop of the search.
     """
@@ -111,13 +116,14 @@ class ReluHead:
 
     @classmethod
     def of_cost(cls, offset: float = 0.0) -> "ReluHead":
-        """Return the head for vectors with one number, the ms of a load:
-        the sum of these ms, plus `offset` ms, but at least 0.
+        """Return a head for vectors whose only element is the cost of a shard in ms: the time is the sum of these costs
+        plus `offset` ms, but at least 0.
         """
         return cls(np.zeros(1, np.float32), np.ones(1, np.float32), offset, 1.0)
 
     def with_added_ms(self, offset_ms: float = 0.0) -> "ReluHead":
-        """Return the head for vectors with one more number at the end: ms that are added to the time.
+        """Return a copy of this head for vectors with an additional last element, which is a number of ms that is added
+        to the time.
 
         `offset_ms` is added to all times.
         """
@@ -125,22 +131,22 @@ class ReluHead:
         return ReluHead(bias, weight, self.offset + offset_ms / self.scale_ms, self.scale_ms)
 
     def __call__(self, sums: Float32Array) -> FloatArray:
-        """Return the time in ms, (...,), of sets of loads whose vectors add up to `sums`, (..., H).
-        The result is not meaningful for empty sets.
+        """Return the times of kernel calls in ms, (...,), from `sums` (..., H), the summed vectors of the shards in
+        each call. The result is not meaningful for calls without shards.
         """
         return self.finish(np.maximum(sums + self.bias, 0) @ self.weight)
 
     def finish(self, score: FloatArray | Float32Array) -> FloatArray:
-        """Return times in ms, (...,), from weighted sums (...,):
-        add the offset, replace negative results by 0, and scale.
+        """Convert weighted sums, (...,), to times in ms, (...,): add the offset, replace negative values by 0, and
+        scale.
         """
         return np.maximum(score.astype(np.float64) + self.offset, 0) * self.scale_ms
 
 
 @dataclass(frozen=True, eq=False)
 class NarrowCalls:
-    """The savings of narrow kernel calls: the shares of a table's cost that are saved if no
-    table in the call is wider than a limit.
+    """The time that a kernel call saves if none of its tables is wide: for each of W width limits, the share of a
+    table's cost that is saved if no table in the call is wider than the limit.
 
     FBGEMM's CUDA kernels give every row as many threads as the call's widest table needs (8 up to 32 columns, 16 up to
     64, else 32) and as many registers: a narrow table costs less if all tables of the call are narrow. So each table
@@ -157,8 +163,8 @@ class NarrowCalls:
     shares: Float32Array
 
     def saved_of(self, cost: Float32Array, dim: FloatArray) -> Float32Array:
-        """Return the numbers d_w of n loads, (n, W), from their costs in calls with wide tables, (n,),
-        and their widths in columns, (n,).
+        """Return the savings d_w of n tables at W width limits, (n, W), from the costs of the tables in calls with wide
+        tables, (n,), and the numbers of columns, (n,).
         """
         saved = np.full((len(cost), len(self.widths)), -_WIDER, dtype=np.float32)
         left = cost.copy()
@@ -169,8 +175,8 @@ class NarrowCalls:
         return saved
 
     def left_of(self, dim: FloatArray) -> FloatArray:
-        """Return the share of a cost that is left after savings in a call whose widest table has `dim`
-        columns, (n,).
+        """Return the share of a table's cost that remains in a kernel call whose widest table has `dim` columns, (n,)
+        for each of n values of `dim`.
         """
         left: FloatArray = np.where(
             dim[:, None] <= np.array(self.widths), 1 - self.shares.astype(np.float64), 1.0
@@ -178,16 +184,16 @@ class NarrowCalls:
         return left
 
     def smoothly_left_of(self, dim: FloatArray) -> FloatArray:
-        """Return the same share as `left_of`, (n,), but interpolated between the limits,
-        and rising to 1 at twice the last limit.
+        """Return a smooth version of `left_of`, (n,): interpolated between the width limits, and rising to 1 at twice
+        the largest limit.
         """
         widths = np.array(self.widths, dtype=np.float64)
         left: FloatArray = np.interp(dim, [*widths, 2 * widths[-1]], [*self.left_of(widths), 1.0])
         return left
 
     def less_saved(self, head: ReluHead) -> ReluHead:
-        """Return the head of costs, extended to vectors with W more numbers, the d_w:
-        the new head also subtracts savings.
+        """Return a copy of `head` for vectors with W additional elements, the savings d_w: the new head also subtracts
+        the savings from the time.
         """
         bias = np.concatenate([head.bias, np.zeros(len(self.widths), np.float32)])
         weight = np.concatenate([head.weight, np.full(len(self.widths), -1, np.float32)])
@@ -195,7 +201,7 @@ class NarrowCalls:
 
 
 class SumModel(ComputeModel):
-    """A compute model as in the papers: it adds up the vectors of all loads in a set,
+    """Compute model as in the papers: each shard has a vector, the vectors of the shards in a kernel call are added up,
     and a head turns the sum into a time.
 
     The search is fast with such models: adding a load to a device is one addition, a time is one small dot product.
@@ -204,16 +210,16 @@ class SumModel(ComputeModel):
     @property
     @abstractmethod
     def head(self) -> ReluHead:
-        """The head that turns the summed vector of a set, (H,), into ms."""
+        """The head that turns the summed vectors of the shards in a kernel call, (H,), into ms."""
 
     @abstractmethod
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n loads, (n, H); the vector of a set of loads is the sum of
-        the vectors of its loads.
+        """Return a vector for each of n shards (`loads`), (n, H).
+        `head` turns the sum of the vectors in a kernel call into a time.
         """
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """Predict the kernel time of each of B sets of loads, (B,) ms."""
+        """Predict the time of each of B kernel calls, (B,) ms; each of the `sets` has the shards of one call."""
         cost, filled = np.zeros(len(sets)), sets.counts > 0
         if filled.any():
             cost[filled] = self.head(sums_of(self.embed(sets.loads), sets.counts[filled]))
@@ -221,7 +227,8 @@ class SumModel(ComputeModel):
 
 
 class CommModel(ABC):
-    """Model of the exchanges in one direction: each device waits for the straggler to start, and then transfers data.
+    """Model of the exchanges in one direction, forward or backward: each device waits until the straggler starts, and
+    then transfers data.
 
     Searches may call a model from several threads at once.
 
@@ -233,19 +240,19 @@ class CommModel(ABC):
 
     @property
     def collectives(self) -> frozenset[Collective]:
-        """The collectives of a step whose times the model knows: by default all-to-alls."""
+        """The collectives whose times the model can predict: by default only all-to-alls."""
         return frozenset({Collective.ALL_TO_ALL})
 
     @property
     def forms(self) -> Forms:
-        """The families of sharding types whose exchanges the model knows;
-        the model may ignore exchanges of other families.
+        """The families of sharding types (`Form`) whose exchanges the model can predict.
+        The model may ignore exchanges of other families.
         """
         return frozenset(form for form, layout in LAYOUTS.items() if self.collectives.issuperset(layout.exchanges))
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
-        """Return how near published measurements are to this traffic;
-        None if the times of the model are not computed from a datasheet.
+        """Return how near published measurements are to this traffic; None if the model is not analytic (computed from
+        a datasheet).
         """
         return None
 
@@ -255,29 +262,29 @@ class CommModel(ABC):
         """The number of devices D that the model was fitted for; None if the model serves any number of devices."""
 
     def predict(self, traffic: Traffic, start_ms: FloatArray) -> FloatArray:
-        """Predict the ms from the start to the end of the exchanges on each device, (B, D),
-        from the traffic and the start delays (B, D).
+        """Predict the ms from the start of each device to the end of its exchanges, (B, D), from the traffic and the
+        start delays of the devices, `start_ms` (B, D).
         """
         return self.chain(traffic, start_ms).total_ms
 
     def alone_ms(self, alone: Traffic, start_ms: FloatArray) -> FloatArray:
-        """Predict the ms of one collective, whose traffic is `alone` (`Traffic.alone`), (B, D);
-        0, without waiting, if nothing is exchanged.
+        """Predict the ms of a single collective on each device, (B, D); `alone` is the traffic of this collective
+        (`Traffic.alone`). An exchange without bytes takes 0 ms, without waiting.
         """
         taken: FloatArray = self.predict(alone, start_ms) * (alone.size_bytes.sum(axis=(1, 2)) > 0)[:, None]
         return taken
 
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> "Chain":
-        """Predict the times of all exchanges, which follow one another;
-        by default there is only one exchange, an all-to-all.
+        """Predict the times of all exchanges in one direction, which run one after the other (`Chain`).
+        By default there is only one exchange, an all-to-all.
         """
         wait_ms = waits(start_ms)
         total_ms = wait_ms + self.transfer_ms(traffic, wait_ms)
         return Chain(total_ms, {Collective.ALL_TO_ALL: total_ms})
 
     def even_ms(self, given: FloatArray, batch_size: int, topology: Topology) -> FloatArray:
-        """Predict the ms, (B,), of exchanges that all devices start together,
-        if each device puts `given` bytes into each collective, (B, C).
+        """Predict the ms, (B,), of exchanges that all devices start together with equal bytes: each device puts `given`
+        bytes into each collective, (B, C).
 
         If a model predicts different times for such devices, the longest time counts.
         """
@@ -288,20 +295,20 @@ class CommModel(ABC):
 
     @abstractmethod
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Predict the ms from the start of the straggler to the end on each device, (B, D),
-        from the traffic and the waits of the devices (B, D).
+        """Predict the ms from the moment at which the straggler starts to the end on each device, (B, D), from the
+        traffic and from `wait_ms` (B, D), the time for which each device waits for the straggler.
         """
 
     def outline(self, traffic: Traffic) -> "Outline":
-        """Return the transfers as sums of segments, from which times for many starts are computed fast;
-        by default waits have no effect.
+        """Return the transfer times as sums of segments (`Outline`), from which the times at many start delays are
+        computed quickly. By default waits do not shorten the transfers.
         """
         together = np.zeros(traffic.size_bytes.shape[:2])
         return Outline(self.transfer_ms(traffic, together)[..., None], np.ones(1), np.zeros((1, NUM_WAITS)))
 
 
 class EqualWork(NamedTuple):
-    """The amounts of work of one device in each of B plans, if all devices of a plan have equal work.
+    """The work of one device in each of B plans, if every device of a plan has the same amount of work.
 
     Attributes:
         kernels: (B, K) number of kernels of each of `CALLS`, as in `KernelTimes`.
@@ -315,7 +322,8 @@ class EqualWork(NamedTuple):
 
 
 class PartModel(ABC):
-    """Base class: predicts the time of a part of a step other than kernels and exchanges, by a model or a formula.
+    """Base class of models that predict the time of one part of a step other than kernels and exchanges, such as the
+    framework overhead.
 
     Of the three methods only `ms` must be written: it gives the costs of whole plans. Searches place shards by
     `of_shards`, and choose sharding types by `shared_ms` too; without them the part does not influence their choices.
@@ -347,15 +355,16 @@ class PartModel(ABC):
         """
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function that predicts from n loads about how many ms, (n,), each load adds to a step of its device.
+        """Return a function that estimates the ms, (n,), by which each of n shards (`Loads`) lengthens this part of a
+        step on its device; None if there is no such function.
 
         By default None: the part does not depend on shards, or nobody knows how.
         """
         return None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the part on each device, (B,),
-        if all devices have equal work, without the ms that `of_shards` adds.
+        """Predict the ms of the part on each device, (B,), if all devices have equal work.
+        The ms that `of_shards` predicts for single shards are left out.
 
         By default 0.
 
@@ -369,8 +378,8 @@ class PartModel(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Times of exchanges that follow one another: the ms of all together, (B, D),
-    and the ms of each exchange from the end of the previous exchange, (B, D).
+    """Times of exchanges that run one after the other: the total on each device, (B, D) ms, and the time of each
+    exchange since the end of the previous exchange, (B, D) ms.
     """
 
     total_ms: FloatArray
@@ -379,7 +388,8 @@ class Chain:
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """Transfer times as sums of P segments; a device completes part of some segments while the device waits.
+    """Transfer times as weighted sums of P segments. A device that waits for the straggler completes a part of some
+    segments while it waits.
 
     A transfer is the sum over segments of share * max(segment - lead . waits, 0).
 
@@ -395,8 +405,8 @@ class Outline:
 
 
 def device_waits(wait_ms: FloatArray) -> FloatArray:
-    """Return the W waits on which the transfer of each of D >= 2 devices depends, (B, D, W),
-    from the waits of all devices, (B, D).
+    """Return W statistics of the waits of the devices in an exchange, for each of D >= 2 devices, (B, D, W).
+    The transfer time of a device depends on these statistics; `wait_ms` (B, D) are the waits.
 
     They are the wait of the device itself, of the last device to start but one, the mean, the longest, and the wait of
     the last other device to start.
@@ -411,6 +421,6 @@ def device_waits(wait_ms: FloatArray) -> FloatArray:
 
 
 def waits(start_ms: FloatArray) -> FloatArray:
-    """Return the ms that each device waits for the last device to start, (B, D), from the starts (B, D)."""
+    """Return the ms that each device waits for the straggler, (B, D), from the start delays of the devices, (B, D)."""
     wait_ms: FloatArray = start_ms.max(axis=1, keepdims=True) - start_ms
     return wait_ms

@@ -1,4 +1,6 @@
-"""Models of kernel times: a model for each kernel call, and the time that a step adds to the calls."""
+"""Models of kernel times: a separate model for each type of kernel call, and models of the same calls inside a training
+step.
+"""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -34,7 +36,9 @@ Adds = Callable[[Loads], FloatArray]  # (n,) ms that each of n loads adds to a s
 
 @dataclass(frozen=True)
 class KernelSettings:
-    """Settings of `KernelModels` in a bundle: the model of each call, by name of the call, and the link to the host."""
+    """Settings of `KernelModels` as stored in a bundle: the model of each type of kernel call, by name, and the link
+    between device and host.
+    """
 
     calls: Annotated[dict[str, Described], Meta(min_length=1, max_length=len(CALLS))]
     host: HostLink | None = None
@@ -42,7 +46,8 @@ class KernelSettings:
 
 @dataclass(frozen=True)
 class KernelModels(Stored, SumModel):
-    """Model of the times of all kernel calls: a model for each call, and the time that a step adds to the calls.
+    """Model of all kernel times: a separate model for each type of kernel call, and the additional time that calls take
+    inside a training step.
 
     Attributes:
         by_call: the model of each known call, with pooled column-wise tables among the calls.
@@ -61,19 +66,20 @@ class KernelModels(Stored, SumModel):
 
     @classmethod
     def of(cls, model: SumModel) -> "KernelModels":
-        """Return the model as `KernelModels`, in which the same model serves each of the calls that it knows."""
+        """Return `KernelModels` in which `model` predicts each type of kernel call that `model` supports."""
         return model if isinstance(model, KernelModels) else cls(dict.fromkeys(model.calls, model))
 
     @classmethod
     def one_by_one(cls, model: ComputeModel) -> "KernelModels":
-        """Return models of column-wise calls that predict the time of a call as the sum of the times of its loads,
-        each in a call alone.
+        """Return a model of column-wise kernel calls that predicts a call as the sum of the times that `model` predicts
+        for each shard in a call alone.
         """
         return cls(dict.fromkeys((call for call in model.calls if LAYOUTS[call.form].free), AloneTimes(model)))
 
     @classmethod
     def nearest(cls, model: ComputeModel, tables: Loads, num_devices: int) -> "KernelModels":
-        """Return a model that is a sum over tables: `model` itself if this model is a sum, else an approximation.
+        """Return `KernelModels` whose prediction is a sum over tables: `model` itself if it is such a sum, else an
+        approximation of `model`.
 
         The approximation adds up the times of the loads alone, times a factor with which the time of `tables` (T,),
         spread evenly over the devices, is exact.
@@ -87,19 +93,19 @@ class KernelModels(Stored, SumModel):
 
     @property
     def calls(self) -> frozenset[Call]:
-        """The set of kernel calls whose times these models know."""
+        """The types of kernel calls whose times these models can predict."""
         return frozenset(self._models)
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """The kernel calls with analytic models, and the kernel calls without a model,
-        whose times use the link of a datasheet.
+        """The types of kernel calls whose times are computed from a datasheet: by an analytic model, or by a model of
+        device memory plus the time of the link to the host.
         """
         of_models = {call for call, model in self.by_call.items() if model.arithmetic}
         return frozenset(of_models | (self._models.keys() - self.by_call.keys()))
 
     def coverage(self, loads: Loads) -> Coverage | None:
-        """Return how near published measurements are to these loads; None if any of the models is not analytic."""
+        """Return how near published measurements are to the shards in `loads`; None unless all models are analytic."""
         each = [model.coverage(loads) for model, _ in self._distinct]
         return max((known for known in each if known is not None), default=None) if None not in each else None
 
@@ -116,20 +122,22 @@ class KernelModels(Stored, SumModel):
 
     @cached_property
     def _distinct(self) -> list[tuple[SumModel, list[int]]]:
-        """The list of all distinct models, each with the indices in `CALLS` of the calls that the model serves."""
+        """The distinct models, each with the indices in `CALLS` of the types of kernel calls that the
+        model predicts.
+        """
         served: dict[int, tuple[SumModel, list[int]]] = {}
         for call, model in self._models.items():
             served.setdefault(id(model), (model, []))[1].append(CALLS.index(call))
         return list(served.values())
 
     def of_call(self, call: Call) -> SumModel:
-        """Return the model of one kernel call in a step; this model is a sum over tables."""
+        """Return the model of one type of kernel call inside a training step; the prediction is a sum over tables."""
         model = self._models[call]
         return model if self.factor == 1.0 and not self.adds else StepTimes(model, self.factor, self.adds)
 
     def of_columns(self, tables: Loads) -> SumModel:
-        """Return one model for devices with column-wise shards of `tables` (T,);
-        the model predicts the sum of the times of all calls.
+        """Return one model of the total kernel time of devices with column-wise shards of `tables` (T,), over all
+        kernel calls that these shards need.
         """
         kernels = np.unique(tables.kernel)
         models = [self.of_call(CALLS[number]) for number in calls_of(kernels).tolist()]
@@ -137,24 +145,22 @@ class KernelModels(Stored, SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that turns the sum of the vectors of pooled column-wise shards into ms."""
+        """The head that turns the summed vectors of pooled column-wise shards into the ms of their kernel call."""
         return self.of_call(COLUMN_WISE_CALL).head
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n pooled column-wise shards, (n, H);
-        for other calls use the models that `of_call` returns.
+        """Return a vector for each of n pooled column-wise shards (`loads`), (n, H).
+        For shards in other types of kernel calls, use the models that `of_call` returns.
         """
         return self.of_call(COLUMN_WISE_CALL).embed(loads)
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """Predict the kernel time of each of B sets of loads, (B,) ms; all loads of a set must belong to one call."""
+        """Predict the time of each of B kernel calls, (B,) ms; all shards of a set must belong to one call."""
         kernels_ms = self._of_calls(sets, lambda model, calls: model.predict(calls))
         return self.factor * kernels_ms + sets.totals(_added_ms(self.adds, sets.loads))
 
     def spread_ms(self, sets: LoadSets) -> FloatArray:
-        """Return the standard deviation of the predictions over the members of an ensemble, (B,) ms,
-        for each of B sets of loads.
-        """
+        """Return the standard deviation of an ensemble's predictions for each of B kernel calls, (B,) ms."""
         return self.factor * self._of_calls(sets, lambda model, calls: model.spread_ms(calls))
 
     def _of_calls(self, sets: LoadSets, ask: Callable[[SumModel, LoadSets], FloatArray]) -> FloatArray:
@@ -170,17 +176,19 @@ class KernelModels(Stored, SumModel):
         return {call.name: model for call, model in self.by_call.items()}
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields of the model that are not tensors, as values for JSON."""
+        """Return the settings of the model, which are all fields that are not tensors, as values that
+        JSON can store.
+        """
         return {"calls": described(self._named)} | ({} if self.host is None else {"host": asdict(self.host)})
 
     def tensors(self) -> Tensors:
-        """Return the tensors of all models; each name begins with the name of the model's call."""
+        """Return the tensors of all models; each name begins with the name of the type of kernel call."""
         return tensors_of(self._named)
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> "KernelModels":
-        """Return the models with the given settings and tensors,
-        which the methods `settings` and `tensors` of a model returned.
+        """Rebuild and return the models whose methods `settings()` and `tensors()` returned these `settings` and
+        `tensors`.
         """
         read = parse(settings, KernelSettings, "settings")
         calls = read.calls
@@ -196,8 +204,8 @@ def _added_ms(adds: tuple[Adds, ...], loads: Loads) -> FloatArray:
 
 @dataclass(frozen=True)
 class StepTimes(SumModel):
-    """Model of one kernel call in a step: the time of the call alone times a factor,
-    plus the time that every load adds.
+    """Model of one type of kernel call inside a training step: the time of the call alone, times a factor, plus
+    additional ms for each shard.
 
     Attributes:
         model: model of the call alone.
@@ -210,22 +218,29 @@ class StepTimes(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head of the model, extended to vectors with one more number: the ms that are added to the time."""
+        """The head of the model of the call alone, scaled by the factor, and extended to vectors with one more element:
+        the additional ms.
+        """
         head = self.model.head
         return replace(head, scale_ms=head.scale_ms * self.factor).with_added_ms()
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the vector of each load, (n, H + 1): the vector of the model, and the ms that the load adds."""
+        """Return a vector for each of n shards (`loads`), (n, H + 1): the vector of the model of the call alone, and
+        the additional ms of the shard.
+        """
         return np.column_stack([self.model.embed(loads), _added_ms(self.adds, loads)]).astype(np.float32)
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """Predict the kernel time of each of B sets of loads, (B,) ms, including the ms that loads add."""
+        """Predict the time of each of B kernel calls inside a step, (B,) ms, including the additional ms
+        of the shards.
+        """
         return self.factor * self.model.predict(sets) + sets.totals(_added_ms(self.adds, sets.loads))
 
 
 @dataclass(frozen=True)
 class AloneTimes(SumModel):
-    """Model that adds up the times of all loads, each in a call alone, and multiplies the sum by a factor.
+    """Model that predicts a kernel call as the sum of the times of its shards, each in a call alone, multiplied by a
+    factor.
 
     Attributes:
         model: model of the time of a load alone, of any call.
@@ -238,14 +253,16 @@ class AloneTimes(SumModel):
     share: float = 1.0
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the time of each load alone times the factor, as a vector with one number, (n, 1) ms."""
+        """Return the time of each of n shards in a kernel call alone, times the factor, as vectors with one element,
+        (n, 1) ms.
+        """
         return self.model.predict(LoadSets.alone(loads))[:, None].astype(np.float32) * np.float32(self.share)
 
 
 @dataclass(frozen=True)
 class Consecutive(SumModel):
-    """Model of several kernels that run one after the other, as one sum over tables:
-    one head takes the vectors of all kernels.
+    """Model of several kernels that a device runs one after the other. The model is still a sum over tables: one head
+    turns the summed vectors of the shards of all kernels into a total time.
 
     The vector of a set is (v_1, ..., v_K, -n_1, ..., -n_K, 0): for each kernel k the sum v_k of its model's vectors,
     and the number n_k of its loads. `head` turns this vector into the time of all kernels. The time is the sum of the
@@ -258,8 +275,8 @@ class Consecutive(SumModel):
     by_kernel: tuple[tuple[int, SumModel], ...]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the vector of each of n loads, (n, H_1 + ... + H_K + K + 1):
-        the model's vector and a -1, in the columns of the load's kernel.
+        """Return a vector for each of n shards (`loads`), (n, H_1 + ... + H_K + K + 1): the vector of the model of the
+        shard's kernel and a -1, both in the columns of this kernel, and zeros elsewhere.
         """
         width = [len(head.bias) for head in self._heads]
         vectors = np.zeros((len(loads), sum(width) + len(width) + 1), dtype=np.float32)
@@ -278,7 +295,8 @@ class Consecutive(SumModel):
 
     @cached_property
     def head(self) -> ReluHead:
-        """The head that turns a summed vector into the sum of the ms of all kernels that are called.
+        """The head that turns the summed vectors of a device's shards into the total ms of all kernels that the device
+        calls.
 
         With b_k, w_k and o_k the bias, weight and offset of the head of kernel k, both of the latter in ms, it computes
 

@@ -1,5 +1,5 @@
-"""Changes of the links between devices in all analytic models of exchanges,
-also in analytic models that other models contain.
+"""Changes of the links between devices (such as network and bridges) in analytic exchange models, including analytic
+models inside other models.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ Change = Callable[[RooflineComm], RooflineComm]
 
 
 def with_links(model: CommModel, change: Change) -> CommModel:
-    """Return the model with `change` applied to each analytic model of exchanges;
-    the model itself if there is no analytic model.
+    """Return a copy of an exchange model in which `change(model)` takes the place of each analytic model; `model`
+    itself if it contains no analytic model.
     """
     if isinstance(model, RooflineComm):
         return change(model)
@@ -29,10 +29,12 @@ def with_links(model: CommModel, change: Change) -> CommModel:
 
 
 def chosen_links(choice: ModelChoice) -> Change:
-    """Return the function that changes analytic exchange times to the links in `choice` (`ModelChoice.links`)."""
+    """Return a function that sets the links of an analytic exchange model to the links in `choice`
+    (`ModelChoice.links`).
+    """
 
     def change(model: RooflineComm) -> RooflineComm:
-        """Return the model of exchanges with the links in `choice`.
+        """Return a copy of the exchange model with the links in `choice`.
 
         Raises:
             UserError: bridges are given for GPUs that do not need them.

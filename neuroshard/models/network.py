@@ -1,4 +1,4 @@
-"""Times of collectives between hosts and over PCIe, by formulas that were fitted to published measurements.
+"""Formulas for the times of collectives between hosts and over PCIe, fitted to published measurements.
 
 A collective takes L + T + k sqrt(L T): L is a fixed time that grows with the number of ranks, T the time of the bytes
 over the busiest link, and the last term the loss of messages of medium size, which are long enough to be sent in chunks
@@ -37,7 +37,8 @@ LARGEST_BYTES = float(1 << 30)  # largest buffer between hosts that was measured
 
 
 class Growth(NamedTuple):
-    """How the time of a kind of collective grows with the number of ranks and with the bytes; the same on all networks.
+    """Parameters by which the time of a kind of collective grows with the number of ranks and with the bytes.
+    They are the same on all networks.
 
     Attributes:
         power: exponent p: the fixed time L is proportional to ranks^p (for an all-reduce, to hosts^p).
@@ -49,7 +50,8 @@ class Growth(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """The fitted figures of one kind of collective on one kind of network: fixed time and share of the bandwidth.
+    """Fitted parameters of one kind of collective on one kind of network: the fixed time, and the share of the
+    bandwidth that large messages reach.
 
     Attributes:
         latency_us: fixed time of 16 ranks; of an all-reduce, of 2 hosts.
@@ -111,7 +113,7 @@ class Links:
 
 @dataclass(frozen=True)
 class Network:
-    """The network between hosts, and the times of collectives over this network.
+    """The network between hosts, with a formula for the times of collectives over this network.
 
     Attributes:
         kind: one of `NETWORKS`.
@@ -126,8 +128,8 @@ class Network:
     def ms(
         self, collective: str, size_bytes: FloatArray, ranks: int, hosts: int, fits: Fits | None = None
     ) -> FloatArray:
-        """Predict the ms of a collective, which has NCCL's name,
-        with buffers of `size_bytes` (...,), as nccl-tests counts the bytes.
+        """Predict the ms of a collective with a name of NCCL, such as "all_reduce", for buffers of `size_bytes` (...,),
+        as nccl-tests counts the bytes.
 
         `fits` replaces `FITS`.
         """
@@ -136,8 +138,8 @@ class Network:
         return _with_losses(latency_ms, carried / (share * self.card_gb_per_s * _BYTES_PER_MS), growth.between)
 
     def measured(self, busbw_gb_per_s: float, ranks: int, hosts: int) -> "Network":
-        """Return the network with the card bandwidth at which an all-reduce of 1 GiB has this bus bandwidth,
-        which `all_reduce_perf` prints in GB/s.
+        """Return a copy of the network whose bandwidth is set such that an all-reduce of 1 GiB has this measured bus
+        bandwidth, in GB/s as `all_reduce_perf` prints it.
         """
         growth, latency_ms, share = self._figures(_ALL_REDUCE, ranks, hosts, FITS)
         taken_ms = LARGEST_BYTES * 2 * (ranks - 1) / ranks / (busbw_gb_per_s * _BYTES_PER_MS)
@@ -146,8 +148,8 @@ class Network:
         return replace(self, card_gb_per_s=carried / (share * bytes_ms * _BYTES_PER_MS))
 
     def _figures(self, collective: str, ranks: int, hosts: int, fits: Fits) -> tuple[Growth, float, float]:
-        """Return the `Growth` of a collective, the fixed time in ms,
-        and the share of the network bandwidth that large messages reach.
+        """Return the parameters of the formula for a collective: the `Growth`, the fixed time in ms, and the share of
+        the network bandwidth that large messages reach.
         """
         which = _family(collective)
         growth, fit = GROWTH[which], fits[self.kind][which]
@@ -159,7 +161,7 @@ class Network:
 
 
 def carried_share(collective: str, ranks: int, hosts: int) -> float:
-    """Return the share of a device's buffer that passes the network card of each device in a collective.
+    """Return the bytes that pass the network card of each device in a collective, as a share of a device's buffer.
 
     A ring crosses each border between two hosts once, and an all-reduce is two rings; between two hosts NCCL's
     all-reduce takes trees instead.
@@ -181,8 +183,8 @@ def _with_losses(latency_ms: float, bytes_ms: FloatArray, between: float) -> Flo
 
 
 def _bytes_ms(latency_ms: float, taken_ms: float, between: float) -> float:
-    """Return the time T of the bytes, in ms, from the whole time `taken_ms` of a collective,
-    as the inverse of `_with_losses`; at least 1 ns.
+    """Return the time that the bytes of a collective take, T in the formula, from the total time `taken_ms`: the
+    inverse of `_with_losses`, in ms and at least 1 ns.
 
     With L the latency and k the factor `between`, T solves L + T + k sqrt(L T) = taken_ms.
     """
@@ -206,13 +208,13 @@ class Point(NamedTuple):
 
     @property
     def latency_factor(self) -> float:
-        """The factor of fixed times with this GPU, relative to fixed times with newer GPUs."""
+        """The fixed time of collectives with this GPU, as a factor of the fixed time with newer GPUs."""
         return OLDER_GPU if self.gpu.startswith("A100") else 1.0
 
     @property
     def inside_ms(self) -> float:
-        """The ms that the bytes within a host take, by the curves of the GPU. A GPU without curves counts
-        as an H100.
+        """The ms of the exchange within each host, interpolated between published times of the GPU.
+        A GPU without published times counts as an H100.
         """
         name = self.gpu.split()[0].lower()
         local = self.ranks // self.hosts
@@ -220,7 +222,9 @@ class Point(NamedTuple):
         return float(curves_of(name if name in _CURVES else "h100")(self.collective, local, np.array([size]))[0])
 
     def predicted_ms(self, fits: Fits) -> float:
-        """Predict the ms of the collective at this point from the figures in `fits` for the point's kind of network."""
+        """Predict the ms of this collective, with the fitted parameters in `fits` for the network that the collective
+        used.
+        """
         network = Network(self.network, self.card_gb_per_s, self.latency_factor)
         outside = network.ms(self.collective, np.array([self.size_bytes]), self.ranks, self.hosts, fits)
         return max(self.inside_ms, float(outside[0]))
@@ -246,8 +250,8 @@ def points() -> tuple[Point, ...]:
 
 
 def fitted(known: Sequence[Point]) -> Fits:
-    """Return the latencies and shares of the bandwidth that fit the points in `known`,
-    for every kind of network and of collective.
+    """Fit the formulas to the published times in `known`: return the latency and the share of the bandwidth for each
+    kind of network and of collective.
 
     Each fit minimises the mean error over machines. InfiniBand and RoCE share one fit. If a collective was not
     published for a network, the collective is assumed to be slower than on InfiniBand by the mean factor of the other
@@ -279,8 +283,8 @@ def _family(collective: str) -> str:
 
 
 def _fit(which: str, known: Sequence[Point]) -> Fit:
-    """Return the latency and share with the smallest mean |ln(predicted / published)| over the points in `known`;
-    every machine counts equally.
+    """Return the latency and the share of the bandwidth that fit published times of one kind of collective best: they
+    minimise the mean |ln(predicted / published)|, with equal weight for every machine.
     """
     latency_us, share = (grid.ravel() for grid in np.meshgrid(_LATENCIES_US, _SHARES, indexing="ij"))
     sizes = np.array([_size(which, one.ranks, one.hosts) for one in known])
@@ -298,7 +302,7 @@ def _fit(which: str, known: Sequence[Point]) -> Fit:
 
 
 class MachineError(NamedTuple):
-    """Error of the predicted times of a collective on one machine, relative to the published times.
+    """Error of the predicted times of a collective on one published machine, relative to the published times.
 
     A typical factor is e to the mean of |ln(predicted / published)|.
 
@@ -315,29 +319,31 @@ class MachineError(NamedTuple):
 
 
 def errors(network: str) -> Iterator[MachineError]:
-    """Yield the errors of predicted times on every machine with this kind of network, for each collective."""
+    """Yield the prediction errors of each collective on each published machine that has this kind of network."""
     own = [one for one in points() if _kind(one.network) == _kind(network)]
     for machine, collective in dict.fromkeys((one.machine, one.collective) for one in own):
         which = _family(collective)
-        its = [one for one in own if (one.machine, one.collective) == (machine, collective)]
+        on_machine = [one for one in own if (one.machine, one.collective) == (machine, collective)]
         others = [one for one in own if one.machine != machine and _family(one.collective) == which]
         left_out = {kind: {which: _fit(which, others)} for kind in NETWORKS} if others else None
-        typical = [None if fits is None else _typical_of(its, fits) for fits in (FITS, left_out)]
+        typical = [None if fits is None else _typical_of(on_machine, fits) for fits in (FITS, left_out)]
         assert typical[0] is not None
         yield MachineError(machine, collective, typical[0], typical[1])
 
 
-def _typical_of(its: Sequence[Point], fits: Fits) -> float:
-    return typical_factor([one.predicted_ms(fits) for one in its], [one.ms for one in its])
+def _typical_of(points: Sequence[Point], fits: Fits) -> float:
+    return typical_factor([point.predicted_ms(fits) for point in points], [point.ms for point in points])
 
 
 def typical_factor(predicted: Sequence[float] | FloatArray, published: Sequence[float] | FloatArray) -> float:
-    """Return the typical factor between predicted and published times: e to the mean of |ln(predicted / published)|."""
+    """Return exp(mean |ln(predicted / published)|): the typical factor by which predictions are too
+    large or too small.
+    """
     return float(np.exp(np.abs(np.log(predicted) - np.log(published)).mean()))
 
 
 class PcieError(NamedTuple):
-    """Error of the predicted times of a collective on a PCIe machine, relative to the published times.
+    """Error of the predicted times of a collective on one published PCIe machine, relative to the published times.
 
     Attributes:
         machine, collective: names.
@@ -354,14 +360,16 @@ class PcieError(NamedTuple):
 
 
 def pcie_errors() -> Iterator[PcieError]:
-    """Yield the errors of predicted times on every PCIe machine without bridges,
-    for each collective and number of devices.
+    """Yield the prediction errors of each collective, with each number of devices, on each published PCIe machine
+    without NVLink bridges.
     """
     rows = [row for row in point_rows("pcie.csv") if row["bridges"] != "yes"]
     groups = dict.fromkeys((row["machine"], row["collective"], row["gpus"], row["link_gb_per_s"]) for row in rows)
     for machine, collective, gpus, link in groups:
-        its = [row for row in rows if (row["machine"], row["collective"], row["gpus"]) == (machine, collective, gpus)]
-        size_bytes, ms = (np.array([float(row[name]) for row in its]) for name in ("bytes", "us"))
+        on_machine = [
+            row for row in rows if (row["machine"], row["collective"], row["gpus"]) == (machine, collective, gpus)
+        ]
+        size_bytes, ms = (np.array([float(row[name]) for row in on_machine]) for name in ("bytes", "us"))
         ms, devices = ms * _US, int(gpus)
         usual, largest = float(link), int(size_bytes.argmax())
         own = pcie_link(collective, float(size_bytes[largest]), float(ms[largest]), devices)
@@ -370,15 +378,17 @@ def pcie_errors() -> Iterator[PcieError]:
 
 
 def pcie_link(collective: str, size_bytes: float, ms: float, devices: int) -> float:
-    """Return the bandwidth of a device's link, in GB/s, at which the predicted time of a collective
-    over PCIe is `ms`.
+    """Return the PCIe bandwidth of a device, in GB/s, at which the predicted time of a collective is `ms`.
+    This is the inverse of `pcie_ms`.
     """
     latency_ms, bytes_ms = _pcie_times(collective, size_bytes, devices, 1.0)
     return float(bytes_ms) / _bytes_ms(latency_ms, ms, _PCIE_BETWEEN)
 
 
 def pcie_curves(link_gb_per_s: float) -> Curves:
-    """Return the curves of collectives over PCIe, as on an RTX PRO 6000 Server, for links of `link_gb_per_s` GB/s."""
+    """Return the predicted times of collectives over PCIe as `Curves`, for links of `link_gb_per_s` GB/s.
+    The formula was fitted to an RTX PRO 6000 Server.
+    """
     sizes = np.array([512.0 * 2**power for power in range(21)])
     names = "alltoall", "all_reduce", "reduce_scatter", "all_gather"
     return Curves(
@@ -387,16 +397,14 @@ def pcie_curves(link_gb_per_s: float) -> Curves:
 
 
 def pcie_ms(collective: str, size_bytes: FloatArray, devices: int, link_gb_per_s: float) -> FloatArray:
-    """Predict the ms of a collective over PCIe from the bandwidth of a device's link,
-    which is in GB/s by the datasheet.
-    """
+    """Predict the ms of a collective over PCIe, from `link_gb_per_s`, the bandwidth of a device's PCIe link in GB/s."""
     return _with_losses(*_pcie_times(collective, size_bytes, devices, link_gb_per_s), _PCIE_BETWEEN)
 
 
 def _pcie_times(
     collective: str, size_bytes: FloatArray | float, devices: int, link_gb_per_s: float
 ) -> tuple[float, FloatArray]:
-    """Return two times of a collective over PCIe, in ms: the fixed time, and the time of the bytes."""
+    """Return the two terms of a collective's time over PCIe, in ms: the fixed time, and the time of the bytes."""
     times = 2 if collective == _ALL_REDUCE else 1
     latency_ms = times * _PCIE_LATENCY_US * _US * devices**0.7
     rate = _PCIE_SHARES[collective] * (devices / 8) ** -0.3 * link_gb_per_s * _BYTES_PER_MS

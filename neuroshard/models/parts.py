@@ -1,4 +1,6 @@
-"""Parts of a step: their names, the values that decide their costs, the input dist, and the framework overhead."""
+"""The parts of a training step: their names, the quantities that decide their costs, and models of the input dist and
+of the framework overhead.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -70,8 +72,8 @@ Slopes = dict[str, NonNegative]  # ms for one of each of `TERMS`; terms that are
 
 
 def imbalance(columns: FloatArray) -> tuple[str, FloatArray]:
-    """Return the imbalance of all-to-alls in which D devices send `columns` (B, D):
-    the name of this quantity, and the values (B,).
+    """Return the imbalance of all-to-alls as a name and values (B,): the most columns that any of D devices sends,
+    divided by the mean. `columns` (B, D) are the columns that each device sends.
 
     The imbalance is the maximum over the mean, 1 if all devices send the same. Random exchanges are more unbalanced
     the more devices there are, so the name contains the number of devices.
@@ -81,15 +83,15 @@ def imbalance(columns: FloatArray) -> tuple[str, FloatArray]:
 
 
 def compute_part(call: Call) -> str:
-    """Return the name of the part of a step for a kernel call:
-    "compute" for column-wise calls, else "compute.row_wise" and so on.
+    """Return the name of the part of a step for a type of kernel call: "compute" for pooled column-wise tables in
+    device memory, else a name such as "compute.row_wise".
     """
     return COMPUTE if call == COLUMN_WISE_CALL else f"{COMPUTE}.{call.name}"
 
 
 def exchange_part(direction: str, collective: Collective) -> str:
-    """Return the name of the part of a step for a collective in a direction ("forward" or "backward"),
-    such as "forward.reduce_scatter".
+    """Return the name of the part of a step for a collective, such as "forward.reduce_scatter"; `direction` is
+    "forward" or "backward".
 
     An all-to-all's name is the direction alone; the input's, which comes once in a step, is "input".
     """
@@ -99,8 +101,8 @@ def exchange_part(direction: str, collective: Collective) -> str:
 
 
 def of_calls(calls: LoadSets) -> dict[str, FloatArray]:
-    """Return the quantities that decide the cost of kernel calls, by name, (n,) or (B,) each;
-    calls without tables are left out.
+    """Return the quantities that decide the cost of kernel calls, by name, such as "rows": a value for each shard, or
+    for each call that has shards.
     """
     loads = calls.loads
     return {
@@ -115,7 +117,8 @@ def of_calls(calls: LoadSets) -> dict[str, FloatArray]:
 
 
 def of_exchanges(alone: Traffic) -> dict[str, FloatArray]:
-    """Return the quantities that decide the cost of exchanges by one collective, by name, (B,) or (B D,) each.
+    """Return the quantities that decide the cost of exchanges by one collective, by name: "devices", and "bytes from a
+    device".
 
     `alone` is the traffic of this collective alone (`Traffic.alone`). Exchanges without bytes are left out.
     """
@@ -126,7 +129,7 @@ def of_exchanges(alone: Traffic) -> dict[str, FloatArray]:
 
 @dataclass(frozen=True)
 class InputExchange(PartModel):
-    """Model of the input dist, the exchange of indices and lengths, which all devices start together.
+    """Model of the input dist, in which all devices together start to exchange indices and lengths.
 
     Attributes:
         model: model of this exchange alone (`Traffic.alone`).
@@ -141,23 +144,23 @@ class InputExchange(PartModel):
         return self.model.alone_ms(traffic.alone(Collective.INPUT), np.zeros_like(ready_ms))
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function that predicts from n loads the ms, (n,), by which the indices of each load lengthen a step:
-        bytes times ms per byte.
+        """Return a function that predicts by how many ms the indices of each of n shards (`Loads`) lengthen a step,
+        (n,): bytes times ms per byte. None if the ms per byte are 0.
         """
         ms_per_byte, devices = self._ms_per_byte(task), task.topology.num_devices
         return (lambda loads: _input_bytes(loads, devices) * ms_per_byte) if ms_per_byte else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of an input dist with equal bytes on all devices, (B,), without the ms that
-        `of_shards` adds.
+        """Predict the ms of an input dist in which all devices receive equal bytes, (B,).
+        The ms that `of_shards` predicts for single shards are left out.
         """
         size_bytes = work.input_bytes
         even_ms = self.model.even_ms(size_bytes[:, None], task.batch_size, task.topology) * (size_bytes > 0)
         return even_ms - size_bytes * self._ms_per_byte(task)
 
     def _ms_per_byte(self, task: Task) -> float:
-        """Return the ms per byte by which an exchange takes longer if one device gets twice the mean bytes;
-        0 if nothing is exchanged.
+        """Return the ms per byte by which the input dist takes longer if one device receives twice the mean bytes; 0 if
+        nothing is exchanged.
         """
         devices = task.topology.num_devices
         mean = _input_bytes(task.loads, devices).sum() / devices
@@ -171,15 +174,15 @@ class InputExchange(PartModel):
 
 
 def _input_bytes(loads: Loads, devices: int) -> FloatArray:
-    """Return the bytes of indices and lengths that come to a device for each load, (n,)."""
+    """Return the bytes of indices and lengths that devices exchange for each of n shards (`loads`), (n,)."""
     return sent_bytes_of(loads, devices)[:, Collective.INPUT]
 
 
 def counts_of(loads: Loads) -> FloatArray:
-    """Return the amounts of work of each of n loads,
-    such as lookups and MB of outputs, (n, C), in the order of `COUNTS`.
+    """Return the amounts of work of each of n shards (`loads`), such as lookups and MB of outputs, (n, C).
+    `COUNTS` has the names of the C amounts.
     """
-    copied, in_rows = (are(loads, has) for has in (lambda its: its.own_samples, lambda its: its.blocks))
+    copied, in_rows = (are(loads, has) for has in (lambda layout: layout.own_samples, lambda layout: layout.blocks))
     one, out, columns = np.ones(len(loads)), loads.output_bytes / _MILLION, ~(copied | in_rows)
     pooled = _POOLED[loads.call]  # outputs of row-wise sequence tables are put in order one by one
     weights = loads.rows * loads.dim / _MILLION
@@ -194,13 +197,15 @@ def counts_of(loads: Loads) -> FloatArray:
 
 
 def counts_of_sets(sets: LoadSets) -> FloatArray:
-    """Return the amounts of work of each of B sets of loads, (B, C), in the order of `COUNTS`."""
-    return np.stack([sets.totals(its) for its in counts_of(sets.loads).T], axis=-1)
+    """Return the amounts of work of each of B sets of shards, such as the shards of a device, (B, C).
+    `COUNTS` has the names of the C amounts.
+    """
+    return np.stack([sets.totals(amount) for amount in counts_of(sets.loads).T], axis=-1)
 
 
 def terms_of(times: KernelTimes, part: str) -> FloatArray:
-    """Return the values of `TERMS` on each device of B plans, (B, D, F),
-    as the given part of the framework overhead counts the terms.
+    """Return the quantities (`TERMS`) from which a part of the framework overhead is computed, for each device of B
+    plans, (B, D, F).
     """
     devices = times.counts.shape[1]
     of_plan = _terms_of_plan(part, times.kernels, times.counts.mean(axis=1), devices)[:, None]
@@ -210,8 +215,8 @@ def terms_of(times: KernelTimes, part: str) -> FloatArray:
 
 
 def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
-    """Return (B,) True for each plan in which this part of the framework overhead depends on
-    the counts of each single device.
+    """Return (B,) True for each plan in which a part of the framework overhead depends on the amounts of work of each
+    single device.
 
     TorchRec puts exchanged outputs in order, together with the outputs of data-parallel tables. If all tables are
     data-parallel, TorchRec does not put outputs in order. `kernels` (B, K) are the numbers of kernels of each call.
@@ -221,8 +226,8 @@ def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
 
 
 def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devices: int) -> FloatArray:
-    """Return the terms of a part that depend on a whole plan, (B, F),
-    from the kernels (B, K) and the mean counts of devices (B, C).
+    """Return the quantities of a part of the framework overhead that are equal on all devices of a plan, (B, F), from
+    the numbers of kernels (B, K) and the mean amounts of work of the devices (B, C).
 
     The terms are 1, kernel calls, exchanges, exchanges times devices, outputs of several sharding types that are
     joined, and outputs of split tables that are put in order. One exchange carries the pooled tables of all data types;
@@ -237,10 +242,11 @@ def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devic
     return np.stack([np.ones(len(calls)), calls.sum(axis=1), sent, sent * num_devices, joined, ordered], axis=-1)
 
 
-def _of_devices_alike(
+def _equal_work_ms(
     part: "FrameworkPart | HostWait", task: Task, work: EqualWork
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the three summands of the ms of a part, (B,) each, on devices with equal work.
+    """Return the three summands that make up the ms of a part of the framework overhead, (B,) each, if all devices have
+    equal work.
 
     They come from the terms of the whole plan, the terms of the mean device, and the terms of a device itself.
     """
@@ -250,7 +256,8 @@ def _of_devices_alike(
 
 @dataclass(frozen=True, eq=False)
 class FrameworkPart(PartModel):
-    """One part of the framework overhead of TorchRec on each device: a sum of non-negative terms.
+    """Model of one part of the framework overhead of TorchRec on each device: a sum of amounts of work, with a
+    non-negative number of ms for one unit of each amount.
 
     Attributes:
         name: name of the part.
@@ -271,17 +278,17 @@ class FrameworkPart(PartModel):
         return terms_of(times, self.name) @ self.slopes
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function that predicts from n loads the ms that each load adds to its device, (n,);
-        None if loads add nothing.
+        """Return a function that predicts the ms that each of n shards (`Loads`) adds to this part on its device, (n,);
+        None if shards add nothing.
         """
         own = self.slopes[_OWN]
         return (lambda loads: counts_of(loads) @ own) if own.any() else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the part on each device, (B,),
-        if all devices have equal work, without the ms that `of_shards` adds.
+        """Predict the ms of the part on each device, (B,), if all devices have equal work.
+        The ms that `of_shards` predicts for single shards are left out.
 
-        The part is a sum of three summands (`_of_devices_alike`): plan + mean + own. Searches add `own` shard by shard,
+        The part is a sum of three summands (`_equal_work_ms`): plan + mean + own. Searches add `own` shard by shard,
         by `of_shards`, so it is left out here:
 
             shared = plan + mean     if the part depends on the counts of each device (`_counts_own`)
@@ -290,14 +297,15 @@ class FrameworkPart(PartModel):
         In the second case a step has neither `mean` nor `own`. `of_shards` cannot know this from a shard alone, and has
         added `own`: subtracting it here makes the sum of both right.
         """
-        plan_ms, mean_ms, own_ms = _of_devices_alike(self, task, work)
+        plan_ms, mean_ms, own_ms = _equal_work_ms(self, task, work)
         own = _counts_own(self.name, work.kernels)
         return plan_ms + np.where(own, mean_ms, -own_ms)
 
 
 @dataclass(frozen=True, eq=False)
 class HostWait(PartModel):
-    """Model of the time that a device, with its dense network, waits for the host that launches all work of the device.
+    """Model of the time that a device waits for its host, which launches all work of the device, including the dense
+    network.
 
     A host launches a step call by call, and goes on to the next step; only the devices wait for the host. So a step
     takes about as long as the slower of host and device. A device with 1 ms less work waits about 0.9 ms longer:
@@ -319,25 +327,25 @@ class HostWait(PartModel):
 
     @property
     def about(self) -> str:  # type: ignore[override]  # other parts are about the same in all models
-        """The description of the part for people, with the ms of the dense network, on which the part depends."""
+        """The description of this part of a step for people, with the known or assumed ms of the dense network."""
         dense = f"{self.dense_ms:g} ms" if self.dense_ms is not None else f"an assumed {UNKNOWN_DENSE_MS:g} ms"
         return f"host time with {dense} of dense compute"
 
     def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms that each device waits, (B, D),
-        if `ready_ms` (B, D) is the time until the device has done all other work.
+        """Predict the ms that each device waits for its host, (B, D).
+        `ready_ms` (B, D) is the time after which a device has done all other work.
         """
         return self._waited_ms(self._host_ms(times), ready_ms)
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms that devices with equal work wait, (B,),
-        if `ready_ms` (B,) is the time until all other work is done.
+        """Predict the ms that each device waits for its host, (B,), if all devices have equal work.
+        `ready_ms` (B,) is the time after which the devices have done all other work.
         """
-        return self._waited_ms(np.sum(_of_devices_alike(self, task, work), axis=0), ready_ms)
+        return self._waited_ms(np.sum(_equal_work_ms(self, task, work), axis=0), ready_ms)
 
     def margin_ms(self, margin: Margin, times: KernelTimes, ready_ms: FloatArray) -> FloatArray:
-        """Return the margin of the predicted wait on each device, (B, D) ms:
-        the additional wait if the host takes longer by the margin of the host's time.
+        """Return the error margin of the predicted wait on each device, (B, D) ms: the additional wait if the time of
+        the host is underestimated by the error margin of host times, `margin`.
         """
         host_ms = self._host_ms(times)
         longer_ms = host_ms + margin(host_ms, np.zeros_like(host_ms))
@@ -354,8 +362,8 @@ class HostWait(PartModel):
 @dataclass(frozen=True)
 @checked
 class Framework(Stored):
-    """The framework overhead of TorchRec in a step on each device:
-    amounts of work times ms, and a factor of kernel times.
+    """The framework overhead of TorchRec in a step: ms for each unit of work in several parts of the step, and a factor
+    of kernel times.
 
     In a step the caches hold other data than in a benchmark of a kernel alone, and outputs are allocated. So kernels
     take a factor of their time alone, and additional time by counts.
@@ -389,12 +397,14 @@ class Framework(Stored):
         return (*own, HostWait(self.per_term(_HOST))) if self.host else own
 
     def per_term(self, name: str) -> FloatArray:
-        """Return the ms for one unit of each of `TERMS`, (F,), of the part whose field is called `name`."""
+        """Return the ms for one unit of each quantity in `TERMS`, (F,), in the part of the framework overhead whose
+        field is called `name`.
+        """
         slopes: Slopes = getattr(self, name)
         return np.array([slopes.get(term, 0.0) for term in TERMS])
 
     def scaled(self, factor: float) -> "Framework":
-        """Return the framework overhead with all times on devices multiplied by the factor.
+        """Return a copy of the framework overhead with all times on devices multiplied by `factor`.
 
         The factor of kernel times stays, because other models predict kernel times; the times of hosts stay, because
         hosts have a speed of their own.

@@ -1,5 +1,5 @@
-"""Exchanges of embeddings and gradients with fewer bits than fp32 (TorchRec's `QCommsConfig`),
-and the time to convert elements.
+"""Exchanges of embeddings and gradients in fewer bits than fp32 (TorchRec's `QCommsConfig`), and the time of the
+conversions.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ _GIVEN = [
 
 
 def precisions_named(name: str) -> tuple[Precision, Precision]:
-    """Return the data types of embeddings and of gradients that `name` stands for,
-    such as "fp16" for both, or "fp16/bf16".
+    """Return the data types in which embeddings and gradients are exchanged, from a name: "fp16" stands for fp16 in
+    both directions, "fp16/bf16" for fp16 embeddings and bf16 gradients.
 
     Raises:
         UserError: the name is not a known precision.
@@ -35,8 +35,8 @@ def precisions_named(name: str) -> tuple[Precision, Precision]:
 
 
 def conversions(compute: ComputeModel, framework: Framework | None, *each: Precision) -> "tuple[Conversion, ...]":
-    """Return a tuple with the part of a step that converts elements from fp32 to the data type of each direction,
-    and back.
+    """Return the part of a step in which devices convert embeddings and gradients between fp32 and the exchanged data
+    types (`each`), in a tuple.
 
     With a datasheet the conversion is a pass over memory before and after each exchange; with measured models the
     conversion takes the measured time. The tuple is empty if nothing is converted or the time was not measured.
@@ -46,25 +46,25 @@ def conversions(compute: ComputeModel, framework: Framework | None, *each: Preci
 
 
 def _ms_per_mb(compute: ComputeModel, framework: Framework | None, to: Precision) -> float:
-    """Return the ms to convert 1 MB of fp32 to a data type, or back; 0 if this time was not measured."""
+    """Return the ms to convert 1 MB of fp32 to the data type `to`, or back; 0 if this time was not measured."""
     if (sheet := datasheet_of(compute)) is not None:
         return (1 + to.element_bytes / ELEMENT_BYTES) / sheet.memory_gb_per_s
     return 0.0 if framework is None else framework.outputs.get(CONVERTED, 0.0)
 
 
 def converted_mb(traffic: Traffic) -> FloatArray:
-    """Return the MB of fp32 that each device converts in one direction, (B, D),
-    in total before it sends and after it receives.
+    """Return the MB of fp32 that each device converts for the exchanges in one direction, (B, D): before it sends and
+    after it receives, added up.
     """
     got = np.zeros((len(traffic), 1))
     for which in (one for one in traffic.collectives if one not in (*IN_FULL_PRECISION, *ADDED_UP)):
         got += traffic.sent_bytes(which).mean(axis=1, keepdims=True) / _MB
-    return got + _own_mb(traffic.size_bytes, traffic.num_devices, traffic.host_size)
+    return got + _sent_mb(traffic.size_bytes, traffic.num_devices, traffic.host_size)
 
 
-def _own_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> FloatArray:
-    """Return the MB (...,) that a device converts for the bytes that it sends,
-    from the bytes in each collective (..., C).
+def _sent_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> FloatArray:
+    """Return the MB that a device converts because of the bytes that it sends, (...,).
+    `size_bytes` (..., C) are the bytes that it sends into each collective.
 
     Collectives that sum up convert once more.
     """
@@ -93,15 +93,15 @@ class Conversion(PartModel):
         return converted_mb(traffic) * self.ms_per_mb
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function that predicts from n loads the ms, (n,), to convert the outputs of each load on
-        its device.
+        """Return a function that predicts the ms to convert the outputs of each of n shards (`Loads`) on its device,
+        (n,).
         """
         devices, host_size = task.topology.num_devices, task.topology.fast_links
-        return lambda loads: _own_mb(sent_bytes_of(loads, devices), devices, host_size) * self.ms_per_mb
+        return lambda loads: _sent_mb(sent_bytes_of(loads, devices), devices, host_size) * self.ms_per_mb
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms to convert the outputs that each of equal devices receives, (B,),
-        except outputs that the exchange sums up.
+        """Predict the ms to convert the outputs that each device receives, (B,), if all devices have equal work.
+        Outputs that an exchange sums up are left out.
         """
         ms: FloatArray = work.counts[:, _GIVEN].sum(axis=1) * self.ms_per_mb
         return ms

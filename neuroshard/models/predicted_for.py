@@ -62,8 +62,10 @@ class PredictedFor:
         """Return text that names the hardware that the models predict for,
         and the hardware `here`, on which the plan was measured.
         """
-        its = _named(self.measured) if self.measured is not None else f"{_KINDS[self.kind]}: {self.sheet} (datasheet)"
-        return f"predicted for {its} (cost models '{self.models}'), but measured on {_named(here)}"
+        predicted = (
+            _named(self.measured) if self.measured is not None else f"{_KINDS[self.kind]}: {self.sheet} (datasheet)"
+        )
+        return f"predicted for {predicted} (cost models '{self.models}'), but measured on {_named(here)}"
 
 
 def _named(machine: Fingerprint) -> str:

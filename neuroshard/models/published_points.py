@@ -61,7 +61,9 @@ class KernelPoint:
 
     @property
     def loads(self) -> Loads:
-        """The loads of the call's tables, (n,), with equal lookups and the published number of unique rows."""
+        """The tables of the call as `Loads`, (n,), with equal lookups per table and the published number of unique
+        rows.
+        """
         pooling = self.lookups / self.outputs if self.pooled else 1.0
         table = Table("t", self.rows, self.dim, pooling, _reuse(self.lookups / self.unique), pooled=self.pooled)
         return Loads.of([table] * self.tables, round(self.outputs / self.tables)).at(
@@ -70,7 +72,7 @@ class KernelPoint:
 
 
 def _reuse(mean: float) -> tuple[float, ...]:
-    """Return a reuse histogram with a mean of `mean` lookups for each row that is looked up at all."""
+    """Return a reuse histogram in which each row that is looked up at all is looked up `mean` times on average."""
     above = min(max(int(np.searchsorted(MEAN_COUNTS, mean)), 1), len(MEAN_COUNTS) - 1)
     below = above - 1
     share = float(np.clip((mean - MEAN_COUNTS[below]) / (MEAN_COUNTS[above] - MEAN_COUNTS[below]), 0, 1))
@@ -107,8 +109,8 @@ def kernel_points() -> tuple[KernelPoint, ...]:
 
 @dataclass(frozen=True)
 class Widths:
-    """Factors by which lookups take longer than their bytes would take at memory bandwidth,
-    by the number of bytes in a row.
+    """Factors by which lookups take longer than memory bandwidth alone would allow, as a function of the bytes in a
+    row.
 
     Narrow rows keep few threads of a kernel busy; wide rows are in caches less often. Between points, the logarithm of
     the factor is interpolated over the logarithm of the bytes; outside of the points, the nearest point counts.
@@ -122,22 +124,24 @@ class Widths:
     factor: tuple[float, ...]
 
     def __call__(self, row_bytes: FloatArray) -> FloatArray:
-        """Return the factor of each row, (n,), for rows of `row_bytes` (n,) bytes."""
+        """Return the factor for each of n tables, (n,), whose rows have `row_bytes` (n,) bytes."""
         if not self.row_bytes:
             return np.ones_like(row_bytes)
         factor: FloatArray = np.exp(np.interp(np.log(row_bytes), np.log(self.row_bytes), np.log(self.factor)))
         return factor
 
     def holds(self, dim: FloatArray) -> BoolArray:
-        """Return (n,) True for each table whose number of columns, `dim` (n,), is between published points."""
+        """Return (n,) True for each table whose width is inside the range of the published widths; `dim` (n,) are the
+        numbers of columns.
+        """
         least, most = (self.row_bytes[0], self.row_bytes[-1]) if self.row_bytes else (0, np.inf)
         row_bytes = in_sectors(dim * ELEMENT_BYTES)
         return (row_bytes >= least) & (row_bytes <= most)
 
     @classmethod
     def of(cls, points: Iterable[KernelPoint], call_ms: float, bag_ns: float) -> "Widths":
-        """Return the factors that follow from Meta's forward points,
-        after the fixed times of a call and of bags are subtracted.
+        """Compute the factors from published forward times of a Meta benchmark, after subtracting the fixed times of a
+        call and of bags.
 
         Points with rows of equal bytes become one point, with the geometric mean of their factors.
         """
@@ -156,7 +160,8 @@ EVEN = Widths((), ())
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """Curves of a GPU: the times of collectives on one host by the size of the buffer, as nccl-tests measures them.
+    """Times of collectives on one host of a GPU type, as curves over the size of the buffer, as nccl-tests measures
+    them.
 
     Between two sizes, the logarithm of the time is interpolated over the logarithm of the size; above the largest size,
     times are proportional to the bytes. Between two numbers of devices, the time per byte that leaves a device is
@@ -172,11 +177,11 @@ class Curves:
 
     @cached_property
     def _log_ms(self) -> dict[str, dict[int, FloatArray]]:
-        """The logarithms of the ms, (S,), that exchanges would take if all bytes of a buffer went over links,
-        by collective and number of devices.
+        """The logarithms of the ms, (S,), that a collective would take if each device sent its whole buffer to other
+        devices, by collective and number of devices.
         """
         return {
-            collective: {count: np.log(rising(ms) / _on_the_way(count)) for count, ms in by_count.items()}
+            collective: {count: np.log(rising(ms) / _leaving_share(count)) for count, ms in by_count.items()}
             for collective, by_count in self.points.items()
         }
 
@@ -192,8 +197,8 @@ class Curves:
         return ms
 
     def _between(self, collective: str, devices: int) -> FloatArray:
-        """Return the curve for a number of devices, (S,) logarithms of ms;
-        each curve is interpolated only once, and then kept in memory.
+        """Return the curve of a collective between `devices` devices, as (S,) logarithms of ms.
+        Interpolated curves are kept in memory.
         """
         if (key := (collective, devices)) not in self._known:
             curves = self._log_ms[collective]
@@ -202,12 +207,12 @@ class Curves:
                 np.log(devices), np.log(counts), np.arange(len(counts))
             )  # a position between two numbers of devices
             weights = np.maximum(1 - np.abs(share - np.arange(len(counts))), 0)
-            self._known[key] = weights @ [curves[count] for count in counts] + np.log(_on_the_way(devices))
+            self._known[key] = weights @ [curves[count] for count in counts] + np.log(_leaving_share(devices))
         return self._known[key]
 
     @cached_property
     def _known(self) -> dict[tuple[str, int], FloatArray]:
-        """The curves that have been interpolated so far, by collective and number of devices."""
+        """Cache of the curves that have been interpolated so far, by collective and number of devices."""
         return {}
 
     @cached_property
@@ -216,12 +221,16 @@ class Curves:
 
     def tensors(self, name: str) -> dict[str, FloatArray]:
         """Return the sizes and the times of the curves as tensors, whose names begin with `name`."""
-        each = ((f"{collective}.{count}", ms) for collective, its in self.points.items() for count, ms in its.items())
+        each = (
+            (f"{collective}.{count}", ms)
+            for collective, by_count in self.points.items()
+            for count, ms in by_count.items()
+        )
         return {f"{name}.{own}": values for own, values in (("sizes", self.sizes), *each)}
 
     @classmethod
     def restored(cls, name: str, tensors: Tensors) -> "Curves":
-        """Return the curves from `tensors`, which the method `tensors(name)` returned.
+        """Rebuild and return the curves whose method `tensors(name)` returned these `tensors`.
 
         Raises:
             ValueError: the tensors are not curves of positive times over rising sizes.
@@ -241,14 +250,16 @@ class Curves:
         return cls(sizes, points)
 
 
-def _on_the_way(devices: int) -> float:
-    """Return the share of a device's buffer that leaves the device in an exchange between `devices` devices."""
+def _leaving_share(devices: int) -> float:
+    """Return the share of a device's buffer that the device sends to other devices, if `devices` devices exchange their
+    buffers.
+    """
     return (devices - 1) / devices
 
 
 @cache
 def curves_of(gpu: str) -> Curves:
-    """Return the time curves of a GPU's collectives, by the name of the GPU in the file of points."""
+    """Return the curves of a GPU, by the name of the GPU in the file of published points, such as "h100"."""
     rows = [row for row in point_rows("nccl.csv") if row["gpu"] == gpu]
     sizes = [name for name in rows[0] if name.isdigit()]
     ms: dict[str, dict[int, FloatArray]] = {}
@@ -259,7 +270,7 @@ def curves_of(gpu: str) -> Curves:
 
 
 def rising(times: FloatArray) -> FloatArray:
-    """Return times (S,) that never fall: falling times are replaced by geometric means.
+    """Make times (S,) non-decreasing, and return the result: falling times are replaced by geometric means.
 
     Each result is the geometric mean of the largest time up to the entry, and the smallest time from the entry on.
     """

@@ -76,8 +76,8 @@ _NARROW_SEQUENCES, _SEQUENCES = 1.96, 1.13
 
 @dataclass(frozen=True)
 class RooflineCompute(SumModel):
-    """Analytic model of kernel times: the moved bytes over memory bandwidth,
-    times a published factor, plus the time of threads and a fixed time of the call.
+    """Analytic model of kernel times: the moved bytes divided by the memory bandwidth, times published factors, plus a
+    time for each bag, lookup and unique row, and a fixed time of the call.
 
     Column-wise and row-wise tables have fused calls, data-parallel tables a dense call. Calls of pooled tables are
     faster if no table of the call is wide. Rows of tables in host memory move over the link to the host.
@@ -100,8 +100,8 @@ class RooflineCompute(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that adds a call's fixed time to the sum of the loads' times,
-        and subtracts the savings of narrow calls.
+        """The head that adds the fixed time of a kernel call to the sum of the times of its shards, and subtracts the
+        savings of calls without wide tables.
         """
         call_ms = self.forward_call_ms + self.backward_call_ms
         cost = ReluHead(np.zeros(1, np.float32), np.ones(1, np.float32), call_ms / _UNIT_MS, _UNIT_MS)
@@ -109,30 +109,32 @@ class RooflineCompute(SumModel):
 
     @property
     def forward_call_ms(self) -> float:
-        """The fixed forward time of a call, in ms."""
+        """The fixed time of the forward pass of a kernel call, in ms."""
         return FORWARD_CALL_MS + (0 if self.host is None else self.host.call_ms(self.tier))
 
     @property
     def backward_call_ms(self) -> float:
-        """The fixed time of a call's backward pass and update, in ms."""
+        """The fixed time of the backward pass and update of a kernel call, in ms."""
         return BACKWARD_CALL_MS + (_CACHE_BACKWARD_MS if self.tier is Tier.UVM_CACHING else 0)
 
     @property
     def arithmetic(self) -> frozenset[Call]:
-        """All kernel calls that the model knows, because all costs of this model are computed from a datasheet."""
+        """All types of kernel calls that the model can predict, because this model computes all times
+        from a datasheet.
+        """
         return self.calls
 
     @property
     def of_calls(self) -> KernelModels:
-        """The models of all kernel calls; if the link to the host is unknown,
-        only the models of tables in device memory.
+        """This model converted to `KernelModels` for all types of kernel calls; only for tables in device memory if the
+        speed of the link to the host is unknown.
         """
         of_tiers: dict[Tier, SumModel] = {tier: replace(self, tier=tier) for tier in TIERS}
         return KernelModels({call: of_tiers[call.tier] for call in (ON_DEVICE_CALLS if self.host is None else CALLS)})
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the vector of each load, (n, 1 + W): the time of both passes in a call with wide tables,
-        and W savings.
+        """Return a vector for each of n shards (`loads`), (n, 1 + W): the time of the forward and backward pass in a
+        call with wide tables, and W savings, which count in calls without wide tables.
         """
         kernels_ms = (self._lookups_ms(loads) + self._rows_ms(loads)) * _beside_wide(loads)
         rest_ms = self._fetched_ms(loads) + self._whole_ms(loads) + self._written_ms(loads)
@@ -141,29 +143,33 @@ class RooflineCompute(SumModel):
         return np.column_stack([(kernels_ms + rest_ms) / _UNIT_MS, saved]).astype(np.float32)
 
     def point_ms(self, point: KernelPoint) -> float:
-        """Predict the ms of the call in `point`, whose time was published, with the optimizer of the publication."""
-        its, loads = replace(self, optimizer=point.optimizer, tier=point.tier_assignment.tier), point.loads
+        """Predict the ms of the kernel call in `point`, whose measured time was published, with the optimizer of the
+        publication.
+        """
+        model, loads = replace(self, optimizer=point.optimizer, tier=point.tier_assignment.tier), point.loads
         if point.backward:
-            return its.backward_call_ms + float(its.backward_ms(loads).sum())
-        return its.forward_call_ms + float(its.forward_ms(loads).sum())
+            return model.backward_call_ms + float(model.backward_ms(loads).sum())
+        return model.forward_call_ms + float(model.forward_ms(loads).sum())
 
     def forward_ms(self, loads: Loads) -> FloatArray:
-        """Predict the forward ms of each load's lookups, (n,), in a call in which no table is wider."""
+        """Predict the forward ms of each of n shards (`loads`), (n,), in a kernel call without wider tables."""
         return self._lookups_ms(loads) * _alone(loads) + self._fetched_ms(loads)
 
     def backward_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms of each load's gradients and update, (n,), in a call in which no table is wider."""
+        """Predict the backward ms of each of n shards (`loads`), (n,), for gradients and updates, in a kernel call
+        without wider tables.
+        """
         return self._rows_ms(loads) * _alone(loads) + self._whole_ms(loads) + self._written_ms(loads)
 
     def _lookups_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms that the lookups of each load take from device memory, (n,), in a pooled call."""
+        """Predict the ms of lookups in device memory for each of n shards (`loads`), (n,), in a pooled call."""
         looked_up, outputs = passes(loads)[:2]
         row_bytes = moved_row_bytes(loads)
         return self._memory_ms(looked_up * self.widths(row_bytes) + outputs) + loads.bags * BAG_NS * _NS
 
     def _rows_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms that gradients, the sorting of lookups,
-        and row-by-row updates of each load take in a pooled call, (n,).
+        """Predict the ms of reading gradients, sorting lookups and updating single rows for each of n shards (`loads`),
+        (n,), in a pooled call.
         """
         _, outputs, _, update, _ = passes(
             loads
@@ -177,14 +183,16 @@ class RooflineCompute(SumModel):
         return ms
 
     def _whole_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms that each load takes to update whole tables, (n,), as data-parallel tables need."""
+        """Predict the ms of updating every row of the table for each of n shards (`loads`), (n,).
+        Only data-parallel tables need such updates; the ms of other tables are 0.
+        """
         states = _copied(loads) * 2 * STATE_FLOATS[self.optimizer][0] * loads.rows * loads.dim * ELEMENT_BYTES
         ms: FloatArray = self._memory_ms((passes(loads)[4] + states) / _COPY_SHARE)
         return ms
 
     def _fetched_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms of each load for rows that lookups fetch over the link to the host,
-        and for the work of the cache, (n,).
+        """Predict the ms of fetching looked-up rows over the link to the host, and of the work of the cache, for each
+        of n shards (`loads`), (n,).
         """
         if self.host is None:
             return np.zeros(len(loads))
@@ -193,8 +201,8 @@ class RooflineCompute(SumModel):
         return ms + managed_lookups(loads) * self.host.cache_lookup_ns * _NS
 
     def _written_ms(self, loads: Loads) -> FloatArray:
-        """Predict the ms of each load for updates over the link to the host, (n,);
-        optimizer states are never in the cache.
+        """Predict the ms of writing updates over the link to the host for each of n shards (`loads`), (n,).
+        Optimizer states are never in the cache.
         """
         if self.host is None:
             return np.zeros(len(loads))
@@ -203,7 +211,9 @@ class RooflineCompute(SumModel):
         return self._link_ms((rows + ~_at(loads, Tier.DEVICE) * self._states(loads)) / _UPDATED)
 
     def _states(self, loads: Loads) -> FloatArray:
-        """Return the bytes of optimizer states that the update of a batch reads and writes, (n,)."""
+        """Return the bytes of optimizer states that the update in a batch reads and writes, for each of n shards
+        (`loads`), (n,).
+        """
         unique, floats = touched_rows(loads.rows, loads.lookups, loads.reuse), STATE_FLOATS[self.optimizer][0]
         return 2 * unique * floats * in_sectors(loads.dim * ELEMENT_BYTES)
 
@@ -215,22 +225,22 @@ class RooflineCompute(SumModel):
         return size_bytes / (self.host.link_gb_per_s * _BYTES_PER_MS)
 
     def coverage(self, loads: Loads) -> Coverage:
-        """Return how near published measurements are to these loads, as a `Coverage`."""
+        """Return how near published measurements are to the shards in `loads`."""
         known = self.widths.holds(loads.dim) & (loads.bytes_per_element == ELEMENT_BYTES)
         return Coverage.COVERED if self.published and known.all() else Coverage.EXTRAPOLATED
 
 
 def datasheet_of(model: ComputeModel) -> RooflineCompute | None:
-    """Return the analytic model of column-wise calls in device memory that `model` is or contains;
-    None if there is no analytic model.
+    """Return the analytic model of column-wise calls in device memory: `model` itself, or a model inside it.
+    None if these calls do not have an analytic model.
     """
     columns = model.by_call[COLUMN_WISE_CALL] if isinstance(model, KernelModels) else model
     return columns if isinstance(columns, RooflineCompute) else None
 
 
 def _beside_wide(loads: Loads) -> FloatArray:
-    """Return the factor of each load's time in calls with wide tables,
-    relative to the time of a pooled table alone, (n,).
+    """Return the time of each of n shards in a kernel call with wide tables, (n,), as a factor of the time of a pooled
+    table in a call alone.
 
     A load takes longer the fewer of a kernel's threads it keeps busy. This factor rises smoothly with the width: with
     wide tables a table of 36 columns takes longer than a table of 32 columns. Alone the difference is larger, because
@@ -242,8 +252,8 @@ def _beside_wide(loads: Loads) -> FloatArray:
 
 
 def _alone(loads: Loads) -> FloatArray:
-    """Return the factor of each load's time in a call in which no table is wider,
-    relative to the time of a pooled table alone, (n,).
+    """Return the time of each of n shards in a kernel call without wider tables, (n,), as a factor of the time of a
+    pooled table in a call alone.
     """
     return _beside_wide(loads) * np.where(loads.pooled, _NARROW.left_of(loads.dim), 1.0)
 
@@ -259,8 +269,8 @@ def _at(loads: Loads, tier: Tier) -> BoolArray:
 
 @dataclass(frozen=True)
 class RooflineComm(Stored, CommModel):
-    """Analytic model of exchanges: times interpolated between published times,
-    by the bytes of the busiest device and the number of devices.
+    """Analytic model of exchanges: it interpolates between published times, by the bytes of the busiest device and the
+    number of devices.
 
     The times begin when the straggler starts, and all devices end together.
 
@@ -298,13 +308,15 @@ class RooflineComm(Stored, CommModel):
         return np.broadcast_to(taken_ms, wait_ms.shape)
 
     def even_ms(self, given: FloatArray, batch_size: int, topology: Topology) -> FloatArray:
-        """Predict the ms of all collectives, (B,), on equal devices,
-        each of which sends `given` bytes into each collective, (B, C).
+        """Predict the ms of all collectives, (B,), if all devices send equal bytes: `given` (B, C) bytes into each
+        collective.
         """
         return self._taken_ms(given[:, None], topology.num_devices, topology.fast_links)[:, 0]
 
     def _taken_ms(self, size_bytes: FloatArray, devices: int, fast_links: int | None) -> FloatArray:
-        """Predict the ms of all collectives, (B, 1), from the bytes of the devices, (B, D, C)."""
+        """Predict the total ms of all collectives, (B, 1), from the bytes that each device sends into each collective,
+        (B, D, C).
+        """
         taken_ms = np.zeros((len(size_bytes), 1))
         for one in tuple(Collective)[: size_bytes.shape[2]]:
             if one is not Collective.INPUT and (given := size_bytes[..., one]).any():
@@ -312,7 +324,7 @@ class RooflineComm(Stored, CommModel):
         return taken_ms
 
     def coverage(self, traffic: Traffic) -> Coverage:
-        """Return how near published measurements are to this traffic, as a `Coverage`."""
+        """Return how near published measurements are to this traffic."""
         joined = min(self.devices_per_host, traffic.host_size or self.devices_per_host)
         if self.links.host_busbw_gb_per_s is None and self.links.typical:
             return Coverage.TYPICAL
@@ -352,7 +364,7 @@ class RooflineComm(Stored, CommModel):
         return counted
 
     def _inside_ms(self, collective: Collective, devices: int, size_bytes: FloatArray) -> FloatArray:
-        """Predict the ms of a collective over the links within a host, (B, 1)."""
+        """Predict the ms of a collective over the links within a host, (B, 1), for buffers of `size_bytes`."""
         name = self._nccl(collective)
         if self.links.bridge_gb_per_s is not None and devices > 1:
             if devices == _PAIR:
@@ -366,8 +378,8 @@ class RooflineComm(Stored, CommModel):
         return ms if self.rounds == 1 else ms + (self.rounds - 1) * self.curves(name, devices, np.zeros(1))
 
     def _speed(self, devices: int) -> float:
-        """Return the speed of the links within a host relative to the links of the curves,
-        from the measured bandwidth if there is any.
+        """Return the speed of the links within a host, as a factor of the speed of the links in the curves.
+        It follows from the measured bandwidth if there is any.
         """
         if self.links.host_busbw_gb_per_s is None or devices == 1:
             return self.speed

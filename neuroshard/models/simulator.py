@@ -83,7 +83,7 @@ class Simulator:
         self.count_input = count_input
 
     def with_dense_ms(self, dense_ms: float) -> "Simulator":
-        """Return a simulator of the same steps, but with a dense network that takes `dense_ms` ms
+        """Return a copy of this simulator for steps whose dense network takes `dense_ms` ms
         (`CostModels.with_dense_ms`).
         """
         return Simulator(self.models.with_dense_ms(dense_ms), self.count_input)
@@ -124,8 +124,8 @@ class Simulator:
         return [replace(cost, caveat=self.caveat(plan)) for cost, plan in zip(costs, plans, strict=True)]
 
     def compute_for(self, task: Task) -> KernelModels:
-        """Return the models of kernel times for searches:
-        sums over tables, which include the ms that other parts of a step add per shard.
+        """Return the models of kernel times that searches use for this task.
+        They are sums over tables, and include the ms that each shard adds to other parts of a step.
 
         The additional ms of a shard are the sum of `PartModel.of_shards` over all counted parts. With them, these parts
         influence the placement of shards. A model that is not a sum is approximated by a sum (`KernelModels.nearest`).
@@ -135,7 +135,9 @@ class Simulator:
         return replace(kernels, adds=kernels.adds + adds) if adds else kernels
 
     def kernel_times(self, device_loads: LoadSets, num_devices: int) -> KernelTimes:
-        """Predict the kernel times of B plans for D devices each, from the loads of all devices, (B D) sets."""
+        """Predict the kernel times of B plans for D devices each.
+        `device_loads` has (B D) sets of shards: one set for each device of each plan.
+        """
         calls, of_kernels = device_loads.by_kernel()
         counts, of_call = self.counts_of(device_loads), np.eye(len(CALLS))[of_kernels]  # (G, K)
         devices = len(device_loads) // num_devices, num_devices
@@ -148,16 +150,16 @@ class Simulator:
         return KernelTimes(ms @ of_call, spread @ of_call, used @ of_call, counts.reshape(*devices, counts.shape[1]))
 
     def counts_of(self, sets: LoadSets) -> FloatArray:
-        """Return the amounts of work (`COUNTS`) of each of B sets of loads, (B, C);
-        C is 0 if no part of a step depends on these amounts.
+        """Return the amounts of work (`COUNTS`) of each of B sets of shards, (B, C).
+        C is 0 if no part of a step depends on amounts of work.
         """
         if not any(part.by_counts for part in self.models.parts):
             return np.zeros((len(sets), 0))
         return counts_of_sets(sets)
 
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
-        """Predict the ms of the other counted parts of a step, (B,),
-        on devices with equal work, without the ms that `compute_for` includes.
+        """Predict the ms of the parts of a step other than kernels and exchanges, (B,), if all devices have equal work.
+        The ms of single shards, which `compute_for` includes, are left out.
 
         Waits for the host are left out, too: `waited_ms` predicts them.
 
@@ -174,7 +176,7 @@ class Simulator:
     def waited_ms(
         self, task: Task, ready_ms: FloatArray, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray
     ) -> FloatArray:
-        """Predict the ms that devices with equal work wait for their host at the end of a step, (B,).
+        """Predict the ms that devices wait for their hosts at the end of a step, (B,), if all devices have equal work.
 
         Args:
             task: the task, with the number of devices.
@@ -186,8 +188,8 @@ class Simulator:
         return sum(waits, np.zeros(len(kernels)))
 
     def costs_of(self, times: KernelTimes, traffic: Traffic) -> list[Cost]:
-        """Predict the cost of each of B plans from kernel times and traffic;
-        costs include the input dist, but do not have caveats.
+        """Predict the cost of each of B plans from the kernel times and the traffic of the plans.
+        Unlike `costs`, this method does not set caveats.
         """
         margins = self.models.margins
         ms, spread_ms = np.moveaxis(times.ms, -1, 0), np.moveaxis(times.spread_ms, -1, 0)
@@ -197,8 +199,8 @@ class Simulator:
         return [Cost(step[plan].parts, outside_training_range=outside[plan]) for plan in range(len(traffic))]
 
     def _outside_training_range(self, traffic: Traffic) -> FloatArray:
-        """Return `Cost.outside_training_range` of each plan, (B,),
-        which is 1 for plans with exchanges other than all-to-alls.
+        """Return `Cost.outside_training_range` of each plan, (B,): how far the exchanges are outside the training
+        range. The value is 1 inside the range, and for plans with collectives other than all-to-alls.
         """
         known = self.models.ranges
         if known is None:
@@ -208,8 +210,7 @@ class Simulator:
         return np.where(mixed, 1.0, known.outside(EXCHANGES, *imbalance(traffic.columns)))
 
     def step(self, times: KernelTimes, traffic: Traffic, compute_ms: FloatArray) -> Step:
-        """Predict the steps of B plans, from the traffic and from the kernel times `compute_ms`
-        (B, D) of the D devices.
+        """Predict the steps of B plans from the traffic and from `compute_ms` (B, D), the kernel time of each device.
 
         Other parts of the step depend on `times`: the kernel times of B plans, or of one plan that counts for all.
         """
@@ -225,8 +226,8 @@ class Simulator:
         return step.forward, step.backward
 
     def even_ms(self, task: Task, given: FloatArray, compute_ms: FloatArray) -> FloatArray:
-        """Predict the ms of kernels and exchanges together, (B,), on equal devices,
-        from kernel times (B,) and bytes into each collective (B, C).
+        """Predict the ms of kernels and exchanges together, (B,), if all devices have equal work: `compute_ms` (B,) are
+        the kernel times, and `given` (B, C) the bytes that a device puts into each collective.
 
         Equal devices do not wait for each other, so models need not look at every device.
         """
@@ -239,7 +240,7 @@ class Simulator:
 
     @property
     def _directions(self) -> tuple[tuple[CommModel, Precision], ...]:
-        """The models of forward and of backward exchanges, each with the data type that is exchanged."""
+        """The models of forward and of backward exchanges, each with the data type of the exchanged elements."""
         models = self.models
         return (models.forward, models.forward_precision), (models.backward, models.backward_precision)
 
@@ -253,13 +254,15 @@ class Simulator:
             (When.BACKWARD, partial(_exchanges, models.backward, BACKWARD, backward, margins)),
         ]
         if times is not None:
-            works += [(its.when, partial(self._other, its, times, traffic, margins)) for its in models.parts]
+            works += [(part.when, partial(self._other_part, part, times, traffic, margins)) for part in models.parts]
         return Step.of(works, compute.ms.shape)
 
-    def _other(
+    def _other_part(
         self, part: PartModel, times: KernelTimes, traffic: Traffic, known: Margins | None, ready_ms: FloatArray
     ) -> Part:
-        """Return the predicted time and margin of a part of a step other than kernels and exchanges."""
+        """Predict the time and the error margin of `part`, which is a part of a step other than kernels
+        and exchanges.
+        """
         ms = np.broadcast_to(part.ms(times, traffic, ready_ms), ready_ms.shape)
         margin = None if known is None else known.of(part.name)
         if margin is None:
@@ -278,8 +281,8 @@ class Simulator:
         return self.count_input or not part.hidden
 
     def predicted(self, plan: Plan, cost: Cost | None = None) -> Plan:
-        """Return the plan with the prediction of these models attached;
-        `cost` is the cost of the plan if it was predicted before.
+        """Return a copy of the plan that has the cost predicted by these models as its `prediction`.
+        `cost` is this cost if it was computed before; None to compute it.
         """
         cost = cost or self.cost(plan.task, plan)
         margin_ms, expected_ms = (None, None) if cost.margin is None else (cost.margin_ms, cost.expected_ms)
@@ -304,11 +307,11 @@ class Simulator:
         if analytic:
             whole = kernels is not None and None not in each
             return f"{'' if whole else 'partly '}{DATASHEET}: {', '.join(analytic)}, not measured here"
-        return self._otherwise if self._elsewhere is None else ELSEWHERE
+        return self._versions_caveat if self._elsewhere is None else ELSEWHERE
 
     def _analytic_calls(self, plan: Plan) -> str:
-        """Return words for the tables of a plan whose kernel times come from a datasheet, such as "some tables";
-        empty if there are none.
+        """Return in words which tables of a plan have kernel times that come from a datasheet, such as "some tables";
+        empty if no table has.
         """
         used = {CALLS[number] for number in np.unique(plan.device_loads.loads.call)}
         analytic = used & self.models.compute.arithmetic
@@ -325,7 +328,7 @@ class Simulator:
         return hardware_warning(self.models.name, self.models.hardware)
 
     @cached_property
-    def _otherwise(self) -> str | None:
+    def _versions_caveat(self) -> str | None:
         """A caveat that the models were measured with other versions of packages than this machine has;
         None if there is no reason for a caveat.
         """
@@ -337,7 +340,9 @@ class Simulator:
         Reasons are models that were measured on another machine or with other versions, histograms for another batch
         size, tables that are not in device memory, and values outside the training range.
         """
-        caveats = dict.fromkeys(one for one in (self.caveat(plan), self._otherwise) if one not in (None, ELSEWHERE))
+        caveats = dict.fromkeys(
+            one for one in (self.caveat(plan), self._versions_caveat) if one not in (None, ELSEWHERE)
+        )
         return (
             *(
                 Message(
@@ -348,16 +353,16 @@ class Simulator:
                 for caveat in caveats
             ),
             *(() if self._elsewhere is None else (self._elsewhere,)),
-            *self._replaced,
-            *self._of_pipeline(plan),
+            *self._margin_warnings,
+            *self._pipeline_warnings(plan),
             *plan.task.warnings,
             *plan.warnings,
             *self._outside(plan),
         )
 
-    def _of_pipeline(self, plan: Plan) -> tuple[Message, ...]:
-        """Return a warning if costs count the input dist although the pipeline hides the input dist,
-        or if costs leave out the input dist although the pipeline does not hide it.
+    def _pipeline_warnings(self, plan: Plan) -> tuple[Message, ...]:
+        """Return a warning if predicted costs count the input dist although the pipeline hides it, or leave out the
+        input dist although the pipeline does not hide it.
         """
         pipeline = plan.task.memory.pipeline
         if pipeline is None or self.models.input is None or self.count_input is (pipeline == "none"):
@@ -376,9 +381,9 @@ class Simulator:
         )
 
     @property
-    def _replaced(self) -> tuple[Message, ...]:
-        """A warning if a model with a margin was replaced by a model without a margin;
-        empty if not, or if no margins are known.
+    def _margin_warnings(self) -> tuple[Message, ...]:
+        """A warning if the error margin of kernels or exchanges is missing because a model was replaced by a model
+        without a margin; empty if not, or if no margins are known.
         """
         margins = self.models.margins
         if margins is None or not (unknown := [part for part in PARTS if margins.of(part) is None]):
@@ -401,13 +406,13 @@ class Simulator:
         calls, _ = plan.device_loads.by_kernel()
         counts = calls.counts[calls.calls == CALLS.index(COLUMN_WISE_CALL)].tolist()
         outside = ranges.warnings(plan.task) + ranges.device_warnings(counts, plan.traffic.columns[0].tolist())
-        for part, amounts in self._amounts(plan, calls):
+        for part, amounts in self._part_quantities(plan, calls):
             outside += ranges.part_warnings(part, amounts)
         return outside
 
-    def _amounts(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
-        """Yield the name of each part of a step, and the values on which the part depends;
-        column-wise tables and all-to-alls are left out.
+    def _part_quantities(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
+        """Yield (name of a part of a step, quantities that decide the cost of the part): first for all exchanges
+        together, then for each part except pooled column-wise calls and all-to-alls.
         """
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size
@@ -418,14 +423,14 @@ class Simulator:
             which = np.flatnonzero(calls.calls == number)
             if call != COLUMN_WISE_CALL and len(which):
                 yield compute_part(call), of_calls(calls.take(which))
-        for direction, its in ((FORWARD, plan.traffic.forward), (BACKWARD, plan.traffic)):
-            for one in its.collectives:
-                if one not in (Collective.ALL_TO_ALL, Collective.INPUT) and its.sent_bytes(one).any():
-                    yield exchange_part(direction, one), of_exchanges(its.alone(one))
+        for direction, traffic in ((FORWARD, plan.traffic.forward), (BACKWARD, plan.traffic)):
+            for collective in traffic.collectives:
+                if collective not in (Collective.ALL_TO_ALL, Collective.INPUT) and traffic.sent_bytes(collective).any():
+                    yield exchange_part(direction, collective), of_exchanges(traffic.alone(collective))
 
 
 def _difference(first: Task, second: Task) -> str:
-    """Return text that names the first field in which the task of a plan differs from another task."""
+    """Return text that names the first field in which the tasks `first` and `second` differ."""
     names = {"tables": "tables", "topology": "topology", "batch_size": "batch size", "memory": "memory settings"}
     differing = (name for field, name in names.items() if getattr(first, field) != getattr(second, field))
     return f"the task of the plan and this task differ in their {next(differing, 'settings')}"
@@ -434,14 +439,14 @@ def _difference(first: Task, second: Task) -> str:
 def _exchanges(
     model: CommModel, direction: str, traffic: Traffic, margins: Margins | None, start_ms: FloatArray
 ) -> Part:
-    """Return the predicted time and margin of all exchanges in one direction, which follow one another."""
+    """Predict the time and the error margin of all exchanges in one direction, which run one after the other."""
     chain, none = model.chain(traffic, start_ms), np.zeros_like(start_ms)
     each = ((exchange_part(direction, one), ms, none) for one, ms in chain.each_ms.items())
     return Part(direction, When[direction.upper()], chain.total_ms, _together(margins, [("", none, none), *each]))
 
 
 def _together(margins: Margins | None, each: Iterable[tuple[str, FloatArray, FloatArray]]) -> FloatArray | None:
-    """Return the margin of a sum of several calls or exchanges, (B, D).
+    """Return the error margin of the total time of several kernel calls or exchanges, (B, D).
     Their errors are independent, so this is the root of the sum of squares.
 
     Args:

@@ -29,8 +29,8 @@ _LARGEST_OUTPUT = 1e30  # limit for one table, so that sums over all tables stay
 
 
 def within(tensors: Tensors, name: str) -> Tensors:
-    """Return the tensors whose names begin with `name` and a dot;
-    in the result, this beginning is removed from the names.
+    """Return the tensors whose names begin with the prefix `name` and a dot, with this prefix removed
+    from the names.
     """
     prefix = f"{name}."
     return {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
@@ -76,7 +76,7 @@ class Mlp:
 
     @classmethod
     def restored(cls, name: str, tensors: Tensors) -> "Mlp":
-        """Return the network from `tensors`, which the method `tensors(name)` returned.
+        """Rebuild and return the network whose method `tensors(name)` returned these `tensors`.
 
         Raises:
             ValueError: the tensors are not a network of finite weights.
@@ -127,7 +127,7 @@ class Normaliser:
 
     @classmethod
     def restored(cls, name: str, tensors: Tensors) -> "Normaliser":
-        """Return the normaliser from `tensors`, which the method `tensors(name)` returned.
+        """Rebuild and return the normaliser whose method `tensors(name)` returned these `tensors`.
 
         Raises:
             ValueError: shift and scale have different sizes, or a scale is not positive.
@@ -176,8 +176,8 @@ def check_bounded(normaliser: Normaliser, *networks: Mlp) -> None:
 
 @dataclass(frozen=True)
 class TensorField:
-    """Annotation of a field that is stored as tensors: the name of the tensors;
-    for an array also the type and the number of dimensions.
+    """Annotation of a dataclass field that a bundle stores as tensors: the name of the tensors and, for an array, the
+    type and the number of dimensions.
     """
 
     name: str
@@ -196,7 +196,9 @@ class Stored:
     kind: ClassVar[str]
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields of the model that are not tensors, as values for JSON."""
+        """Return the settings of the model, which are all fields that are not tensors, as values that
+        JSON can store.
+        """
         plain: dict[str, Any] = {}
         own: Any = type(self)
         for name, (_, held) in _fields(own).items():
@@ -217,8 +219,8 @@ class Stored:
 
     @classmethod
     def restored(cls, settings: object, tensors: Tensors) -> Self:
-        """Return the model with the given settings and tensors,
-        which the methods `settings` and `tensors` of a model returned.
+        """Rebuild and return the model whose methods `settings()` and `tensors()` returned these `settings` and
+        `tensors`.
 
         Raises:
             UserError: the model was made for features of another version.
@@ -243,7 +245,7 @@ def tensors_of(models: dict[str, Stored]) -> Tensors:
 
 
 def _restored(field_type: Any, held: TensorField, tensors: Tensors) -> Any:
-    """Return the value of a field from tensors: a network, a normaliser, curves or an array."""
+    """Rebuild the value of one field of a model from tensors: a network, a normaliser, curves or an array."""
     if hasattr(field_type, "restored"):
         return field_type.restored(held.name, tensors)
     return checked_tensor(tensors, held.name, held.dtype, held.dimensions)
@@ -251,8 +253,8 @@ def _restored(field_type: Any, held: TensorField, tensors: Tensors) -> Any:
 
 @cache
 def _fields(model: Any) -> dict[str, tuple[Any, TensorField | None]]:
-    """Return the type of each field of a model class,
-    and the `TensorField` annotation of the field, which is None for a setting.
+    """Return the type and the `TensorField` annotation of each field of a model class, by name of the field.
+    The annotation is None for a field that is a setting.
     """
     hints = get_type_hints(model, include_extras=True)
     types: dict[str, tuple[Any, TensorField | None]] = {}
@@ -270,7 +272,7 @@ def _tensors(model: Any) -> dict[str, tuple[Any, TensorField]]:
 
 @cache
 def _settings(model: Any) -> Any:
-    """Return a dataclass type for the settings of a model class, as they are in JSON.
+    """Return a dataclass type that describes the JSON settings of a model class.
 
     A feature set is stored as its name and the names of its features. Fields that may be empty may be missing.
     """
@@ -287,7 +289,9 @@ def _settings(model: Any) -> Any:
 
 @dataclass(frozen=True)
 class Described:
-    """The description of a model in `bundle.json`: the kind, which names the class, and the settings of this class."""
+    """The description of a model in `bundle.json`: the kind, which names the class of the model, and the settings of
+    the model.
+    """
 
     kind: str
     settings: dict[str, Any]
@@ -298,7 +302,8 @@ class Described:
         return cls(model.kind, model.settings())
 
     def restored(self, kinds: dict[str, Any], name: str, tensors: Tensors) -> Any:
-        """Return the model called `name`, from the tensors whose names begin with `name` and a dot.
+        """Rebuild the model called `name` from this description, and from the tensors whose names begin with `name` and
+        a dot.
 
         Raises:
             UserError: the kind is not one of `kinds`.

@@ -1,5 +1,5 @@
-"""How far to trust cost models: the training ranges, the margins of the predictions, and the
-provenance of the models.
+"""How far to trust the predictions of cost models: the training ranges, the error margins, and the provenance of the
+models.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -41,8 +41,8 @@ ADAPT = (  # a remedy
 
 
 def fields_of(by_part: dict[str, Any]) -> dict[str, Any]:
-    """Return values by part as a dict of fields: one field for each part that every step has,
-    and `others` for all other parts.
+    """Convert values by name of the part of a step to the fields of a dataclass: one field for each main part
+    (`compute`, `forward`, `backward`), and a dict `others` for all other parts.
     """
     others = {part: known for part, known in by_part.items() if part not in PARTS}
     return {part: by_part[part] for part in PARTS if part in by_part} | {"others": others}
@@ -109,7 +109,7 @@ class Range:
         return Range(self.name, min(self.least, other.least), max(self.most, other.most))
 
     def warning(self, values: Sequence[float] | FloatArray) -> Message | None:
-        """Return a warning about the values that are more than 5% outside the range; None if all values are inside."""
+        """Return a warning if any of `values` is more than 5% outside the range; None if all values are inside."""
         amounts = np.asarray(values, dtype=np.float64)
         outside = amounts[(amounts < self.least * (1 - _SLACK)) | (amounts > self.most * (1 + _SLACK))]
         if not outside.size:
@@ -154,7 +154,7 @@ class ExchangeSample(Protocol):
 
 @dataclass(frozen=True)
 class Ranges:
-    """Training ranges: for each value on which a cost depends, the range in the measurements.
+    """Training ranges: the smallest and the largest measured value of each quantity on which a cost depends.
 
     `others` has the ranges of other kernel calls and collectives, by the names of their parts; all other fields are of
     column-wise tables and all-to-alls. `devices` and `columns_on_a_device` are None if no exchanges were measured; a
@@ -174,8 +174,8 @@ class Ranges:
 
     @classmethod
     def of(cls, compute: Sequence[CallSample], comm: Sequence[ExchangeSample]) -> "Ranges":
-        """Return the ranges of all quantities in the samples to which models of column-wise
-        tables and all-to-alls are fitted.
+        """Return the training ranges of all quantities in measured samples: kernel calls of column-wise tables
+        (`compute`) and all-to-alls (`comm`).
         """
         return cls(**_of_calls(compute), **(_of_exchanges(comm) if comm else _NO_EXCHANGES))
 
@@ -186,15 +186,16 @@ class Ranges:
         return replace(self, **{name: known[name].joined(one) for name, one in ranges.items()})
 
     def with_part(self, part: str, quantities: Mapping[str, FloatArray]) -> "Ranges":
-        """Return these ranges, widened to include the measured values of `quantities`,
-        on which the cost of another part depends.
+        """Return these ranges, widened to include the measured values of `quantities`, which decide the cost of `part`,
+        another part of a step.
         """
         known = {one.name: one for one in self.others.get(part, ())}
         ranges = [Range.of(name, values) for name, values in quantities.items()]
         return replace(self, others=self.others | {part: tuple(one.joined(known.get(one.name, one)) for one in ranges)})
 
     def outside(self, part: str, quantity: str, values: FloatArray) -> FloatArray:
-        """Return the values (B,) of a part's quantity, divided by the largest value in the training range, (B,).
+        """Return each of the `values` (B,) of a quantity as a multiple of the largest value in the training range, but
+        at least 1, (B,).
 
         At least 1: also 1 for values inside the range, and if the range of the quantity is not known.
         """
@@ -202,7 +203,8 @@ class Ranges:
         return np.maximum(1.0, values / most[0]) if most else np.ones(len(values))
 
     def part_warnings(self, part: str, quantities: Mapping[str, FloatArray]) -> tuple[Message, ...]:
-        """Return a warning for each quantity of another part whose values are outside the training range of the part.
+        """Return a warning for each of the `quantities` whose values are outside the training range of `part`, a part
+        of a step other than column-wise calls and all-to-alls.
 
         There are none if the part is unknown.
         """
@@ -229,8 +231,8 @@ class Ranges:
         )
 
     def device_warnings(self, tables: Sequence[int], columns: Sequence[float]) -> tuple[Message, ...]:
-        """Return warnings about the devices of a plan whose numbers of tables or columns are outside the training
-        range, from `tables` and `columns` (D,).
+        """Return warnings if the devices of a plan have numbers of tables or columns that are outside the training
+        range. `tables` and `columns` (D,) are the numbers on each device.
 
         Devices without tables are ignored.
         """
@@ -239,13 +241,15 @@ class Ranges:
 
 
 def _warnings(*known: tuple[Range | None, Sequence[float]]) -> tuple[Message, ...]:
-    """Return a warning for each known range, if any of the values given with the range is outside."""
-    warnings = [its.warning(values) for its, values in known if its is not None]
+    """Return a warning for each pair of a range and values if any of the values is outside the range.
+    Pairs whose range is None are left out.
+    """
+    warnings = [limits.warning(values) for limits, values in known if limits is not None]
     return tuple(warning for warning in warnings if warning is not None)
 
 
 def _of_calls(samples: Sequence[CallSample]) -> dict[str, Any]:
-    """Return the ranges of the quantities in compute samples, by the names of the fields of `Ranges`."""
+    """Return the ranges of the quantities in sampled kernel calls, as a dict by field of `Ranges`."""
     tables = [table for sample in samples for table in sample.tables]
     return {
         "rows": Range.of("rows", [table.rows for table in tables]),
@@ -259,7 +263,7 @@ def _of_calls(samples: Sequence[CallSample]) -> dict[str, Any]:
 
 
 def _of_exchanges(samples: Sequence[ExchangeSample]) -> dict[str, Any]:
-    """Return the ranges of the quantities in comm samples, by the names of the fields of `Ranges`."""
+    """Return the ranges of the quantities in sampled exchanges, as a dict by field of `Ranges`."""
     return {
         "devices": Range.of("devices", [len(sample.dims) for sample in samples]),
         "columns_on_a_device": Range.of("columns on a device", [dim for sample in samples for dim in sample.dims]),
@@ -279,15 +283,15 @@ class Margin:
     factor: Annotated[float, Meta(ge=0, le=_MOST)]
 
     def __call__(self, predicted_ms: FloatArray, spread_ms: FloatArray) -> FloatArray:
-        """Return the margin of each prediction, (...,) ms,
-        from predictions (...,) and the spread of an ensemble's members (...,).
+        """Return the margin of each prediction, (...,) ms; `spread_ms` (...,) is the standard deviation of an
+        ensemble's predictions.
         """
         return self.factor * np.hypot(self.relative * predicted_ms, spread_ms)
 
     @classmethod
     def fitted(cls, predicted_ms: FloatArray, spread_ms: FloatArray, measured_ms: FloatArray) -> "Margin":
-        """Return the margin that fits predictions, spreads and measurements (n,),
-        which must be of samples outside the training data.
+        """Return a margin that is fitted to n predictions, ensemble spreads and measured times, which must be of
+        samples outside the training data.
         """
         error = np.abs(predicted_ms - measured_ms)
         relative = float(np.median(error / np.maximum(predicted_ms, _LEAST_MS)))
@@ -298,7 +302,8 @@ class Margin:
 
 @dataclass(frozen=True)
 class Margins:
-    """Error margins of all parts: of column-wise tables and all-to-alls, and of other parts by name in `others`.
+    """Error margins of the parts of a step: of column-wise tables, of all-to-alls in both directions, and of other
+    parts by name in `others`.
 
     A margin is None if the part's model was replaced by a model that was not compared with measurements.
     """
@@ -310,11 +315,12 @@ class Margins:
 
     @classmethod
     def by_part(cls, margins: Mapping[str, Margin | None]) -> "Margins":
-        """Return `margins`, the margins of all parts by name of the part, as a `Margins`."""
+        """Return a `Margins` with the margins in `margins`, a dict by name of the part of a step."""
         return cls(**fields_of(dict(margins)))
 
     def of(self, part: str) -> Margin | None:
-        """Return the margin of a part by its name; None if the margin is unknown, as for parts that a user adds.
+        """Return the error margin of a part of a step, such as "forward"; None if the margin is unknown, as for parts
+        that a user adds.
 
         Without a margin of its own, a kernel call has the margin of column-wise tables, a collective has the margin of
         all-to-alls, and the input dist, conversion and framework overhead have the margin of forward exchanges.
@@ -327,7 +333,8 @@ class Margins:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """Record of the models in a set of cost models at the time when margins, ranges and provenance were set.
+    """Record of the models for which a `CostModels` set margins, ranges and provenance, so that these facts can be
+    dropped when a model is replaced.
 
     `dataclasses.replace` keeps all fields that it does not replace. By this record, a model set knows which models its
     facts were set for: it drops the facts about a replaced model, unless new facts were set together with the model.
@@ -344,17 +351,17 @@ class Origin:
 
     @classmethod
     def of(cls, models: object, kept: Collection[str]) -> "Origin":
-        """Return the record of a set of cost models, with the facts about these models."""
+        """Return the record of the models and facts that `models`, a `CostModels`, has now."""
         facts = {name: getattr(models, name) for name in _FACTS if hasattr(models, name)}
         return cls({name: getattr(models, name) for name in MODELS}, facts, frozenset(kept))
 
     def replaced(self, models: object) -> frozenset[str]:
-        """Return the names of the fields of `models` that have other models than this record."""
+        """Return the names of the fields of `models` whose models were replaced since this record was made."""
         return frozenset(name for name, known in self.models.items() if getattr(models, name) is not known)
 
     def corrected(self, models: object) -> dict[str, Any]:
-        """Return corrected values of facts about `models`, by name,
-        for the facts that still describe models that were replaced.
+        """Return new values, by name of the field, for the facts in `models` (such as margins) that still describe
+        models that were replaced.
         """
         replaced, gone = self.replaced(models), dict[str, Any]()
         if replaced:
@@ -373,7 +380,8 @@ class Origin:
 
 
 def margins_without(margins: Margins, models: Collection[str]) -> Margins | None:
-    """Return the margins without the margins of the models that `models` names; None if no main margin is left.
+    """Return the margins after dropping the margins of the models whose field names are in `models`.
+    None if no margin of kernels, forward exchanges or backward exchanges is left.
 
     The main margins are those of kernels, forward exchanges and backward exchanges.
     """
@@ -383,7 +391,7 @@ def margins_without(margins: Margins, models: Collection[str]) -> Margins | None
 
 
 def margins_with(margins: Margins, model: str, margin: Margin | None) -> Margins:
-    """Return the margins with `margin` for all parts that the model called `model` predicts;
+    """Return the margins with `margin` set for all parts of a step that the model with the field name `model` predicts.
     None stands for an unknown margin.
     """
     others = {part: known for part, known in margins.others.items() if part.partition(".")[0] != model}
@@ -393,13 +401,14 @@ def margins_with(margins: Margins, model: str, margin: Margin | None) -> Margins
 
 
 def ranges_without(ranges: Ranges, models: Collection[str]) -> Ranges | None:
-    """Return the ranges without the ranges of the models that `models` names; None if no range is left.
+    """Return the training ranges after dropping the ranges of the models whose field names are in `models`; None if no
+    range is left.
 
     All-to-alls have common ranges for both directions, which are removed with the model of either direction.
     """
     of_exchanges = not {FORWARD, BACKWARD}.isdisjoint(models)
     gone = {*(_OF_CALLS if COMPUTE in models else ()), *(_OF_ALL_TO_ALLS if of_exchanges else ())}
     parts = {*models, *([EXCHANGES] if of_exchanges else [])}
-    others = {part: its for part, its in ranges.others.items() if part.partition(".")[0] not in parts}
+    others = {part: of_part for part, of_part in ranges.others.items() if part.partition(".")[0] not in parts}
     left = replace(ranges, others=others, **dict.fromkeys(gone))
     return left if others or any(getattr(left, name) for name in (*_OF_CALLS, *_OF_ALL_TO_ALLS)) else None

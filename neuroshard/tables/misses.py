@@ -1,4 +1,5 @@
-"""Estimates for tables in host memory: the popularity of rows, and the share of a batch's rows that a cache misses.
+"""Estimates for tables in host memory: how often each row is looked up, and the share of a batch's rows that a cache
+misses.
 
 An LRU cache with room for C rows contains the rows of the last T batches, where T is the number of batches that touch C
 unique rows: U(T) = C. The next batch misses a row if it touches the row and these T batches did not, so it misses
@@ -34,7 +35,7 @@ def touched_rows(rows: FloatArray, lookups: FloatArray, reuse: FloatArray) -> Fl
 
 
 def cache_misses(rows: FloatArray, lookups: FloatArray, reuse: FloatArray, cached: FloatArray) -> FloatArray:
-    """Return the number of a batch's unique rows that are missing from the warm cache of each of n tables, (n,).
+    """Return how many of a batch's unique rows are missing from the warm cache of each of n tables, (n,).
 
     The number falls as `cached` rises: it is `touched_rows` at 0, and 0 at 1.
 
@@ -55,7 +56,7 @@ def cache_misses(rows: FloatArray, lookups: FloatArray, reuse: FloatArray, cache
 
 @dataclass(frozen=True, eq=False)
 class Popularity:
-    """The popularity of rows: for each of n tables, the number of rows that are looked up at each of G rates.
+    """How often rows are looked up: for each of n tables, the number of rows that are looked up at each of G rates.
 
     Attributes:
         rows: (n, G) number of rows of each table that are looked up at each rate.
@@ -82,7 +83,7 @@ class Popularity:
             lookups: (n,) lookups of a batch in each table.
             reuse: (n, 17) reuse histograms of the batch.
         """
-        seen, laws, coldest = _tables()
+        seen, laws, coldest = _fit_constants()
         unique = touched_rows(rows, lookups, reuse)
         spread = np.zeros((len(rows), len(_RATES)))
         for _ in range(_ROUNDS):
@@ -96,12 +97,12 @@ class Popularity:
         return cls(spread, _RATES)
 
     def take(self, indices: IntArray) -> "Popularity":
-        """Return the popularity of the rows of the tables at the given `indices` (m,), without other tables."""
+        """Return the popularity of the rows of only the tables at the given `indices` (m,)."""
         return Popularity(self.rows[indices], self.rate)
 
     def unique_rows(self, batches: FloatArray) -> FloatArray:
-        """Return the number of unique rows of each of n tables that are looked up in T batches, (n, A).
-        `batches` (A,) has the A values of T.
+        """Return the expected number of unique rows that T batches look up in each of n tables, (n, A), for each of the
+        A values of T in `batches`.
         """
         touched: FloatArray = self.rows @ -np.expm1(-np.multiply.outer(self.rate, batches))
         return touched
@@ -121,8 +122,8 @@ class Popularity:
 
 
 def _interpolated(at: FloatArray, wanted: FloatArray, values: FloatArray) -> FloatArray:
-    """Return n values, (n,), from the rows of `values` (n, A) by interpolation.
-    Row i of `values` is interpolated at the point where row i of `at` (n, A) equals `wanted[i]`.
+    """Interpolate each of n rows, and return the n values, (n,): row i of `values` (n, A) at the point where row i of
+    `at` (n, A) equals `wanted[i]`.
 
     Each row of `at` rises from 0 to 1.
     """
@@ -135,8 +136,9 @@ def _interpolated(at: FloatArray, wanted: FloatArray, values: FloatArray) -> Flo
 
 
 @cache
-def _tables() -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return three constant arrays for the fit in `Popularity.of`: touch probabilities, power laws, and coldest bins.
+def _fit_constants() -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Return three constant arrays for the fit in `Popularity.of`: the probabilities with which rows are touched, the
+    power laws, and the shares of rarely touched rows by these laws.
 
     Returns:
         (G, 18) probability that a row of each rate is touched 0 times, or a number of times in each bin; (L, G) power

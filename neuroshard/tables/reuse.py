@@ -117,7 +117,8 @@ def reuse_at(reuse: FloatArray, fraction: float) -> FloatArray:
 
 
 def asked_by_devices(reuse: FloatArray, devices: int) -> tuple[float, FloatArray]:
-    """Return the share of lookups, and the reuse histogram, that remain after deduplication on each device.
+    """Return the share of lookups that remains if each device requests a row only once per batch, and the reuse
+    histogram of the remaining lookups.
 
     With deduplication, each device requests a row at most once per batch. The number of unique rows stays the same. A
     row with c lookups is then requested by devices x (1 - (1 - 1 / devices)^c) devices on average.
@@ -130,7 +131,7 @@ def asked_by_devices(reuse: FloatArray, devices: int) -> tuple[float, FloatArray
     Returns:
         The share of the lookups that remains, in (0, 1], and the histogram of the remaining lookups, (17,).
     """
-    requests, moved = _occupied(devices)
+    requests, moved = _requesting_devices(devices)
     return float(reuse @ requests / (reuse @ MEAN_COUNTS)), reuse @ moved
 
 
@@ -151,13 +152,14 @@ def reuse_of_mean(reuse: FloatArray, mean_count: FloatArray) -> FloatArray:
     low, high = np.full(len(reuse), -_STEEPEST), np.full(len(reuse), _STEEPEST)
     for _ in range(_HALVINGS):
         power = (low + high) / 2
-        too_low = _bent(reuse, power) @ MEAN_COUNTS < mean_count
+        too_low = _reweighted(reuse, power) @ MEAN_COUNTS < mean_count
         low, high = np.where(too_low, power, low), np.where(too_low, high, power)
-    return _bent(reuse, (low + high) / 2)
+    return _reweighted(reuse, (low + high) / 2)
 
 
-def _bent(reuse: FloatArray, power: FloatArray) -> FloatArray:
-    """Multiply the share of each bin, (n, 17), by (mean count of the bin) ** `power` (n,), and normalise to sum 1.
+def _reweighted(reuse: FloatArray, power: FloatArray) -> FloatArray:
+    """Multiply each share of the histograms `reuse` (n, 17) by (mean count of the bin) ** `power` (n,), and normalise
+    each histogram to sum 1.
 
     The largest exponent is subtracted before `exp`, so that it cannot overflow.
     """
@@ -169,7 +171,8 @@ def _bent(reuse: FloatArray, power: FloatArray) -> FloatArray:
 
 @cache
 def _thinning(fraction: float) -> FloatArray:
-    """Return the probability that a row moves from bin i to bin j, (17, 17), if only a fraction of all lookups is kept.
+    """Return the probability, (17, 17), that a row moves from bin i to bin j of the reuse histogram if only a fraction
+    of all lookups is kept.
 
     Each lookup is kept with the probability `fraction`. A row of the probabilities sums to less than 1: the difference
     is the probability that no lookup of the row is kept.
@@ -184,8 +187,9 @@ def _thinning(fraction: float) -> FloatArray:
 
 
 @cache
-def _occupied(devices: int) -> tuple[FloatArray, FloatArray]:
-    """Return the mean number of devices that request a row of each bin, (17,), and the matrix `moved`, (17, 17).
+def _requesting_devices(devices: int) -> tuple[FloatArray, FloatArray]:
+    """Return, for the rows in each bin of the reuse histogram, the mean number of devices that request a row, (17,),
+    and the shares of the rows that move to each bin if every device counts once, (17, 17).
 
     `moved[i, j]` is the share of the rows of bin i that are in bin j if a row counts one lookup per device. A row
     with c lookups has the mean m = devices x (1 - (1 - 1 / devices)^c). Of these rows, the share floor(m) + 1 - m is
@@ -216,7 +220,7 @@ def lookup_share(table: Table, first: IntArray, rows: IntArray) -> FloatArray:
     lookups are assumed to be spread evenly over the rows.
     """
     share = np.array(table.row_lookups or (1.0,))
-    return _inside(share / share.sum(), table.rows, first, rows)
+    return _in_ranges(share / share.sum(), table.rows, first, rows)
 
 
 def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -> FloatArray:
@@ -239,12 +243,14 @@ def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -
     share, size = np.array(table.row_lookups), table.rows / len(table.row_lookups)
     touched = -size * np.expm1(-lookups * share / size)
     unique = touched * (lookups / float(reuse[0] @ MEAN_COUNTS) / touched.sum())
-    range_lookups, inside = lookups * lookup_share(table, first, rows), _inside(unique, table.rows, first, rows)
+    range_lookups, inside = lookups * lookup_share(table, first, rows), _in_ranges(unique, table.rows, first, rows)
     return reuse_of_mean(reuse, np.divide(range_lookups, inside, out=np.ones(len(first)), where=inside > 0))
 
 
-def _inside(blocks: FloatArray, table_rows: int, first: IntArray, rows: IntArray) -> FloatArray:
-    """Return the amount in each of m ranges of rows, (m,), from the amounts in K equal blocks of the table, (K,)."""
+def _in_ranges(blocks: FloatArray, table_rows: int, first: IntArray, rows: IntArray) -> FloatArray:
+    """Return the amount in each of m ranges of rows, (m,), from the amounts in K equal blocks of a table, (K,).
+    Within a block the amount is assumed to be spread evenly.
+    """
     before = np.concatenate([[0.0], blocks.cumsum()])
     ends = np.stack([first, first + rows]) / table_rows * len(blocks)
     start, end = np.interp(ends, np.arange(len(before)), before)

@@ -95,7 +95,9 @@ class Table:
 
     @property
     def outputs(self) -> float:
-        """Mean number of output embeddings per sample: one per feature, or one per lookup for sequence tables."""
+        """Mean number of output embeddings per sample: one for each feature that reads the table, or one for each
+        lookup in a sequence table.
+        """
         return self.features if self.pooled else self.pooling_factor
 
     @property

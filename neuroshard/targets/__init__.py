@@ -1,1 +1,3 @@
-"""Exports of plans to other systems that train embedding tables, and the plans that each system can express."""
+"""Exports of plans to other systems that train embedding tables, and descriptions of the plans that each system
+supports.
+"""

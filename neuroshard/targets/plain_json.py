@@ -32,7 +32,7 @@ def _write(plan: Plan) -> Exported:
 
 
 def _placed(table: str, placed: Placement) -> dict[str, str | int | float | None]:
-    """Return the fields of a placement; `table` is the name of the table in the fields."""
+    """Convert the placement of a shard to fields for JSON; `table` is the name of the table of the shard."""
     shard, assignment = placed.shard, placed.tier_assignment
     return {
         "table": table,

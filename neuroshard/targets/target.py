@@ -100,7 +100,8 @@ class Exported:
 
 @dataclass(frozen=True)
 class Target:
-    """A system that trains embedding tables or reads plans, with the kinds of plans that the system can express.
+    """A system that trains embedding tables or reads plans, and the sharding types, memory tiers and data types that
+    the system supports.
 
     Attributes:
         name: name of the system in settings.
@@ -180,7 +181,7 @@ class Target:
             )
 
     def constrained(self, task: Task) -> Task:
-        """Return the task with rules that allow only plans that the target can express.
+        """Return a copy of the task with additional rules, so that only plans that the target can express are allowed.
 
         The memory for tables in host memory is counted as the target needs it. If the target can express all plans, no
         rules are added.
@@ -210,8 +211,8 @@ class Target:
             raise error.at(f"target={self.name}") from None
 
     def usual_framework(self, measured_in: str | None = None) -> str | None:
-        """Return the framework whose overhead costs include if the user does not choose a framework.
-        This is "torchrec", or None for no framework.
+        """Return the default of the setting `framework` for plans for this target: "torchrec" if costs should include
+        the overhead of TorchRec, or None if they should not.
 
         Args:
             measured_in: framework in whose steps plans are measured; None if plans are not measured in steps. This
@@ -220,8 +221,8 @@ class Target:
         return {"torchrec": TORCHREC, "other": None, "any": measured_in}[self.steps]
 
     def costed(self, models: CostModels) -> CostModels:
-        """Return cost models for the target's steps, with TorchRec's overhead if TorchRec trains.
-        Models that do not know TorchRec's overhead stay without it.
+        """Return cost models of the target's training steps: if TorchRec trains, with TorchRec's overhead.
+        Models that do not know this overhead stay without it.
 
         Analytic exchange times become those of hierarchical all-to-alls if the target has these.
         Models that were loaded with framework="none" are returned unchanged.
@@ -242,7 +243,7 @@ class Target:
 
     @property
     def trains(self) -> bool:
-        """True if the target is a system that trains, which needs memory for more than the weights."""
+        """True if the target trains, so that it needs memory for more than the weights; False for plain JSON."""
         return self.name != _PLAIN
 
     def memory_warnings(self, task: Task) -> tuple[Message, ...]:
@@ -261,14 +262,16 @@ class Target:
         )
 
     def cost_warnings(self, models: CostModels) -> tuple[Message, ...]:
-        """Return a warning if costs leave out the target's overhead in a step; empty if costs should leave it out."""
+        """Return a warning if predicted costs leave out the target's own overhead in a step.
+        Empty if the models know this overhead, or if the target is plain JSON, which does not train.
+        """
         if self.steps == "any" or (self.steps == "torchrec" and models.framework is not None):
             return ()
         return models.left_out(self.title)
 
     def _own_memory(self, task: Task) -> Task:
-        """Return the task with tables in host memory counted at the size that the target needs for these tables.
-        A task without host memory is returned unchanged.
+        """Return a copy of the task in which tables in host memory count as many bytes as the target's embedding
+        library needs for them. A task without host memory is returned unchanged.
         """
         if self.host_tables in (None, task.memory.host_tables) or not task.topology.host_bytes:
             return task
@@ -294,7 +297,8 @@ class Target:
             )
 
     def _refused(self, table: Table, layout: Layout, placed: Sequence[Placement], task: Task) -> tuple[str, str] | None:
-        """Return why the target cannot express the placements of a table; None if the target can express them.
+        """Return the reason why the target cannot express the placements of a table; None if the target can express
+        them.
 
         The reason is a pair of texts: a predicate of the table, such as "is row_wise", and the target's limit.
         """
@@ -312,8 +316,8 @@ class Target:
         return self._refused_widths(placed) if self.equal_widths else None
 
     def _refused_widths(self, placed: Sequence[Placement]) -> tuple[str, str] | None:
-        """Return why the target cannot express the column shards of a table; None if the target can express them.
-        The reason is a pair of texts, as for `_refused`.
+        """Return the reason why the target cannot express the widths of the column shards of a table; None if it can.
+        The reason is a pair of texts, as in `_refused`.
         """
         widths = {placement.shard.dim for placement in placed}
         if len(widths) > 1:
@@ -325,12 +329,14 @@ class Target:
 
 
 def _rule_types(types: frozenset[str]) -> tuple[str, ...] | None:
-    """Return sharding types for a rule: the names in the order of `SHARDING_TYPES`, or None for all types."""
+    """Return sharding types as the value of a rule: the names in the order of `SHARDING_TYPES`, or None if all types
+    are allowed.
+    """
     return None if types.issuperset(SHARDING_TYPES) else tuple(name for name in SHARDING_TYPES if name in types)
 
 
 def _is_like(path: Path, exported: Exported) -> bool:
-    """Return True if the beginning of a file shows that the file is an export to the same system as `exported`."""
+    """Return True if a file begins like an export to the same system as `exported`."""
     if exported.snippet is None or path.suffix == ".json":
         return has_format(path, f'{exported.content["format"]}"')
     return _heading(beginning(path).decode(errors="replace")) == _heading(exported.snippet)
@@ -405,7 +411,8 @@ def memory_for(
     pipeline: str | None = None,
     dense_optimizer: str | None = None,
 ) -> MemoryUse:
-    """Return the memory use of a device in addition to the weights; the defaults depend on the target.
+    """Return the settings for the memory that a device uses in addition to the weights, such as optimizer state; the
+    defaults depend on the target.
 
     Plans for a system that trains count the state of row-wise Adagrad and the buffers of a batch; other plans count
     only the weights, as in the papers.

@@ -50,7 +50,7 @@ class TaskChanges:
         return ", ".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        """Yield a short text for each kind of change."""
+        """Yield a short text for each type of difference."""
         for names, what in ((self.added, "added"), (self.removed, "removed")):
             if names:
                 yield f"{number_of(len(names), 'table')} {what} ({readable_list(names, _SHOWN)})"

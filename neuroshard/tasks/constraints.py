@@ -104,7 +104,7 @@ class TableRule:
         return bool(_WILD.intersection(self.tables))
 
     def concerns(self, names: Collection[str]) -> bool:
-        """Return True if the rule matches at least one of the table names in `names`, a set or dict (for speed)."""
+        """Return True if the rule applies to at least one of the table names in `names`, a set or dict (for speed)."""
         return self.tables in names or (self.is_wild and any(fnmatchcase(name, self.tables) for name in names))
 
 
@@ -200,7 +200,7 @@ class TableLimits:
         return any(LAYOUTS[form].free for form in self.forms)
 
     def may_count(self, layout: Layout, devices: int) -> bool:
-        """Return True if the limits allow this number of devices for the table in the given `layout`."""
+        """Return True if the limits allow the table to be on this number of devices in the given `layout`."""
         least, most = self._counts(layout)
         return least <= layout.num_shards(devices) <= most
 

@@ -41,7 +41,7 @@ STATE_FLOATS = {
 
 
 class InFlight(NamedTuple):
-    """For each kind of buffer, the number of batches whose buffers are in device memory at the same time.
+    """The numbers of batches whose buffers are in device memory at the same time, one number for each kind of buffer.
 
     Attributes:
         loaded: indices and offsets as the data loader gives them, of a device's own samples.
@@ -112,13 +112,15 @@ class MemoryUse:
 
     @property
     def in_flight(self) -> InFlight:
-        """For each kind of buffer, the number of batches whose buffers count as memory."""
+        """The numbers of batches whose buffers count as memory, one number for each kind of buffer."""
         if self.pipeline is not None:
             return PIPELINES[self.pipeline]
         return InFlight(loaded=0, permuted=self.batches_in_flight, outputs=self.batches_in_flight)
 
     def state_bytes(self, loads: Loads) -> IntArray:
-        """Return the bytes of weights and optimizer state of n loads, (n,): the data that moves if a shard moves."""
+        """Return the bytes of weights and optimizer state of n shards (`loads`), (n,): the data that moves if a shard
+        moves.
+        """
         floats = np.array([STATE_FLOATS[name] for name in (self.optimizer, self.dense_optimizer or self.optimizer)])
         per_element, per_row = floats[are(loads, lambda layout: layout.dense).astype(np.int64)].T
         size: IntArray = _weights(loads, per_element) + per_row * _FLOAT_BYTES * _whole(loads.rows)
@@ -134,7 +136,8 @@ class MemoryUse:
         return _FLOAT_BYTES * rows * (dim * (gradients + per_element) + per_row)
 
     def host_bytes(self, loads: Loads) -> IntArray:
-        """Return the bytes of host memory that n loads need, (n,), for weights and for optimizer state per element.
+        """Return the bytes of host memory that each of n shards (`loads`) needs, (n,), for weights and for optimizer
+        state per element.
 
         Loads in device memory need no host memory.
         """
@@ -153,8 +156,8 @@ class MemoryUse:
         return self.pipeline != "prefetch" and self.host_tables == "fbgemm"
 
     def bytes_with_caches(self, sets: LoadSets) -> IntArray:
-        """Return the bytes of device memory that each load needs, (n,), including caches that loads on a device share.
-        Every row of a shared cache is as wide as the widest table in the cache.
+        """Return the bytes of device memory that each shard needs, (n,), including caches that shards on a device
+        share. Every row of a shared cache is as wide as the widest table in the cache.
 
         Each set has all loads of one device.
 
@@ -174,8 +177,8 @@ class MemoryUse:
         return size
 
     def cache_widths(self, sets: LoadSets) -> FloatArray:
-        """Return the number of columns in each row of the cache of each load, (n,).
-        A load without a cache gets the number of columns of the load.
+        """Return the number of columns in each cache row of each shard, (n,).
+        A shard without a cache gets its own number of columns.
 
         FBGEMM has one cache for all cached tables of a kernel call, and every row of this cache is as wide as the
         widest of these tables (`max_D_cache`). Here, the cached tables of a device with the same sharding type, data
@@ -194,7 +197,8 @@ class MemoryUse:
         return np.where(cached, widest[call], loads.dim)
 
     def device_bytes(self, loads: Loads, cache_widths: FloatArray | None = None) -> IntArray:
-        """Return the bytes of device memory that each of n loads needs, (n,), including the buffers of the load.
+        """Return the bytes of device memory that each of n shards (`loads`) needs, (n,), including the buffers for the
+        shard.
 
         A table in host memory needs device memory for the optimizer state of every row, as in FBGEMM, and for its cache
         and the lists of the cache; in a hash table, it needs memory for the keys and scores of all slots. The rows of a
@@ -240,8 +244,8 @@ class MemoryUse:
         return size
 
     def _cache_bytes(self, loads: Loads, widths: FloatArray) -> IntArray:
-        """Return the bytes of device memory that tables in host memory need, (n,).
-        These bytes are for caches, for the lists of the caches, and for optimizer state per row.
+        """Return the bytes of device memory that shards in host memory need, (n,): for caches, for the bookkeeping of
+        the caches, and for optimizer state per row.
 
         The rows of the caches have `widths` (n,) columns.
         """
@@ -258,8 +262,8 @@ class MemoryUse:
         return size
 
     def received_bytes(self, output_columns: float, batch_size: int, num_devices: int, inputs: float = 0) -> int:
-        """Return the bytes that every device needs in any plan for the device's own samples.
-        These bytes are for embeddings, gradients and inputs.
+        """Return the bytes that a device needs for its own samples in any plan: for the embeddings, gradients and
+        inputs of these samples.
 
         Args:
             output_columns: mean number of output columns per sample, of all tables together.
@@ -282,7 +286,7 @@ def hash_slots(rows: FloatArray | IntArray) -> IntArray:
 
 
 def _weights(loads: Loads, state_floats: int | IntArray) -> IntArray:
-    """Return the bytes of the weights of n loads, (n,), including the optimizer state of each weight.
+    """Return the bytes of the weights of n shards (`loads`), (n,), including the optimizer state of each weight.
 
     `state_floats` is the number of floats of state per element, one for all loads or (n,).
     """
@@ -291,7 +295,7 @@ def _weights(loads: Loads, state_floats: int | IntArray) -> IntArray:
 
 
 def _whole(values: FloatArray) -> IntArray:
-    """Convert whole numbers in float64, such as rows and dims of loads, to int64; numbers below 2^53 are exact."""
+    """Convert whole numbers in float64, such as rows and columns of shards, to int64; numbers below 2^53 are exact."""
     return values.astype(np.int64)
 
 

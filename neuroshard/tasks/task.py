@@ -106,7 +106,9 @@ class Task:
 
     @cached_property
     def loads(self) -> Loads:
-        """Loads of the tables, (T,), if every table is table-wise on one device, in the tier of `tier_assignments`."""
+        """The work of the kernels for each table, (T,), if every table is table-wise on one device, in the tier of
+        `tier_assignments`.
+        """
         return Loads.of(self.tables, self.batch_size).at(self.tier_assignments)
 
     @property
@@ -171,7 +173,8 @@ class Task:
         )
 
     def unlike(self, other: "Task") -> str | None:
-        """Return the first difference, as text, that makes the costs of plans for two tasks incomparable.
+        """Return a text about the first difference between two tasks that makes the costs of their plans incomparable;
+        None if there is no such difference.
 
         None if there is no such difference. Constraints and memory may differ.
         """
@@ -389,7 +392,9 @@ class _Checks:
                 )
 
     def _wanted(self, table: Table) -> list[set[int]]:
-        """Return the set of allowed devices for each shard of a table that has the minimum number of shards."""
+        """Return the set of allowed devices of each shard of a table, if the table is split into the minimum number of
+        shards.
+        """
         pinned = self.constraints.pins.get(table.name, [])
         group = self.constraints.group_of.get(table.name, (table.name,))
         devices = set.intersection(*(set(self.limits[name].devices) for name in group))
@@ -398,7 +403,7 @@ class _Checks:
 
 
 def _have_places(wanted: Sequence[set[int]], num_devices: int) -> bool:
-    """Return True if a different device can be chosen from each set of device indices in `wanted`."""
+    """Return True if one device can be chosen from each set in `wanted` such that all chosen devices are different."""
     allowed = np.zeros((len(wanted), num_devices), dtype=np.bool_)
     for row, devices in zip(allowed, wanted, strict=True):
         row[list(devices)] = True

@@ -132,7 +132,9 @@ class SearcherConformance:
                 assert isinstance(found, InfeasibleError)
 
     def test_serves_compute_models_of_any_form_or_refuses(self) -> None:
-        """Check that plans keep limits, or an error is raised, if the compute model is not a sum over tables."""
+        """Check that a search with a compute model that is not a sum over tables keeps all limits, or
+        raises an error.
+        """
         models = linear_models().with_compute(OpaqueCompute())
         for task in (toy_task(5), constrained_task(2, 8)):
             self._keeps_limits_or_refuses(task, Simulator(models))
@@ -144,7 +146,9 @@ class SearcherConformance:
             self._keeps_limits_or_refuses(constrained_task(seed), simulator)
 
     def test_caches_as_wide_as_their_widest_table_fit(self) -> None:
-        """Check that a search with cached tables of unequal widths returns the same valid plan twice, or fails."""
+        """Check that a search with cached tables of unequal widths returns the same valid plan twice, or raises an
+        error.
+        """
         simulator = Simulator(CostModels.load("roofline:h100"))
         for seed in self._seeds(6):
             task = cached_task(seed)
@@ -154,7 +158,9 @@ class SearcherConformance:
                 assert found == again
 
     def test_plans_for_a_target_are_in_its_words(self) -> None:
-        """Check that plans for a target keep the target's rules, are equal in two calls, and can be exported to it."""
+        """Check that plans for a target keep the rules of the target, are equal in two calls, and can be exported to
+        the target.
+        """
         simulator = Simulator(CostModels.load("roofline:h100"))
         for target in map(target_named, TARGETS):
             for seed in self._seeds(2):
@@ -320,7 +326,7 @@ class PhysicalComputeConformance(SumModelConformance):
     """Tests for compute models that guarantee that more work never costs less, unlike the papers' networks."""
 
     def _pairs(self) -> list[tuple[list[Table], list[Table], int]]:
-        """Return random triples: a set of tables, a list of one table of this set, and a batch size."""
+        """Return random cases, each with a set of tables, a list of one table of this set, and a batch size."""
         rng = np.random.default_rng(0)
         sets = [list(toy_tables(int(rng.integers(1, 12)), seed, 1_000_000)) for seed in range(60)]
         return [

@@ -107,17 +107,21 @@ class LinearCompute(SumModel):
     per_column_ms: float = 0.01
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the vector of each load, (n, 1), whose only element is the cost of the load in ms."""
+        """Return the cost of each of n shards (`loads`) in ms, as vectors with one element, (n, 1)."""
         cost = self.per_table_ms + self.per_column_ms * loads.dim * loads.pooling_factor
         return cost[:, None].astype(np.float32)
 
 
 @dataclass(frozen=True)
 class OpaqueCompute(ComputeModel):
-    """A compute model that is not a sum over loads: the largest linear cost plus the root of the sum of squares."""
+    """A compute model that is not a sum over shards: the cost of the most expensive shard plus the root of the sum of
+    squared costs.
+    """
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """Return the cost of each set, (B,) ms: max(c) + sqrt(sum of c^2) over the linear costs c of its loads."""
+        """Return the cost of each of B sets of shards, (B,) ms: max(c) + sqrt(sum of c^2), with the costs c of the
+        shards from `LinearCompute`.
+        """
         alone = LinearCompute().embed(sets.loads)[:, 0]
         by_set = np.split(alone, sets.counts.cumsum()[:-1])
         return np.array([float(costs.max() + np.sqrt((costs**2).sum())) if len(costs) else 0.0 for costs in by_set])
@@ -125,7 +129,9 @@ class OpaqueCompute(ComputeModel):
 
 @dataclass(frozen=True)
 class LinearComm(CommModel):
-    """A model of exchanges: devices wait for the last device, then need a time per column of the widest device."""
+    """A toy model of exchanges: devices wait for the straggler, and then take a time in proportion to the columns of
+    the device with the most columns.
+    """
 
     devices: int
     per_column_ms: float = 0.002
@@ -147,7 +153,9 @@ def linear_models(num_devices: int = 4) -> CostModels:
 
 
 def random_models(num_devices: int = 4, seed: int = 0) -> CostModels:
-    """Return cost models that are networks of the papers' shape with random weights."""
+    """Return the transfer time, (B, D) ms, which is in proportion to the columns of the device with the
+    most columns.
+    """
     rng = np.random.default_rng(seed)
     features = FeatureSet("log")
     count = len(features.columns)

@@ -55,7 +55,7 @@ class Precision(Word):
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one element, without the scale factor that 8-bit types have for each row in addition."""
+        """The data type in which devices exchange embeddings and gradients."""
         return {Precision.FP32: 4, Precision.FP16: 2, Precision.BF16: 2}.get(self, 1)
 
 

@@ -1,4 +1,6 @@
-"""The fingerprint of the machine that took a measurement: the hardware, which every record and bundle stores."""
+"""The fingerprint of the machine that took a measurement: a description of the hardware, which every record and bundle
+stores.
+"""
 
 import os
 import platform
@@ -18,7 +20,7 @@ _PACKAGES = (*_KERNELS, "numpy")
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The hardware of a machine: the processor or the GPUs, and the memory of the host.
+    """Description of the hardware of a machine: the processor or the GPUs, and the memory of the host.
 
     Attributes:
         kind: "cpu" or "cuda".
@@ -35,8 +37,8 @@ class Fingerprint:
     revision: str | None = None
 
     def same_hardware(self, other: dict[str, Any]) -> bool:
-        """Return True if this machine and the machine of `other` may have the same hardware model, as far as is known.
-        `other` has the fields of a fingerprint in a manifest.
+        """Return True if this machine and the machine `other` may have the same hardware model: the same kind, device
+        name and, if known, revision. `other` has the fields of a fingerprint in a manifest.
 
         Revisions are compared only if both are recorded.
         """
@@ -46,8 +48,8 @@ class Fingerprint:
         )
 
     def surely(self, other: "Fingerprint") -> bool:
-        """Return True if the machine of `other` certainly has the same hardware model as this machine.
-        Return False for processors without a revision.
+        """Return True if the machine `other` certainly has the same hardware model as this machine.
+        Return False if the revision of a processor is unknown.
         """
         identified = self.kind == "cuda" or self.revision is not None
         return identified and (self.kind, self.device, self.revision) == (other.kind, other.device, other.revision)
@@ -98,8 +100,8 @@ def versions() -> dict[str, str]:
 
 
 def other_kernels(there: Mapping[str, str]) -> tuple[str, str] | None:
-    """Compare the versions of kernel packages on another machine (`there`) with the versions on this machine.
-    Return two texts with the differing packages: with the versions on the other machine, and on this machine.
+    """Compare the versions of kernel packages on another machine (`there`) with the versions installed here.
+    Return the packages that differ as two texts: with the versions there, and with the versions here.
 
     `there` has the versions of the other machine, as `versions` returns them. Packages that are not installed on both
     machines are not compared, and patch versions are ignored. None if no version differs.

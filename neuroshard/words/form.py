@@ -1,4 +1,4 @@
-"""The families of sharding types, and the types of kernel calls for tables of each family."""
+"""The three families of sharding types (`Form`), and the types of kernel calls for tables of each family."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -8,7 +8,12 @@ from neuroshard.words.placement import TIERS, Tier, Word
 
 
 class Form(Word):
-    """A family of sharding types whose tables share kernel calls, named after the first sharding type of the family.
+    """One of the three families of sharding types between which the code distinguishes.
+    Each sharding type belongs to one family: table_row_wise, for example, belongs to the family row_wise.
+
+    The tables of a family are placed by the same rules and share kernel calls. A family has the name of its basic
+    sharding type: column_wise also includes table_wise and table_column_wise, and row_wise also includes table_row_wise
+    and grid_shard.
 
     Attributes:
         COLUMN_WISE: the table is whole, or split by columns into shards that have all rows.
@@ -31,7 +36,8 @@ Forms = frozenset[Form]  # the families that a model, a system or a rule allows
 
 
 def forms_named(names: Iterable[str]) -> tuple[Form, ...]:
-    """Return the families of sharding types (members of `Form`) with these names, in the order of the names.
+    """Return the families of sharding types (members of `Form`) with these names, such as "row_wise", in the order of
+    the names.
 
     Raises:
         UserError: a name is not the name of a family.
@@ -41,8 +47,8 @@ def forms_named(names: Iterable[str]) -> tuple[Form, ...]:
 
 @dataclass(frozen=True, order=True)
 class Call:
-    """A type of kernel call.
-    All tables in a call have the same family of sharding types and the same tier, and either all or none are pooled.
+    """A type of kernel call. All tables in a call have the same family of sharding types (`Form`) and the same memory
+    tier, and either all or none of the tables are pooled.
     """
 
     form: Form

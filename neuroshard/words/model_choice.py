@@ -1,4 +1,6 @@
-"""The choice of cost models: the name of the models, and the settings for the costs that these models include."""
+"""The choice of cost models: the name of the models, and settings that decide which costs the models include, such as
+framework=torchrec.
+"""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +27,8 @@ _OLD_DENSE = re.compile(r"dense(\d+(?:\.\d+)?)ms")
 @dataclass(frozen=True)
 @checked
 class ModelChoice:
-    """A choice of cost models: the name of the models, and the settings for the costs that the models include.
+    """A choice of cost models: the name of the models, and settings that decide which costs the models include, such as
+    framework=torchrec.
 
     Attributes:
         name: name of installed models or of a datasheet (roofline:NAME), or path of the directory of a bundle.
@@ -60,7 +63,7 @@ class ModelChoice:
     @property
     def links(self) -> dict[str, Any]:
         """The settings about links between devices, by name, without the settings that are None."""
-        return _given({name: getattr(self, name) for name in LINKS})
+        return _not_none({name: getattr(self, name) for name in LINKS})
 
     @property
     def normalized(self) -> "ModelChoice":
@@ -73,7 +76,7 @@ class ModelChoice:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings of the choice whose value is not None, by name."""
-        return _given({name: value for name, value in vars(self).items() if name != "name"})
+        return _not_none({name: value for name, value in vars(self).items() if name != "name"})
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -82,12 +85,13 @@ class ModelChoice:
 
     def __str__(self) -> str:
         """Return the choice as text for people: "h100, framework=torchrec, dense_ms=8"."""
-        return ", ".join([self.name, *_written(self.normalized.settings)])
+        return ", ".join([self.name, *_as_texts(self.normalized.settings)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """Settings of commands about the costs that cost models include; the setting `model` names the cost models.
+    """Settings of commands that decide which costs the cost models include, such as framework=torchrec.
+    Another setting, `model`, names the cost models.
 
     Attributes:
         framework: torchrec | none: torchrec counts TorchRec's overhead per step in costs, and none counts no overhead;
@@ -128,7 +132,7 @@ class ModelSettings:
     @property
     def model_settings(self) -> dict[str, Any]:
         """The settings whose value is not None, by name."""
-        return _given({field.name: getattr(self, field.name) for field in fields(ModelSettings)})
+        return _not_none({field.name: getattr(self, field.name) for field in fields(ModelSettings)})
 
     def choice_of(self, model: str) -> ModelChoice:
         """Return the `ModelChoice` of the cost models called `model`, with the values of these settings."""
@@ -140,7 +144,7 @@ def check_plain(name: str) -> None:
     base, settings = name, dict[str, Any]()
     while True:
         before, plus, last = base.rpartition("+")
-        meant = _meant(last) if plus and before else {}
+        meant = _old_setting(last) if plus and before else {}
         if not meant:
             break
         base, settings = before, meant | settings
@@ -155,17 +159,17 @@ def check_plain(name: str) -> None:
 
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Return the names and values of settings as one text, as people write them: "framework=torchrec, dense_ms=8"."""
-    return ", ".join(_written(settings))
+    return ", ".join(_as_texts(settings))
 
 
-def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _not_none(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings whose value is not None, by name."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _meant(suffix: str) -> dict[str, Any]:
-    """Return the setting that a suffix of a model's name meant in old versions: {"dense_ms": 8.0} for "dense8ms".
-    Return an empty dict for other suffixes.
+def _old_setting(suffix: str) -> dict[str, Any]:
+    """Return the setting that a suffix of a model's name stood for in old versions, such as {"dense_ms": 8.0} for
+    "dense8ms"; an empty dict for other suffixes.
     """
     if suffix == TORCHREC:
         return {"framework": suffix}
@@ -176,7 +180,7 @@ def _meant(suffix: str) -> dict[str, Any]:
     return {"optimizer": suffix} if suffix in OPTIMIZERS else {}
 
 
-def _written(settings: Mapping[str, Any]) -> list[str]:
+def _as_texts(settings: Mapping[str, Any]) -> list[str]:
     """Return a list with the text NAME=VALUE for each setting."""
     return [
         f"{name}={np.format_float_positional(value, trim='-') if isinstance(value, float) else value}"

@@ -30,7 +30,7 @@ class Word(StrEnum):
 
 
 class Tier(Word):
-    """The kind of memory that stores the weights of a table.
+    """The memory that stores the weights of a table: device memory, host memory, or host memory behind a cache.
 
     Attributes:
         DEVICE: the device's own memory.

@@ -26,7 +26,9 @@ _NUMBER = re.compile(r"\s*[+-]?(\d{1,30}\.?\d{0,30}|\.\d{1,30})(e[+-]?\d{1,3})?\
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table file: the cells by column name, and the place of the row (`where`) that begins each error."""
+    """One row of a table file: the cells by column name, and `where`, a description of the row with
+    which errors begin.
+    """
 
     where: str
     cells: dict[str, object]

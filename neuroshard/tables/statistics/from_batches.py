@@ -1,4 +1,6 @@
-"""Functions that make tables with statistics counted in training batches, in bounded memory, or in one trace."""
+"""Functions that count lookups in training batches, in bounded memory, or in one trace, and return tables with the
+counted statistics.
+"""
 
 import warnings
 from collections import Counter
@@ -181,7 +183,8 @@ def _tallied(
 def _slices(
     shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int
 ) -> Iterator[tuple[int, Sequence[Features], int, int]]:
-    """Cut batches into pieces that make up global batches, and yield (number of the global batch, batch, first, last).
+    """Cut batches into pieces that each belong to one global batch.
+    Yield (number of the global batch, batch, first, last) for each piece.
 
     A piece has the samples `first` to `last` - 1 of the batch.
     """
@@ -234,7 +237,7 @@ def _check_names(shapes: Sequence[TableShape]) -> None:
 
 
 def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) -> int:
-    """Return the maximum number of rows and lookups that fit in `max_bytes` of memory.
+    """Return how many counted rows and waiting lookups fit in `max_bytes` of memory.
 
     Raises:
         UserError: `max_bytes` is too small for the number of tables.

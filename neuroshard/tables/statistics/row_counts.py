@@ -23,7 +23,9 @@ class RowCounts:
     """
 
     def __init__(self, salt: int) -> None:
-        """Begin without counts; if only a share of the rows is counted, another `salt` selects another share."""
+        """Create an empty counter. If only a share of the rows is counted, `salt` decides which rows belong to the
+        share.
+        """
         self._salt = np.uint64(salt)
         self._halvings = 0
         self._rows: IntArray = np.zeros(0, dtype=np.int64)
@@ -103,7 +105,8 @@ class SharedRoom:
     """
 
     def __init__(self, tables: int, most_held: int, salt: int) -> None:
-        """Begin without counts; all tables together keep at most `most_held` rows and lookups in memory.
+        """Create empty counters for `tables` tables, which together keep at most `most_held` rows and lookups in
+        memory.
 
         `most_held` must be at least `FEWEST_ROWS` for each table.
         """

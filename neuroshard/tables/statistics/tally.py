@@ -125,7 +125,7 @@ class BatchTally:
     """A counter of the lookups in all tables in one global batch; the batch can be added in pieces."""
 
     def __init__(self, shapes: Sequence[TableShape], row_blocks: int, most_held: int, number: int) -> None:
-        """Begin without counts for the global batch with this `number`.
+        """Create an empty counter for the global batch with this `number`.
 
         If memory for `most_held` rows and lookups is short, the lookups of a random share of rows are counted; the
         number makes this share different in each global batch.
