@@ -125,7 +125,8 @@ def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: 
 def _too_late(
     costs: Costs, device: int, score: float, units: float, widest: float, left_ms: float, worth: float
 ) -> bool:
-    """Return True if a single device is enough to make the plan after a step cost `worth` ms or more.
+    """Return True if the device alone makes the plan after a step cost at least `worth` ms, so that the
+    step needs no full estimate.
 
     That is if the ready time of a device with this `score` and these `units`, plus `left_ms` of transfer, is too late.
     """

@@ -67,7 +67,7 @@ class SearchSpace:
 
     @classmethod
     def of_task(cls, task: Task) -> "SearchSpace":
-        """Return the space of all tables of a task, with empty devices."""
+        """Return the space in which all tables of a task are to be placed column-wise; no table is placed yet."""
         return cls.of(FixedLoad.empty(task))
 
     @property
@@ -77,7 +77,7 @@ class SearchSpace:
 
     @property
     def free_bytes(self) -> IntArray:
-        """The memory of each device that is left for the items, (D,) bytes."""
+        """The bytes of memory on each device that are left for the items, (D,)."""
         return self.fixed.free_bytes
 
     @property
@@ -119,8 +119,7 @@ class SearchSpace:
         )
 
     def widths(self, plan: Plan) -> IntArray:
-        """Return the units of each item on each device, (I, D), in a plan; the plan must keep the constraints of the
-        task.
+        """Return the units of each item on each device, (I, D), in a plan that keeps the constraints of the task.
 
         Raises:
             UserError: a table that is to be placed column-wise has another sharding type in the plan.
@@ -247,8 +246,8 @@ def _rules(fixed: FixedLoad, items: Sequence[_Item]) -> PlacementRules:
 
 
 def _own_devices(fits: BoolArray) -> list[tuple[int, int]]:
-    """Return (shard, device) pairs that give each of n shards a different device; `fits` (n, D) is True if a shard fits
-    a device.
+    """Return (shard, device) pairs that give each of n shards a different device; `fits` (n, D) is True if
+    a shard fits on a device.
     """
     if not len(fits):
         return []
