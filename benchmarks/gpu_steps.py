@@ -71,7 +71,7 @@ METHODS = {
     "size_lookup_greedy": "size-lookup greedy",
     "torchrec_all_types": ALL_TYPES,
 }
-_TOLD = 4  # plans of a task whose order says something
+_LEAST_PLANS = 4  # plans of a task whose order says something
 
 
 class Trained(NamedTuple):
@@ -119,7 +119,7 @@ def by_task() -> str:
     """Return a table of step times with the default search's plan and with the baseline's plan, task by task,
     with a large dense network.
     """
-    rows = [(_said(task), f"{_dense_ms(MUCH, task):.1f}", *_compared(MUCH, task)) for task in TABLES]
+    rows = [(_task_label(task), f"{_dense_ms(MUCH, task):.1f}", *_compared(MUCH, task)) for task in TABLES]
     return markdown(("tables", "dense work, ms", *_COMPARED), rows)
 
 
@@ -127,11 +127,11 @@ def by_task_little() -> str:
     """Return a table of step times with the default search's plan and with the baseline's plan, task by task,
     with a small dense network.
     """
-    rows = [(_said(task), *_compared(LITTLE, task)) for task in TABLES if (LITTLE, task) in _steps()]
+    rows = [(_task_label(task), *_compared(LITTLE, task)) for task in TABLES if (LITTLE, task) in _steps()]
     return markdown(("tables", *_COMPARED), rows)
 
 
-def _said(task: str) -> str:
+def _task_label(task: str) -> str:
     """Return a description of a task for people: its tables and its number of GPUs."""
     return f"{TABLES[task]}, {_plans()[task, 'torchrec'].task.topology.num_devices} GPUs"
 
@@ -142,7 +142,7 @@ def _compared(way: str, task: str) -> Sequence[str]:
     """
     steps, its = _steps()[way, task], WAYS[way]
     base, ours = steps["torchrec"], steps[its.default]
-    foreseen_ms = _of_plans()[its.foreseen] + _dense_ms(way, task)
+    foreseen_ms = _plan_frame()[its.foreseen] + _dense_ms(way, task)
     ratios = foreseen_ms[task, its.default] / foreseen_ms[task, "torchrec"], ours.step_ms / base.step_ms
     forms = ", ".join(str(_plans()[task, its.default].forms.count(form)) for form in FORMS)
     hosts = f"{base.host_ms:.1f}, {ours.host_ms:.1f}"
@@ -189,7 +189,7 @@ def _predicted(way: str, tasks: dict[str, dict[str, Trained]]) -> tuple[str, str
         predicted = np.array([dense_ms + total_ms(simulator, _plans()[task, name]) for name in steps])
         measured = np.array([one.step_ms for one in steps.values()])
         off.append(np.abs(predicted / measured - 1).mean())
-        taus += [kendalltau(predicted, measured).statistic] if len(steps) >= _TOLD else []
+        taus += [kendalltau(predicted, measured).statistic] if len(steps) >= _LEAST_PLANS else []
         missed.append(measured[predicted.argmin()] / measured.min() - 1)
     return f"{np.mean(off):.1%}", f"{np.mean(taus):.2f}", f"{np.mean(missed):.1%}"
 
@@ -202,7 +202,7 @@ def _dense_ms(way: str, task: str) -> float:
 
 
 @cache
-def _of_plans() -> pd.DataFrame:
+def _plan_frame() -> pd.DataFrame:
     """Return the file of plans as a frame with index (task, plan): each plan as JSON text, and the costs that were
     predicted before the measurements.
     """
@@ -211,7 +211,7 @@ def _of_plans() -> pd.DataFrame:
 
 @cache
 def _plans() -> dict[tuple[str, str], ns.Plan]:
-    return {key: ns.Plan.from_json(json.loads(text)) for key, text in _of_plans()["text"].items()}
+    return {key: ns.Plan.from_json(json.loads(text)) for key, text in _plan_frame()["text"].items()}
 
 
 @cache

@@ -114,11 +114,11 @@ def models() -> str:
     ]
     members = fitted.compute.by_call[COLUMN_WISE_CALL].members
     shares = zip(members[0].kernel_widths, np.mean([one.saved for one in members], axis=0), strict=True)
-    told = [f"{share:.0%} where none is above {width} columns" for width, share in reversed([*shares])]
+    savings = [f"{share:.0%} where none is above {width} columns" for width, share in reversed([*shares])]
     return (
         markdown(("part", "tested on", "mean error", "Kendall's tau", "two passes differ by"), rows)
         + "\nKernels are faster where no table of the call is wide. Of what tables cost beside wide ones is saved:\n"
-        f"{told[0]}; of the rest {told[1]};\nof that rest {told[2]}.\n"
+        f"{savings[0]}; of the rest {savings[1]};\nof that rest {savings[2]}.\n"
     )
 
 
@@ -170,12 +170,12 @@ def another() -> str:
         ratios = (f"{beside[name].reindex(its.index).mean():.3f}" for name in (ANOTHER, "measured"))
         rows.append((str(search), f"{len(its)}", f"{its['measured'].mean():.3f}", off, *ratios))
     of_calls = errors_of(ns.CostModels.load(ANOTHER).compute, {"": ("h200",)}, ("train", "valid", "test")).items()
-    told = ", ".join(f"`{call}` {its.error:.1%}" for call, its in of_calls)
+    errors_by_call = ", ".join(f"`{call}` {its.error:.1%}" for call, its in of_calls)
     columns = f"`{ANOTHER}`: mean error", "predicted ratio", "measured ratio"
     return (
         markdown(("search", "plans", "measured, mean ms", *columns), rows)
         + f"\nThe order of a task's plans, as Kendall's tau, mean of {len(tasks)} tasks: {tau:.2f}.\n"
-        f"Mean errors of {sum(its.calls for _, its in of_calls):,} random calls: {told}.\n"
+        f"Mean errors of {sum(its.calls for _, its in of_calls):,} random calls: {errors_by_call}.\n"
     )
 
 
@@ -272,12 +272,12 @@ def targets() -> str:
     """Return a table that compares the predicted costs of plans that are limited to what each
     target system can express.
     """
-    rows = [("DLRM-DCNv2", f"{devices}", *_beside_targets([_criteo_task(devices)])) for devices in (8, 16)]
-    rows += [("the papers'", f"{devices}", *_beside_targets(papers_tasks(devices, BATCH, 10))) for devices in (4, 8)]
+    rows = [("DLRM-DCNv2", f"{devices}", *_costs_by_target([_criteo_task(devices)])) for devices in (8, 16)]
+    rows += [("the papers'", f"{devices}", *_costs_by_target(papers_tasks(devices, BATCH, 10))) for devices in (4, 8)]
     return markdown(("tables", "GPUs", "no target, ms", "torchrec", "hugectr", "sok"), rows)
 
 
-def _beside_targets(tasks: Sequence[ns.Task]) -> list[str]:
+def _costs_by_target(tasks: Sequence[ns.Task]) -> list[str]:
     targets = None, "torchrec", "hugectr", "sok"
     free, *others = (np.mean(_costs(DATASHEET, tasks, target=target)) for target in targets)
     return [f"{free:.3f}", *(f"{one:.3f} ({one / free - 1:+.1%})" for one in others)]

@@ -49,8 +49,8 @@ def _row(ranks: int, row: dict[str, object], predicted_ms: float) -> dict[str, s
         "all but dense, ms": row["local_ms"] - row["dense"],
         "all but dense, predicted, ms": predicted_ms,
     }
-    told = {name: f"{ms:.1f}" for name, ms in its.items()}
-    return {"ranks": str(ranks), "plan": str(row["method"]).replace("_", " "), **told}
+    cells = {name: f"{ms:.1f}" for name, ms in its.items()}
+    return {"ranks": str(ranks), "plan": str(row["method"]).replace("_", " "), **cells}
 
 
 def _predicted_ms(plan: str) -> float:
