@@ -24,8 +24,8 @@ _WORTH_SAYING = 0.01  # smallest saving, as a share of the step, for which a use
 @dataclass(frozen=True)
 @checked
 class Acceptance:
-    """Chooses among a first plan and other plans: of the plans whose predicted gain over the first plan exceeds a
-    margin, and the first plan itself, the plan with the lowest expected cost.
+    """The rule by which a search chooses between a first plan and other plans. Of the first plan, and the plans whose
+    predicted gain over the first plan exceeds a margin, the search takes the plan with the lowest expected cost.
 
     A search for lower predictions finds better plans, and errors of the models as well. Expected costs
     (`Cost.expected_ms`) count little of what is gained by balancing devices more finely than they are known. But they

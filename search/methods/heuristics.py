@@ -108,7 +108,8 @@ class Greedy(Searcher):
 @dataclass(frozen=True)
 @checked
 class Random(Searcher):
-    """Places tables in random order, each on a random device that has room; `seed` fixes the draws of each call.
+    """Places tables in random order, each on a random device that has room; calls with the same
+    `seed` find the same plan.
 
     Attributes:
         seed: seed of the random choices; the same seed gives the same plan.

@@ -116,8 +116,8 @@ class ImprovedSearch(Searcher):
         return in_turns(plan, (ends, map(space.plan, first), perturbed), simulator, count)
 
     def _ends(self, first: list[IntArray], space: CostedSpace, times: int) -> Iterator[Plan]:
-        """Improve each first plan (I, D) by local search, `times` times with different random steps; yield the results,
-        those of the cheapest first plan first.
+        """Improve each first plan (I, D) by local search, and repeat this `times` times with different random steps;
+        yield the results. In each round, the cheapest first plan is improved first.
         """
         order = np.argsort([cost.total_ms for cost in space.costs(first)], kind="stable").tolist()
         for number in range(times):

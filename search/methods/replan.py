@@ -103,7 +103,7 @@ class Replan(Searcher):
             InfeasibleError: no plan fits in memory.
         """
         before = self.start if isinstance(self.start, Plan) else Plan.load(self.start)
-        begun = self._begun(before, with_types_of(before, task) if self.keep_types else task, simulator)
+        begun = self._starting_plan(before, with_types_of(before, task) if self.keep_types else task, simulator)
         start = fix_tiers(begun.plan)
         simulator.models.check(start.task)
         simulator.models.check_plan(start)
@@ -121,7 +121,7 @@ class Replan(Searcher):
         warning = both_in_one(begun.warning or best.warning, checkpoint_remark(before, plan))
         return Found(plan, warning, rejected if cheapest(costs) not in accepted else None, said)
 
-    def _begun(self, before: Plan, task: Task, simulator: Simulator) -> Found:
+    def _starting_plan(self, before: Plan, task: Task, simulator: Simulator) -> Found:
         """Return the previous plan as a plan of `task`. Shards stay on their devices if possible; a search
         places all other shards.
         """

@@ -163,8 +163,8 @@ def _plans(
 
 
 def cut_to_width(plan: Plan) -> Plan:
-    """Return the plan with shards that are wider than FBGEMM supports cut into narrower shards. TorchRec's plans seem
-    to have such shards, because columns of a table on one device are merged into one shard.
+    """Return the plan with shards that are wider than FBGEMM supports cut into narrower shards. A translated TorchRec
+    plan may have wide shards, because the columns of a table on one device are merged into one shard.
     """
     wide = {table for table, its in enumerate(plan.by_table) if any(one.shard.dim > MAX_SHARD_DIM for one in its)}
     if not wide:

@@ -341,8 +341,8 @@ class OptionTable:
         return leading
 
     def _nested_in(self, form: int) -> IntArray:
-        """Return the choice with the lowest estimate, (1, T), that gives the sharding type `form` to the 1, 2, 4, ...
-        most expensive tables; an empty array (0, T) if there is no such choice.
+        """Try the sharding type `form` for the 1, 2, 4, ... most expensive tables; return the choice with the lowest
+        estimate, (1, T), or an empty array (0, T) if there is no such choice.
 
         Choices that change the 1, 2, 4, ... most expensive tables of the first choice are compared by estimates.
         For data_parallel the tables are ranked by cost per byte.

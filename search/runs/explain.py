@@ -92,14 +92,14 @@ class Explain(OutputSettings, ModelSettings):
         notes = note, "costs count the input dist, as in the plan file" if counts_input else "", other
         explained = tuple(explain(plan, simulator) for plan in plans)
         if self.compare is not None:
-            explained = _beside_torchrec(explained, simulator)
+            explained = _with_torchrec(explained, simulator)
         note = "; ".join(filter(None, notes))
         result = ExplainResult(tuple(paths), model, note, explained, page, str(changes), moves)
         result.save()
         return result
 
 
-def _beside_torchrec(explanations: Sequence[Explanation], simulator: Simulator) -> tuple[Explanation, ...]:
+def _with_torchrec(explanations: Sequence[Explanation], simulator: Simulator) -> tuple[Explanation, ...]:
     """Return the explanations, with TorchRec's default planner added to the methods whose plans are compared."""
     costs = list[dict[str, Cost | str]]()
     tasks = [explanation.plan.task for explanation in explanations]

@@ -380,8 +380,8 @@ class SearchResult:
         return [f"count {scope}" for scope in dict.fromkeys(known) if scope is not None]
 
     def _warnings(self) -> Iterator[str]:
-        """Yield the warnings of all tasks, of warnings about the same subject only the first; warnings that repeat a
-        caveat of the costs are left out.
+        """Yield the warnings of all tasks as texts. If several tasks have warnings about the same subject, only the
+        first of these is shown in full. Warnings that repeat a caveat of the costs are left out.
 
         Records store warnings as text, in which the place is the text before the first colon.
         """

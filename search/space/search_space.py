@@ -1,4 +1,5 @@
-"""The column-wise tables that a search places: the items into which the tables are cut, and all shards of the items.
+"""The column-wise tables that a search places, cut into items: an item is a table, a pinned shard, or several tables
+that are kept together. All possible shards of the items are listed in arrays.
 
 Usually an item is a table. Constraints make an item of each pinned shard, and a single item of all tables that are
 kept together.
@@ -29,7 +30,8 @@ _FRACTIONS = 1024  # fractions per unit of 4 columns
 
 @dataclass(frozen=True, eq=False)
 class SearchSpace:
-    """The column-wise tables of a task as I items, which a search places on devices with a fixed load.
+    """The column-wise tables of a task as I items, which a search places on devices with a fixed load. An item is a
+    table, a pinned shard, or several tables that are kept together.
 
     Attributes:
         fixed: the task, and the load of its other tables.
@@ -86,7 +88,7 @@ class SearchSpace:
         return np.array([its[0][0] for its in self.items], dtype=np.int64)
 
     def name(self, item: int) -> str:
-        """Return the quoted names of the tables in an item, joined by "+", as error messages show the names."""
+        """Return the names of the tables in an item for error messages: quoted, and joined by " + "."""
         return " + ".join(repr(self.task.tables[table].name) for table, _ in self.items[item])
 
     def columns(self, item: int, width: int) -> list[tuple[int, int]]:
@@ -209,8 +211,8 @@ def _shard_loads(task: Task, items: Sequence[ItemTables], item: IntArray, units:
 
 
 class _Item(NamedTuple):
-    """An item, with the rules on the devices where the item may be placed and on the shards into which the item may be
-    split.
+    """An item (a table, a pinned shard, or several tables that are kept together), with the rules on where it may be
+    placed and how it may be split.
 
     Attributes:
         tables: the tables in it.
