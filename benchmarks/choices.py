@@ -1,9 +1,11 @@
-"""Which of the available plans to accept: two tables of `results.py`, of tasks on devices whose true costs are known.
+"""Compares rules for choosing among several plans of a task, on tasks whose true costs are known:
+two tables of `results.py`.
 
-Samples are drawn as `neuroshard collect` draws them and "measured" on two made-up devices; models are fitted to them as
-by `neuroshard pretrain`, for 2, 4 and 8 devices each. Tasks are of kinds that nothing was tuned to, of tables that no
-sample held (`tests/kit/kinds.py`). Of each the plans of the published search, of even layouts, of heuristics, and of
-local search are costed by the models and in truth; a rule chooses by what the models say of all.
+Samples are drawn as `neuroshard collect` draws them, and "measured" on two made-up devices, whose costs are formulas.
+Models are fitted to the samples as `neuroshard pretrain` does, for 2, 4 and 8 devices each. Nothing was tuned to the
+kinds of tasks (`tests/kit/kinds.py`), and no sample has their tables. For each task, the published search, even
+layouts, heuristics and local search find plans. The models predict the costs of all plans, and the made-up device gives
+the true costs. A rule chooses a plan from the predictions alone.
 """
 
 import sys
@@ -53,7 +55,9 @@ _SEARCHERS: tuple[Searcher, ...] = (BeamSearch(), NeuroShard(acceptance=None), _
 
 @dataclass(frozen=True, eq=False)
 class AvailablePlans:
-    """The available plans of a task with predicted costs and true costs, ms; the first is the published search's."""
+    """The plans of a task from which a rule chooses, with predicted costs and true costs in ms. The first plan is
+    from the published search.
+    """
 
     task: Task
     simulator: Simulator
@@ -81,9 +85,11 @@ RULES: dict[str, Callable[[AvailablePlans], int]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What models are fitted to, and how: half as many exchanges as compute samples; noise is of their logarithms.
+    """The made-up device and the samples to which cost models are fitted, and the settings of the fit. There are half
+    as many samples of exchanges as of kernels.
 
-    `seed` is of the tables and samples; `settings` are those of `pretrain`.
+    `noise` is the standard deviation of the logarithms of the measured times. `seed` is the seed of the tables and
+    samples, and `settings` are settings of `pretrain`.
     """
 
     device: str
@@ -96,11 +102,11 @@ class Setting:
 
     @property
     def made_up(self) -> MadeUpDevice:
-        """The made-up device itself."""
+        """The made-up device with the name `device`."""
         return MADE_UP[self.device]
 
     def fitted(self) -> CostModels:
-        """Fit models to samples that were measured on the device, with margins."""
+        """Return cost models, with error margins, fitted to samples that were "measured" on the made-up device."""
         fewer = {} if self.epochs is None else dict.fromkeys(_EPOCHS, self.epochs)
         config = config_of("pretrain", {**fewer, **dict(self.settings)})
         compute_fitter, comm_fitter = (instantiate_config(config[f"{name}_model"]) for name in ("compute", "comm"))
@@ -121,7 +127,9 @@ class Setting:
 
 
 def judged_rules(_work: Path, small: bool) -> Made:
-    """Judge every rule by its true costs on tasks of all kinds."""
+    """Return a table of the rules: by how much the plan that a rule chooses differs in true cost from the published
+    search's plan, over all tasks.
+    """
     rows, judged = [], _on_all(small)
     for name, rule in RULES.items():
         taken = [rule(plans) for plans in judged]
@@ -141,7 +149,9 @@ def judged_rules(_work: Path, small: bool) -> Made:
 
 
 def gains_by_size(_work: Path, small: bool) -> Made:
-    """Compare what available plans gain over the published search's with what they are predicted to, by that."""
+    """Return a table that compares predicted, expected and true gains over the published search's plan, with the plans
+    grouped by predicted gain.
+    """
     rows, judged = [], _on_all(small)
     gains = np.concatenate([_gains(plans) for plans in judged])
     for least, most in pairwise(_SIZES):
@@ -160,7 +170,9 @@ def gains_by_size(_work: Path, small: bool) -> Made:
 
 
 def _gains(plans: AvailablePlans) -> FloatArray:
-    """Compute the gains of plans over the first, predicted, expected and true, (K - 1, 3), relative."""
+    """Return the relative gains of the other K - 1 plans over the first plan, (K - 1, 3):
+    predicted, expected and true gain.
+    """
     ms = np.array(
         [[*(cost.total_ms for cost in plans.costs)], [*(cost.expected_ms for cost in plans.costs)], plans.true_ms]
     )
@@ -174,13 +186,13 @@ def _noise(judged: Sequence[AvailablePlans]) -> str:
 
 @cache
 def _on_all(small: bool) -> tuple[AvailablePlans, ...]:
-    """Cost the available plans of tasks of all kinds, on all made-up devices."""
+    """Return the plans of all tasks with predicted and true costs, on every made-up device and number of devices."""
     devices, counts, tasks = (("cpu",), (2,), 2) if small else (("gpu", "cpu"), (2, 4, 8), 112)
     return tuple(its for each in product(devices, counts) for its in _judged(Setting(*each), tasks))
 
 
 def _judged(setting: Setting, count: int) -> list[AvailablePlans]:
-    """Cost each task's available plans by the models and in truth."""
+    """Return the plans of each of `count` tasks, with the costs that the fitted models predict and with true costs."""
     models, truth = setting.fitted(), Simulator(setting.made_up.truth)
     simulator, judged = Simulator(models), []
     for number in range(count):
@@ -194,7 +206,9 @@ def _judged(setting: Setting, count: int) -> list[AvailablePlans]:
 
 
 def on_devices(task: Task, device: MadeUpDevice, count: int) -> Task:
-    """Move a task's tables to so many made-up devices, at their batch size, with memory to spare."""
+    """Return the task with the same tables on `count` made-up devices: with the batch size of the device, and with
+    about twice the memory that the tables need.
+    """
     reuse = (zipf_reuse(table.rows, device.batch_size * table.pooling_factor, ZIPF_EXPONENT) for table in task.tables)
     tables = tuple(replace(table, reuse=its) for table, its in zip(task.tables, reuse, strict=True))
     memory = max(2 * sum(table.size_bytes for table in tables) // count, 64 << 20)

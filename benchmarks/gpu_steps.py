@@ -1,7 +1,9 @@
-"""TorchRec's steps on plans of several methods, mirrored rank by rank on one H100: tables of docs/results/gpu_steps.md.
+"""TorchRec training steps with the plans of several methods, measured on one H100: the tables of
+docs/results/gpu_steps.md.
 
-Batch 65,536, in TorchRec's pipeline, beside a dense network that takes hardly any time or several ms; exchanges are
-predicted. The models were fitted to none of these steps: plans and predictions are older than they.
+The steps are mirrored: one GPU runs the ranks of a larger job one after the other. The batch size is 65,536, in
+TorchRec's training pipeline, with a dense network that takes hardly any time or several ms. The times of exchanges are
+predicted. No model was fitted to these steps: plans and predictions were made before the steps were measured.
 """
 
 import json
@@ -48,7 +50,9 @@ TABLES = {
 
 
 class Way(NamedTuple):
-    """How steps were trained: the dense network for people, the default's plans for it, and what was foreseen."""
+    """A way to train the steps: the size of the dense network (as text for people), the name of the default search's
+    plans for this network, and the column with the predictions that were made before the measurements.
+    """
 
     dense: str
     default: str
@@ -67,11 +71,11 @@ METHODS = {
     "size_lookup_greedy": "size-lookup greedy",
     "torchrec_all_types": ALL_TYPES,
 }
-_TOLD = 4  # plans of a task whose order says something
+_LEAST_PLANS = 4  # plans of a task whose order says something
 
 
 class Trained(NamedTuple):
-    """A step: its ms, those of the dense network and of the host in it."""
+    """The time of a training step, and two times within the step: of the dense network and of the host, all in ms."""
 
     step_ms: float
     dense_ms: float
@@ -79,9 +83,11 @@ class Trained(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """Steps of a model relative to the baseline's: on the default's plan, and on the default's column-wise plan.
+    """The step times of one model relative to the step time with the baseline's plan: with the default search's plan,
+    and with its column-wise plan.
 
-    `columns` is NaN if that plan was not measured; `noise` is the difference of two builds of one plan.
+    `columns` is NaN if the column-wise plan was not measured; `noise` is the relative difference between two
+    builds of the same plan.
     """
 
     model: str
@@ -91,7 +97,7 @@ class Ratio(NamedTuple):
 
 
 def ratios(way: str) -> Iterator[Ratio]:
-    """Yield the ratios of every task that was measured beside this dense network."""
+    """Yield the ratios of step times for every task that was measured with the dense network of `way`."""
     noise = {(one, task): abs(again / first - 1) for (one, task), again, first in _built_twice()}
     for task, model in TABLES.items():
         if steps := _steps().get((way, task)):
@@ -110,27 +116,33 @@ _COMPARED = (
 
 
 def by_task() -> str:
-    """Compare the step on the default's plan with the step on the baseline's, task by task, with much dense work."""
-    rows = [(_said(task), f"{_dense_ms(MUCH, task):.1f}", *_compared(MUCH, task)) for task in TABLES]
+    """Return a table of step times with the default search's plan and with the baseline's plan, task by task,
+    with a large dense network.
+    """
+    rows = [(_task_label(task), f"{_dense_ms(MUCH, task):.1f}", *_compared(MUCH, task)) for task in TABLES]
     return markdown(("tables", "dense work, ms", *_COMPARED), rows)
 
 
 def by_task_little() -> str:
-    """Compare the step on the default's plan with the step on the baseline's, task by task, with little dense work."""
-    rows = [(_said(task), *_compared(LITTLE, task)) for task in TABLES if (LITTLE, task) in _steps()]
+    """Return a table of step times with the default search's plan and with the baseline's plan, task by task,
+    with a small dense network.
+    """
+    rows = [(_task_label(task), *_compared(LITTLE, task)) for task in TABLES if (LITTLE, task) in _steps()]
     return markdown(("tables", *_COMPARED), rows)
 
 
-def _said(task: str) -> str:
-    """Describe the tables of a task, and its number of GPUs."""
+def _task_label(task: str) -> str:
+    """Return a description of a task for people: its tables and its number of GPUs."""
     return f"{TABLES[task]}, {_plans()[task, 'torchrec'].task.topology.num_devices} GPUs"
 
 
 def _compared(way: str, task: str) -> Sequence[str]:
-    """List the step and the host time of a task on the baseline's plan, and the default's step relative to it."""
+    """Return the cells of a task in the tables of step times: sharding types, the baseline's step, host times, and the
+    predicted and measured ratios.
+    """
     steps, its = _steps()[way, task], WAYS[way]
     base, ours = steps["torchrec"], steps[its.default]
-    foreseen_ms = _of_plans()[its.foreseen] + _dense_ms(way, task)
+    foreseen_ms = _plan_frame()[its.foreseen] + _dense_ms(way, task)
     ratios = foreseen_ms[task, its.default] / foreseen_ms[task, "torchrec"], ours.step_ms / base.step_ms
     forms = ", ".join(str(_plans()[task, its.default].forms.count(form)) for form in FORMS)
     hosts = f"{base.host_ms:.1f}, {ours.host_ms:.1f}"
@@ -138,7 +150,9 @@ def _compared(way: str, task: str) -> Sequence[str]:
 
 
 def by_method() -> str:
-    """Compare each method's steps with the baseline's and with predictions: a column for each dense network."""
+    """Return a table that compares the step times of each method's plans with the baseline's and with predictions, a
+    column for each dense network.
+    """
     columns = []
     for way, its in WAYS.items():
         tasks = {task: steps for (one, task), steps in _steps().items() if one == way}
@@ -162,10 +176,11 @@ def _mean_ratio(tasks: dict[str, dict[str, Trained]], name: str) -> str:
 
 
 def _predicted(way: str, tasks: dict[str, dict[str, Trained]]) -> tuple[str, str, str]:
-    """Say how far predictions of whole steps beside a task's dense network are off, and Kendall's tau over its plans.
+    """Return three figures on the predictions of whole steps, as text: the mean relative error, Kendall's tau
+    over the plans of a task, and how much longer the step is with the plan that is predicted to be cheapest
+    than with the best plan.
 
-    And how much longer the step is on the plan that is predicted to be cheapest than on the best one. Means over tasks,
-    of the order over those with several plans.
+    The figures are means over tasks; the mean of Kendall's tau leaves out tasks with few plans.
     """
     off, taus, missed = [], [], []
     for task, steps in tasks.items():
@@ -174,30 +189,36 @@ def _predicted(way: str, tasks: dict[str, dict[str, Trained]]) -> tuple[str, str
         predicted = np.array([dense_ms + total_ms(simulator, _plans()[task, name]) for name in steps])
         measured = np.array([one.step_ms for one in steps.values()])
         off.append(np.abs(predicted / measured - 1).mean())
-        taus += [kendalltau(predicted, measured).statistic] if len(steps) >= _TOLD else []
+        taus += [kendalltau(predicted, measured).statistic] if len(steps) >= _LEAST_PLANS else []
         missed.append(measured[predicted.argmin()] / measured.min() - 1)
     return f"{np.mean(off):.1%}", f"{np.mean(taus):.2f}", f"{np.mean(missed):.1%}"
 
 
 def _dense_ms(way: str, task: str) -> float:
-    """Return what the dense network takes a GPU where it waits for nothing; 0 where it takes hardly any time."""
+    """Return the ms that the dense network takes on a GPU if it never waits; 0 for the small dense network,
+    which takes hardly any time.
+    """
     return min(one.dense_ms for one in _steps()[way, task].values()) if way == MUCH else 0.0
 
 
 @cache
-def _of_plans() -> pd.DataFrame:
-    """Read the plans as texts, and what was predicted of them before they were measured, by task and name."""
+def _plan_frame() -> pd.DataFrame:
+    """Return the file of plans as a frame with index (task, plan): each plan as JSON text, and the costs that were
+    predicted before the measurements.
+    """
     return pd.read_parquet(DATA / "plans.parquet").set_index(["task", "plan"])
 
 
 @cache
 def _plans() -> dict[tuple[str, str], ns.Plan]:
-    return {key: ns.Plan.from_json(json.loads(text)) for key, text in _of_plans()["text"].items()}
+    return {key: ns.Plan.from_json(json.loads(text)) for key, text in _plan_frame()["text"].items()}
 
 
 @cache
 def _steps() -> dict[tuple[str, str], dict[str, Trained]]:
-    """Put steps together from their ranks, by plan, for each way and task; of some ranks alone where others lack."""
+    """Return the training steps by (way, task) and by name of the plan, each put together from the measured ranks. If
+    some ranks were not measured, the step comes from the other ranks alone.
+    """
     found: dict[tuple[str, str], dict[str, Trained]] = {}
     for (way, task, name), ranks in _ranks():
         if not name.startswith(AGAIN):
@@ -206,7 +227,9 @@ def _steps() -> dict[tuple[str, str], dict[str, Trained]]:
 
 
 def _built_twice() -> Iterator[tuple[tuple[str, str], float, float]]:
-    """Yield way and task of every plan that was built twice, and the mean local work of its ranks in both builds."""
+    """For every plan that was built twice, yield (way, task) and the mean local work of the ranks in the second and
+    in the first build, in ms.
+    """
     total_ms = {key: np.mean([np.sum(ms) for ms in ranks["ms"]]) for key, ranks in _ranks()}
     for (way, task, name), ms in total_ms.items():
         if name.startswith(AGAIN):
@@ -219,7 +242,9 @@ def _ranks() -> Iterator[tuple[tuple[str, str, str], pd.DataFrame]]:
 
 
 def _step(ranks: pd.DataFrame, plan: ns.Plan) -> Trained:
-    """Put a step together; what its devices idle, by their host or for a straggler, hides exchanges."""
+    """Return the training step of a plan, put together from the measured ranks and from predicted exchanges. Time in
+    which a device waits for the host or for the straggler hides exchanges.
+    """
     rows = [
         PlanMeasurement(0, 0, int(its.rank), phase, float(ms), None, until)
         for its in ranks.itertuples()

@@ -1,4 +1,5 @@
-"""What was measured on an H100, and plans for H100s by the installed models: the tables of docs/results/gpu_*.md.
+"""Measurements on an H100, and predicted plans for H100s by the installed cost models: the tables
+of docs/results/gpu_*.md.
 
 usage: h100.py [TABLE ...]    (all: about fifteen minutes on two cores; the same on every machine)
 
@@ -69,13 +70,15 @@ def main() -> None:
 
 
 def shown(name: str) -> str:
-    """Make a table as the pages hold it: below it is where its figures come from, and of which day they are."""
+    """Return a table as Markdown, followed by a line that names the data or the script from which its
+    figures come, and the day.
+    """
     source = MEASURED_IN.get(name) or f"Predicted on {datetime.now(UTC):%-d %B %Y} by `benchmarks/h100.py`."
     return f"{TABLES[name]()}\n<sub>{source}</sub>\n"
 
 
 def points() -> str:
-    """Compare kernels with what was published of them."""
+    """Return a table that compares measured kernel times with times that others published."""
     columns = "forward, ms", "published", "backward, ms", "published", "launching both, ms"
     return markdown(
         ("call: tables x rows x columns; lookups", "optimizer", *columns),
@@ -101,7 +104,9 @@ def _published(way: dict[str, Any]) -> str:
 
 
 def models() -> str:
-    """Tell how good the models are that were fitted to the GPU, and what narrow tables save."""
+    """Return a table of the errors of the cost models that were fitted to the GPU, and lines on the time saved in
+    kernel calls without wide tables.
+    """
     fitted, card = load_bundle(shipped_path(MEASURED))
     rows = [
         (part, f"{its.test.samples}", f"{its.test.mape:.1%}", f"{its.test.kendall_tau:.2f}", _noise(its.noise_mean))
@@ -109,11 +114,11 @@ def models() -> str:
     ]
     members = fitted.compute.by_call[COLUMN_WISE_CALL].members
     shares = zip(members[0].kernel_widths, np.mean([one.saved for one in members], axis=0), strict=True)
-    told = [f"{share:.0%} where none is above {width} columns" for width, share in reversed([*shares])]
+    savings = [f"{share:.0%} where none is above {width} columns" for width, share in reversed([*shares])]
     return (
         markdown(("part", "tested on", "mean error", "Kendall's tau", "two passes differ by"), rows)
         + "\nKernels are faster where no table of the call is wide. Of what tables cost beside wide ones is saved:\n"
-        f"{told[0]}; of the rest {told[1]};\nof that rest {told[2]}.\n"
+        f"{savings[0]}; of the rest {savings[1]};\nof that rest {savings[2]}.\n"
     )
 
 
@@ -122,7 +127,7 @@ def _noise(mean: float | None) -> str:
 
 
 def moved() -> str:
-    """Compare the rate at which kernels move bytes with that of a copy."""
+    """Return a sentence that compares the rate at which kernels move bytes with the rate of a copy."""
     _, card = load_bundle(shipped_path(MEASURED))
     low, middle, high = (rate / COPY_GB_PER_S for rate in card.moved_gb_per_s)
     return (
@@ -133,7 +138,9 @@ def moved() -> str:
 
 
 def plans() -> str:
-    """Compare the kernels of plans, as measured on one GPU, with both predictions."""
+    """Return a table that compares the kernel times of plans, measured on one GPU, with the predictions of the fitted
+    models and of the analytic model.
+    """
     slowest = _slowest_devices("h100_plans", MEASURED, DATASHEET)
     rows = []
     for search, its in [*slowest.groupby("search"), ("all", slowest)]:
@@ -150,7 +157,9 @@ def plans() -> str:
 
 
 def another() -> str:
-    """Compare kernels of plans, and random calls, on a GPU that nothing was fitted to with its datasheet."""
+    """Return a table that compares kernel times on a GPU to which no model was fitted with the predictions of its
+    analytic model, for plans and for random calls.
+    """
     slowest = _slowest_devices("h200_plans", ANOTHER)
     tasks = [its for _, its in slowest.groupby("task")]
     tau = _mean_tau(tasks, ANOTHER)
@@ -161,17 +170,19 @@ def another() -> str:
         ratios = (f"{beside[name].reindex(its.index).mean():.3f}" for name in (ANOTHER, "measured"))
         rows.append((str(search), f"{len(its)}", f"{its['measured'].mean():.3f}", off, *ratios))
     of_calls = errors_of(ns.CostModels.load(ANOTHER).compute, {"": ("h200",)}, ("train", "valid", "test")).items()
-    told = ", ".join(f"`{call}` {its.error:.1%}" for call, its in of_calls)
+    errors_by_call = ", ".join(f"`{call}` {its.error:.1%}" for call, its in of_calls)
     columns = f"`{ANOTHER}`: mean error", "predicted ratio", "measured ratio"
     return (
         markdown(("search", "plans", "measured, mean ms", *columns), rows)
         + f"\nThe order of a task's plans, as Kendall's tau, mean of {len(tasks)} tasks: {tau:.2f}.\n"
-        f"Mean errors of {sum(its.calls for _, its in of_calls):,} random calls: {told}.\n"
+        f"Mean errors of {sum(its.calls for _, its in of_calls):,} random calls: {errors_by_call}.\n"
     )
 
 
 def kernel_ratios() -> pd.Series:
-    """Measure kernels of the default's plans relative to the baseline's, on the H200: a ratio for each task."""
+    """Return the measured kernel times of the default search's plans relative to the baseline's on the
+    H200, one ratio per task.
+    """
     measured = _slowest_devices("h200_plans")["measured"]
     ratios = measured / measured.groupby("task").transform(_of_torchrec)
     return ratios.xs("neuroshard", level="search")
@@ -186,7 +197,9 @@ def _mean_tau(tasks: Sequence[pd.DataFrame], model: str) -> float:
 
 
 def _slowest_devices(folder: str, *models: str) -> pd.DataFrame:
-    """Read what the kernels of each plan's slowest device take, measured and by models, by task and search."""
+    """Return the kernel time of the slowest device of each plan, measured and predicted by each of `models`, in ms; the
+    index is (task, search).
+    """
     frame = pd.read_csv(DATA / folder / "plans.csv")
     calls = {m.sample_id: m for m in DataDirectory(DATA / folder).compute().read()}
     of_calls = [calls[number] for number in frame["sample_id"]]
@@ -199,7 +212,9 @@ def _slowest_devices(folder: str, *models: str) -> pd.DataFrame:
 
 
 def papers() -> str:
-    """Compare every searcher on the papers' tasks, by each model."""
+    """Return tables that compare the plans of every searcher on the tasks of the papers, one
+    table for each cost model.
+    """
     return "\n".join(f"By `{name}`:\n\n{_of_papers(name)}" for name in (MEASURED, WHOLE, DATASHEET))
 
 
@@ -217,7 +232,7 @@ def _of_papers(model: ModelChoice | str) -> str:
 
 
 def dcn() -> str:
-    """Cost DLRM-DCNv2 by number of GPUs and optimizer."""
+    """Return a table of the predicted costs of plans for DLRM-DCNv2, by number of GPUs and by optimizer."""
     columns = "GPUs, optimizer", "column-wise only, ms", "any sharding type, ms", OF_EACH_TYPE, "data-parallel ones"
     optimizers = "sgd", "rowwise_adagrad", "adam"
     rows = [_dcn(devices, optimizer) for devices in (8, 64, 128) for optimizer in optimizers]
@@ -235,7 +250,9 @@ def _dcn(devices: int, optimizer: str) -> list[str]:
 
 
 def large() -> str:
-    """Cost models as large as published production plans."""
+    """Return a table of the predicted costs of plans for models of 2,000 tables, which are as large as
+    published production models.
+    """
     tables = of_drawn_dims(dlrm_like(batch_size=BATCH, seed=1, num_tables=2000), (32, 64, 128))
     ways, simulator, rows = (
         ({"searcher": "size_lookup_greedy"}, {"searcher": "neuroshard_published"}, COLUMNS, {}),
@@ -252,26 +269,30 @@ def large() -> str:
 
 
 def targets() -> str:
-    """Compare what plans cost that each target can express."""
-    rows = [("DLRM-DCNv2", f"{devices}", *_beside_targets([_criteo_task(devices)])) for devices in (8, 16)]
-    rows += [("the papers'", f"{devices}", *_beside_targets(papers_tasks(devices, BATCH, 10))) for devices in (4, 8)]
+    """Return a table that compares the predicted costs of plans that are limited to what each
+    target system can express.
+    """
+    rows = [("DLRM-DCNv2", f"{devices}", *_costs_by_target([_criteo_task(devices)])) for devices in (8, 16)]
+    rows += [("the papers'", f"{devices}", *_costs_by_target(papers_tasks(devices, BATCH, 10))) for devices in (4, 8)]
     return markdown(("tables", "GPUs", "no target, ms", "torchrec", "hugectr", "sok"), rows)
 
 
-def _beside_targets(tasks: Sequence[ns.Task]) -> list[str]:
+def _costs_by_target(tasks: Sequence[ns.Task]) -> list[str]:
     targets = None, "torchrec", "hugectr", "sok"
     free, *others = (np.mean(_costs(DATASHEET, tasks, target=target)) for target in targets)
     return [f"{free:.3f}", *(f"{one:.3f} ({one / free - 1:+.1%})" for one in others)]
 
 
 def memory() -> str:
-    """Cost plans with less and less device memory."""
+    """Return a table of the predicted costs of plans as device memory shrinks, as Markdown."""
     frame = memory_shares(Path(), small=False).frame
     return markdown(frame.columns, frame.to_numpy())
 
 
 def memory_shares(_work: Path, small: bool) -> Made:
-    """Cost DLRM-DCNv2 on 8 GPUs with less and less memory: a table of `results.py`."""
+    """Return the predicted costs of plans for DLRM-DCNv2 on 8 GPUs as device memory shrinks:
+    a table of `results.py`.
+    """
     simulator, task = simulator_of(DATASHEET), _criteo_task(8)
     size, rows = sum(table.size_bytes for table in task.tables), []
     for share in (1.05,) if small else (1.05, 0.8, 0.6, 0.4, 0.2):

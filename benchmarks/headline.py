@@ -1,4 +1,5 @@
-"""Step times on NeuroShard's plans relative to TorchRec's, model by model and summed up: two tables of `results.py`.
+"""Step times with NeuroShard's plans relative to step times with TorchRec's plans, for each model and in summary:
+two tables of `results.py`.
 
 Nothing is measured here: ratios on CPUs come from docs/results/steps.csv, ratios on GPUs from `benchmarks/data`.
 """
@@ -21,7 +22,9 @@ _H200 = "H200, kernels alone"
 
 
 def headline(_work: Path, _small: bool) -> Made:
-    """List the ratio of every model, its range over builds and its noise, by panel of the picture."""
+    """Return the table of all models: the ratio of step times, the range of the ratio over builds, and the noise.
+    Models are grouped by panel of the picture.
+    """
     frame = pd.concat([_on_cpu(), _on_h100(MUCH, gpu_steps.MUCH), _on_h100(LITTLE, gpu_steps.LITTLE)])
     machines = "AMD EPYC (family/model/stepping 26/2/1), 2 core(s); one NVIDIA H100 80GB HBM3"
     return Made(
@@ -51,7 +54,9 @@ def _on_h100(panel: str, way: str) -> pd.DataFrame:
 
 
 def summary(work: Path, small: bool) -> Made:
-    """Sum up the ratios: a row for each machine and choice of sharding types."""
+    """Return a table that summarises the ratios of step times, one row for each machine and
+    choice of sharding types.
+    """
     made = headline(work, small)
     rows = []
     for panel, its in made.frame.groupby("panel", sort=False):

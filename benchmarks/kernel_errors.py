@@ -1,4 +1,6 @@
-"""How near a model's kernels come to calls that one H100 ran, which nothing was fitted to: tables of two pages."""
+"""Errors of a compute model on kernel calls that were measured on one H100 and that no model was fitted
+to: tables of two pages.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +20,7 @@ KINDS = {"": FITTED, ", fp16": ("h100_fp16",)}  # of calls to test, and the data
 
 
 class Errors(NamedTuple):
-    """How near a model comes to calls: how many there are, the mean error, and Kendall's tau."""
+    """The errors of a model on kernel calls: the number of calls, the mean relative error, and Kendall's tau."""
 
     calls: int
     error: float
@@ -28,7 +30,9 @@ class Errors(NamedTuple):
 def errors(
     model: ComputeModel, kinds: Mapping[str, Sequence[str]] = KINDS, splits: Sequence[str] = ("test",)
 ) -> dict[str, Errors]:
-    """Compute the errors of calls of each kind, from the data of each of these names; of fp16 apart."""
+    """Return the errors of a model for each kind of kernel call. `kinds` gives the data directories of each kind; by
+    default, fp16 tables are a kind of their own.
+    """
     found = {}
     for kind, names in kinds.items():
         test = [one for split in splits for one in _measured(names, split)]
@@ -42,6 +46,8 @@ def errors(
 
 
 def _measured(names: Sequence[str], split: str) -> list[Measurement[ComputeSample]]:
-    """Read the measurements of a split, from several directories of data."""
+    """Return the measurements of a split ("train", "valid" or "test") from several data directories, without
+    errors and second passes.
+    """
     every = (one for name in names for one in DataDirectory(DATA / name).compute().read())
     return [one for one in every if one.split == split and one.error is None and not one.second_pass]

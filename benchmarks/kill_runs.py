@@ -1,4 +1,4 @@
-"""Kills runs at random moments, again and again, and looks whether anything was lost.
+"""Kills runs at random moments, again and again, and checks that no finished result is lost.
 
 usage: kill_runs.py [KILLS] [CASE ...]    (50; all cases: those of `CASES`, pretrain)
 
@@ -64,7 +64,7 @@ _SEEDS = (0, 1)
 
 @dataclass(frozen=True)
 class Case:
-    """A run that is killed, and how it is looked at.
+    """A run that is killed again and again, and the checks of its files.
 
     Attributes:
         run: arguments of Python, or one of ours; it leaves `out` in its working directory.
@@ -79,13 +79,15 @@ class Case:
 
     @property
     def command(self) -> list[str]:
-        """What starts it in a process of its own."""
+        """The command that starts the run in a process of its own."""
         arguments = (str(Path(__file__).resolve()), _RUN, self.name) if callable(self.run) else self.run
         return [sys.executable, *arguments]
 
 
 def _read(out: Path) -> None:
-    """Read all that stands by itself; what else there is, the run that goes on reads."""
+    """Read the data, the bundles and the plans below `out` that can be read alone; the resumed
+    run reads the other files.
+    """
     for manifest in out.rglob("manifest.json"):
         _sample_ids(manifest.parent)
     for bundle in out.rglob("bundle.json"):
@@ -105,7 +107,9 @@ def _sample_ids(path: Path) -> list[list[int]]:
 
 
 def _same_files(*patterns: str) -> Callable[[Path, Path], bool]:
-    """Make a check that two runs have the same files of these patterns, byte for byte, and at least one."""
+    """Return a function that checks that two runs have the same files with these patterns, byte for byte,
+    and at least one such file.
+    """
     return lambda one, other: _digests(patterns, one) == _digests(patterns, other) != {}
 
 
@@ -114,7 +118,7 @@ def _same_names(one: Path, other: Path) -> bool:
 
 
 def collect_made_up() -> object:
-    """Collect in many small chunks on a device whose answers are known."""
+    """Collect measurements in many small chunks on a made-up device, whose times are formulas."""
     comm = CommAugmentation(num_devices=(2, 4), max_dim=64, min_tables=2, max_tables=6, max_start_ms=2.0)
     tables, device = dlrm_like(num_tables=60, batch_size=1024), MadeUpHardware()
     compute = ComputeAugmentation(max_dim=64, max_tables=8)
@@ -122,7 +126,7 @@ def collect_made_up() -> object:
 
 
 def verified(count: int, hardware: Hardware, measure: Measurer, passes: int) -> object:
-    """Search tasks and measure their candidate plans."""
+    """Search plans of `count` tasks, and verify the candidate plans by measurements."""
     searcher = NeuroShard(
         2, 1, 1, GridSettings(points=2), Improvement(perturbations=1), acceptance=None, sharding_types=("column_wise",)
     )
@@ -131,13 +135,13 @@ def verified(count: int, hardware: Hardware, measure: Measurer, passes: int) -> 
 
 
 def evaluate_made_up() -> object:
-    """Measure plans of many tasks, part by part, on a device whose answers are known."""
+    """Measure the kernels and exchanges of plans of many tasks on a made-up device, whose times are formulas."""
     Search("cpu", _tasks(40), Random(0), "random", "searched", count_input=True).run()
     return Evaluate(["searched"], None, MadeUpHardware(), out="out", count_input=True).run()
 
 
 def evaluated(measure: Measurer) -> object:
-    """Train few steps of two plans."""
+    """Measure a few training steps with two random plans."""
     (task,), simulator = _tasks(1), simulator_of("cpu")
     names = [f"plan-{seed:02d}.json" for seed in range(2)]
     for seed, name in enumerate(names):
@@ -210,7 +214,9 @@ def main() -> None:
 
 
 def _replaced(kills: int, folder: Path, rng: np.random.Generator) -> str:
-    """Kill pre-training over a bundle of another seed."""
+    """Kill pre-training again and again while it replaces a bundle of another seed; return the
+    result as a row of the table.
+    """
     out, wholes = folder / "out", []
     for seed in _SEEDS:
         subprocess.run(_pretrain(out, seed), check=True, capture_output=True)
@@ -235,14 +241,14 @@ def _pretrain(out: Path, seed: int) -> list[str]:
 
 
 def _bundle(out: Path) -> dict[str, bytes]:
-    """Read, by name, what `bundle.json` and the weights that it names hold."""
+    """Return the content of `bundle.json` and of the weight file that it names, by file name."""
     content = (out / "bundle.json").read_bytes()
     weights = f"weights-{json.loads(content)['weights']}.safetensors"
     return {"bundle.json": content, weights: (out / weights).read_bytes()}
 
 
 def _await_writing(process: subprocess.Popen[bytes], out: Path) -> None:
-    """Wait until a file appears or goes, or the run ends."""
+    """Wait until a file in `out` appears or disappears, or until the process ends."""
     ours = _names(out) | {".lock"}
     while process.poll() is None and _names(out) | {".lock"} == ours:
         time.sleep(0.0005)
@@ -277,7 +283,7 @@ def _tried(case: Case, kills: int, folder: Path, rng: np.random.Generator) -> st
 
 
 def _killed(case: Case, place: Path, after_s: float) -> bool:
-    """Tell whether a run had to be killed; False if it ended before, as it should."""
+    """Start a run and kill it after `after_s` seconds. Return True if it was killed, and False if it ended before."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     process = subprocess.Popen(case.command, cwd=place, start_new_session=True, text=True, **quiet)
     try:
@@ -292,7 +298,7 @@ def _killed(case: Case, place: Path, after_s: float) -> bool:
 
 
 def _await_workers(session: int) -> None:
-    """Wait until every process of the session has ended by itself."""
+    """Wait until every process of the killed run's session has ended by itself; fail after 10 s."""
     deadline = time.monotonic() + _WORKERS_END_S
     while subprocess.run(["pgrep", "--session", str(session)], capture_output=True, check=False).stdout:
         assert time.monotonic() < deadline, "worker processes outlive their run"

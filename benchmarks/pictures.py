@@ -1,4 +1,4 @@
-"""Pictures of the tables in docs/results/, readable on a phone: drawn by `results.py`, in a second."""
+"""Draws the pictures of docs/results/ from the tables there; the pictures are readable on a phone."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +26,7 @@ PARTS = {  # what the pictures call a part, and its color
 
 
 def draw(tables: Path, out: Path) -> None:
-    """Draw every picture into `out` from the tables."""
+    """Draw all pictures from the CSV files in `tables`, and write them to `out` as PNG files."""
     with mpl.rc_context({"font.size": 12}):
         for name, (table, of) in PICTURES.items():
             frame = pd.read_csv(tables / f"{table}.csv", comment="#")
@@ -36,7 +36,9 @@ def draw(tables: Path, out: Path) -> None:
 
 
 def _steps(frame: pd.DataFrame, figure: Figure) -> None:
-    """Draw predicted against trained steps of many plans, relative to the default planner's; NeuroShard's stand out."""
+    """Draw trained step times against predicted step times, both relative to TorchRec's default planner, one dot per
+    plan; the dots of NeuroShard's plans stand out.
+    """
     axes = figure.add_subplot()
     predicted, trained = (frame[f"{which} step / {DEFAULT_PLANNER}"] for which in ("predicted", "trained"))
     default, torchrec = frame["plan"] == "default", frame["plan"] == "torchrec_planner"
@@ -58,7 +60,7 @@ def _steps(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def _mirrored(frame: pd.DataFrame, figure: Figure) -> None:
-    """Draw local work by number of ranks and kind of plan, measured and predicted."""
+    """Draw bars of the local work of a step, measured and predicted, for each plan and number of ranks."""
     panels = figure.subplots(1, frame["ranks"].nunique(), sharey=False)
     for axes, (ranks, its) in zip(panels, frame.groupby("ranks"), strict=True):
         places = np.arange(len(its))
@@ -78,7 +80,7 @@ _PLACES = {"size_greedy": (6, -8), "dim_greedy": (6, -8), "autoshard": (6, -11),
 
 
 def _methods(frame: pd.DataFrame, figure: Figure) -> None:
-    """Draw the cost of plans against the time of their search."""
+    """Draw the predicted cost of each method's plans against the search time."""
     axes = figure.add_subplot()
     for row in frame.to_dict("records"):
         name = row["method"].strip("`")
@@ -94,7 +96,7 @@ def _methods(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def _tiers(frame: pd.DataFrame, figure: Figure) -> None:
-    """Draw cost against device memory, with tables in host memory and without."""
+    """Draw the predicted cost of plans against device memory, with and without tables in host memory."""
     axes = figure.add_subplot()
     memory, alone = 100 * frame["memory"], pd.to_numeric(frame["device memory alone, ms"], errors="coerce")
     hollow = {"color": "black", "markerfacecolor": "none", "markersize": 11, "label": "NeuroShard, device memory alone"}
@@ -113,7 +115,9 @@ def _tiers(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def _plan(frame: pd.DataFrame, figure: Figure) -> None:
-    """Draw what each device spends its time on, by the first plan and by the last."""
+    """Draw the cost of each device as a stacked bar (compute and communication), for the first plan and for
+    the last plan of the table.
+    """
     panels = figure.subplots(1, 2, sharey=True)
     for axes, (method, its) in zip(panels, frame.groupby("plan by", sort=False), strict=True):
         base = np.zeros(len(its))
@@ -126,7 +130,7 @@ def _plan(frame: pd.DataFrame, figure: Figure) -> None:
 
 
 def _headline(frame: pd.DataFrame, figure: Figure) -> None:
-    """Draw the ratio of every model, a panel for each baseline and machine, from the lowest ratio to the highest."""
+    """Draw the ratio of step times for every model in ascending order, with one panel for each machine and baseline."""
     counts = frame["panel"].value_counts(sort=False)
     panels = figure.subplots(1, len(counts), sharey=True, width_ratios=[max(count, 11) for count in counts])
     for axes, (panel, its) in zip(panels, frame.groupby("panel", sort=False), strict=True):

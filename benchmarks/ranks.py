@@ -1,4 +1,5 @@
-"""Local work of a training step of DLRM-DCNv2 on 8, 64 and 128 ranks, by sharding type: a table of `results.py`.
+"""The local work (all work except exchanges) of a training step of DLRM-DCNv2 on 8, 64 and 128 ranks, by sharding type:
+a table of `results.py`.
 
 MLPerf's 26 tables with 512 samples a rank, measured beside mirrors on one device. On 8 ranks tables have 4 million rows
 at most, so that five plans' shards fit into 24 GB.
@@ -28,7 +29,9 @@ SAMPLES, SMALL = 512, 20_000  # of a rank; rows of the largest table that is mad
 
 
 def beside_mirrors(work: Path, small: bool) -> Made:
-    """Measure each phase on the straggler, and predict all phases but the dense by models of whole steps."""
+    """Return a table of the ms of each phase on the straggler, measured by mirrored steps, and of the predicted local
+    work without the dense network.
+    """
     rows, floors = [], []
     for ranks in (8,) if small else (8, 64, 128):
         folder, protocol = work / str(ranks), StepProtocol(builds=1, turns=2 if small else 4, steps=2)
@@ -46,19 +49,23 @@ def _row(ranks: int, row: dict[str, object], predicted_ms: float) -> dict[str, s
         "all but dense, ms": row["local_ms"] - row["dense"],
         "all but dense, predicted, ms": predicted_ms,
     }
-    told = {name: f"{ms:.1f}" for name, ms in its.items()}
-    return {"ranks": str(ranks), "plan": str(row["method"]).replace("_", " "), **told}
+    cells = {name: f"{ms:.1f}" for name, ms in its.items()}
+    return {"ranks": str(ranks), "plan": str(row["method"]).replace("_", " "), **cells}
 
 
 def _predicted_ms(plan: str) -> float:
-    """Predict the most that kernels and what TorchRec adds take on a rank."""
+    """Return the predicted ms of kernels and of TorchRec's own work on the rank where they take
+    longest, for the plan in a file.
+    """
     loaded = Plan.load(plan)
     parts = simulator_of(STEPS).cost(loaded.task, loaded).parts
     return float(sum(part.ms for part in parts if part.name == COMPUTE or part.name.startswith(FRAMEWORK)).max())
 
 
 def _planned(folder: Path, ranks: int) -> list[str]:
-    """Save the plans, and name their files: column-wise as searched, and with other sharding types."""
+    """Save four plans and return the paths: a searched column-wise plan, and the same plan with small tables
+    data-parallel, with large tables row-wise, and with both.
+    """
     tables = criteo(SAMPLES * ranks)
     if ranks == 8:
         tables = tuple(replace(table, rows=min(table.rows, 4_000_000)) for table in tables)
@@ -74,6 +81,6 @@ def _planned(folder: Path, ranks: int) -> list[str]:
 
 
 def _with(plan: Plan, placed: Callable[[int], list[Placement] | None]) -> Plan:
-    """Change a plan by other placements of the tables that have them."""
+    """Return the plan after every table for which `placed` returns placements gets these placements."""
     tables = range(len(plan.task.tables))
     return Plan(plan.task, tuple(one for i in tables for one in placed(i) or plan.by_table[i]))

@@ -1,4 +1,4 @@
-"""Make every table and picture that README and the pages in docs/results/ quote: `make results`.
+"""Makes every table and picture that README and the pages in docs/results/ show: `make results`.
 
 usage: results.py [--small] [NAME ...]    (--small: minutes, into build/results/small, to see that all runs)
 
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def make(name: str, folder: Path, work: Path, small: bool) -> None:
-    """Make a table unless it is there, made with today's models."""
+    """Make a table as a CSV file in `folder`, unless the file exists and was made with the present cost models."""
     path = folder / f"{name}.csv"
     if path.exists() and facts(path)["models"] == models_of(name):
         print(f"{name}: there already")
@@ -83,13 +83,13 @@ def make(name: str, folder: Path, work: Path, small: bool) -> None:
 
 
 def facts(path: Path) -> dict[str, str]:
-    """Read what the file's first lines say of its table."""
+    """Return the facts in the comment lines at the top of a table's file: date, machine, models and noise, by name."""
     lines = [line[2:] for line in path.read_text().splitlines() if line.startswith("# ")]
     return dict(line.split(": ", 1) for line in lines)
 
 
 def models_of(name: str) -> str:
-    """Name what a table is made with, and the first digits of its digest."""
+    """Return the name of the cost models with which a table is made, with the first digits of their digest."""
     if name in ("choices", "gains", "unmeasured"):
         return "fitted to made-up devices"
     if name in ("headline", "summary"):
@@ -103,7 +103,9 @@ def models_of(name: str) -> str:
 
 
 def _analytic_digest() -> str:
-    """Return the digest of all figures that `roofline:h100` computes with: comments and sources do not count."""
+    """Return the digest of all figures from which `roofline:h100` computes costs; comments and
+    sources do not change it.
+    """
     config = yaml.safe_load((ROOT / "conf" / "roofline" / "h100.yaml").read_text())
     figures = json.dumps({key: value for key, value in config.items() if key != "source"}, sort_keys=True)
     points = sorted((ROOT / "neuroshard/models/points").glob("*.csv"))
@@ -117,13 +119,15 @@ def pages() -> dict[Path, str]:
 
 
 def shown(name: str) -> str:
-    """Write a view of a table for pages."""
+    """Return the Markdown of a view: the columns of a table that the pages show."""
     table, part = view(name)
     return as_markdown(TABLES / f"{table}.csv", part)
 
 
 def as_markdown(path: Path, part: Callable[[pd.DataFrame], pd.DataFrame]) -> str:
-    """Write a part of a table for readers, and below it the file, the date, the machine, the models and the noise."""
+    """Return a part of a table as Markdown, followed by a line with the file, the date, the machine,
+    the models and the noise.
+    """
     frame = part(pd.read_csv(path, comment="#", dtype=str, keep_default_na=False))
     known = facts(path)
     made = f"Made on {known['made']}, {known['machine']}. Models: `{known['models']}`. {known['noise']}"
@@ -138,7 +142,7 @@ _ON_HARDWARE = {
 
 
 def hardware(work: Path, small: bool) -> Made:
-    """Measure plans of the papers' tasks, beside their predictions."""
+    """Search plans for tasks of the papers, measure the plans, and return a table of predicted and measured costs."""
     tasks, plans = papers_tasks(4, 4096, 2 if small else 12), {name: str(work / name) for name in _ON_HARDWARE}
     for name, out in plans.items():
         Search("cpu", tasks, searcher_of(name), name, out).run()
@@ -172,7 +176,9 @@ def _of_plans(frame: pd.DataFrame) -> Made:
 
 
 def errors(_work: Path, _small: bool) -> Made:
-    """List errors of the installed models on tables never seen in training, as their card has them."""
+    """Return a table of the errors of the installed models on tables that were not in the training
+    data, from the model card.
+    """
     _, card = load_bundle(shipped_path("cpu"))
     tests = card.metrics
     assert tests is not None

@@ -1,4 +1,6 @@
-"""What searches cost, in predicted ms of their plans, in seconds, and in memory: tables of `results.py`."""
+"""The predicted cost of the plans that each search method finds, and the time and memory of the
+searches: tables of `results.py`.
+"""
 
 import resource
 import time
@@ -23,7 +25,9 @@ SCALES = ((100, 4), (1000, 4), (2000, 4), (1000, 16), (1000, 128), (2000, 128), 
 
 
 def methods(_work: Path, small: bool) -> Made:
-    """Compare every method on the papers' tasks: predicted costs by the installed models, and search times."""
+    """Return a table of all search methods on tasks of the papers: the predicted costs of the plans by the installed
+    models, and the search times.
+    """
     warnings.simplefilter("ignore", ns.NeuroShardWarning)
     simulator, tasks, timed = simulator_of("cpu"), papers_tasks(4, BATCH_SIZE, 2 if small else 12), {}
     for name in METHODS:
@@ -46,14 +50,18 @@ def methods(_work: Path, small: bool) -> Made:
 
 
 def _timed(task: ns.Task, simulator: ns.Simulator, searcher: str) -> tuple[float, float]:
-    """Time a search: (predicted ms, s of search); infinite ms where no plan is found."""
+    """Search a plan; return the predicted cost in ms (infinite if no plan was found) and the
+    seconds that the search took.
+    """
     start = time.perf_counter()
     plan, seconds = found(task, simulator, searcher), time.perf_counter() - start
     return total_ms(simulator, plan), seconds
 
 
 def two_plans(_work: Path, _small: bool) -> Made:
-    """Compare the best heuristic's plan and the default's for the first of the papers' tasks: ms of each device."""
+    """Return a table of the costs of each device in two plans for the same task: the plan of the best heuristic and
+    the default search's plan.
+    """
     warnings.simplefilter("ignore", ns.NeuroShardWarning)
     simulator, (task,), rows = simulator_of("cpu"), papers_tasks(4, BATCH_SIZE, 1), []
     for name, searcher in (("size-lookup greedy", "size_lookup_greedy"), ("NeuroShard", "neuroshard")):
@@ -75,7 +83,7 @@ def two_plans(_work: Path, _small: bool) -> Made:
 
 
 def scaling(_work: Path, small: bool) -> Made:
-    """Measure time and memory of searches as tables and devices grow, each in a fresh process."""
+    """Return a table of search times and memory by number of tables and devices; each search runs in a new process."""
     scales = [(*scale, name) for scale in (SCALES[:1] if small else SCALES) for name in _SCALED]
     with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         rows = pool.starmap(_scaled, scales, chunksize=1)

@@ -1,4 +1,4 @@
-"""What several benchmarks need."""
+"""Functions and names that several benchmarks share: baselines, tasks, plans and tables in Markdown."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ _MARKED = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Made:
-    """A table for readers: its cells as they are shown, and what is known of its noise, in a sentence.
+    """A table for people: the cells as text, and a sentence on the noise of the figures.
 
     Attributes:
         machine: where it was measured; None: here.
@@ -44,12 +44,12 @@ class Made:
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Write a table as pages have it."""
+    """Return a table with these column headers and rows as Markdown."""
     return "".join(f"| {' | '.join(line)} |\n" for line in (columns, ["---"] * len(columns), *rows))
 
 
 def with_tables(page: str, tables: Mapping[str, Callable[[], str]]) -> str:
-    """Put each of these tables between its markers in the page."""
+    """Return the text of a page after each table in `tables` is put between the markers with its name."""
     return _MARKED.sub(
         lambda found: f"{found[1]}{tables[found[2]]()}{found[3]}" if found[2] in tables else found[0], page
     )
@@ -57,18 +57,18 @@ def with_tables(page: str, tables: Mapping[str, Callable[[], str]]) -> str:
 
 @cache
 def simulator_of(models: ModelChoice | str) -> ns.Simulator:
-    """Build the simulator of these cost models, chosen by their name alone or with settings."""
+    """Return a simulator with these cost models, which are given by name alone or by name with settings."""
     return ns.Simulator(ns.CostModels.of(models if isinstance(models, ModelChoice) else ModelChoice(models)))
 
 
 def papers_tasks(devices: int, batch_size: int, count: int) -> tuple[ns.Task, ...]:
-    """Draw the first of the papers' tasks, of tables that the installed models have never seen."""
+    """Return `count` tasks drawn as in the papers, from tables that the installed models were not fitted to."""
     tables = dlrm_like(batch_size=batch_size, seed=1)
     return drawn(tables, ns.Topology(devices, "4GiB"), batch_size, TaskDraw(count=count))
 
 
 def of_drawn_dims(tables: Sequence[ns.Table], dims: Sequence[int]) -> tuple[ns.Table, ...]:
-    """Draw the dim of each table from these."""
+    """Return the tables after each table gets a number of columns drawn from `dims`."""
     of_each = np.random.default_rng(0).choice(dims, len(tables))
     return tuple(table.with_dim(int(dim)) for table, dim in zip(tables, of_each, strict=True))
 
@@ -76,7 +76,7 @@ def of_drawn_dims(tables: Sequence[ns.Table], dims: Sequence[int]) -> tuple[ns.T
 def found(
     task: ns.Task, simulator: ns.Simulator, searcher: str | Searcher = "neuroshard", **settings: object
 ) -> ns.Plan | None:
-    """Search a plan; None if none is found."""
+    """Return the plan that a searcher finds for a task; None if it finds no plan."""
     try:
         return ns.search(task, simulator, searcher, **settings)
     except InfeasibleError:
@@ -84,12 +84,12 @@ def found(
 
 
 def total_ms(simulator: ns.Simulator, plan: ns.Plan | None) -> float:
-    """Compute what a plan costs; infinitely much without one."""
+    """Return the predicted cost of a plan in ms; infinity if `plan` is None."""
     return np.inf if plan is None else simulator.cost(plan.task, plan).total_ms
 
 
 def evaluated(files: Sequence[str], models: str | None, out: Path, measure: Measurer) -> EvaluateResult:
-    """Measure plans on this machine, and show the result."""
+    """Measure the plans in `files` on this machine, print the result, and return the result."""
     result = Evaluate(files, models, CPU, out=str(out), measure=measure).run()
     assert isinstance(result, EvaluateResult)
     result.show(Console(width=200))

@@ -1,4 +1,5 @@
-"""Training steps of TorchRec on plans of several methods, for models of many kinds: what defaults are decided by.
+"""TorchRec training steps with the plans of several methods, for many kinds of models; the defaults of the search were
+chosen by these measurements.
 
 usage: python benchmarks/training_steps.py OUT [MODEL ...]
 
@@ -46,7 +47,7 @@ def _table(name: str, rows: int, dim: int, lookups: float, **fields: object) -> 
 
 
 def drawn(seed: int, count: int, rows: tuple[float, float], dims: Sequence[int], lookups: tuple[int, int]) -> Tables:
-    """Draw tables with rows 10 to such powers, uniformly."""
+    """Return `count` drawn tables; the logarithms (base 10) of the numbers of rows are uniform within `rows`."""
     rng = np.random.default_rng(seed)
     return tuple(
         _table(f"t{i}", int(10 ** rng.uniform(*rows)), int(rng.choice(dims)), float(rng.integers(*lookups)))
@@ -97,7 +98,9 @@ Method = Callable[[ns.Task, Path], Plan]  # Path: a folder of its own, where it 
 
 
 def _simulator(models: ModelChoice) -> ns.Simulator:
-    """Build a simulator that counts the exchange of indices, which no pipeline hides here; the papers leave it out."""
+    """Return a simulator with these cost models. For whole steps it counts the input dist, which no pipeline hides
+    here; for kernels alone it does not, as in the papers.
+    """
     return ns.Simulator(ns.CostModels.of(models), count_input=models == STEPS)
 
 
@@ -106,7 +109,7 @@ def _by(models: ModelChoice, searcher: str = "neuroshard", **settings: object) -
 
 
 def _verified(task: ns.Task, folder: Path) -> Plan:
-    """Find the plan that `NeuroShardPlanner(verify="steps", pipeline="none")` takes."""
+    """Return the plan that `NeuroShardPlanner(verify="steps", pipeline="none")` would choose."""
     verify = Verify(CPU, candidate_plans=4, passes=4, measure=StepMeasurer())
     searcher = searcher_of("neuroshard")
     where = "verified", str(folder)
@@ -162,7 +165,9 @@ def main() -> None:
 
 
 def beside_torchrec(work: Path, small: bool) -> Made:
-    """Train steps on NeuroShard's plans and on the default planner's of TorchRec: a table of `results.py`."""
+    """Return a table of training steps with NeuroShard's plans relative to the plan of TorchRec's default planner:
+    a table of `results.py`.
+    """
     protocol = _BRIEF if small else StepProtocol()
     rows, ratios, foreseen = [], [], []
     for model in ["few_small"] if small else QUOTED:
@@ -190,13 +195,17 @@ def beside_torchrec(work: Path, small: bool) -> Made:
 
 
 def predicted_steps(work: Path, small: bool) -> Made:
-    """Compare costs of whole steps, and of kernels alone, with trained steps on many plans: a table of `results.py`."""
+    """Return a table of the errors of predicted costs, of whole steps and of kernels alone, compared with training
+    steps of many plans: a table of `results.py`.
+    """
     rows = [{"tables of the model": model, **judged(its)} for model, its in _on_many_plans(work, small)]
     return Made(pd.DataFrame(rows), _AS_MEASURED)
 
 
 def steps_by_method(work: Path, small: bool) -> Made:
-    """Compare each method's steps with the default planner's of TorchRec, in the same runs: a table of `results.py`."""
+    """Return a table of the training steps with each method's plans relative to TorchRec's default planner, from the
+    same runs: a table of `results.py`.
+    """
     ratios = pd.DataFrame({model: its.set_index("plan")["beside_first"] for model, its in _on_many_plans(work, small)})
     ratios = ratios.loc[[name for name in SAID if name in ratios.index]].assign(mean=lambda its: its.mean(axis=1))
     cells = ratios.map(lambda ratio: f"{ratio:.2f}").rename(index=SAID, columns={"mean": "**mean**"})
@@ -204,7 +213,9 @@ def steps_by_method(work: Path, small: bool) -> Made:
 
 
 def step_plans(work: Path, small: bool) -> Made:
-    """List predicted and trained steps of every plan of these runs, which is drawn: a table of `results.py`."""
+    """Return the predicted and the trained step of every plan, relative to TorchRec's default planner, from which a
+    picture is drawn: a table of `results.py`.
+    """
     frame = pd.concat([its.assign(model=model) for model, its in _on_many_plans(work, small)])
     drawn = frame[["model", "plan", "steps_beside_first", "beside_first"]]
     named = {
@@ -219,7 +230,9 @@ _AS_MEASURED = f"Every plan is compared with that of {DEFAULT_PLANNER}; the dens
 
 
 def _on_many_plans(work: Path, small: bool) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Train some models on plans of every method and on random ones, in one run for several tables."""
+    """Train some models with plans of every method and with random plans; yield each model's name and the frame of its
+    steps. Several tables share the runs.
+    """
     runs, protocol, searches = work.with_name("predicted_steps"), StepProtocol(), SEARCHES
     if small:
         protocol, searches = _BRIEF, DEFAULT
@@ -228,7 +241,9 @@ def _on_many_plans(work: Path, small: bool) -> Iterator[tuple[str, pd.DataFrame]
 
 
 def judged(frame: pd.DataFrame) -> dict[str, str]:
-    """Judge how well both costs of the plans of one model tell what was trained."""
+    """Return the cells that say how well predicted costs, of whole steps and of kernels alone, agree with the
+    trained steps of one model.
+    """
     every, frame = frame, frame.drop_duplicates("method")  # plans that several methods found
     cells = {"plans": str(len(frame)), "two equal plans differ by": f"{frame['floor'].iloc[0]:.1%}"}
     cells["tau between builds"] = f"{frame['builds_agree'].iloc[0]:.2f}"
@@ -245,7 +260,9 @@ def judged(frame: pd.DataFrame) -> dict[str, str]:
 
 
 def _tau_beyond(frame: pd.DataFrame, name: str) -> float:
-    """Compute Kendall's tau over pairs of plans whose trained steps differ by more than those of two equal plans."""
+    """Return Kendall's tau between predicted and trained steps over the pairs of plans whose trained steps differ by
+    more than two builds of one plan do.
+    """
     trained, predicted = frame["beside_first"].to_numpy(), frame[f"{name}_ms"].to_numpy()
     one, other = np.triu_indices(len(frame), 1)
     apart = np.abs(np.log(trained[one] / trained[other])) > np.log1p(frame["floor"].iloc[0])
@@ -256,7 +273,8 @@ def _tau_beyond(frame: pd.DataFrame, name: str) -> float:
 def _trained(
     model: str, out: Path, searches: Mapping[str, Method], protocol: StepProtocol, random: int = 0
 ) -> pd.DataFrame:
-    """Train the model's plans by `evaluate`: a row for each, TorchRec's first; `method` names equal ones alike.
+    """Train a model with each method's plan, and return a frame with one row per method, TorchRec's default planner
+    first. Methods that found the same plan have the same value of `method`.
 
     A step has a dense part, which no cost knows: predicted ratios count it as measured on the first plan.
     """
@@ -278,7 +296,9 @@ def _trained(
 
 
 def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Method], random: int) -> dict[str, str]:
-    """Save the plan of each method, TorchRec's first, and map each to its file; equal plans share one."""
+    """Save the plan of each method, TorchRec's first; return the path of each method's plan. Methods that found
+    the same plan share a file.
+    """
     sim = _simulator(STEPS)
     plans = {"torchrec_planner": _torchrec(task)}
     plans |= {name: search(task, folder / name) for name, search in searches.items()}
@@ -293,7 +313,7 @@ def _planned(folder: Path, task: ns.Task, searches: Mapping[str, Method], random
 
 
 def _torchrec(task: ns.Task) -> Plan:
-    """Find the plan of TorchRec's default planner, whose constraints hold the pooling factors."""
+    """Return the plan of TorchRec's default planner, which gets the tables' pooling factors as constraints."""
     plain = renamed(Plan(task, ns.search(task, ns.Simulator(ns.CostModels.load("cpu")), "random").placements)).task
     topology = TorchRecTopology(DEVICES, "cpu", ddr_cap=6 << 30, created_by_factory=True)
     constraints = {

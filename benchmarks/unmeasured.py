@@ -1,4 +1,5 @@
-"""Whether to accept gains that models without margins predict: a table of `results.py`, on devices of known cost.
+"""Compares searches that accept all predicted gains with the default search, if the cost models have no error margins:
+a table of `results.py`.
 
 Models are of four kinds: networks fitted to few and noisy samples of a made-up device; the same networks on another
 made-up device, whose every size and time is up to two or three times as large or small; the papers' networks there; and
@@ -43,14 +44,16 @@ _SEARCHERS = {
 
 @dataclass(frozen=True)
 class Case:
-    """Models without margins, and the device that they are used on."""
+    """Cost models without error margins, and the made-up device for which they are used."""
 
     models: CostModels
     device: MadeUpDevice
 
 
 def judged_without_margins(_work: Path, small: bool) -> Made:
-    """Compare true costs of accepted plans with those of the published search, for every kind of models."""
+    """Return a table of the true costs of each search's plans relative to the published search's plans, for
+    every kind of cost models.
+    """
     rows, seeds, count = [], 1 if small else _SEEDS, 2 if small else _TASKS
     for kind, cases in _KINDS.items():
         of_seeds = [np.concatenate([_judged(case, seed, count) for case in cases(seed)]) for seed in range(seeds)]
@@ -76,7 +79,9 @@ def judged_without_margins(_work: Path, small: bool) -> Made:
 
 
 def _judged(case: Case, seed: int, count: int) -> FloatArray:
-    """Cost each searcher's plan of some tasks relative to the published search's, (T, S, 2): predicted and true."""
+    """Return the cost of each searcher's plan relative to the published search's plan, predicted and true,
+    for some tasks, (T, S, 2).
+    """
     simulator, truth, ratios = Simulator(case.models), Simulator(case.device.truth), []
     for number in range(seed * count, (seed + 1) * count):
         task = on_devices(task_of(number), case.device, _DEVICES)
@@ -116,13 +121,13 @@ _KINDS = {
 
 @cache
 def _fitted(name: str, seed: int, **settings: str) -> CostModels:
-    """Fit models to 120 samples with 10% noise, without margins."""
+    """Return cost models without error margins, fitted to 120 samples with 10% noise."""
     fitted = Setting(name, _DEVICES, 120, 0.1, seed=seed, settings=tuple(settings.items())).fitted()
     return replace(fitted, margins=None)
 
 
 def _another(name: str, seed: int) -> MadeUpDevice:
-    """Make up a device of the same kind whose every size and time differs from the usual one by a factor of its own."""
+    """Return a made-up device of the same kind in which every size and time is multiplied by a random factor."""
     rng, usual = np.random.default_rng([11, seed]), MADE_UP[name]
     links = (
         _varied(one, rng, _LINK_TIMES, ("latency_ms", "link_bytes_per_ms")) for one in (usual.forward, usual.backward)

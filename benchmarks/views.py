@@ -1,4 +1,4 @@
-"""What pages show of the tables in docs/results/: at most seven columns, under short headers.
+"""The columns of the tables in docs/results/ that pages show: at most seven, under short headers.
 
 The files hold every column. A table without a view is shown whole.
 """
@@ -14,19 +14,21 @@ _WHOLE = "`cpu, framework=torchrec`"
 
 
 class View(NamedTuple):
-    """A table's file, by its name, and the function that returns the part of the table to show."""
+    """The name of a table's file, and a function that returns the part of the table to show."""
 
     table: str
     part: Callable[[pd.DataFrame], pd.DataFrame]
 
 
 def view(name: str) -> View:
-    """Return the view with this name; if there is none, the whole table with this name."""
+    """Return the view called `name`; if there is none, a view of the whole table called `name`."""
     return VIEWS.get(name, View(name, lambda frame: frame))
 
 
 def _columns(table: str, headers: Mapping[str, str]) -> View:
-    """Return the view of these columns, in this order; each header on the page may differ from the file's."""
+    """Return a view that shows the columns in `headers`, in this order; `headers` maps a column in the file
+    to its header on the page.
+    """
     return View(table, partial(_renamed, headers=headers))
 
 
@@ -35,12 +37,12 @@ def _renamed(frame: pd.DataFrame, headers: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _by_model(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with a row for each model and a column for each method."""
+    """Return the table of methods transposed: one row per model, one column per method."""
     return frame.set_index("plan by").T.rename_axis("tables of the model").reset_index()
 
 
 def _with_words(frame: pd.DataFrame, words: Mapping[str, str]) -> pd.DataFrame:
-    """Return the table with other words for some cells of its first column."""
+    """Return the table with some cells of the first column replaced according to `words`."""
     return frame.replace({frame.columns[0]: dict(words)})
 
 

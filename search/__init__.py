@@ -1,1 +1,1 @@
-"""Stage 3: search methods, runs over many tasks, evaluation on hardware."""
+"""Stage 3: the search methods, and the commands that search plans for tasks and measure the plans on hardware."""

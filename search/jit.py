@@ -53,16 +53,14 @@ def jit_paste(function: _Function) -> _Function:
 
 
 def jit_inline_fast(function: _Function) -> _Function:
-    """Compile a small function as a part of the functions that call this function, as `jit_inline` does, but with sums
-    in any order.
+    """Compile a small function into the functions that call it, as `jit_inline` does, and let the compiler add
+    floating-point numbers in any order.
     """
     return _compiled(function, forceinline=True, fastmath=_ANY_ORDER)
 
 
 def _compiled(function: _Function, **options: Any) -> _Function:
-    """Compile a function with the given `options` of numba;
-    with NUMBA_DISABLE_JIT=1, return the plain Python function.
-    """
+    """Compile a function with numba's `options`; with NUMBA_DISABLE_JIT=1, return the Python function unchanged."""
     compiled: Any = njit(nogil=True, **options)(function)
     if compiled is not function:
         _keep_on_disk(compiled)

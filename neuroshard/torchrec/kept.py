@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class KeptPlan:
-    """A saved plan of a whole model.
+    """A plan of a whole model as it is saved in a file, with digests of the inputs that the plan was made for.
 
     Attributes:
         made_for: digests of the inputs that the plan was made for, by the name of the input.

@@ -1,4 +1,4 @@
-"""Translate between the words of NeuroShard and of TorchRec: sharding types, compute kernels and cache parameters."""
+"""Translates sharding types, compute kernels and cache parameters between NeuroShard's and TorchRec's names."""
 
 from dataclasses import replace
 

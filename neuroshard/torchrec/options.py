@@ -91,11 +91,10 @@ def memory_of_tables(topology: TorchRecTopology) -> str:
 
 
 def storage_taken(options: Sequence[ShardingOption], topology: TorchRecTopology) -> list[Storage]:
-    """Return the memory that sharding options use on each device, and in the device's share of the host memory.
-    The options must have memory estimates; second caches are added to the estimates.
+    """Return the memory that sharding options use on each device, and in the device's share of the host memory:
+    TorchRec's estimates in the options, plus the second caches that TorchRec does not estimate.
 
-    TorchRec does not estimate second caches. Key-value kernels have one such cache per device, in host memory, for the
-    tables of a module that share a kernel.
+    Key-value kernels have one second cache per device, in host memory, for the tables of a module that share a kernel.
     """
     taken, caches = [Storage(0, 0) for _ in topology.devices], set()
     for option in options:

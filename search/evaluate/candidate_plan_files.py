@@ -1,5 +1,5 @@
-"""The answer of a search to a task: a plan, or the best of several candidate plans, which are measured and saved on
-disk.
+"""The plan that a search returns for a task, chosen by measuring several candidate plans, and the files in which the
+candidate plans and their measurements are saved.
 
 A run that was killed measures nothing twice.
 """
@@ -28,8 +28,8 @@ from neuroshard.tasks.task import Task
 @dataclass(frozen=True)
 @checked
 class _Origin:
-    """The origin of a task's candidate plans, as saved on disk: the number of plans, the search time, and the warning
-    and the remark of the search.
+    """How the candidate plans of a task were found, as saved on disk: the number of plans, the search time, and the
+    warning and the remark of the search.
     """
 
     count: PositiveCount
@@ -40,7 +40,8 @@ class _Origin:
 
 @dataclass(frozen=True)
 class Searched:
-    """The state of the answer to a task: the found plan or an error, the candidate plans, and the measurements so far.
+    """The search for one task so far: the plan that was found (or the error), the candidate
+    plans, and their measurements.
 
     Attributes:
         found: a plan, or the error that explains why there is none.
@@ -90,8 +91,8 @@ class Searched:
         return None if np.isnan(measured_ms) else measured_ms
 
     def judged(self) -> "Searched":
-        """Return a copy of this state, with the candidate plan to deploy as the answer,
-        and with a remark that explains the choice.
+        """Return a copy in which the found plan is the candidate plan to deploy, with a remark
+        that explains the choice.
         """
         verdict, why = self.verdict, self.errors[0]
         remarks = self.answer.remark, f"{verdict}" if why is None else f"{verdict} ({why})"
@@ -116,9 +117,7 @@ class CandidatePlanFiles:
         return f"candidate_plans/task-{self.task:04d}/plan-{number:02d}.json"
 
     def begin(self, searched: Searched) -> None:
-        """Write the candidate plans, and the record of how the search found these plans,
-        before the plans are measured.
-        """
+        """Write the candidate plans to files, and a record of how they were found, before any plan is measured."""
         for number, plan in enumerate(searched.candidate_plans):
             plan.save(self.run / self.plan(number))
         answer = searched.answer
@@ -131,7 +130,8 @@ class CandidatePlanFiles:
         return passes_in(self.run, self.task, plans)
 
     def read(self, task: Task) -> Searched | None:
-        """Return the saved state of the answer to a task; None if the search of the task has not ended.
+        """Return the search for a task as it was saved: the plans and their measurements; None if
+        the search has not ended.
 
         Raises:
             UserError: a file is damaged, or belongs to another task.

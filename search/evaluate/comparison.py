@@ -26,7 +26,7 @@ _BIASED = 1.15  # a larger median factor means that all predictions are wrong, n
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The answer of one method to one task: a plan with predicted and measured cost, or an error.
+    """The result of one method for one task: a plan with predicted and measured cost, or an error.
 
     Attributes:
         method: name of the searcher, or of the plan file.
@@ -63,7 +63,7 @@ class Evaluated:
 
     @property
     def caveat(self) -> str | None:
-        """The caveat of the predicted cost; None if there is no caveat."""
+        """A text that limits the trust in the predicted cost; None if there is no such text."""
         return None if self.prediction is None else self.prediction.caveat
 
     @property
@@ -85,7 +85,7 @@ class Evaluated:
         return _NAN if self.measured is None else self.measured.total_ms
 
     def row(self) -> dict[str, Any]:
-        """Return the row of this answer in `results.parquet`."""
+        """Return this result as a row of `results.parquet`."""
         return {
             "method": self.method,
             "task": self.task,
@@ -127,8 +127,8 @@ def plans_of(entries: Sequence[Evaluated]) -> list[Plan]:
 
 
 def grid_of(title: str | Text, columns: Mapping[str, Sequence[str]], words: int = 1) -> Grid:
-    """Return a table for people; `columns` has the cells of each column by heading: first `words` columns of words,
-    then columns of figures.
+    """Return a table for people from `columns`, which maps each heading to the cells below it. The first `words`
+    columns are aligned left, as words, and all others right, as figures.
 
     Markup in cells has no effect.
     """
@@ -140,8 +140,8 @@ def grid_of(title: str | Text, columns: Mapping[str, Sequence[str]], words: int 
 
 
 def names_and_forms(entries: Sequence[Evaluated]) -> dict[str, list[str]]:
-    """Return the first columns of a table with one row per plan: the method that found the plan,
-    and the number of tables of each sharding type.
+    """Return the first two columns of a table with one row per plan: the method that found the plan, and the numbers of
+    tables by sharding type.
     """
     counts = [[] if entry.plan is None else map(entry.plan.forms.count, FORMS) for entry in entries]
     forms = [", ".join(map(str, numbers)) for numbers in counts]

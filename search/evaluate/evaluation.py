@@ -1,6 +1,4 @@
-"""The evaluation of plans: measures the plans of each task in passes,
-and writes the results that the measurer returns.
-"""
+"""Measures the plans of each task, once in each pass, and writes the results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -102,7 +100,8 @@ def _begun(
     count_input: bool,
     run: RunDirectory,
 ) -> dict[str, object]:
-    """Start an evaluation, or resume an evaluation, which may then have more builds than before.
+    """Start an evaluation, or resume an evaluation whose directory exists; a resumed evaluation
+    may ask for more builds.
 
     Returns:
         The content of `run.json`.

@@ -38,21 +38,19 @@ _SHOWN_ERRORS = 3
 
 @dataclass(frozen=True)
 class KernelMeasurer(Measurer):
-    """Measures the kernels and exchanges of plans one by one; the times of kernels and exchanges are the costs that
-    cost models predict.
-    """
+    """Measures every kernel call and every exchange of a plan on its own; the cost models predict the same times."""
 
     kind: ClassVar[str] = "kernels"
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
-        """Raise UserError if this machine measures exchanges with another number of devices per host than the tasks
-        have.
+        """Raise UserError if the hosts of a task have another number of devices than the hosts on
+        which exchanges are measured.
         """
         for task in tasks:
             hardware.check_hosts(task.topology)
 
     def follow(self, hardware: Hardware) -> None:
-        """Take part in the exchanges that rank 0 measures."""
+        """Take part in the exchanges that rank 0 measures, as another rank of the job."""
         hardware.follow()
 
     @contextmanager
@@ -75,8 +73,8 @@ class KernelMeasurer(Measurer):
         return steps(plans, count_input)
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why these rows cannot be a pass of kernels and exchanges;
-        None if the rows can be a pass.
+        """Return the reason why the measurements `rows` cannot come from one pass of kernels and
+        exchanges; None if they can.
         """
         for plan, of_plan in zip(plans, by_plan(rows, len(plans)), strict=True):
             counts = Counter(row.phase for row in of_plan if row.phase != COST)
@@ -96,8 +94,8 @@ class KernelMeasurer(Measurer):
 
 
 def rows_of_cost(plan: int, number: int, cost: Cost | str) -> list[PlanMeasurement]:
-    """Return the rows of a plan's cost: each part on each device, and the whole cost; or a row with the error if there
-    is no cost.
+    """Return a plan's cost as rows of measurements: one row for each part on each device, and one for the whole cost;
+    or one row with the error.
     """
     if isinstance(cost, str):
         return [PlanMeasurement(plan, number, error=cost)]
@@ -106,7 +104,7 @@ def rows_of_cost(plan: int, number: int, cost: Cost | str) -> list[PlanMeasureme
 
 
 def cost_from(rows: Sequence[PlanMeasurement]) -> Cost | str:
-    """Return the cost of a plan, given the rows of the plan in one pass; or return the error in these rows."""
+    """Return the cost of a plan from the rows that `rows_of_cost` made for one pass; or the error in these rows."""
     if (error := error_of(rows)) is not None:
         return error
     of_parts = grouped((row for row in rows if row.phase is not None and row.phase != COST), lambda row: str(row.phase))

@@ -1,4 +1,4 @@
-"""The base classes for measuring plans in three ways: by kernels, by training steps, and by mirrored training steps."""
+"""Base classes of measurers; plans are measured by kernels, by training steps, or by mirrored training steps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +56,7 @@ class EvaluateResult:
         path: directory of the run.
         entries: the plans.
         frames: rows of the written files, by the files' names.
-        told: tables and lines for people.
+        tables_and_lines: tables and lines for people.
         tasks: the comparison of each task's plans, if training steps were measured.
         picture: a picture of the results; None if there is none.
     """
@@ -64,7 +64,7 @@ class EvaluateResult:
     path: Path
     entries: tuple[Evaluated, ...] = field(repr=False)
     frames: Mapping[str, list[dict[str, Any]]] = field(repr=False)
-    told: Sequence[Grid | str] = field(repr=False)
+    tables_and_lines: Sequence[Grid | str] = field(repr=False)
     tasks: tuple[Comparison, ...] = field(default=(), repr=False)
     picture: Drawn | None = None
 
@@ -86,7 +86,7 @@ class EvaluateResult:
         """Print the tables and lines for people, and the paths of the written files."""
         files = [f"results: {self.path}"]
         files += [] if self.picture is None else [f"picture: {self.path / self.picture[0]}"]
-        for table_or_line in (*self.told, *files):
+        for table_or_line in (*self.tables_and_lines, *files):
             if isinstance(table_or_line, str):
                 print_lines(console, [table_or_line])
             else:
@@ -94,8 +94,8 @@ class EvaluateResult:
 
 
 class Measurer(ABC):
-    """Base class of the ways to measure plans: the candidate plans of a search, or the plans of an evaluation, both in
-    passes.
+    """Base class of the ways to measure plans, for the candidate plans of a search and for the plans of an evaluation.
+    In a pass, a measurer measures every plan once.
 
     Attributes:
         kind: name of the way, as in `measure=` and `verify=`.
@@ -136,16 +136,18 @@ class Measurer(ABC):
 
     @abstractmethod
     def amount(self, plans: Sequence[Plan], count_input: bool) -> int:
-        """Return the total of the progress that the measurer reports while these plans are measured once."""
+        """Return the number of units of progress that the measurer reports while it measures these plans once."""
 
     def lineup(self, plans: Sequence[Plan]) -> list[Plan]:
-        """Return the plans that each pass of an evaluation measures, given the plans of a task."""
+        """Return the plans that each pass of an evaluation measures, from the plans of a task; some
+        plan may be measured twice.
+        """
         return list(plans)
 
     @abstractmethod
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why these rows cannot be a pass of this measurer, as the predicate of a sentence; None if
-        the rows can be a pass.
+        """Return the reason why the measurements `rows` cannot come from one pass of this measurer, as text that
+        continues a sentence; None if they can.
         """
 
     @abstractmethod
@@ -159,7 +161,8 @@ class Measurer(ABC):
 
 @dataclass(frozen=True)
 class TorchRecMeasurer(Measurer):
-    """Base class of the measurers that time training steps of TorchRec; each pass is one build of all plans.
+    """Base class of the measurers that time training steps in TorchRec. A pass is one build: the model is
+    built anew with every plan.
 
     An evaluation builds the first plan of a task twice; the difference of both is the smallest reliable difference.
 
@@ -178,13 +181,15 @@ class TorchRecMeasurer(Measurer):
         return self.protocol.builds
 
     def settings(self, count_input: bool) -> dict[str, object]:
-        """Return the settings of the protocol; the input dist counts to the extent that no pipeline hides this
-        exchange.
+        """Return the settings of the protocol. The training pipeline, and not `count_input`, decides how much of the
+        input dist is in a step.
         """
         return asdict(self.protocol)
 
     def lineup(self, plans: Sequence[Plan]) -> list[Plan]:
-        """Return the plans, followed by the first plan once more."""
+        """Return the plans, followed by the first plan once more, to learn how much two builds
+        of the same plan differ.
+        """
         return [*plans, plans[0]]
 
     def check(self, tasks: Sequence[Task], plans: Sequence[Sequence[Plan]], hardware: Hardware) -> None:
@@ -210,13 +215,13 @@ class TorchRecMeasurer(Measurer):
         """
         by_task = runnable_by_task(entries)
         compared = tuple(self.compared(task, by_task[task], passes) for task, passes in measured.items())
-        shown = [line for task in compared for line in self.told(task)]
+        shown = [line for task in compared for line in self.tables_and_lines(task)]
         frames = {
             "results": [row for task in compared for row in task.rows],
             self.detail: [row for task in compared for row in self.details(task, measured[task.task])],
         }
-        told = [*shown, *provenance_lines(entries, here), *failures(entries)]
-        return EvaluateResult(run, tuple(entries), frames, told, compared, self.drawn(compared[0]))
+        tables_and_lines = [*shown, *provenance_lines(entries, here), *failures(entries)]
+        return EvaluateResult(run, tuple(entries), frames, tables_and_lines, compared, self.drawn(compared[0]))
 
     @abstractmethod
     def compared(self, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass]) -> Comparison:
@@ -227,7 +232,7 @@ class TorchRecMeasurer(Measurer):
         """Return the rows of an additional file with details on the plans of a task."""
 
     @abstractmethod
-    def told(self, compared: Comparison) -> list[Grid | str]:
+    def tables_and_lines(self, compared: Comparison) -> list[Grid | str]:
         """Return tables and lines for people on the plans of a task."""
 
     def drawn(self, compared: Comparison) -> Drawn | None:

@@ -34,7 +34,8 @@ from neuroshard.words.collective import Collective
 
 
 class ExchangesOfStep(NamedTuple):
-    """Predicted ms of the exchanges of one plan, if all devices begin each exchange together; NaN without models.
+    """The predicted times of the exchanges of one plan, in ms, if all devices begin each exchange together; NaN if
+    there are no cost models.
 
     Attributes:
         waited_ms: exchanges of embeddings, of their gradients, and of data-parallel tables' gradients.
@@ -46,20 +47,21 @@ class ExchangesOfStep(NamedTuple):
 
     @classmethod
     def of(cls, models: CostModels, traffic: Traffic) -> "ExchangesOfStep":
-        """Predict the times of the exchanges of one plan, which has this traffic."""
+        """Predict the exchange times of a plan from its traffic."""
         idle = np.zeros((1, traffic.num_devices))
         waited_ms = np.sum(Simulator(models).communication(traffic, idle), axis=0)
         input_ms = np.zeros(1) if models.input is None else models.input.predict(traffic.alone(Collective.INPUT), idle)
         return cls(float(waited_ms.max()), float(input_ms.max()))
 
     def in_step(self, step: MirroredStep) -> float:
-        """Return the ms that the exchanges add to the local work of a step."""
+        """Return the ms by which the exchanges lengthen a step, in addition to the local work of the step."""
         return self.waited_ms + step.exposed_ms(self.input_ms)
 
 
 @dataclass(frozen=True)
 class MirroredMeasurer(TorchRecMeasurer):
-    """Measures mirrored steps: TorchRec trains a stand-in model rank by rank, and all other ranks mirror that rank.
+    """Measures mirrored steps: one process runs a single rank of a larger job, as if all other ranks did the same;
+    TorchRec trains a stand-in model, one rank after the other.
 
     Local work is measured, and exchanges are predicted. So one device can measure plans for any number of devices. An
     evaluation measures the first plan twice; the difference of both is the floor.
@@ -97,7 +99,9 @@ class MirroredMeasurer(TorchRecMeasurer):
         return len(rank_jobs(plans))
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why these rows cannot be a pass of mirrored steps; None if the rows can be a pass."""
+        """Return the reason why the measurements `rows` cannot come from one pass of mirrored
+        steps; None if they can.
+        """
         known = {*LOCAL_PHASES, HOST}
         fits = all((row.phase in known) is (row.device is not None) for row in rows if row.error is None)
         return None if fits else "does not have the times of mirrored steps"
@@ -120,7 +124,9 @@ class MirroredMeasurer(TorchRecMeasurer):
         return replace(compared, columns=tuple(columns))
 
     def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
-        """Return the rows of `stretches.parquet`: for every measured rank, the stretches of a step in order of time."""
+        """Return the rows of `stretches.parquet`: the parts (stretches) of a training step in order of time,
+        for every measured rank.
+        """
         return [
             {
                 **{"method": name, "task": compared.task, "build": number, "rank": rank, "place": place},
@@ -134,7 +140,7 @@ class MirroredMeasurer(TorchRecMeasurer):
             if rank is not None and row.error is None
         ]
 
-    def told(self, compared: Comparison) -> list[Grid | str]:
+    def tables_and_lines(self, compared: Comparison) -> list[Grid | str]:
         """Return tables and lines for people, including the time difference of equal plans and the
         plans that failed.
         """
@@ -147,7 +153,9 @@ class MirroredMeasurer(TorchRecMeasurer):
             "predicted cost": lambda row: _known(row["predicted_ms"]),
         }
         floor = f"the first plan, measured twice, differs from itself by {compared.floor:.1%}"
-        return compared.told(f"Mirrored steps on {devices} ranks, ms", columns, "Local work by phase", floor)
+        return compared.tables_and_lines(
+            f"Mirrored steps on {devices} ranks, ms", columns, "Local work by phase", floor
+        )
 
     def exchanges_of(self, plans: Sequence[Plan]) -> list[ExchangesOfStep]:
         """Return the predicted times of the exchanges of each plan, (K,); NaN without models."""
@@ -157,8 +165,8 @@ class MirroredMeasurer(TorchRecMeasurer):
         return [ExchangesOfStep.of(models, plan.traffic) for plan in plans]
 
     def timeline(self, rows: Sequence[PlanMeasurement]) -> MirroredStep | str:
-        """Return a plan's step in one pass, computed from the rows of the measured ranks; or the error if this is
-        impossible.
+        """Return a plan's mirrored step in one pass, put together from the measured ranks; or the error
+        that makes this impossible.
         """
         try:
             return MirroredStep.of(rows, self.protocol.pipeline)

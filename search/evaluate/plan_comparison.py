@@ -1,4 +1,6 @@
-"""Comparison of the plans of one task by the training steps of the plans, measured in passes and turns."""
+"""Compares the plans of one task by their training steps, which are measured several times: in passes, and
+in turns within each pass.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +18,8 @@ Cell = Callable[[dict[str, Any]], str]  # returns the cell of a table for people
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The steps of K plans of one task, measured in P passes of T turns; the first plan is the baseline of the
-    comparison.
+    """The training steps of K plans of one task, measured in P passes with T turns each; the
+    first plan is the baseline.
 
     Attributes:
         task: number of the task.
@@ -45,8 +47,8 @@ class Comparison:
         turns: Callable[[Pass], Sequence[float]],
         phase_ms: Mapping[str, FloatArray],
     ) -> "Comparison":
-        """Collect the steps from all passes; `turns` returns the ms of the step in each turn, from the rows of a plan
-        in a pass.
+        """Collect the training steps of all passes; `turns` returns the step times in ms, one for each turn, of a
+        plan's measurements in one pass.
 
         A plan that failed in a pass has no turns.
         """
@@ -69,15 +71,15 @@ class Comparison:
 
     @property
     def ratios(self) -> FloatArray:
-        """The step of each plan relative to the step of the first plan, (K, P):
-        the median over the turns of each pass.
+        """The step time of each plan relative to the step time of the first plan, (K, P): the median
+        over the turns of each pass.
         """
         return self._ratios[:-1]
 
     @property
     def floor(self) -> float:
-        """The relative difference that equal plans have over all passes:
-        the standard error of the ratios of the first plan, measured again, to the first plan.
+        """The smallest relative difference that separates two plans: the standard error of the ratios between two
+        measurements of the same (first) plan.
         """
         again = self._ratios[-1]
         return float(np.sqrt(np.square(again - 1).mean() / len(again)))
@@ -107,7 +109,7 @@ class Comparison:
         ms = {name: [f"{ms:.2f}" for ms in of_plans] for name, of_plans in self.phase_ms.items()}
         return grid_of(f"{title}, ms, task {self.task}", {"plan by": self.names, **ms})
 
-    def told(self, title: str, columns: Mapping[str, Cell], phases: str, floor: str) -> list[Grid | str]:
+    def tables_and_lines(self, title: str, columns: Mapping[str, Cell], phases: str, floor: str) -> list[Grid | str]:
         """Return tables and lines for people; the last lines are on the plans that failed.
 
         Args:

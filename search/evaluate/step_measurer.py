@@ -32,8 +32,7 @@ _TRUSTED = 0.03  # differences between plans are reliable only if equal plans di
 
 @dataclass(frozen=True)
 class StepMeasurer(TorchRecMeasurer):
-    """Measures training steps: TorchRec trains a stand-in of the user's model with the plans of a task, plan after plan
-    in turns.
+    """Measures training steps: TorchRec trains a stand-in of the user's model with each plan of a task, in turns.
 
     Each build of all of a task's plans is in fresh processes, and is one pass. An evaluation builds the first plan
     twice; the difference of both is the floor.
@@ -60,7 +59,7 @@ class StepMeasurer(TorchRecMeasurer):
         check_steps(plans, hardware)
 
     def follow(self, hardware: Hardware) -> None:
-        """Take part in the training steps that rank 0 measures."""
+        """Take part in the training steps that rank 0 measures, as another rank of the job."""
         hardware.follow(self.protocol)
 
     @contextmanager
@@ -85,9 +84,7 @@ class StepMeasurer(TorchRecMeasurer):
         return 1
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why these rows cannot be the result of a build; None if the rows can be the result of a
-        build.
-        """
+        """Return the reason why the measurements `rows` cannot come from one build of these plans; None if they can."""
         expected = Counter((COST, LOOKUPS_ALONE, *PHASES, *(STEP,) * self.protocol.turns))
         of_plans = by_plan(rows, len(plans))
         fits = all(error_of(of_plan) or Counter(row.phase for row in of_plan) == expected for of_plan in of_plans)
@@ -111,15 +108,15 @@ class StepMeasurer(TorchRecMeasurer):
         return replace(compared, columns=tuple(columns))
 
     def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
-        """Return the rows of `phases.parquet`: one row for each plan, with the ms of each phase, and of the lookups on
-        one device after another.
+        """Return the rows of `phases.parquet`, one for each plan: the ms of each phase of a step, and of the lookups if
+        devices run one at a time.
         """
         return [
             {"method": name, "task": compared.task, **{phase: float(ms[k]) for phase, ms in compared.phase_ms.items()}}
             for k, name in enumerate(compared.names)
         ]
 
-    def told(self, compared: Comparison) -> list[Grid | str]:
+    def tables_and_lines(self, compared: Comparison) -> list[Grid | str]:
         """Return tables and lines for people, including the time difference of equal plans and the
         plans that failed.
         """
@@ -130,7 +127,7 @@ class StepMeasurer(TorchRecMeasurer):
             "trained": lambda row: f"{row['beside_first']:.3f}",
             "least to most": lambda row: f"{row['beside_first_least']:.3f} to {row['beside_first_most']:.3f}",
         }
-        return compared.told("Training steps", columns, "Phases of a step", _floor_line(compared.floor))
+        return compared.tables_and_lines("Training steps", columns, "Phases of a step", _floor_line(compared.floor))
 
     def drawn(self, compared: Comparison) -> Drawn:
         """Return a picture with a bar for each plan, made of the phases of the plan's step."""

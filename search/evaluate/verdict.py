@@ -73,8 +73,8 @@ class Verdict:
 
 
 def _error(logs: FloatArray) -> float:
-    """Return half the width of simultaneous intervals for the k - 1 differences between one plan and the other plans,
-    given the logs of costs (k, P).
+    """Return half the width of the simultaneous confidence intervals of the k - 1 differences between one plan and each
+    other plan, from the logarithms of the costs (k, P).
 
     With residuals r of the two-way model (plan + pass), the width is t * sqrt(sum r^2 / ((k - 1)(P - 1)) * 2 / P),
     where t is Student's quantile with Bonferroni's correction for k - 1 differences.

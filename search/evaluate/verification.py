@@ -61,7 +61,7 @@ class Verify:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings on which the answers depend in addition to the settings of the search; JSON-ready."""
+        """The settings of the verification on which the chosen plans depend, as a JSON-ready dictionary."""
         return {"verify": asdict(self) | {"on": asdict(self.hardware.fingerprint)}}
 
     def decided(self, searcher: Searcher, task: Task, simulator: Simulator) -> Found:
@@ -95,8 +95,8 @@ class Verify:
     def _pass(
         self, measure: Measure, files: CandidatePlanFiles, searched: Searched, advance: Advance, before: Sequence[Pass]
     ) -> Pass:
-        """Measure all plans without an earlier error once, in a random order so that no plan is always first; return
-        the measurements of this pass.
+        """Measure every plan that had no error so far once, in a random order so that no plan is always first;
+        return the measurements.
         """
         plans, failed = searched.candidate_plans, replace(searched, passes=tuple(before)).errors
         rng = np.random.default_rng([self.seed, files.task, len(before)])

@@ -37,8 +37,8 @@ class Lists(NamedTuple):
 
 @jit
 def listed(widths: IntArray) -> Lists:
-    """Return the shards of the plan `widths` (I, D), listed by device; `rescore` must fill in the scores `without`
-    later.
+    """Return the shards of the plan `widths` (I, D) as lists by device; the scores `without` are not set, and
+    `rescore` must compute them.
     """
     num_items, num_devices = widths.shape
     shards = np.zeros(num_items, np.int64)
@@ -120,8 +120,8 @@ class Contents(NamedTuple):
 
 
 class Exchanges(NamedTuple):
-    """Tables of the times of a device's exchanges: the row depends on the units of the device, and the column on the
-    units of the widest device.
+    """Tables from which the exchange times of a device are read: the row is given by the units that the device sends,
+    and the column by the units that the widest device sends.
 
     Between entries the tables are interpolated; outside of them the nearest entry counts. Units are of 4 columns that
     a device sends for each sample.
@@ -146,7 +146,8 @@ class Exchanges(NamedTuple):
 
 @jit_paste
 def _cell(position: float, count: int) -> tuple[int, float]:
-    """Return the index of the table entry below a position, and the fraction of the way to the next entry.
+    """Return the index of the table entry before a position, and how far the position is from this
+    entry to the next (0 to 1).
 
     The position is clipped to 0 ... count - 1.
     """
@@ -311,7 +312,8 @@ def estimate_ms(contents: Contents, costs: Costs) -> float:
 
 
 class Others(NamedTuple):
-    """Summary of all devices except the two devices that a step of the local search changes.
+    """Ready times and sent units of all devices except the two devices that a step of the local search changes, in
+    summary: latest, earliest, sum and maximum.
 
     Attributes:
         last, before, first: ms at which the latest, the second latest and the earliest of them is ready.
@@ -328,8 +330,8 @@ class Others(NamedTuple):
 
 @jit
 def others_of(ready: FloatArray, units: FloatArray, source: int, target: int) -> Others:
-    """Return the summary of all devices except `source` and `target`; `ready` (D,) are the ready times and `units` (D,)
-    the sent units of all devices.
+    """Return a summary of the ready times `ready` (D,) and the sent units `units` (D,) of all devices
+    except `source` and `target`.
     """
     last, before, first, total, widest = -np.inf, -np.inf, np.inf, 0.0, 0.0
     for d in range(len(ready)):

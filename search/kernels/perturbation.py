@@ -30,8 +30,8 @@ _MOST_STEPS = 10_000  # float32's noise must not keep a local search going for e
 
 
 class _Touched(NamedTuple):
-    """Masks of the items (I,) and of the devices (D,) that steps have changed; only these items and devices need to be
-    restored.
+    """Masks of the items (I,) and the devices (D,) that steps have changed and that must be restored
+    before the next perturbation.
     """
 
     items: BoolArray
@@ -170,9 +170,7 @@ def _bytes_at(size_bytes: IntArray, first: IntArray, widths: IntArray, item: int
 
 @jit_inline
 def _moved(plan: Contents, all_shards: ShardTable, bounds: Bounds, step: tuple[int, int, int, int, int]) -> int:
-    """Return the change, in bytes, of the amount of data that must move from the previous plan to this plan, if the
-    step is taken.
-    """
+    """Return by how many bytes a step changes the total that must move from the previous plan to this plan."""
     source, target, out, portion, back = step
     moved = moved_by(all_shards, plan.widths, bounds.before, out, portion, (source, target))
     if back >= 0:
@@ -220,9 +218,7 @@ def _take_back(plan: Contents, step: tuple[int, int, int, int, int], back_units:
 
 @jit
 def _relisted(plan: Contents, step: tuple[int, int, int, int, int]) -> Contents:
-    """Return the plan with updated lists, which match the widths of the items that a step moves on the two devices of
-    the step.
-    """
+    """Return the plan after its lists of shards are updated for the items and the devices of a step."""
     source, target, out, _, back = step
     lists = plan.lists
     for item in (out, back):

@@ -50,8 +50,8 @@ def after_moving(bounds: Bounds, moved: int) -> Bounds:
 
 
 class Steps(NamedTuple):
-    """Arrays for the K best steps: the five columns of each step, (K, 5), and the estimated cost of the plan after each
-    step, (K,).
+    """Arrays for the K best steps: the steps, (K, 5), and the estimated cost of the plan after each step, (K,). A step
+    is (source, target, item, units, item that moves back or -1).
     """
 
     steps: IntArray
@@ -96,8 +96,8 @@ def _more_moved(all_shards: ShardTable, item: int, was: int, now: int, then: int
 def moved_by(
     all_shards: ShardTable, widths: IntArray, before: IntArray, item: int, portion: int, ends: tuple[int, int]
 ) -> int:
-    """Return the change, in bytes, of the amount of data that must move from the previous plan to the plan, if a step
-    moves `portion` units of an item.
+    """Return by how many bytes the total that must move from the previous plan changes, if `portion` units of an item
+    move between the devices `ends`.
 
     The units move from the first of `ends` to the second. Fewer bytes move (a negative number) if the step takes back
     an earlier move.
@@ -125,7 +125,8 @@ def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: 
 def _too_late(
     costs: Costs, device: int, score: float, units: float, widest: float, left_ms: float, worth: float
 ) -> bool:
-    """Return True if a single device is enough to make the plan after a step cost `worth` ms or more.
+    """Return True if one device, in the plan after a step, takes so long that the plan costs at least `worth` ms
+    whatever the other devices do; the step then needs no full estimate.
 
     That is if the ready time of a device with this `score` and these `units`, plus `left_ms` of transfer, is too late.
     """

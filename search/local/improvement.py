@@ -1,4 +1,4 @@
-"""Settings of the local search, and the loop that improves a plan with these settings."""
+"""The settings of the local search, and the loop that improves a plan by steps and random perturbations."""
 
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -41,12 +41,14 @@ class Improvement:
     seed: Seed = 0
 
     def shared(self, count: int) -> "Improvement":
-        """Return settings for one of `count` searches that share the perturbations and the evaluated plans evenly."""
+        """Return the settings for each of `count` searches that divide the perturbations and the
+        evaluated plans among them.
+        """
         plans = None if self.max_plans is None else max(self.max_plans // count, 1)
         return replace(self, perturbations=self.perturbations // count, max_plans=plans)
 
     def improve(self, local: LocalSearch, plan: CostedPlan) -> CostedPlan:
-        """Improve `plan` by local search; return the cheapest plan found, never one that costs more."""
+        """Return the cheapest plan that local search finds from `plan`; it never costs more than `plan`."""
         first = local.best_step(plan) or plan
         first = min([first, *local.others(first, 0, [self.seed])], key=predicted_ms)
         most = float("inf") if self.max_plans is None else local.looked + self.max_plans
@@ -63,7 +65,9 @@ class Improvement:
 
 
 def _local_search(local: LocalSearch, plan: CostedPlan, most: float) -> CostedPlan:
-    """Take the best step again and again until no step helps or `most` plans were looked at; return the last plan."""
+    """Take the best step again and again, until no step lowers the cost or `local.looked` reaches `most`
+    plans; return the last plan.
+    """
     while local.looked < most and (cheaper := local.best_step(plan)) is not None:
         plan = cheaper
     return plan

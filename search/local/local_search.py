@@ -68,10 +68,11 @@ class CostedPlan:
 
 
 class LocalSearch:
-    """Local search for cheaper plans of one task."""
+    """Finds cheaper plans for one task by small steps from a given plan."""
 
     def __init__(self, space: CostedSpace, start: IntArray, max_moved_bytes: int | None = None) -> None:
-        """Prepare to search plans that move at most `max_moved_bytes` away from `start` (I, D); None sets no limit.
+        """Prepare to search for plans that differ from the plan `start` (I, D) by at most `max_moved_bytes` of moved
+        weights and optimizer state; None sets no limit.
 
         Moved bytes are counted item by item. This count is never less than a count table by table.
         """
@@ -85,13 +86,14 @@ class LocalSearch:
         self.looked = 0  # number of plans; one costed by the communication models counts as two per device
 
     def costed(self, widths: IntArray) -> CostedPlan:
-        """Return the plan with widths `widths` (I, D), with predicted costs."""
+        """Return the plan that is given by `widths` (I, D), with the predicted costs of every device."""
         return self._costed([widths.copy()])[0]
 
     def others(
         self, plan: CostedPlan, perturbation_steps: int, seeds: Sequence[int], worth: float = np.inf
     ) -> list[CostedPlan]:
-        """Perturb `plan` by random steps, once per seed, improve each result by estimates, and return costed results.
+        """Perturb `plan` by random steps, once per seed, and improve each result by estimated costs; return the most
+        promising results with predicted costs.
 
         Each result depends on one seed alone, so several threads make the results. Results whose estimate is not below
         `worth` times the lowest estimate of all results and `plan` are left out.
@@ -99,7 +101,9 @@ class LocalSearch:
         bounds = self._bounds(plan)
 
         def explored(own: IntArray) -> tuple[int, list[IntArray], FloatArray]:
-            """Return the number of plans looked at, and for each of the seeds `own` the changes and their estimate."""
+            """Return the number of plans that were examined; for each of the seeds `own`, the changes of the plan; and
+            the estimated cost after the changes.
+            """
             estimate = np.empty(len(own))
             looked, changes = explore(
                 plan.contents, self._shards, bounds, self._costs, perturbation_steps, own, estimate
@@ -122,7 +126,7 @@ class LocalSearch:
         return Bounds(self._memory_bytes, self._start, left)
 
     def _costed(self, every: Sequence[IntArray]) -> list[CostedPlan]:
-        """Cost plans, each given as widths (I, D), in one call of the communication models."""
+        """Return plans, each given by widths (I, D), with predicted costs; the communication models are called once."""
         plans = [contents_of(widths, self._shards, self._costs) for widths in every]
         units = np.stack([plan.units for plan in plans])
         compute_ms = self._head.finish(np.stack([plan.score for plan in plans])) * (units > 0)
@@ -149,7 +153,9 @@ class LocalSearch:
         return None
 
     def likely_steps(self, plan: CostedPlan) -> IntArray:
-        """Return the allowed steps (K, 5) that have the lowest estimates, in the format of the search kernels."""
+        """Return the allowed steps (K, 5) with the lowest estimated costs; the columns of a step are as in
+        `search/kernels/steps.py`.
+        """
         loads = (plan.compute_ms, plan.ready_ms, plan.total_ms, plan.units)
         sources = {int(np.argmax(values)) for values in loads}
         bounds, found = self._bounds(plan), []
@@ -164,7 +170,7 @@ class LocalSearch:
         return steps[np.sort(np.argpartition(estimate, _COSTED_STEPS - 1)[:_COSTED_STEPS])]
 
     def totals_ms(self, plan: CostedPlan, steps: IntArray) -> FloatArray:
-        """Return the cost of `plan` after each of K steps (K, 5), if only this step is taken, in ms, (K,)."""
+        """Return the predicted cost of `plan` after each of K steps (K, 5), if only this step is taken, in ms, (K,)."""
         row = np.arange(len(steps))
         self.looked += 2 * steps.shape[0] * len(plan.units)
         compute_ms = np.tile(plan.compute_ms, (len(steps), 1))
@@ -177,7 +183,8 @@ class LocalSearch:
         return total
 
     def _after(self, plan: CostedPlan, steps: IntArray, device: IntArray, sign: int) -> tuple[Float32Array, FloatArray]:
-        """Return the sums (K, H) and the units (K,) of one device per step, `device` (K,), after the step.
+        """For each of K steps, return the sums (K, H) and the sent units (K,) of one device after the step;
+        `device` (K,) names the device.
 
         The sign is 1 if the moved item arrives at the device, and -1 if the moved item leaves the device.
         """
@@ -193,7 +200,8 @@ class LocalSearch:
         return plan.contents.sums[device] + vectors, plan.units[device] + sent
 
     def _exchanges(self) -> Exchanges:
-        """Tabulate the exchange times of a device, by the units that this device and the widest device send.
+        """Tabulate the exchange times of a device, by two numbers: the units that this device sends, and the units that
+        the widest device sends.
 
         All other devices share the remaining units evenly, none of them more than the widest device sends. The table
         ends at twice the mean units of a device, or at the mean plus the units of the widest whole item if that is more
@@ -228,7 +236,9 @@ def _changed(widths: IntArray, changes: IntArray) -> IntArray:
 
 
 def applied(widths: IntArray, step: IntArray) -> IntArray:
-    """Return a copy of `widths` (I, D) after one step (5,)."""
+    """Return a copy of `widths` (I, D) after one step (5,): a source device, a target device, an item, the number of
+    moved units, and an item that moves back (or -1).
+    """
     source, target, out, units, back = step.tolist()
     after = widths.copy()
     after[out, source] -= units

@@ -1,4 +1,4 @@
-"""First plans that local search starts from."""
+"""Sources of first plans, which local search then improves: even splits of the tables, or an existing plan."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,7 +20,7 @@ _LEAST_MS = 1e-9  # minimum of a device's share: models may predict a cost of 0 
 
 
 class Start(Protocol):
-    """A source of first plans, from which local search starts."""
+    """A source of first plans, which local search then improves."""
 
     def first_widths(self, space: CostedSpace) -> IntArray | None:
         """Return a first plan, (I, D) units of 4 columns of each item on each device; None if this start has no plan.
@@ -33,7 +33,8 @@ class Start(Protocol):
 
 @dataclass(frozen=True)
 class EvenLayouts:
-    """Start from the cheapest of several layouts whose shards are all small; grid search places each layout.
+    """A start that splits the tables into small shards in several ways, places each of these layouts by grid search,
+    and takes the cheapest plan.
 
     If grid search places none of the layouts, the start is a plan that was packed by bytes alone.
 
@@ -52,7 +53,9 @@ class EvenLayouts:
     refined: bool = True
 
     def first_widths(self, space: CostedSpace) -> IntArray | None:
-        """Return the cheapest plan of the even layouts; else a plan packed by bytes alone; None if packing fails."""
+        """Return the widths (I, D) of the cheapest plan of the even layouts; if there is none, of a plan packed by
+        bytes alone; None if packing fails too.
+        """
         grid = GridSearch(space.problem, self.grid)
         for shares, counts in ((_EVEN_SHARES, _shard_counts(space)), (_NARROW_SHARES, ())):
             even = [even_splits(space, most) for most in shares] + [fewest_shards(space.shards)]
@@ -67,24 +70,27 @@ class EvenLayouts:
 
 
 def _shard_counts(space: CostedSpace) -> list[int]:
-    """List the numbers of shards into which every table is split: powers of two, up to the number of devices."""
+    """Return the numbers of shards to try if all tables are split into equally many: powers of two, up
+    to the number of devices.
+    """
     powers = (1 << power for power in range(1, space.task.topology.num_devices.bit_length()))
     return [count for count in powers if count * space.shards.num_items <= _MOST_SHARDS]
 
 
 @dataclass(frozen=True)
 class ExistingPlan:
-    """Start from an existing plan, which has the same tables as the task and keeps the task's limits."""
+    """A start that takes an existing plan, which has the same tables as the task and keeps the task's limits."""
 
     plan: Plan
 
     def first_widths(self, space: CostedSpace) -> IntArray | None:
-        """Return the plan as (I, D) units of 4 columns of each item on each device."""
+        """Return the widths of the existing plan: units of 4 columns of each item on each device, (I, D)."""
         return space.widths(self.plan)
 
 
 def even_splits(space: CostedSpace, most: float) -> IntArray:
-    """Split items evenly into the fewest shards of which each is at most `most` of a device's even share, (S,).
+    """Return the column splits (S,) that divide each item evenly into the fewest shards, so that a shard is at most
+    `most` of a device's even share of the work.
 
     The share of a shard is the share of the compute cost or the share of the units sent, whichever is larger.
     Items that may not be split that far are split as far as allowed.
@@ -102,5 +108,7 @@ def even_splits(space: CostedSpace, most: float) -> IntArray:
 
 
 def equal_splits(shards: ShardTable, count: int) -> IntArray:
-    """Split every item into `count` shards, as far as the rules of the item allow, (S,)."""
+    """Return the column splits (S,) that divide every item into `count` shards, as far as the
+    rules of the item allow.
+    """
     return evenly_split(shards, np.clip(count, shards.rules.min_shards, most_shards(shards)))

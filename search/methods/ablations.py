@@ -1,4 +1,6 @@
-"""Searchers with changed cost models, which measure how much a part of the cost models contributes to plans."""
+"""Searchers that see changed cost models; experiments compare their plans to learn how much a part of the
+cost models contributes.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,14 +13,16 @@ from neuroshard.tasks.task import Task
 
 
 class ModelChange(ABC):
-    """A change of the cost models that a searcher uses, in place of the cost models of the simulator."""
+    """Base class of the changes of cost models; a searcher sees the changed models."""
 
     @abstractmethod
     def of(self, models: CostModels) -> CostModels:
         """Return the changed cost models, which the searcher uses instead of `models`."""
 
     def reads(self) -> tuple[str, ...]:
-        """List the digests of the files from which this change loads cost models; empty if there are none."""
+        """Return the digests of the files of cost models that this change loads; an empty
+        tuple if it loads no files.
+        """
         return ()
 
 
@@ -40,7 +44,7 @@ class WithModels(Searcher):
         return self.searcher.takes_sequences
 
     def reads(self) -> tuple[str, ...]:
-        """List the digests of the files that the inner searcher and the change read."""
+        """Return the digests of the files that the inner searcher and the change of cost models read."""
         return (*self.searcher.reads(), *self.models.reads())
 
     def find(self, task: Task, simulator: Simulator) -> Found:
@@ -62,13 +66,13 @@ class SingleTableCosts(ModelChange):
     """Cost models in which a device computes its tables one after the other, each table in a separate kernel call."""
 
     def of(self, models: CostModels) -> CostModels:
-        """Return the models with another compute cost of a device: the sum of the costs of all tables, each alone."""
+        """Return the models with another compute cost of a device: the sum of the costs that its tables have alone."""
         return models.with_compute(KernelModels.one_by_one(models.compute))
 
 
 @dataclass(frozen=True)
 class OtherModels(ModelChange):
-    """Cost models of another bundle.
+    """The cost models of another bundle, in place of the models that a searcher would see.
 
     Attributes:
         model: required: cost models that guide the search, as an installed name (`neuroshard models` lists them) or a
@@ -79,7 +83,7 @@ class OtherModels(ModelChange):
     model: str
 
     def of(self, models: CostModels) -> CostModels:
-        """Load the cost models of the other bundle; `models` does not matter."""
+        """Load the cost models of the other bundle; the argument `models` is not used."""
         return CostModels.load(self.model)
 
     def reads(self) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""Whether the search accepts a predicted gain: is the gain larger than the acceptance margin?"""
+"""The rule by which a search accepts or rejects a plan that is predicted to be cheaper: the gain must exceed a margin
+for the errors of the cost models.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +24,8 @@ _WORTH_SAYING = 0.01  # smallest saving, as a share of the step, for which a use
 @dataclass(frozen=True)
 @checked
 class Acceptance:
-    """Accepts the plan with the lowest expected cost among those that are predicted to cost less than the first plan.
+    """The rule by which a search chooses between a first plan and other plans. Of the first plan, and the plans whose
+    predicted gain over the first plan exceeds a margin, the search takes the plan with the lowest expected cost.
 
     A search for lower predictions finds better plans, and errors of the models as well. Expected costs
     (`Cost.expected_ms`) count little of what is gained by balancing devices more finely than they are known. But they
@@ -65,7 +68,8 @@ class Acceptance:
     assumed_margin_fraction: NonNegative = 0.5
 
     def of_forms(self, models: CostModels) -> "Acceptance":
-        """Return the rule for plans with row-wise or data-parallel tables, with a larger `margin_fraction`.
+        """Return the rule for plans that change the sharding types of tables, with a `margin_fraction` that is at least
+        `sharding_type_margin_fraction`.
 
         Models of whole steps keep the rule as it is.
         """
@@ -74,7 +78,9 @@ class Acceptance:
         return replace(self, margin_fraction=max(self.margin_fraction, self.sharding_type_margin_fraction))
 
     def assess(self, costs: Sequence[Cost], task: Task, simulator: Simulator) -> list["Assessment"]:
-        """Assess plans of a task by cost: the first plan is accepted, and the others must improve on the first plan."""
+        """Assess plans of a task by their costs: the first plan is accepted, and another plan is accepted if it
+        improves enough on the first plan.
+        """
         judged = [with_assumed_margins(cost, simulator.models) for cost in costs]
         own, compute = has_own_margins(costs[0]), simulator.models.compute
         single = not compute.spread_ms(LoadSets.alone(task.loads)).any() and (own or not compute.arithmetic)
@@ -86,7 +92,8 @@ class Acceptance:
         return [Assessment.of(cost, reason) for cost, reason in zip(judged, (None, *reasons), strict=True)]
 
     def _reason(self, before: Cost, after: Cost, single: bool, fraction: float) -> "Rejection | None":
-        """Return the reason to reject a plan; None if the gain of the plan exceeds a `fraction` of both margins.
+        """Return the reason to reject a plan; None if the gain over the plan `before` exceeds `fraction` of the error
+        margins of both plans together.
 
         A `single` model's gain of all devices together does not count.
         """
@@ -108,7 +115,8 @@ class Rejection(StrEnum):
 
 
 class Assessment(NamedTuple):
-    """A search's assessment of a plan.
+    """A plan's predicted cost, error margin and expected cost, and the reason for which the search
+    rejects the plan, if it does.
 
     Attributes:
         predicted_ms: predicted cost.
@@ -124,7 +132,9 @@ class Assessment(NamedTuple):
 
     @classmethod
     def of(cls, cost: Cost, rejected: Rejection | None = None) -> "Assessment":
-        """Return the assessment of a plan with a predicted cost."""
+        """Return the assessment of a plan with cost `cost`, which is rejected for the reason
+        `rejected` or accepted (None).
+        """
         return cls(cost.total_ms, cost.margin_ms, cost.likely_ms, rejected)
 
 
@@ -136,9 +146,8 @@ def assess(acceptance: Acceptance | None, costs: Sequence[Cost], task: Task, sim
 
 
 def choose(assessments: Sequence[Assessment]) -> tuple[int, int | None]:
-    """Choose the accepted plan that is expected to cost least, the earliest among equals.
-
-    Return its index, and the index of the rejected plan that is predicted to cost least if that costs less.
+    """Return the index of the accepted plan with the lowest expected cost, the first among equals; and the index of the
+    plan with the lowest predicted cost, if that plan is predicted to cost less than the chosen plan (otherwise None).
     """
     accepted = [number for number, assessment in enumerate(assessments) if assessment.rejected is None]
     chosen = min(accepted, key=lambda number: assessments[number].expected_ms)

@@ -1,4 +1,6 @@
-"""The usual heuristics: whole tables, one pass, no cost model; tables that fit on no device are halved."""
+"""Heuristics that place whole tables one after the other, without cost models; tables that fit
+on no device are halved.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,7 +42,8 @@ SCORES: dict[str, Callable[[Table], float]] = {
 @dataclass(frozen=True)
 @checked
 class Greedy(Searcher):
-    """Places tables in descending order of a score, each on the device with the lowest total score that has room.
+    """Places tables in descending order of a score; each table goes to the device with the lowest total score
+    of those that have room.
 
     Attributes:
         score: size | dim | lookup | size_lookup: load to balance over devices: size (bytes), dim (columns x number of
@@ -63,7 +66,7 @@ class Greedy(Searcher):
         return Found(space.plan(self.widths(space)))
 
     def widths(self, space: SearchSpace) -> IntArray:
-        """Place tables greedily; return (I, D) units of 4 columns of each item on each device.
+        """Place tables greedily; return the units of 4 columns of each item on each device, (I, D).
 
         Tables in host memory may take more bytes than the hosts have.
 
@@ -90,7 +93,8 @@ class Greedy(Searcher):
         return _widths(space, f"{self.score} greedy", self.max_halvings, ranks, least_loaded)
 
     def first_widths(self, space: SearchSpace) -> IntArray | None:
-        """Return the greedy plan, (I, D), as a start of local search; None if a table fits on no device.
+        """Return the widths (I, D) of the greedy plan, as a first plan for local search; None if a
+        table fits on no device.
 
         The greedy plan has no caps on columns. Caps hinder the published search if one table is hot and devices are
         few.
@@ -104,7 +108,8 @@ class Greedy(Searcher):
 @dataclass(frozen=True)
 @checked
 class Random(Searcher):
-    """Places tables in random order, each on a random device that has room; `seed` fixes the draws of each call.
+    """Places tables in random order, each on a random device that has room; calls with the same
+    `seed` find the same plan.
 
     Attributes:
         seed: seed of the random choices; the same seed gives the same plan.

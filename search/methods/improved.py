@@ -1,4 +1,4 @@
-"""Searches that improve the most promising of several first plans by local search."""
+"""Searches that make several first plans and improve the most promising of them by local search."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ _STARTS = 3  # and from at least this number of first plans: local search may ge
 @dataclass(frozen=True)
 @checked
 class ImprovedSearch(Searcher):
-    """Searches locally from several first plans, and then from the cheapest plan that these searches reach.
+    """Improves several first plans by local search, and then improves the cheapest result once more.
 
     Attributes:
         starts: sources of the first plans.
@@ -49,7 +49,8 @@ class ImprovedSearch(Searcher):
     acceptance: Acceptance | None = None
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan that costs at most as much as the first start's plan, and the rejected cheaper plan, if any.
+        """Return the best accepted plan, and the cheaper plan that was rejected, if any. The returned plan is never
+        predicted to cost more than the plan of the first start.
 
         Raises:
             InfeasibleError: no start has a plan.
@@ -58,13 +59,15 @@ class ImprovedSearch(Searcher):
         return self.found(FixedLoad.empty(task), simulator)
 
     def found(self, fixed: FixedLoad, simulator: Simulator) -> Found:
-        """Find a plan that keeps the placements of `fixed` (row-wise, data-parallel) and places all other tables."""
+        """Find a plan that keeps the row-wise and data-parallel placements of `fixed`, and places all
+        other tables column-wise.
+        """
         if not len(fixed.column_wise):
             return Found(fixed.plan())
         names = frozenset(fixed.task.tables[placed.shard.table].name for placed in fixed.others)
 
         def find(task: Task) -> Found:
-            """Find a plan of `task`: the task itself, or the task with tables assigned to hosts."""
+            """Find a plan of `task`, which may assign tables in host memory to hosts."""
             return self._found(CostedSpace.checked(replace(fixed, task=task), simulator))
 
         return tried_within_hosts(fixed.task, find, names)
@@ -81,7 +84,8 @@ class ImprovedSearch(Searcher):
         return Found(space.plan(every[chosen]), rejected=other)
 
     def _best_end(self, plans: Sequence[IntArray], costs: Sequence[Cost], space: CostedSpace) -> CostedPlan:
-        """Search locally from the cheapest of the first plans (I, D), whose costs are `costs`; return the cheapest end.
+        """Improve the cheapest of the first plans (I, D), whose costs are `costs`, by local search;
+        return the cheapest result.
 
         The cheapest first plans share half of the perturbations and half of the plans that may be looked at. Then the
         cheapest end of these local searches gets the other half.
@@ -97,7 +101,8 @@ class ImprovedSearch(Searcher):
         return min(lowest, rest._end(lowest.widths, 1, space)[1], key=predicted_ms)
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """List ends of local searches from all first plans, the first plans, and perturbations of the best end.
+        """Return `plan` and other plans to measure on hardware: results of local searches, first plans, and
+        perturbations of the best result.
 
         The local searches from the same first plan have different seeds.
         """
@@ -111,23 +116,26 @@ class ImprovedSearch(Searcher):
         return in_turns(plan, (ends, map(space.plan, first), perturbed), simulator, count)
 
     def _ends(self, first: list[IntArray], space: CostedSpace, times: int) -> Iterator[Plan]:
-        """Search locally from each first plan (I, D), the cheapest first, `times` times; yield the ends as plans."""
+        """Improve each first plan (I, D) by local search, and repeat this `times` times with different random steps;
+        yield the results. In each round, the cheapest first plan is improved first.
+        """
         order = np.argsort([cost.total_ms for cost in space.costs(first)], kind="stable").tolist()
         for number in range(times):
             for widths in (first[index] for index in order):
                 yield space.plan(self._end(widths, number, space)[1].widths)
 
     def _perturbed(self, widths: IntArray, space: CostedSpace, count: int) -> Iterator[Plan]:
-        """Search locally from a plan (I, D), perturb the end `count` times, and yield the results in order of cost."""
+        """Improve a plan (I, D) by local search, perturb the result `count` times, and yield the perturbed and
+        improved plans in order of cost.
+        """
         local, best = self._end(widths, 0, space)
         seeds = range(self.improvement.seed, self.improvement.seed + count)
         perturbed = local.others(best, max(self.improvement.perturbation_steps, 1), seeds)
         yield from (space.plan(result.widths) for result in sorted(perturbed, key=predicted_ms))
 
     def _end(self, widths: IntArray, number: int, space: CostedSpace) -> tuple[LocalSearch, CostedPlan]:
-        """Search locally from a plan (I, D); return the search and the end. Each `number` has other random steps.
-
-        The number 0 has the same random steps as `find`.
+        """Improve a plan (I, D) by local search; return the local search and the resulting plan. Each `number` gives
+        other random steps; the number 0 gives the steps of `find`.
         """
         steps = replace(self.improvement, seed=self.improvement.seed + number * self.improvement.perturbations)
         local = LocalSearch(space, widths, self.max_moved_bytes)
@@ -135,7 +143,9 @@ class ImprovedSearch(Searcher):
 
 
 def _first_plans(starts: Sequence[Start], space: CostedSpace) -> list[IntArray]:
-    """Return the first plan, (I, D), of every start that has one; raise InfeasibleError if no start has a plan."""
+    """Return the widths (I, D) of the first plans, one from every start that finds a plan; raise
+    InfeasibleError if none does.
+    """
     plans = [widths for start in starts if (widths := start.first_widths(space)) is not None]
     if not plans:
         raise InfeasibleError(
@@ -160,7 +170,8 @@ def _fitting(plans: Sequence[IntArray], space: CostedSpace) -> list[bool]:
 
 
 def in_turns(plan: Plan, groups: Sequence[Iterable[Plan]], simulator: Simulator, count: int) -> tuple[Plan, ...]:
-    """List `plan`, the first plan of each group, then the second plan of each group, and so on: at most `count` plans.
+    """Return at most `count` plans: `plan`, then the first plan of each group, then the second plan
+    of each group, and so on.
 
     No two plans in the list are alike. Plans that break the limits of their task are left out, as are plans whose
     predicted cost exceeds the cost of `plan` by more than both margins together.

@@ -1,4 +1,4 @@
-"""Learned policies as searchers."""
+"""A searcher that places tables by a trained policy: a neural network that chooses the device of each table."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,12 +47,13 @@ class PolicySearch(Searcher):
         return False
 
     def reads(self) -> tuple[str, ...]:
-        """Return the digest of the policy's files."""
+        """Return the digest of the files of the policy."""
         return (agent_digest(self.policy),)
 
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find the cheapest plan among the likeliest plan and the sampled plans.
+        """Return the plan with the lowest predicted cost: the policy's most probable plan, or one of
+        the plans drawn at random.
 
         Raises:
             InfeasibleError: every plan leaves out a table that no device has room for.
@@ -74,7 +75,9 @@ class PolicySearch(Searcher):
         return Found(found[cheapest(simulator.costs(task, found))])
 
     def _plans(self, task: Task, simulator: Simulator) -> list[Plan | None]:
-        """Draw the likeliest plan, then the samples; None where an episode is dead."""
+        """Return the policy's most probable plan, followed by the plans drawn at random; None in place of a plan if
+        some table fits on no device.
+        """
         agent = self._agent
         batch = TaskBatch.of([task], f"policy {self.policy}")
         environment = Environment(batch, agent.costs(simulator))

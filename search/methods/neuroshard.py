@@ -53,7 +53,8 @@ _QUICK_MS, _ESTIMATE_MS, _BOTH_MS = (attrgetter(f"{name}_ms") for name in ("quic
 @dataclass(frozen=True)
 @checked
 class NeuroShard(Searcher):
-    """Searches from the published search, even splits and heuristics; then local search improves the cheapest plans.
+    """The default search method: it makes first plans by the published NeuroShard search, by even splits of the tables
+    and by heuristics, and improves the cheapest of these plans by local search.
 
     The plan is never predicted to cost more than the published search's plan, except for `tolerance`. The search keeps
     the published search's plan if a gain may be an error of the models. The settings of all stages are attributes of
@@ -110,19 +111,22 @@ class NeuroShard(Searcher):
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The members of `Form` to which the sharding types of this search belong."""
+        """The families of sharding types (`Form`) to which the setting `sharding_types` restricts this search."""
         return forms_of(self.sharding_types)
 
     @property
     def column_search(self) -> ImprovedSearch:
-        """The starts and the local search that place column-wise tables, with the settings of this search."""
+        """The search that places the column-wise tables: the published search, even splits and heuristics make the
+        first plans, and local search improves the cheapest of them.
+        """
         published = BeamSearch(self.num_candidates, self.beam_width, self.max_splits, self.grid)
-        beside = self.beside_search
-        return replace(beside, starts=(published, *beside.starts), acceptance=self.acceptance)
+        around_fixed = self.column_search_around_fixed
+        return replace(around_fixed, starts=(published, *around_fixed.starts), acceptance=self.acceptance)
 
     @property
-    def beside_search(self) -> ImprovedSearch:
-        """The search for column-wise tables if some tables are row-wise or data-parallel: no published search.
+    def column_search_around_fixed(self) -> ImprovedSearch:
+        """The search that places the column-wise tables around a fixed load, that is, if other tables are row-wise or
+        data-parallel; the published search makes no first plan here.
 
         Local search finds equally good plans from the other starts, and the published search takes the most time if
         there are many devices.
@@ -135,11 +139,13 @@ class NeuroShard(Searcher):
 
     @property
     def quick(self) -> Start:
-        """The start that places column-wise tables quickly, whose plans rank the choices of sharding types."""
+        """A fast method to place the column-wise tables, for plans that serve only to rank
+        choices of sharding types.
+        """
         return EvenLayouts(self.grid, refined=False)
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find a plan, and the cheaper plan that was rejected, if any.
+        """Return the best plan that the search accepts, and the cheaper plan that it rejected, if there is one.
 
         Raises:
             InfeasibleError: there is no plan, or none was found.
@@ -156,11 +162,15 @@ class NeuroShard(Searcher):
 
     @property
     def _tries_hosts(self) -> bool:
-        """True if the rows of a table may be on the devices of one host."""
+        """True if `sharding_types` includes a type that spreads the rows of a table over the devices of one host
+        (table_row_wise or grid_shard).
+        """
         return rows_on_one_host(self.sharding_types)
 
     def _restricted(self, task: Task) -> Task:
-        """Add a rule if the sharding types allow only some cases of their `forms`; else return the task itself.
+        """Return the task with a rule that allows only `sharding_types` for every table. The rule is added if
+        `sharding_types` lacks column_wise, or includes table_row_wise or grid_shard but not row_wise; otherwise the
+        task itself is returned.
 
         Raises:
             UserError: the rule contradicts the task's own rules.
@@ -174,7 +184,8 @@ class NeuroShard(Searcher):
             raise error.changed(limit="; ".join(filter(None, (error.message.limit, rule)))) from error
 
     def _searched(self, asked: Task, simulator: Simulator) -> list[Found]:
-        """Search the likely choices of all options; return the best plan of each kind of choice, in the order below.
+        """Search plans for the most promising choices of sharding types (one type per table); return the best plan of
+        each of the groups of choices that are listed below.
 
         The kinds are the first choices of sharding types (column-wise tables alone, if possible), other choices, and
         choices with more equal parts. If no choice of any kind fits, choices for scarce memory are searched until one
@@ -189,7 +200,7 @@ class NeuroShard(Searcher):
         finer = [self._options(*tasks, simulator) for tasks in finer_parts([*firsts, *likely], simulator)]
         others = [choice for choice in likely if not choice.is_first][: SETTINGS.searched_choices]
         parts = self._likely(finer)[: SETTINGS.searched_choices]
-        kinds = (firsts, self.column_search), (others, self.beside_search), (parts, self.column_search)
+        kinds = (firsts, self.column_search), (others, self.column_search_around_fixed), (parts, self.column_search)
         plans = [tuple(self._plans(choices, columns, errors)) for choices, columns in kinds]
         if any(plans):
             return [self._best(found, simulator) for found in plans if found]
@@ -200,7 +211,9 @@ class NeuroShard(Searcher):
         return [self._with_improved_tiers(last, simulator)]
 
     def _option_tables(self, asked: Task, simulator: Simulator, errors: list[InfeasibleError]) -> list[OptionTable]:
-        """List the options of the task and of variants with other tiers; gather the errors of variants that cannot fit.
+        """Return option tables (the sharding types that each table may have, with estimated costs): for the
+        task, and for variants of the task with other tiers. Errors of variants that cannot fit in memory
+        are appended to `errors`.
 
         Rows are spread over all devices first, whatever the rules, and moved to hosts later. If rules allow rows only
         on one host, there are variants without such rows too. If no variant can fit, tables are split into more equal
@@ -225,7 +238,10 @@ class NeuroShard(Searcher):
     def _in_tiers(
         self, tasks: Iterable[tuple[Task, Task]], simulator: Simulator, errors: list[InfeasibleError]
     ) -> list[OptionTable]:
-        """List the options of variants, each with the task that plans are made for; with other tiers too if needed."""
+        """Return the option tables of several tasks, and of variants of these tasks with other tiers if a task does not
+        fit easily. Each task comes with the task for which plans are made. Errors of tasks that cannot fit in memory
+        are appended to `errors`.
+        """
         tables = list[OptionTable]()
         for task, asked in tasks:
             simulator.models.check(task)
@@ -242,11 +258,15 @@ class NeuroShard(Searcher):
         return tables
 
     def _options(self, variant: Task, asked: Task, simulator: Simulator) -> OptionTable:
-        """List the options of the tables of a variant of the task `asked`."""
+        """Return the option table of a variant of the task `asked`: the sharding types that each table may
+        have, with estimated costs.
+        """
         return OptionTable(variant, simulator, self._allowed(variant, simulator), self.quick, asked)
 
     def _first_choices(self, tables: Sequence[OptionTable]) -> list[Choice]:
-        """List the first choices of sharding types in the tiers with the cheapest quick plans or estimates."""
+        """Return first choices of sharding types (column-wise tables, if possible): of the only option table, or of the
+        option tables whose first choices have the cheapest quick plans or the lowest estimates.
+        """
         if len(tables) == 1:
             return [tables[0].first_choice]
         firsts = [one.first_tried() for one in tables]
@@ -254,13 +274,15 @@ class NeuroShard(Searcher):
         return list(dict.fromkeys((*quick, *likely)))
 
     def _likely(self, tables: Sequence[OptionTable]) -> list[Choice]:
-        """List the likely choices of sharding types of all option tables, in order of cost."""
+        """Return the most promising choices of sharding types of all option tables, the cheapest first."""
         return sorted((choice for one in tables for choice in one.likely(self.sharding_type_trials)), key=_BOTH_MS)
 
     def _plans(
         self, choices: Iterable[Choice], columns: ImprovedSearch, errors: list[InfeasibleError]
     ) -> Iterator[Found]:
-        """Yield a plan of each choice that fits, with column-wise tables placed by `columns`; gather the errors."""
+        """Yield a plan for each choice of sharding types, in which the search `columns` places the column-wise tables.
+        If a choice does not fit in memory, the error is appended to `errors` instead.
+        """
         for choice in choices:
             options = choice.options
             try:
@@ -272,7 +294,8 @@ class NeuroShard(Searcher):
                 yield found
 
     def _allowed(self, task: Task, simulator: Simulator) -> BoolArray:
-        """Return the sharding types that each table may have, (T, F); OTHERS need free memory on all devices.
+        """Return a mask of the sharding types that each table may have, (T, F). If a device has no free memory, a table
+        that may be column-wise may have no other type, because all other types need memory on every device.
 
         Raises:
             UserError: a table may have no sharding type that the search and the models know.
@@ -291,7 +314,9 @@ class NeuroShard(Searcher):
         return self._cheapest([*found, *improved], simulator)
 
     def _with_improved_tiers(self, found: Found, simulator: Simulator) -> Found:
-        """Return the plan with larger caches, unified tiers and column-wise tables placed again, while that helps."""
+        """Return the plan with improved tiers: larger caches, the same tier for the tables on a device, and column-wise
+        tables that are placed again afterwards; all of this is repeated while it lowers the cost.
+        """
         if not _uses_hosts(found.plan):
             return found
         options = TierOptions.of(found.plan.task, simulator.compute_for(found.plan.task))
@@ -307,7 +332,8 @@ class NeuroShard(Searcher):
         return found
 
     def _placed_again(self, plan: Plan, simulator: Simulator) -> Found:
-        """Place the column-wise tables of a plan again; the tiers and all other tables stay.
+        """Return the plan after the column-wise tables are placed again; the tiers, and the placements of all
+        other tables, stay the same.
 
         Raises:
             InfeasibleError: no plan was found.
@@ -317,7 +343,9 @@ class NeuroShard(Searcher):
         return self.column_search.found(fixed, simulator).of(plan.task)
 
     def _with_rows_on_hosts(self, found: Found, simulator: Simulator) -> Found:
-        """Return the plan with row-wise tables on one host each, if the search may do so and accepts the gain."""
+        """Return the plan with row-wise tables moved to the devices of one host each, if `sharding_types` allows this
+        and the search accepts the gain; otherwise return the plan as it is.
+        """
         if not self._tries_hosts:
             return found
         start = fix_tiers(found.plan)
@@ -327,7 +355,8 @@ class NeuroShard(Searcher):
         return self._accepted(found, replace(found, plan=replace(moved, task=found.plan.task)), simulator)
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """List first plans and ends of local searches, for several choices of sharding types and the plan's tiers.
+        """Return `plan` and other plans to measure on hardware: first plans and results of local searches, for several
+        choices of sharding types, all with the tiers of `plan`.
 
         The choices are the plan's own, column-wise tables alone, and the best choices that leave one sharding type out.
         """
@@ -340,7 +369,8 @@ class NeuroShard(Searcher):
         return (plan, *(replace(one, task=plan.task) for one in every if one is not same))
 
     def _other_types(self, plan: Plan, simulator: Simulator) -> list[Choice]:
-        """List choices of sharding types other than the sharding types of the plan.
+        """Return promising choices of sharding types (one type per table) that differ from the
+        sharding types of the plan.
 
         The choices are column-wise tables alone, the best choices by quick searches, and the best choices that leave
         one sharding type out.
@@ -358,19 +388,25 @@ class NeuroShard(Searcher):
         return [one for forms, one in distinct.items() if forms != own.tobytes()]
 
     def _candidate_plans(self, choice: Choice, simulator: Simulator, count: int) -> Iterator[Plan]:
-        """Yield candidate plans with the sharding types of a choice; no plans if the tables do not fit."""
+        """Yield up to `count` candidate plans with the sharding types of `choice`; no plans
+        if the tables do not fit.
+        """
         for found in self._plans([choice], self.column_search, []):
             yield from self.column_search.candidate_plans(found.plan, simulator, count)
 
     def _cheapest(self, found: Sequence[Found], simulator: Simulator) -> Found:
-        """Return the plan with the lowest expected cost, or the lowest predicted cost if every gain is accepted."""
+        """Return the found plan with the lowest expected cost; if the search accepts every gain (`acceptance` is None),
+        the plan with the lowest predicted cost.
+        """
         if len(found) == 1:
             return found[0]
         costs = [simulator.cost(one.plan.task, one.plan) for one in found]
         return found[cheapest(costs) if self.acceptance is None else likeliest(costs)]
 
     def _accepted(self, found: Found, other: Found, simulator: Simulator) -> Found:
-        """Return `other`, a plan of the same tables, if its gain over `found` is accepted; else return `found`."""
+        """Return `other` if the search accepts the gain of this plan over the plan `found`; else return `found`. Both
+        plans have the same tables.
+        """
         task, rule = found.plan.task, self.acceptance
         if rule is not None and _sharding(found.plan) != _sharding(other.plan):
             rule = rule.of_forms(simulator.models)
@@ -384,13 +420,16 @@ class NeuroShard(Searcher):
 
 
 def _sharding(plan: Plan) -> list[tuple[Form, int]]:
-    """Return the sharding type and the number of shards of each table; 0 shards for column-wise tables."""
+    """Return (sharding type, number of shards) of each table. Column-wise tables count as 0 shards, so that plans
+    compare equal if they differ only in the column-wise shards.
+    """
     each = zip(plan.layouts, plan.by_table, strict=True)
     return [(layout.form, 0 if layout.free else len(placed)) for layout, placed in each]
 
 
 def _of_task(found: Found, task: Task, simulator: Simulator) -> Found:
-    """Return the plan as a plan of `task`, with rows moved to one host for tables whose rules require one host.
+    """Return the found plan as a plan of `task`; row-wise tables that the rules of `task` keep on one
+    host are moved to one host.
 
     Raises:
         InfeasibleError: the plan breaks a rule.
@@ -418,7 +457,9 @@ def _knows_tiers(task: Task, simulator: Simulator) -> bool:
 
 
 def _shortage(given: OptionTable, error: InfeasibleError) -> UserError:
-    """Return the error to raise if no plan was found for the given task: `error` if memory is not the reason."""
+    """Return the error to raise if no plan was found: an error that names the memory that is
+    too small, or else `error`.
+    """
     task, simulator = given.task, given.simulator
     if _knows_tiers(task, simulator):
         options = TierOptions.of(task, simulator.compute_for(task)).with_data_parallel(task, given.may_have)

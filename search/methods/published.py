@@ -1,4 +1,6 @@
-"""The published search as a searcher: it turns a task into arrays, and the placed shards into a plan."""
+"""The published NeuroShard search as a searcher: it translates a task into arrays, and the
+placed shards into a plan.
+"""
 
 from dataclasses import dataclass, field
 
@@ -41,7 +43,9 @@ class BeamSearch(Searcher):
 
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find the cheapest plan of all steps, the earliest among equals; else a plan packed by bytes alone."""
+        """Return the cheapest plan of all steps of the beam search, the first among equals; if no step finds a plan, a
+        plan packed by bytes alone.
+        """
         space = CostedSpace.checked(FixedLoad.empty(task), simulator)
         return Found(space.plan(self.first_widths(space)))
 

@@ -1,4 +1,4 @@
-"""Re-planning a running job: the search improves the plan and moves few bytes."""
+"""Re-planning of a running job: improves the job's plan, but moves few bytes between devices."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -92,7 +92,7 @@ class Replan(Searcher):
         object.__setattr__(self, "sharding_types", sharding_types_named(self.sharding_types))
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find the plan that moves the fewest bytes among plans within the limit that cost nearly the least.
+        """Return the plan that moves the fewest bytes, among the accepted plans whose cost is close to the lowest.
 
         Its remark names the bytes that are moved. It warns if no shard of the old plan can stay, or if optimizer state
         does not load.
@@ -103,7 +103,7 @@ class Replan(Searcher):
             InfeasibleError: no plan fits in memory.
         """
         before = self.start if isinstance(self.start, Plan) else Plan.load(self.start)
-        begun = self._begun(before, with_types_of(before, task) if self.keep_types else task, simulator)
+        begun = self._starting_plan(before, with_types_of(before, task) if self.keep_types else task, simulator)
         start = fix_tiers(begun.plan)
         simulator.models.check(start.task)
         simulator.models.check_plan(start)
@@ -121,8 +121,10 @@ class Replan(Searcher):
         warning = both_in_one(begun.warning or best.warning, checkpoint_remark(before, plan))
         return Found(plan, warning, rejected if cheapest(costs) not in accepted else None, said)
 
-    def _begun(self, before: Plan, task: Task, simulator: Simulator) -> Found:
-        """Return the starting plan as a plan of `task`: shards stay where they can, and a search places the rest."""
+    def _starting_plan(self, before: Plan, task: Task, simulator: Simulator) -> Found:
+        """Return the previous plan as a plan of `task`. Shards stay on their devices if possible; a search
+        places all other shards.
+        """
         if (plan := _stayed(before, task)) is not None:
             return Found(plan)
         if len(TaskChanges.between(before.task, task).added) == len(task.tables):
@@ -133,10 +135,12 @@ class Replan(Searcher):
                 limit="the tables of a plan and of a task are matched by name",
                 remedy="Set start to this job's own plan, or search from nothing with searcher=neuroshard",
             )
-        return self._beside(before, carried_over(before, task), simulator)
+        return self._placed_around_carried(before, carried_over(before, task), simulator)
 
-    def _beside(self, before: Plan, carried: Carried, simulator: Simulator) -> Found:
-        """Place the rest around the carried shards, or around fewer of them; if that fails, plan from nothing."""
+    def _placed_around_carried(self, before: Plan, carried: Carried, simulator: Simulator) -> Found:
+        """Let the searcher `rest` place the other shards while the carried shards stay. If that fails, fewer shards
+        stay; if that fails too, plan all tables from nothing.
+        """
         refused: UserError | None = None
         for share in _HELD:
             try:
@@ -169,7 +173,8 @@ class Replan(Searcher):
         return most - needed
 
     def _accepted(self, found: Sequence[Found], costs: Sequence[Cost], simulator: Simulator) -> list[int]:
-        """List the indices of the first plan and of the plans that the default search would accept in its place.
+        """Return the indices of the first plan, and of the other plans that the default search would accept in
+        place of the first plan.
 
         If tables change their sharding type, models that do not know whole steps must predict a larger gain.
         """
@@ -181,7 +186,8 @@ class Replan(Searcher):
         return [number for number, assessment in enumerate(judged) if assessment.rejected is None]
 
     def _worth_it(self, before: Plan, found: Sequence[Found], costs: Sequence[Cost]) -> Found:
-        """Return the plan that moves the fewest bytes from plan `before`, among plans nearly as cheap as the cheapest.
+        """Return the plan that moves the fewest bytes, compared with the plan `before`, among the plans that cost
+        nearly as little as the cheapest.
 
         `found` begins with the plan that makes required moves only; any other plan must save `min_gain` at least.
         """
@@ -195,7 +201,9 @@ class Replan(Searcher):
         return found[min(enough)[2]]
 
     def _with_other_types(self, start: Plan, most: int | None, simulator: Simulator) -> Iterator[Plan]:
-        """Yield plans with other sharding types that move at most `most` bytes, then at most half as many."""
+        """Yield up to two plans with other sharding types: a plan that moves at most `most` bytes, and a plan that
+        moves at most half as many.
+        """
         changes = TypeChanges.of(start, simulator, known_calls(simulator.models, forms_of(self.sharding_types)))
         if changes is None:
             return
@@ -207,7 +215,9 @@ class Replan(Searcher):
                 yield plan
 
     def _improved(self, start: Plan, first: Plan, most: int | None, simulator: Simulator) -> Found:
-        """Move shards of the column-wise tables of `first` if predicted to help, at most `most` bytes from `start`."""
+        """Return the plan `first` after column-wise shards are moved to lower the predicted cost; in total, at most
+        `most` bytes move away from the plan `start`.
+        """
         kept = kept_on_hosts(first)
         fixed = FixedLoad.of_plan(kept, simulator.compute_for(kept.task))
         if not len(fixed.column_wise):
@@ -220,12 +230,14 @@ class Replan(Searcher):
         return replace(found, plan=moved if after.total_ms < before.total_ms else first)
 
     def reads(self) -> tuple[str, ...]:
-        """Return the digest of the file of the starting plan; nothing if the starting plan is not a file."""
+        """Return the digest of the previous plan's file; an empty tuple if the previous plan is not given as a file."""
         return () if isinstance(self.start, Plan) else (digest_of(Path(self.start)),)
 
 
 def _stayed(before: Plan, task: Task) -> Plan | None:
-    """Return the whole plan `before` as a plan of `task`; None if a shard has no place there or breaks a limit."""
+    """Return the previous plan `before` as a plan of `task` with all shards in place; None if a shard cannot stay, or
+    if the plan breaks a limit.
+    """
     changes = TaskChanges.between(before.task, task)
     if not (changes.added or changes.removed) and have_same_devices(before.task, task):
         plan = restated(before, task)
@@ -234,7 +246,9 @@ def _stayed(before: Plan, task: Task) -> Plan | None:
 
 
 def _from_nothing(refused: UserError | None) -> Message:
-    """Return the warning that the plan starts from nothing, because the search `refused` to keep the previous plan."""
+    """Return the warning that all tables were planned from nothing; `refused` is the error for which the
+    previous plan could not be kept.
+    """
     reason = "" if refused is None else f": {refused.changed(remedy='')}"
     remedy = "" if refused is None else refused.message.remedy
     what = f"the search planned all tables from nothing, because the previous plan could not be kept{reason}"
@@ -242,7 +256,7 @@ def _from_nothing(refused: UserError | None) -> Message:
 
 
 def _remark(before: Plan, plan: Plan, simulator: Simulator) -> str:
-    """Return the changed tables and devices, the bytes moved, and the predicted saving, as text.
+    """Return a line of text on the new plan: the changed tables and devices, the bytes moved, and the predicted saving.
 
     If the starting plan cannot stay as it is, its cost is unknown, and the text has the new plan's cost only.
     """

@@ -18,7 +18,7 @@ TORCHREC_DEFAULT = "TorchRec's default planner"
 
 
 def check_compare(compare: Compare | None) -> None:
-    """Raise MissingPackageError if plans should be compared with TorchRec's, and TorchRec is not installed."""
+    """Raise MissingPackageError if `compare` asks for TorchRec's plans, but TorchRec is not installed."""
     if compare is not None:
         import neuroshard.torchrec  # noqa: F401  # raises the error, which says what to install
 
@@ -80,7 +80,9 @@ def torchrec_default(task: Task, simulator: Simulator) -> Plan:
 
 @contextmanager
 def _without_advice() -> Iterator[None]:
-    """Suppress the planner's advice about the reserved memory, which is about dense tensors: here are none."""
+    """Suppress the planner's warnings inside a `with` block, such as advice about memory for dense tensors,
+    which a task does not have.
+    """
     from neuroshard.torchrec.delegated import without_data_parallel_remarks
 
     logger = logging.getLogger("torchrec.distributed.planner.storage_reservations")

@@ -1,4 +1,6 @@
-"""Our tasks and cost models as estimators inside TorchRec's planner, for the searchers that run it."""
+"""Estimators and a performance model for TorchRec's planner, which use NeuroShard's cost models and
+count bytes as tasks do.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +27,9 @@ from neuroshard.words.placement import Shard as PlanShard
 
 
 def _loads(task: Task, options: Sequence[ShardingOption]) -> Loads:
-    """Compute the load of every shard of the options, by their sharding types; loads don't depend on the device."""
+    """Return the load of every shard in TorchRec's sharding options; the loads do not depend on
+    the devices of the shards.
+    """
     tables = {table.name: table for table in task.tables}
     placed = [
         Placement(PlanShard(number, shard.offset[1], shard.size[1], shard.offset[0], shard.size[0]), device, assignment)
@@ -38,10 +42,10 @@ def _loads(task: Task, options: Sequence[ShardingOption]) -> Loads:
 
 
 class SimulatorPerfModel(PerfModel):
-    """Rates the proposals of TorchRec's planner by our simulator: the rating is the plan cost, ms."""
+    """Rates the plans that TorchRec's planner proposes, by the predicted cost of NeuroShard's simulator, in ms."""
 
     def __init__(self, task: Task, simulator: Simulator) -> None:
-        """Rate plans of `task`, whose tables have the same names as the tables of the module."""
+        """Prepare to rate plans of `task`; TorchRec's module has tables with the same names as the task."""
         self._task = task
         self._simulator = simulator
         devices, host_size = task.topology.num_devices, task.topology.host_size
@@ -54,19 +58,19 @@ class SimulatorPerfModel(PerfModel):
 
 
 class SimulatorShardEstimator(ShardEstimator):
-    """Estimates every shard by our cost models, as far as a shard can be estimated alone.
+    """Estimates the times of each shard by NeuroShard's cost models, as if the shard were alone on a device.
 
     The compute time is the cost of the shard alone; the communication time is the share of the shard's columns in an
     even exchange. The field `bwd_compute` is 0, because our models predict forward and backward compute together.
     """
 
     def __init__(self, task: Task, simulator: Simulator) -> None:
-        """Estimate shards of `task`, whose tables have the same names as the tables of the module."""
+        """Prepare to estimate shards of `task`; TorchRec's module has tables with the same names as the task."""
         self._task = task
         self._simulator = simulator
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: dict[str, Any]) -> None:
-        """Set `perf` of all shards of the options."""
+        """Set `perf`, the estimated times, of all shards in the sharding options."""
         task = self._task
         compute = self._simulator.models.compute.predict(LoadSets.alone(_loads(task, sharding_options)))
         forward, backward = _ms_per_column(self._simulator, task, task.output_columns / task.topology.num_devices)
@@ -80,7 +84,9 @@ class SimulatorShardEstimator(ShardEstimator):
 
 
 def _ms_per_column(simulator: Simulator, task: Task, columns: float) -> tuple[float, float]:
-    """Return the forward ms and the backward ms per column of an exchange with `columns` columns on every device."""
+    """Return the ms per column of a forward exchange and of a backward exchange in which every device
+    sends `columns` columns.
+    """
     dims = np.full((1, task.topology.num_devices), columns)
     traffic = Traffic.of_columns(dims, task.batch_size, task.topology.fast_links)
     directions = simulator.communication(traffic, np.zeros_like(dims))
@@ -89,14 +95,18 @@ def _ms_per_column(simulator: Simulator, task: Task, columns: float) -> tuple[fl
 
 
 class TaskStorageEstimator(ShardEstimator):
-    """Estimates storage as our tasks count bytes, so that both planners have the same memory limits."""
+    """Estimates the bytes of each shard as NeuroShard's tasks count bytes, so that both planners
+    have the same memory limits.
+    """
 
     def __init__(self, task: Task) -> None:
-        """Count bytes as `task` does, whose tables have the same names as the tables of the module."""
+        """Prepare to count the bytes of shards of `task`; TorchRec's module has tables with
+        the same names as the task.
+        """
         self._task = task
 
     def estimate(self, sharding_options: list[ShardingOption], sharder_data_map: dict[str, Any]) -> None:
-        """Set `storage` of all shards of the options."""
+        """Set `storage`, the bytes of device and host memory, of all shards in the sharding options."""
         loads, memory = _loads(self._task, sharding_options), self._task.memory
         shards = [shard for option in sharding_options for shard in option.shards]
         sizes = zip(self._device_bytes(loads), memory.host_bytes(loads).tolist(), strict=True)
@@ -104,18 +114,20 @@ class TaskStorageEstimator(ShardEstimator):
             shard.storage = Storage(hbm=device, ddr=host)
 
     def _device_bytes(self, loads: Loads) -> list[int]:
-        """List the bytes of device memory of n loads, each with a cache as wide as the load."""
+        """Return the bytes of device memory of each of n loads, if a cached load has a cache as
+        wide as the load itself.
+        """
         sizes: list[int] = self._task.memory.device_bytes(loads).tolist()
         return sizes
 
 
 class WidestCacheStorageEstimator(TaskStorageEstimator):
-    """Estimates storage with every cache as wide as the widest cached table that may share the cache.
+    """Estimates the bytes of each shard as if every cache were as wide as the widest cached table that may share it.
 
     A plan never takes more bytes.
     """
 
     def _device_bytes(self, loads: Loads) -> list[int]:
-        """List the bytes of device memory of n loads, as if all of them were on one device."""
+        """Return the bytes of device memory of each of n loads, if all loads shared the caches of one device."""
         sizes: list[int] = self._task.memory.bytes_with_caches(LoadSets(loads, np.array([len(loads)]))).tolist()
         return sizes

@@ -1,4 +1,4 @@
-"""TorchRec's own planner on our tasks: the peer that every other method is compared with."""
+"""A searcher that runs TorchRec's own planner on tasks, for comparison with all other search methods."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ _ESTIMATES = ("torchrec", "simulator")
 
 @dataclass(frozen=True)
 class TorchRecSearch(Searcher):
-    """TorchRec's EmbeddingShardingPlanner, run with several settings; the cheapest plan is returned.
+    """Runs TorchRec's EmbeddingShardingPlanner with several settings, and returns the cheapest of the plans.
 
     TorchRec's planner chooses among `sharding_types`, and counts memory as the task does.
 
@@ -72,7 +72,7 @@ class TorchRecSearch(Searcher):
 
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Find the cheapest of TorchRec's plans that keep the task's constraints.
+        """Return the cheapest of the plans of TorchRec's planner that keep the constraints of the task.
 
         Raises:
             MissingPackageError: TorchRec isn't installed.
@@ -123,7 +123,8 @@ class TorchRecSearch(Searcher):
 def _plans(
     settings: TorchRecSearch, task: Task, simulator: Simulator, allowed: BoolArray, storage: Any
 ) -> Iterator[Plan]:
-    """Yield the plan of sharding types `allowed` (T, F) that each setting finds; settings without a plan are left out.
+    """Yield the plan that TorchRec's planner finds with each combination of settings, if it finds one; tables may have
+    the sharding types `allowed` (T, F).
 
     The class `storage`, of `torchrec_estimators`, counts the bytes of every shard.
     """
@@ -162,7 +163,9 @@ def _plans(
 
 
 def cut_to_width(plan: Plan) -> Plan:
-    """Cut columns of tables that are wider than a shard may be: TorchRec's planner merges those that share a device."""
+    """Return the plan with shards that are wider than FBGEMM supports cut into narrower shards. A translated TorchRec
+    plan may have wide shards, because the columns of a table on one device are merged into one shard.
+    """
     wide = {table for table, its in enumerate(plan.by_table) if any(one.shard.dim > MAX_SHARD_DIM for one in its)}
     if not wide:
         return plan
@@ -210,7 +213,9 @@ def _planner(
 
 
 def _cost_model(estimates: str, task: Task, simulator: Simulator, topology: Any) -> tuple[Any, Any]:
-    """Return the estimator that sets the `perf` of every shard, and the model that rates whole proposals."""
+    """Return two objects for TorchRec's planner: the estimator that sets the `perf` of every shard, and the
+    model that rates whole plans.
+    """
     from torchrec.distributed.planner.perf_models import NoopPerfModel
     from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 
@@ -224,7 +229,8 @@ def _cost_model(estimates: str, task: Task, simulator: Simulator, topology: Any)
 def _constraints(
     task: Task, index: int, forms: Sequence[bool], types: Collection[str], factor: int, share: float
 ) -> Any:
-    """Return TorchRec's constraints of a table, given by index, that may have sharding types `forms` (F,).
+    """Return TorchRec's constraints for the table with this index; `forms` (F,) is True for sharding types
+    that the table may have.
 
     A cache, if there is one, has room for the fraction `share` of the rows.
     """

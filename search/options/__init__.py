@@ -1,1 +1,3 @@
-"""The options of every table: sharding types, tiers and equal parts; their bytes and costs; and choices of them."""
+"""The options of every table: the sharding types, tiers and numbers of equal parts that the table may have, with bytes
+and costs; and choices of one option for each table.
+"""

@@ -1,4 +1,4 @@
-"""Choices of a sharding type for every table, as arrays, and the local search from choice to choice."""
+"""Choices of sharding types (one type for every table) as arrays, and a local search that improves a choice."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Numbers = FloatArray | IntArray | BoolArray
 
 @dataclass(frozen=True, eq=False)
 class TypeChoices:
-    """B choices of a sharding type for each table, (B, T)."""
+    """B choices of sharding types: `types` (B, T) gives each table the index of a sharding type in `FORMS`."""
 
     types: IntArray
 
@@ -24,15 +24,18 @@ class TypeChoices:
         return len(self.types)
 
     def some(self, which: slice) -> "TypeChoices":
-        """Return the choices at the positions of a slice."""
+        """Return the choices that the slice `which` selects."""
         return TypeChoices(self.types[which])
 
     def total(self, form: int, numbers: Numbers) -> FloatArray:
-        """Sum numbers (T, ...) over the tables to which each choice gives a sharding type, (B, ...)."""
+        """For each choice, sum `numbers` (T, ...) over the tables that have the sharding type
+        `form`; the sums are (B, ...).
+        """
         return np.tensordot((self.types == form).astype(np.float64), numbers, 1)
 
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
-        """Return the largest of numbers (T, Q) over each choice's tables with a sharding type, (B, Q), at least 0.
+        """For each choice, return the largest of `numbers` (T, Q) over the tables that have the sharding type
+        `form`, but at least 0, (B, Q).
 
         The choices of one call differ in few tables. Only these tables are compared choice by choice.
         """
@@ -47,7 +50,9 @@ class TypeChoices:
 
 @dataclass(frozen=True, eq=False)
 class ChangedChoices:
-    """Choices after each of B changes of one choice (T,); a change (B, 2) is a table and a new sharding type."""
+    """B choices of sharding types, each made from the choice `before` (T,) by one change: row b of `changes` (B, 2) is
+    a table and the new sharding type of this table.
+    """
 
     before: IntArray
     changes: IntArray
@@ -58,30 +63,34 @@ class ChangedChoices:
 
     @property
     def types(self) -> IntArray:
-        """The choices after each of the changes, (B, T)."""
+        """The sharding types of all tables in each of the B choices, (B, T)."""
         after = np.repeat(self.before[None], len(self.changes), axis=0)
         after[np.arange(len(self.changes)), self.changes[:, 0]] = self.changes[:, 1]
         return after
 
     def some(self, which: slice) -> "ChangedChoices":
-        """Return the choices at the positions of a slice."""
+        """Return the choices that the slice `which` selects."""
         return ChangedChoices(self.before, self.changes[which])
 
     def _more(self, form: int) -> IntArray:
-        """Return 1 for each change to sharding type `form`, -1 for each change away from it, and 0 otherwise, (B,)."""
+        """Return by how many each change raises the number of tables with sharding type `form`, (B,): 1, -1 or 0."""
         table, new = self.changes.T
         more: IntArray = (new == form).astype(np.int64) - (self.before[table] == form)
         return more
 
     def total(self, form: int, numbers: Numbers) -> FloatArray:
-        """Sum numbers (T, ...) over the tables to which each choice gives a sharding type, (B, ...)."""
+        """For each choice, sum `numbers` (T, ...) over the tables that have the sharding type
+        `form`; the sums are (B, ...).
+        """
         flat, table = numbers.reshape(len(numbers), -1), self.changes[:, 0]
         total: FloatArray = (self.before == form).astype(np.float64) @ flat
         after = total + self._more(form)[:, None] * flat[table]
         return after.reshape(len(table), *numbers.shape[1:])
 
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
-        """Return the largest of numbers (T, Q) over each choice's tables with a sharding type, (B, Q), at least 0."""
+        """For each choice, return the largest of `numbers` (T, Q) over the tables that have the sharding type
+        `form`, but at least 0, (B, Q).
+        """
         table, more = self.changes[:, 0], self._more(form)[:, None]
         chosen = np.where((self.before == form)[:, None], numbers, 0.0)
         where = chosen.argmax(axis=0)
@@ -97,7 +106,9 @@ Choices = TypeChoices | ChangedChoices
 
 
 def total_by_type(choices: Choices, numbers: Numbers) -> FloatArray:
-    """Sum numbers (T, F, ...) over all tables, each in its sharding type, for every choice, (B, ...)."""
+    """For each choice, sum `numbers` (T, F, ...) over all tables, each with the numbers of its sharding
+    type; the sums are (B, ...).
+    """
     total: FloatArray = np.sum([choices.total(form, numbers[:, form]) for form in range(numbers.shape[1])], axis=0)
     return total
 
@@ -109,7 +120,8 @@ Ranked = tuple[IntArray, FloatArray]
 
 
 def search_choices(first: IntArray, allowed: BoolArray, costs: Costs) -> list[IntArray]:
-    """Search locally from the choice `first` (T,) until no step helps; list the choice after every step.
+    """Improve the choice `first` (T,) of sharding types by local search, until no step lowers the cost; return the
+    choices after 0, 1, 2, ... steps.
 
     Tables keep to the sharding types `allowed` (T, F). A step changes the sharding type of one table, or
     of the 2, 3, 4, 6, 8, ... most promising tables at once: if many tables make a device the straggler, changing one of
@@ -133,7 +145,9 @@ def search_choices(first: IntArray, allowed: BoolArray, costs: Costs) -> list[In
 
 
 def rank_changes(types: IntArray, allowed: BoolArray, costs: Costs) -> Ranked:
-    """Rank all allowed changes of the sharding type of one table of `types` (T,), the most promising first."""
+    """Return all allowed changes of one table's sharding type in the choice `types` (T,), the most promising first,
+    with the cost after each change in ms.
+    """
     return _ranked(types, np.argwhere(allowed & (np.arange(len(FORMS)) != types[:, None])), costs)
 
 
@@ -146,9 +160,8 @@ def _ranked(types: IntArray, changes: IntArray, costs: Costs) -> Ranked:
 
 
 def _best_step(types: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) -> tuple[float, IntArray] | None:
-    """Return the ms and the choice (T,) after the best step of ranked changes; None if no step saves time.
-
-    A step must lead to a cost below `lowest_ms`.
+    """Return the cost in ms and the choice (T,) after the best step from the choice `types`: a single one of the
+    `ranked` changes, or several of them together. Return None if no step leads to a cost below `lowest_ms`.
     """
     changes, alone_ms = ranked
     if not len(changes):
@@ -165,7 +178,9 @@ def _best_step(types: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) 
 
 
 def _together(types: IntArray, changes: IntArray) -> Iterator[IntArray]:
-    """Yield choices (m, T) after the first 2, 3, 4, 6, 8, ... changes at once: of all changes, and of each type."""
+    """Yield choices (m, T) after the first 2, 3, 4, 6, 8, ... changes together: first the changes to any sharding type,
+    then only the changes to each single sharding type.
+    """
     for form in (None, *range(len(FORMS))):
         table, new = (changes if form is None else changes[changes[:, 1] == form]).T
         _, earliest = np.unique(table, return_index=True)  # of two changes of a table, the better one

@@ -1,4 +1,5 @@
-"""Ways to split tables into more than two equal parts, if they may only be split into equal parts.
+"""Variants of a task in which tables are split into more than two equal parts, for tables that the rules allow to be
+split only into equal parts.
 
 Searches leave such a table whole, halve it, or split it into the fewest parts that the rules of the table allow. So
 each way to split tables into more parts is a task with one more rule (`min_shards`) per table, searched like any other
@@ -28,10 +29,11 @@ Rules = tuple[TableRule, ...]
 
 
 def finer_parts(choices: Sequence[Choice], simulator: Simulator) -> Iterator[tuple[Task, Task]]:
-    """Yield variants, with tables split into more equal parts, of the task with the cheapest quick plan.
+    """Yield variants of a task in which rules split tables into more equal parts. Each variant comes as a pair: the
+    task to search, and the task for which plans are made.
 
-    With every variant comes the task that plans are made for, which has the same rules. If no quick plan fits, the
-    variants have parts that fit; else parts that cost less.
+    The variants are made from the task of the choice with the cheapest quick plan. If no quick plan fits in memory, the
+    rules limit the bytes of a part, otherwise the cost of a part.
     """
     best = min(choices, key=lambda one: inf if isnan(one.quick_ms) else one.quick_ms)
     task, asked = best.options.task, best.options.asked
@@ -43,19 +45,24 @@ def finer_parts(choices: Sequence[Choice], simulator: Simulator) -> Iterator[tup
 
 
 def parts_that_fit(task: Task) -> Iterator[Rules]:
-    """Yield rules that split tables into parts of at most a share of the smallest device's memory."""
+    """Yield sets of rules that split tables into equal parts; each set limits the bytes of a part to another share of
+    the smallest device's memory.
+    """
     free = max(min(task.shard_memory), 1)
 
     @cache
     def share(table: Table) -> float:
-        """Return the bytes of a whole table as a share of the smallest device's memory."""
+        """Return the bytes of a table, or of a part that is given as a table, as a share of the
+        smallest device's memory.
+        """
         return float(task.memory.device_bytes(Loads.of([table], task.batch_size))[0]) / free
 
     return _more_parts(task, share, ())
 
 
 def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
-    """Yield rules that split tables into parts that cost at most a share of the mean cost of devices in a plan.
+    """Yield sets of rules that split tables into equal parts; each set limits the cost of a part to another share of
+    the mean cost of a device in `plan`.
 
     The cost of a part is its kernel time alone and its share of the exchanges. Data-parallel tables stay as they are.
     """
@@ -66,7 +73,9 @@ def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
 
     @cache
     def share(table: Table) -> float:
-        """Return the cost of a table that is alone on a device, as a share of the mean cost."""
+        """Return the cost of a table, or of a part that is given as a table, alone on a device, as a share of
+        the mean cost of a device.
+        """
         alone = LoadSets.alone(Loads.of([table], plan.task.batch_size))
         compute_ms = float(simulator.models.compute.predict(alone)[0])
         return (compute_ms + column_ms * table.output_columns) / mean_ms
@@ -75,7 +84,8 @@ def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
 
 
 def _more_parts(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Rules]:
-    """Yield rules that split tables into parts of at most a share of a device, for several shares; each rule once.
+    """For each of several shares, yield the rules that split tables into equal parts of at most this share of a device.
+    Sets of rules that repeat are yielded once.
 
     A table gets no rule if it is in `left`, if constraints bind it to other tables or to devices, or if two parts are
     enough.
@@ -92,9 +102,10 @@ def _more_parts(task: Task, share_of: _Share, left: Collection[str]) -> Iterator
 
 
 def _rule(task: Task, index: int, share_of: _Share, share: float) -> TableRule | None:
-    """Return the rule that splits a table into the fewest parts of at most `share` each, or into the most parts.
+    """Return the rule that splits a table into the fewest equal parts of at most `share` each; if no number of parts is
+    enough, the rule with the most parts that are allowed.
 
-    None if two parts are enough, or if more parts are not allowed.
+    Return None if two parts are enough, or if more than two parts are not allowed.
     """
     table, devices = task.tables[index], task.topology.num_devices
     if not task.limits[index].equal_widths or share_of(_piece(table, 2)) <= share:
@@ -110,12 +121,14 @@ def _rule(task: Task, index: int, share_of: _Share, share: float) -> TableRule |
 
 
 def _piece(table: Table, parts: int) -> Table:
-    """Return one of `parts` equal parts of a table; if the table has no such parts, a part about as wide."""
+    """Return the table cut to the columns of one of `parts` equal parts, rounded down to a multiple of 4
+    columns, but at least 4 columns.
+    """
     return table.with_dim(max(table.dim // parts // DIM_MULTIPLE, 1) * DIM_MULTIPLE)
 
 
 def _may_have(task: Task, table: Table, rule: TableRule) -> bool:
-    """Return True if the rules of a table allow the further rule `rule`."""
+    """Return True if `rule` does not contradict the constraints that the task already has for the table."""
     try:
         task.constraints.with_rules((rule,)).limits(table, task.topology.num_devices, len(task.topology.domains))
     except UserError:

@@ -1,4 +1,4 @@
-"""Estimated plan costs by the sharding type of each table, without placing any table.
+"""Estimates of the cost of a plan from the sharding type of each table alone, before any table is placed.
 
 Row-wise and data-parallel tables cost every device the same. Column-wise tables are assumed to be spread evenly once
 they are split finely enough; but no plan costs less than its most expensive shard, and finer splits cost more in total.
@@ -40,7 +40,7 @@ StepCounts = tuple[FloatArray, FloatArray, FloatArray]
 
 @dataclass(frozen=True, eq=False)
 class ColumnSplits:
-    """The column-wise tables, split in Q ways.
+    """The cost, the columns and the bytes of each column-wise table, for Q ways to split the tables into shards.
 
     Attributes:
         vectors: (T, Q, H) vectors of the compute model, summed over the shards of a table.
@@ -60,7 +60,8 @@ class ColumnSplits:
 
     @classmethod
     def of(cls, space: CostedSpace | None, num_tables: int, numbers: int) -> "ColumnSplits":
-        """Return the splits of the tables of a space, with vectors of length `numbers`; zeros for all other tables.
+        """Return the splits of the tables in `space`, with vectors of length `numbers`; tables
+        outside the space have zeros.
 
         Tables that are kept together count as the first table of the group.
         """
@@ -84,7 +85,8 @@ class ColumnSplits:
 
 @dataclass(frozen=True, eq=False)
 class ReplicatedTables:
-    """The cost of each table of a kernel call on every device, for a sharding type that uses all devices.
+    """The cost, the traffic and the bytes of each table on one device, for one kernel call of a sharding type that uses
+    all devices (row-wise or data-parallel).
 
     Devices are alike, so the costs of one device stand for all.
 
@@ -112,7 +114,9 @@ class ReplicatedTables:
     def of(
         cls, task: Task, compute: KernelModels, call: Call, called: BoolArray, allowed: BoolArray
     ) -> "ReplicatedTables":
-        """Gather the costs of the `called` tables (T,), by sharding types `allowed` (T, F); zeros for other tables."""
+        """Return the costs of the tables that make the kernel call (`called` (T,) is True) and may have the sharding
+        type of the call (`allowed` (T, F)); all other tables have zeros.
+        """
         form, model = FORMS.index(call.form), compute.of_call(call)
         tables = np.flatnonzero(called & allowed[:, form])
         loads = slowest_loads(task, tables, LAYOUTS[call.form])
@@ -126,7 +130,9 @@ class ReplicatedTables:
         return everywhere
 
     def widened_bytes(self, task: Task, types: IntArray) -> int:
-        """Return the extra bytes on a device because caches are wider than some tables of a choice of types (T,)."""
+        """Return the bytes that a device needs in addition because tables of different widths share a cache, which is
+        as wide as the widest of the tables; `types` (T,) are the sharding types of all tables.
+        """
         if not len(self.tables) or self.loads.tier[0] != TIERS.index(Tier.UVM_CACHING):
             return 0
         loads = self.loads.take(np.flatnonzero(types[self.tables] == self.form))
@@ -135,7 +141,7 @@ class ReplicatedTables:
 
 
 def slowest_loads(task: Task, tables: IntArray, layout: Layout) -> Loads:
-    """Return the load of each of `tables` (t,) on the device with the most lookups of this table, (t,).
+    """Return the load of each of `tables` (t,) on the device that has the most lookups of this table, (t,).
 
     Tables are spread over all devices. For row-wise tables with even lookups, this device has the first block of rows,
     which is never smaller than the other blocks.
@@ -155,7 +161,7 @@ def slowest_loads(task: Task, tables: IntArray, layout: Layout) -> Loads:
 
 @dataclass(frozen=True, eq=False)
 class CostEstimates:
-    """Estimates plans of one task by the sharding type of each table.
+    """Estimates the costs of plans of one task from the sharding types of the tables.
 
     Attributes:
         task: the task.
@@ -175,7 +181,7 @@ class CostEstimates:
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, allowed: BoolArray, space: CostedSpace | None) -> "CostEstimates":
-        """Prepare estimates for a task whose tables may have sharding types `allowed` (T, F).
+        """Prepare the estimates for a task; `allowed` (T, F) is True for the sharding types that each table may have.
 
         The space has the tables that may be column-wise; None if there are none of these tables.
         """
@@ -193,7 +199,8 @@ class CostEstimates:
         return cls(task, simulator, head, cuts, others, StepInputs.of(task, simulator, others))
 
     def costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
-        """Return the estimated costs, ms, of B choices, (B,), and the costs without stragglers, (B,).
+        """Return two estimates for each of B choices of sharding types, (B,) ms each: the cost of a plan, and the cost
+        if all devices shared the work of column-wise tables evenly.
 
         Costs are infinite if memory does not suffice.
         """
@@ -202,7 +209,9 @@ class CostEstimates:
         return np.concatenate([costs[0] for costs in estimates]), np.concatenate([costs[1] for costs in estimates])
 
     def fixed_load(self, types: IntArray) -> FixedLoad:
-        """Return the load of a choice's (T,) row-wise and data-parallel tables: the same load on every device."""
+        """Return the load of the tables that are row-wise or data-parallel in the choice `types` (T,) of sharding
+        types, estimated to be the same on every device.
+        """
         shared, devices = self.everywhere(TypeChoices(types[None])), self.task.topology.num_devices
         size_bytes = np.full(devices, np.ceil(shared.size_bytes[0])).astype(np.int64)
         size_bytes += sum(group.widened_bytes(self.task, types) for group in self.others)
@@ -210,7 +219,8 @@ class CostEstimates:
         return FixedLoad(self.task, np.flatnonzero(types == COLUMNS), size_bytes, compute_ms, given)
 
     def everywhere(self, choices: Choices) -> "PerDeviceCost":
-        """Compute the costs of row-wise and data-parallel tables on every device, for B choices of sharding types.
+        """Return the compute time, the traffic and the bytes of the row-wise and data-parallel tables on each device,
+        for B choices of sharding types.
 
         Included are other parts of a step, for all sharding types in use, column_wise too.
         """
@@ -225,7 +235,7 @@ class CostEstimates:
         return PerDeviceCost(compute_ms, given, size_bytes, work)
 
     def _costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
-        """Return the estimates of `costs` for all B choices at once.
+        """Return the two estimates of the method `costs` for B choices, in one computation.
 
         At cut q, D devices that share the columns evenly compute even_q ms each and send `mean` columns; but one device
         has the most expensive shard, and one has the widest. With total(compute, columns) the cost of plans whose
@@ -251,9 +261,10 @@ class CostEstimates:
         return lowest_ms, np.where(np.isfinite(lowest_ms), total_ms[:, -1], np.inf)
 
     def _alike(self, shared: "PerDeviceCost", cost_ms: FloatArray, columns: FloatArray, asked: BoolArray) -> FloatArray:
-        """Compute (B, Q) ms of plans whose devices all have the same compute (B, Q) and columns (B, Q).
+        """Return the cost of plans in which all devices are alike, ms (B, Q): each device computes `cost_ms` (B, Q) for
+        column-wise tables and sends `columns` (B, Q) per sample.
 
-        Infinite where it isn't `asked` (B, Q).
+        The cost is infinite where `asked` (B, Q) is False.
         """
         choice, cut = asked.nonzero()
         given = shared.given[choice]
@@ -266,7 +277,8 @@ class CostEstimates:
 
 
 class StepInputs(NamedTuple):
-    """The inputs of the parts of a step other than compute and communication, if devices are alike.
+    """For each table and sharding type: the kernels, the operations and the input bytes from which the parts of a step
+    other than compute and communication are predicted. All devices are assumed to be alike.
 
     Attributes:
         called: (T, F, G) 1 for the kernel of each table in each sharding type, of all G kernels.
@@ -282,7 +294,9 @@ class StepInputs(NamedTuple):
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, others: Sequence[ReplicatedTables]) -> "StepInputs":
-        """Gather the inputs for a task's tables; a device has an even share of each column-wise table."""
+        """Return the kernels, the operations and the input bytes of the tables of a task on a device; a device has an
+        even share of each column-wise table.
+        """
         devices = task.topology.num_devices
         in_columns = simulator.counts_of(LoadSets.alone(task.loads)) / devices
         counts = np.zeros((len(in_columns), len(FORMS), in_columns.shape[1]))
@@ -298,7 +312,9 @@ class StepInputs(NamedTuple):
         return cls(called, counts, input_bytes, np.eye(len(CALLS))[calls_of(kernels)])
 
     def work(self, simulator: Simulator, choices: Choices) -> StepCounts:
-        """Count the work of every device for B choices of sharding types; zeros if no part of a step depends on it."""
+        """Return the kernels, the operations and the input bytes of a device for B choices of sharding types; zeros if
+        no part of a step depends on these numbers.
+        """
         each = self.called, self.counts, self.input_bytes
         if self.counts.shape[2] or simulator.count_input:
             called, counts, input_bytes = (total_by_type(choices, numbers) for numbers in each)
@@ -308,7 +324,8 @@ class StepInputs(NamedTuple):
 
 
 class PerDeviceCost(NamedTuple):
-    """The load of B choices' row-wise and data-parallel tables on every device.
+    """The compute time, the traffic and the bytes of row-wise and data-parallel tables on each device, for B
+    choices of sharding types.
 
     Attributes:
         compute_ms: (B,) ms of their kernel calls, and of other parts of a step that all tables share.
@@ -324,13 +341,16 @@ class PerDeviceCost(NamedTuple):
 
 
 def _kernel(head: ReluHead, sums: FloatArray, called: FloatArray) -> FloatArray:
-    """Return the ms (B, ...) of sums of vectors (B, ..., H) of `called` (B,) tables; 0 ms for 0 tables."""
+    """Return the time of a kernel call, ms (B, ...), from the sum of the vectors of its tables (B, ..., H); 0 ms if the
+    call has no tables (`called` (B,) is the number of tables).
+    """
     cost = head(sums.astype(np.float32))
     return np.where(called.reshape(-1, *[1] * (cost.ndim - 1)) > 0, cost, 0.0)
 
 
 def _unbeaten(cost_ms: FloatArray, columns: FloatArray) -> BoolArray:
-    """Return True for cuts (B, Q) that have a finite cost, unless another cut is at most as expensive and as wide.
+    """Return a mask of the ways to split tables (B, Q): True if the cost is finite, and no other way costs at most as
+    much with a widest shard that is at most as wide.
 
     Of equal cuts, the first is kept.
     """

@@ -32,7 +32,9 @@ def host_variants(task: Task) -> Iterator[Task]:
 
 
 def _even_pins(task: Task, index: int, count: int) -> Iterator[PinnedShard]:
-    """Yield `count` shards on every host for a table in host memory; none if the table may not be split that way."""
+    """Yield the pins that place `count` equal shards of a table on every host; none if the table is in device memory or
+    may not be split this way.
+    """
     table, limits, hosts = task.tables[index], task.limits[index], task.topology.hosts
     constraints, shards = task.constraints, count * len(task.topology.hosts)
     bound = set(constraints.pins).union(*constraints.together, *constraints.apart)

@@ -1,4 +1,5 @@
-"""The fewest bytes that the tables of a task take: tasks that cannot fit are refused before any cost is predicted.
+"""A lower bound of the bytes that the tables of a task take, so that a task that cannot fit in memory is refused
+before any cost is predicted.
 
 Every check here is a proof. A sum over tables is compared with a sum over devices or hosts, and each table counts with
 the sharding type and the tier in which it takes the fewest bytes; so no task that has a plan is refused.
@@ -27,7 +28,8 @@ _UNKNOWN = 1 << 61  # more than any table takes
 
 
 def check_least_bytes(task: Task, calls: Collection[Call], least_cached: float = LEAST_CACHED) -> None:
-    """Raise InfeasibleError if the tables take too many bytes in every sharding type and tier that a search may choose.
+    """Raise InfeasibleError if the tables do not fit in memory even if every table has the sharding type and the tier
+    that take the fewest bytes.
 
     Args:
         task: the tables, the devices and the constraints.
@@ -49,7 +51,8 @@ def check_least_bytes(task: Task, calls: Collection[Call], least_cached: float =
 
 @dataclass(frozen=True, eq=False)
 class LeastBytes:
-    """The fewest bytes of memory that each table takes, over all devices and hosts together, (T,) each.
+    """The fewest bytes that each table takes, over all devices and hosts: of device memory, of host memory, and of both
+    memories together, (T,) each.
 
     Attributes:
         device_bytes: of the devices' memory.
@@ -63,7 +66,8 @@ class LeastBytes:
 
     @classmethod
     def of(cls, task: Task, calls: Collection[Call], tiers: Sequence[Sequence[TierAssignment]]) -> "LeastBytes":
-        """Return the fewest bytes of each table over all allowed sharding types and over `tiers`, lists of (T,) each.
+        """Return the fewest bytes of each table over all sharding types that the table may have, and over several tier
+        assignments; each entry of `tiers` has a tier assignment for every table, (T,).
 
         Only kernel `calls` count; a table without any of these calls counts 0.
         """
@@ -84,13 +88,15 @@ class LeastBytes:
 
     @property
     def totals(self) -> tuple[int, int, int]:
-        """Bytes of all tables: of device memory, of host memory, and of both together."""
+        """The fewest bytes of all tables: of device memory, of host memory, and of both memories together."""
         device, host, both = (sum(each.tolist()) for each in (self.device_bytes, self.host_bytes, self.both_bytes))
         return device, host, both
 
 
 def _tiers(task: Task, least_cached: float) -> list[list[TierAssignment]]:
-    """List tier assignments (T,) in which tables may take the fewest bytes: device, smallest cache, and host."""
+    """Return the tier assignments in which tables may take the fewest bytes, (T,) each: all tables in device memory,
+    all tables with the smallest caches, and all tables in host memory.
+    """
     caches = [
         TierAssignment(Tier.UVM_CACHING, least_cached if its.cache_load_factor is None else its.cache_load_factor)
         for its in task.limits
@@ -99,7 +105,8 @@ def _tiers(task: Task, least_cached: float) -> list[list[TierAssignment]]:
 
 
 def _over_all(task: Task, layout: Layout, loads: Loads) -> tuple[IntArray, IntArray]:
-    """Return the fewest bytes of devices and of hosts that n tables take, summed over all devices, (n,) each.
+    """Return the fewest bytes of device memory, and of host memory, that each of n tables takes with a sharding type,
+    summed over all devices, (n,) each.
 
     Shards of a table never take fewer bytes together than the whole table. If every device has a shard whatever the
     others have, the shards are alike.
@@ -127,7 +134,9 @@ def _too_many(task: Task, least_bytes: int) -> InfeasibleError:
 
 
 def _check_each(task: Task, allowed: BoolArray) -> None:
-    """Raise InfeasibleError if a table fits in no sharding type `allowed` (T, F), alone and with a fixed tier."""
+    """Raise InfeasibleError if some table fits in none of the sharding types `allowed` (T, F), even if the devices have
+    no other tables; the tiers of the tables are fixed.
+    """
     in_columns = np.flatnonzero(allowed[:, COLUMNS])
     if not len(in_columns):
         return
@@ -141,7 +150,9 @@ def _check_each(task: Task, allowed: BoolArray) -> None:
 
 
 def _fits_otherwise(task: Task, tables: IntArray, allowed: BoolArray) -> BoolArray:
-    """Return True for each of `tables` (t,) that fits alone in another sharding type than column_wise, (t,)."""
+    """Return a mask of `tables` (t,): True if the table alone fits in memory with an allowed sharding
+    type other than column_wise.
+    """
     devices, memory = task.topology.num_devices, int(device_memory(task).max())
     fits = np.zeros(len(tables), dtype=np.bool_)
     weights = replace(task.memory, batches_in_flight=0, pipeline=None)  # how lookups are spread says nothing of those

@@ -1,4 +1,4 @@
-"""Changes of a plan to fewer shards, or to more free memory on the fullest device, that cost hardly more."""
+"""Changes that cost hardly more and make a plan simpler: fewer shards, or more free memory on the fullest device."""
 
 from collections.abc import Collection, Iterator
 
@@ -20,7 +20,7 @@ from neuroshard.words.form import Call
 def merge_shards(
     plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance: float, fewer: Plan | None = None
 ) -> Plan:
-    """Find a plan of the same task and limits with fewer shards, or with more free memory on the fullest device.
+    """Return a plan of the same task with fewer shards than `plan`, or with more free memory on the fullest device.
 
     The plan costs at most `tolerance` more, relative. Row-wise and data-parallel tables become table-wise, or the plan
     `fewer`, which has fewer shards, replaces the plan; then shards of a table are merged, the cheapest merges first;
@@ -45,13 +45,17 @@ def merge_shards(
 
 
 def _fewer_types(start: Plan, simulator: Simulator, calls: Collection[Call], most_ms: float) -> Plan:
-    """Make row-wise and data-parallel tables table-wise while the plan costs no more than `most_ms`."""
+    """Return the plan with as many row-wise and data-parallel tables as possible changed to table-wise, at a
+    cost of at most `most_ms`.
+    """
     changes = TypeChanges.of(start, simulator, calls) if not start.all_column_wise else None
     return start if changes is None else changes.in_columns(most_ms)
 
 
 def _changed_columns(plan: Plan, simulator: Simulator, most_ms: float) -> Iterator[Plan]:
-    """Yield the plan with fewer shards, first with more free memory, then with less and less; then the plan itself."""
+    """Yield simpler plans to try, the best first: the plan with merged column-wise shards and the most free memory on
+    the fullest device, then with less and less free memory there; finally the plan itself.
+    """
     fixed = FixedLoad.of_plan(plan, simulator.compute_for(plan.task))
     if len(fixed.column_wise):
         space = CostedSpace.checked(fixed, simulator)
@@ -66,7 +70,8 @@ def _changed_columns(plan: Plan, simulator: Simulator, most_ms: float) -> Iterat
 
 
 def _merged(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: float) -> CostedPlan:
-    """Merge shards, the cheapest merges first, as long as the plan costs no more than `most_ms`.
+    """Merge shards of the same table, the cheapest merges first, as long as the plan costs at most
+    `most_ms`; return the plan.
 
     The narrowest shard of an item may join any other shard of the item. The plan itself is returned if no merge is
     possible.
@@ -83,9 +88,8 @@ def _merged(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: f
 
 
 def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms: float) -> CostedPlan | None:
-    """Return the plan after all steps (K, 5), or the first half, quarter, ..., that costs at most `most_ms`; else None.
-
-    The steps are independent.
+    """Return the plan after all of the independent steps (K, 5), if this plan costs at most `most_ms`; else after the
+    first half of the steps, the first quarter, and so on. Return None if even the first step costs too much.
     """
     count = len(steps)
     while count:
@@ -99,7 +103,9 @@ def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms
 
 
 def _independent(steps: IntArray) -> IntArray:
-    """Return steps (k, 5) of steps (K, 5) that may all be taken at once: no two share an item or a target device."""
+    """Return those of the steps (K, 5) that may be taken together, (k, 5): no two of them have the same item
+    or the same target device.
+    """
     items, targets, kept = set[int](), set[int](), list[bool]()
     for item, target in steps[:, [ITEM_OUT, TARGET]].tolist():
         kept.append(item not in items and target not in targets)
@@ -110,7 +116,9 @@ def _independent(steps: IntArray) -> IntArray:
 
 
 def _merges(space: CostedSpace, widths: IntArray) -> IntArray:
-    """List steps (K, 5) that move the narrowest shard of an item to another shard of the item, if there is room."""
+    """Return the steps (K, 5) that merge the narrowest shard of an item with another shard of the item, on the device
+    of the other shard, if that device has room.
+    """
     first, size_bytes = space.shards.first[:, None], space.shards.size_bytes
     free = space.free_bytes - space.shards.device_bytes(widths)
     item = np.flatnonzero((widths > 0).sum(axis=1) > np.maximum(space.shards.rules.min_shards, 1))

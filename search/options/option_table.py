@@ -1,4 +1,6 @@
-"""The options of every table in one variant of a task, and the choices of options that are likely to be cheap."""
+"""The sharding types that every table may have in one variant of a task, and the choices of sharding types
+that are likely to be cheap.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +39,8 @@ from neuroshard.words.form import FORMS
 
 @dataclass(frozen=True, eq=False)
 class OptionTable:
-    """The sharding types that each table of a variant may have, with estimated costs of every choice of sharding types.
+    """The sharding types that each table of a variant may have, and the costs of choices of sharding types (one type
+    per table): estimated costs, and the costs of quickly made plans.
 
     A variant is a task with further rules: tier assignments, or finer equal parts.
 
@@ -57,7 +60,9 @@ class OptionTable:
 
     @cached_property
     def allowed(self) -> BoolArray:
-        """The sharding types that each table may have, (T, F); column_wise only if a device has room for a shard."""
+        """A mask of the sharding types that each table may have, (T, F). A table may be column-wise only if a device
+        has room for its narrowest shard, or if the table may have no other type.
+        """
         allowed = self.may_have.copy()
         if self._uncosted is not None:
             _, least, room = narrowest_shards(self._uncosted)
@@ -73,51 +78,60 @@ class OptionTable:
 
     @cached_property
     def leaders(self) -> IntArray:
-        """The table whose sharding type each table takes, (T,): the first of the tables kept together with it."""
+        """The index of the leader of each table, (T,): the first of the tables that are kept together with the table,
+        or the table itself. A table always has the sharding type of its leader.
+        """
         return leaders(self.task)
 
     @cached_property
     def spread(self) -> SpreadPlacements:
-        """The placements of row-wise and data-parallel tables over all devices."""
+        """The placements of each table if the table is row-wise or data-parallel over all devices."""
         return SpreadPlacements(self.task)
 
     @cached_property
     def _uncosted(self) -> SearchSpace | None:
-        """All shards of the tables that may be column-wise, without costs; None if there are none."""
+        """The search space of the tables that may be column-wise, without costs; None if no
+        table may be column-wise.
+        """
         may = np.flatnonzero(self.may_have[:, COLUMNS])
         return SearchSpace.of(FixedLoad.empty(self.task, may)) if len(may) else None
 
     @cached_property
     def space(self) -> CostedSpace | None:
-        """All shards of the tables that may be column-wise; None if there are none."""
+        """The search space of the tables that may be column-wise, with costs; None if no table may be column-wise."""
         if self._uncosted is None:
             return None
         return CostedSpace.costed(self._uncosted, self.simulator, self.simulator.compute_for(self.task))
 
     @cached_property
     def estimates(self) -> CostEstimates:
-        """Estimates of the costs of choices of sharding types."""
+        """Computes the estimated costs of choices of sharding types, before any table is placed."""
         return CostEstimates.of(self.task, self.simulator, self.may_have, self.space)
 
     @property
     def fits_easily(self) -> bool:
-        """True if device memory is ample, and the first choice fits without a change of a table that is too large."""
+        """True if device memory is ample, no table is too large to be column-wise, and a quick plan
+        of the first choice fits.
+        """
         as_allowed = bool((self.allowed[:, COLUMNS] == self.may_have[:, COLUMNS]).all())
         return is_ample(self.task) and as_allowed and not isinf(self.quick_ms(self.first))
 
     @property
     def first(self) -> IntArray:
-        """The first choice, (T,): column-wise if allowed, else row-wise, else data-parallel."""
+        """The first choice of sharding types, (T,): each table is column-wise if allowed, else
+        row-wise, else data-parallel.
+        """
         first: IntArray = self.allowed.argmax(axis=1)
         return first
 
     @property
     def first_choice(self) -> "Choice":
-        """The first choice, without costs."""
+        """The first choice of sharding types (column-wise tables, if allowed), without costs."""
         return Choice(self, self.first)
 
     def fixed_load(self, types: IntArray) -> FixedLoad:
-        """Return the load of the row-wise and data-parallel tables of a choice of sharding types (T,).
+        """Return the load of the tables that are row-wise or data-parallel in the choice
+        `types` (T,) of sharding types.
 
         Raises:
             InfeasibleError: the tables take more memory than the devices have.
@@ -125,7 +139,8 @@ class OptionTable:
         return FixedLoad.of(self.task, self.spread.others(types), self.simulator.compute_for(self.task))
 
     def quick_ms(self, types: IntArray) -> float:
-        """Return the cost, ms, of a choice of sharding types (T,) with column-wise tables placed quickly.
+        """Return the cost, ms, of a quick plan with the sharding types `types` (T,): a fast method
+        places the column-wise tables.
 
         The cost is infinite if the tables do not fit. Row-wise and data-parallel tables are placed one by one only if
         row-wise tables have uneven lookups; else all devices have the same load of these tables.
@@ -147,7 +162,8 @@ class OptionTable:
         return float((ready_ms + self.simulator.waited_ms(self.task, ready_ms, *self._work(types)))[0])
 
     def _quick_load(self, types: IntArray) -> FixedLoad:
-        """Return the load of the row-wise and data-parallel tables of a choice (T,), and of shared parts of a step.
+        """Return the load of the tables that are row-wise or data-parallel in the choice `types` (T,), for quick plans;
+        the compute time includes the parts of a step that tables share.
 
         The load of one device stands for all devices, unless lookups of row-wise tables are uneven.
 
@@ -164,11 +180,12 @@ class OptionTable:
 
     @cached_property
     def _uneven(self) -> BoolArray:
-        """True for each table that has more lookups in some rows than in other rows, (T,)."""
+        """A mask of the tables whose rows have unequal numbers of lookups, (T,)."""
         return np.array([bool(table.row_lookups) for table in self.task.tables])
 
     def likely(self, tries: int) -> list["Choice"]:
-        """List a few choices of sharding types that have low estimated costs and nearly the cheapest quick plans.
+        """Return one to three promising choices of sharding types: their estimated costs are low, and their quick plans
+        cost nearly as little as the cheapest quick plan.
 
         Quick plans have faults that later steps would mend, above all if memory is tight. So among the choices with
         nearly the cheapest quick plans, the choice with the lowest sum of both costs comes first, then the cheapest by
@@ -184,7 +201,8 @@ class OptionTable:
         return list(dict.fromkeys((near[0], best, *without[:1])))
 
     def _tried(self, tries: int) -> list["Choice"]:
-        """Try `tries` choices by quick plans; return the tried choices with costs.
+        """Make quick plans for about `tries` promising choices of sharding types; return these
+        choices with their costs.
 
         The first are ends of local searches, the cheapest first, until the next end is estimated to cost more than the
         best quick plan; then changes of the best choice, as long as they help. A quarter of the tries is left for ends
@@ -197,13 +215,17 @@ class OptionTable:
         estimated = list(zip(candidates, self.estimates.costs(TypeChoices(candidates))[0].tolist(), strict=True))
 
         def tried_ms(types: IntArray) -> float:
-            """Return the cost, ms, of the quick plan of a choice (T,), which is made only once."""
+            """Return the cost, ms, of the quick plan of the choice `types` (T,); the plan is
+            made in the first call only.
+            """
             if (key := types.tobytes()) not in tried:
                 tried[key] = (types, self.quick_ms(types))
             return tried[key][1]
 
         def mended(best: IntArray, most: int) -> IntArray:
-            """Change a choice by the step with the cheapest quick plan, until no step helps or `most` were tried."""
+            """Improve the choice `best` step by step, each time by the change with the cheapest quick plan, until no
+            change helps or `most` choices were tried; return the last choice.
+            """
             while len(tried) < most:
                 others = [types for types in self._neighbours(best) if types.tobytes() not in tried]
                 better = min(others[: most - len(tried)], key=tried_ms, default=best)
@@ -227,16 +249,21 @@ class OptionTable:
         return self._costed(list(tried.values()))
 
     def first_tried(self) -> "Choice":
-        """Return the first choice with the cost of a quick plan and the estimated cost."""
+        """Return the first choice of sharding types with both costs: the cost of a quick
+        plan, and the estimated cost.
+        """
         return self._costed([(self.first, self.quick_ms(self.first))])[0]
 
     def _costed(self, tried: Sequence[tuple[IntArray, float]]) -> list["Choice"]:
-        """Return the tried choices, given as sharding types (T,) and ms of the quick plan, with estimated costs."""
+        """Return choices with both costs: `tried` gives the sharding types (T,) and the cost of the quick plan in ms,
+        and the estimated costs are computed here.
+        """
         estimate_ms = self.estimates.costs(TypeChoices(np.array([types for types, _ in tried])))[0].tolist()
         return [Choice(self, types, quick_ms, ms) for (types, quick_ms), ms in zip(tried, estimate_ms, strict=True)]
 
     def search_choices(self, first: IntArray, costs: Costs, allowed: BoolArray | None = None) -> list[IntArray]:
-        """Search locally from the choice `first` (T,) until no step helps; list the choice (T,) after every step.
+        """Improve the choice `first` (T,) of sharding types by local search, until no step lowers the cost; return the
+        choices (T,) after 0, 1, 2, ... steps.
 
         Tables that are kept together change as one.
 
@@ -247,7 +274,7 @@ class OptionTable:
         return [types[self.leaders] for types in path]
 
     def _candidates(self) -> IntArray:
-        """List likely choices (n, T) of sharding types, each once, in order of estimated cost.
+        """Return promising choices of sharding types, (n, T), each once, in order of estimated cost.
 
         The cheapest choice of every set of sharding types comes before all other choices.
 
@@ -277,13 +304,16 @@ class OptionTable:
         return candidates[sorted(by_cost, key=lambda number: cheapest[sets[number]] != number)]
 
     def _without(self, form: int) -> BoolArray:
-        """Return the sharding types that each table may have, (T, F), without `form` if other types are allowed."""
+        """Return a mask of the sharding types that each table may have, (T, F), without the type `form`; tables that
+        may have no other type keep `form`.
+        """
         allowed = self.allowed.copy()
         allowed[np.delete(self.allowed, form, axis=1).any(axis=1), form] = False
         return allowed
 
     def _neighbours(self, types: IntArray) -> IntArray:
-        """Return the choices (n, T) after the changes of `types` (T,) that have the best estimates.
+        """Return the choices (n, T) that are one change away from the choice `types` (T,), for the few changes
+        with the best estimates.
 
         Tables that are kept together change as one.
         """
@@ -292,7 +322,8 @@ class OptionTable:
         return self._followed(ChangedChoices(types, near[: SETTINGS.neighbours])).types
 
     def _followed(self, choices: Choices) -> Choices:
-        """Return the choices in which each table has the sharding type of its leader.
+        """Return the choices after each table takes the sharding type of its leader (the first of the tables
+        that are kept together).
 
         Without groups of tables, the choices themselves are returned, because a copy may be large.
         """
@@ -303,12 +334,15 @@ class OptionTable:
         return len(np.unique(self.leaders)) < len(self.leaders)
 
     def _leading(self, allowed: BoolArray) -> BoolArray:
-        """Return the sharding types to which each leader may change, (T, F); tables that follow a leader have none."""
+        """Return a mask of the sharding types to which each table may change, (T, F): `allowed` for leaders, and False
+        for tables that follow a leader.
+        """
         leading: BoolArray = allowed & (self.leaders == np.arange(len(self.leaders)))[:, None]
         return leading
 
     def _nested_in(self, form: int) -> IntArray:
-        """Return the best choice (0 or 1, T) that gives sharding type `form` to the most expensive tables.
+        """Try the sharding type `form` for the 1, 2, 4, ... most expensive tables; return the choice with the lowest
+        estimate, (1, T), or an empty array (0, T) if there is no such choice.
 
         Choices that change the 1, 2, 4, ... most expensive tables of the first choice are compared by estimates.
         For data_parallel the tables are ranked by cost per byte.
@@ -316,7 +350,9 @@ class OptionTable:
         compute, tables, whole = self.simulator.compute_for(self.task), self.task.tables, form not in BLOCKS
 
         def worth(moved: IntArray) -> FloatArray:
-            """Return the value (t,) of changing tables `moved` (t,): ms of each table alone, per byte if `whole`."""
+            """Return the value of changing each of the tables `moved` (t,): the ms of the table alone on a device,
+            divided by its bytes if `whole`.
+            """
             share = np.array([1 / tables[table].size_bytes if whole else 1.0 for table in moved])
             value: FloatArray = compute.predict(LoadSets.alone(self.task.loads.take(moved))) * share
             return value
@@ -325,7 +361,8 @@ class OptionTable:
         return nested[self.estimates.costs(TypeChoices(nested))[0].argmin()][None] if len(nested) else nested
 
     def more_row_wise(self) -> Iterator[IntArray]:
-        """Yield choices (T,) in which the 1, 2, 4, ... largest tables that may change are row-wise.
+        """Yield choices of sharding types (T,) in which the 1, 2, 4, ... largest of the tables that
+        may change are row-wise.
 
         All other tables have the sharding types of the first choice.
         """
@@ -334,7 +371,8 @@ class OptionTable:
             yield from self._more_in(form, lambda tables: size_bytes[tables])
 
     def _more_in(self, form: int, value: Callable[[IntArray], FloatArray | IntArray]) -> IntArray:
-        """Return choices (n, T) in which the 1, 2, 4, ... most valuable tables have sharding type `form`.
+        """Return choices (n, T) in which the 1, 2, 4, ... tables with the highest `value` have
+        the sharding type `form`.
 
         All other tables have the sharding types of the first choice. The last choice changes all tables that may
         change. The function `value` returns the value (t,) of changing tables (t,).
@@ -349,7 +387,8 @@ class OptionTable:
         return nested[:, self.leaders]
 
     def fewer_column_wise(self) -> Iterator[IntArray]:
-        """Yield choices (T,) with fewer and fewer column-wise tables: tables that save the most bytes change first.
+        """Yield choices of sharding types (T,) with fewer and fewer column-wise tables; the tables that save the most
+        bytes if they are not column-wise change first.
 
         Tables that are kept together change as one.
         """
@@ -368,20 +407,22 @@ class OptionTable:
             yield types[self.leaders]
 
     def for_scarce_memory(self) -> Iterator["Choice"]:
-        """Yield the first choice, choices with large row-wise tables, and choices with fewer column-wise tables."""
+        """Yield choices of sharding types to try if memory is scarce: the first choice, then choices with large
+        row-wise tables, then choices with fewer column-wise tables.
+        """
         yield self.first_choice
         if self.has_choice:
             yield from (Choice(self, types) for types in chain(self.more_row_wise(), self.fewer_column_wise()))
 
     def _bytes_by_type(self) -> IntArray:
-        """Return the bytes that each table takes with each sharding type, summed over all devices, (T, F)."""
+        """Return the bytes that each table takes on all devices together, with each sharding type, (T, F)."""
         devices, size_of = self.task.topology.num_devices, self.task.memory.device_bytes
         shared = (LAYOUTS[FORMS[form]].share(self.task.loads, devices) for form in OTHERS)
         others = [size_of(loads) * devices for loads in shared]
         return np.stack([size_of(self.task.loads), *others], axis=1)[:, np.argsort([COLUMNS, *OTHERS])]
 
     def shortage(self, error: UserError) -> UserError:
-        """Return the error to raise if no plan was found.
+        """Return the error to raise if no plan was found: an error that names the memory that is too small, or `error`.
 
         If all tables may be column-wise, the error may name the memory that column-wise tables lack; otherwise the
         error is `error`.
@@ -398,7 +439,7 @@ class OptionTable:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A choice of sharding types whose column-wise tables were placed quickly.
+    """A choice of sharding types (one type per table), with the cost of a quickly made plan and with an estimated cost.
 
     Attributes:
         options: the options from which the sharding types are chosen.
@@ -414,16 +455,18 @@ class Choice:
 
     @property
     def is_first(self) -> bool:
-        """True if all sharding types are the same as in the first choice."""
+        """True if every table has the sharding type of the option table's first choice."""
         return bool((self.types == self.options.first).all())
 
     @property
     def both_ms(self) -> float:
-        """The sum of the quick plan's cost and the estimated cost."""
+        """The sum of the quick plan's cost and the estimated cost, ms, by which choices are ranked."""
         return self.quick_ms + self.estimate_ms
 
     def quick_plan(self) -> Plan | None:
-        """Return the quick plan with these sharding types; None if the tables do not fit."""
+        """Return a plan with these sharding types in which a fast method places the column-wise tables; None if the
+        tables do not fit in memory.
+        """
         options = self.options
         try:
             fixed = options.fixed_load(self.types)

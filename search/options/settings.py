@@ -1,11 +1,14 @@
-"""The numbers that steer the choice of options; users set the other numbers in `conf/settings/NeuroShard.yaml`."""
+"""Fixed numbers of the default search: how many sharding types and tiers it tries. The numbers that users may set are
+in `conf/settings/NeuroShard.yaml`.
+"""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class ChoiceSettings:
-    """How many options and choices the default search looks at, and how far it trusts estimates.
+    """Fixed numbers of the default search: how many choices of sharding types and tiers it tries, and how far it
+    trusts the estimated costs.
 
     Attributes:
         shard_shares: shares of a device's even part of the work that a column-wise shard may have; each share gives

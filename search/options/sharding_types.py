@@ -1,4 +1,6 @@
-"""Sharding types that tables may have, and their placements over all devices."""
+"""The sharding types that each table of a task may have, and the placements of row-wise and data-parallel
+tables over all devices.
+"""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
@@ -31,7 +33,7 @@ _LEFT_OUT = "searcher.sharding_types does not include this sharding type"
 
 
 def searched_types(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the sharding types of these names.
+    """Return the names of sharding types as a tuple, after checking that a search can use the sharding types.
 
     Raises:
         UserError: a name is unknown, or no sharding type among them leaves all rows together.
@@ -49,7 +51,7 @@ def searched_types(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def with_rows_on_all(task: Task) -> Task:
-    """Return the task with `row_wise` added to all rules that allow rows on one host.
+    """Return the task with `row_wise` added to every rule that allows table_row_wise or grid_shard (rows on one host).
 
     If there are no rules of this kind, the task itself is returned.
     """
@@ -57,7 +59,7 @@ def with_rows_on_all(task: Task) -> Task:
 
 
 def without_rows_on_hosts(task: Task) -> Task:
-    """Return the task without types with rows on one host in rules that do not allow rows on all devices."""
+    """Return the task without table_row_wise and grid_shard (rows on one host) in rules that do not allow row_wise."""
     one_host = {TABLE_ROW_WISE, GRID_SHARD}
     return _changed(
         task, lambda types: types if ROW_WISE in types else tuple(name for name in types if name not in one_host)
@@ -65,7 +67,7 @@ def without_rows_on_hosts(task: Task) -> Task:
 
 
 def _changed(task: Task, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -> Task:
-    """Return the task after a change of the sharding types of all rules that allow rows on one host."""
+    """Return the task after `change` is applied to the sharding types of every rule that allows rows on one host."""
     old = task.constraints.rules
     rules = tuple(
         replace(rule, sharding_types=change(rule.sharding_types))
@@ -77,13 +79,15 @@ def _changed(task: Task, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -
 
 
 def known_calls(models: CostModels, forms: Collection[str] = FORMS) -> frozenset[Call]:
-    """Return the kernel calls of sharding types `forms`, by name, that models know costs of, exchanges included."""
+    """Return the kernel calls, of the families of sharding types in `forms`, whose costs the models know. The models
+    must know the exchanges of the family too.
+    """
     known = models.forms.intersection(forms)
     return frozenset(call for call in models.compute.calls if call.form in known)
 
 
 def allowed_types(task: Task, calls: Collection[Call]) -> BoolArray:
-    """Return the sharding types that each table may have, (T, F).
+    """Return a mask of the sharding types that each table may have, (T, F).
 
     A type needs a call among the kernel `calls` for the pooling and the tier of the table. The constraints of the task
     and the requirements of the sharding type must allow the type. Row-wise and data-parallel tables are on every
@@ -100,7 +104,8 @@ def allowed_types(task: Task, calls: Collection[Call]) -> BoolArray:
 
 
 def check_allowed_types(task: Task, allowed: BoolArray, calls: Collection[Call], searched: Collection[str]) -> None:
-    """Check that every table may have some sharding type, by sharding types `allowed` (T, F) with kernel `calls`.
+    """Raise UserError if some table may have no sharding type; `allowed` (T, F) is the mask of sharding types that
+    tables may have with the kernel calls `calls`.
 
     The calls are of sharding types that are `searched`, by name, only.
 
@@ -127,13 +132,17 @@ def check_allowed_types(task: Task, allowed: BoolArray, calls: Collection[Call],
 
 
 def _names(layout: Layout, types: Collection[str]) -> str:
-    """Return the name of a layout, or the names of the sharding types of it among `types` if `types` lacks some."""
+    """Return the name of a layout as text; if `types` lacks some sharding types of the layout, only the names that are
+    in `types`, joined by "or".
+    """
     named = [name for name in layout.type_names if name in types]
     return str(layout) if len(named) == len(layout.type_names) else " or ".join(named)
 
 
 def leaders(task: Task) -> IntArray:
-    """Return the leader of each table, (T,): the first table of the group that is kept together; else the table."""
+    """Return the index of the leader of each table, (T,): the first of the tables that are kept together with the
+    table, or the table itself.
+    """
     number = {table.name: index for index, table in enumerate(task.tables)}
     first = np.arange(len(number))
     for group in task.constraints.together:
@@ -143,14 +152,13 @@ def leaders(task: Task) -> IntArray:
 
 
 def _bound(task: Task) -> frozenset[str]:
-    """Return the names of the tables that are pinned or kept apart from other tables."""
+    """Return the names of the tables that the constraints pin to devices or keep apart from other tables."""
     return frozenset(task.constraints.pins).union(*task.constraints.apart)
 
 
 def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], bound: Collection[str]) -> str | None:
-    """Return the reason why a table, given by index, may not have a layout; None if the table may have the layout.
-
-    Only limits of the table alone count.
+    """Return, as text, the reason why the table with this index may not have a layout; None if it may. Tables that are
+    kept together with the table are ignored.
     """
     table, limits, devices = task.tables[index], task.limits[index], task.topology.num_devices
     why = None
@@ -184,7 +192,9 @@ def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], 
 
 
 class SpreadPlacements:
-    """Row-wise and data-parallel placements of a task's tables over all devices, made once for each table."""
+    """Row-wise and data-parallel placements of the tables of a task over all devices; the placements of a
+    table are computed only once.
+    """
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -198,6 +208,8 @@ class SpreadPlacements:
         return self._made[table, form]
 
     def others(self, forms: IntArray) -> list[Placement]:
-        """Return the placements of all tables that are not column-wise, by sharding types (T,), places in `FORMS`."""
+        """Return the placements, over all devices, of the tables that are not column-wise; `forms` (T,) are the
+        sharding types of all tables, as indices in `FORMS`.
+        """
         tables = np.flatnonzero(forms != COLUMNS).tolist()
         return [placed for table in tables for placed in self.placements(table, int(forms[table]))]

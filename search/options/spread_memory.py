@@ -1,4 +1,4 @@
-"""Changes of a plan that make the fullest device less full at hardly any cost, by moving whole shards away."""
+"""Frees memory on the fullest device of a plan: moves whole shards to other devices, if that costs hardly more."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,8 @@ _NOTHING = -1  # in a step: no item moves back
 
 
 def spread_memory(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: float) -> list[CostedPlan]:
-    """Return `plan` and plans after it whose fullest device is less and less full, each at most `most_ms` expensive.
+    """Return `plan` and some plans after it, in which the fullest device is less and less full; each plan
+    costs at most `most_ms`.
 
     A step moves one whole shard away from the fullest device, or swaps it for a smaller one, so that both devices are
     less full than the fullest device was. Steps that do not raise the cost come first. Then come steps that raise it,
@@ -41,7 +42,9 @@ def spread_memory(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most
 
 
 def _best_step(local: LocalSearch, plan: CostedPlan, steps: IntArray, limits_ms: FloatArray) -> CostedPlan | None:
-    """Return the plan after the first of the steps (K, 5) whose cost is within the limit (K,) of the step, or None."""
+    """Return the plan after the first of the steps (K, 5) that keeps to its cost limit, which is given in `limits_ms`
+    (K,); None if no step does.
+    """
     first, count = 0, SETTINGS.memory_steps_costed
     while first < len(steps):
         some = slice(first, first + count)
@@ -76,12 +79,13 @@ class _MemorySteps:
         return cls(space, np.maximum(device_memory(space.task), 1), rules.allowed & alone[:, None])
 
     def fullest(self, widths: IntArray) -> float:
-        """Return the share of memory that is in use on the fullest device of a plan (I, D)."""
+        """Return the share of memory in use on the fullest device, if the shards have the `widths` (I, D)."""
         used = self.space.fixed.size_bytes + self.space.shards.device_bytes(widths)
         return float((used / self.memory_bytes).max())
 
     def from_fullest(self, widths: IntArray) -> tuple[IntArray, FloatArray]:
-        """Return the steps (K, 5) away from the fullest device of a plan (I, D), and the fullness after each, (K,).
+        """Return the steps (K, 5) that move a shard away from the fullest device, and the fullness of the fullest
+        device after each step, (K,); `widths` (I, D) is the plan.
 
         A step is (source, target, item, units, item that moves back or -1), as in local search. After a step, both of
         its devices are less full than the fullest device is before; steps after which they are least full come first.
@@ -109,7 +113,8 @@ class _MemorySteps:
         return np.stack(steps, axis=1), np.maximum(after[which, partner], others)
 
     def _partners(self, widths: IntArray, source: int) -> tuple[IntArray, IntArray]:
-        """Return the partners in swaps with the device `source`: shards of other devices, or -1 for a plain move.
+        """Return the items that may move back to the device `source` in exchange for a shard: a shard of another
+        device, or -1 if no shard moves back.
 
         Returns:
             (p,) items, or -1, and the (p,) devices that the partners are on.

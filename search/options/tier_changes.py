@@ -1,4 +1,6 @@
-"""Changes of the tier assignments of a plan's tables, with all shards on the same devices."""
+"""Changes of the tiers of a plan's tables (device memory, cached host memory or host memory); all shards
+stay on the same devices.
+"""
 
 from dataclasses import replace
 
@@ -17,7 +19,9 @@ from neuroshard.words.placement import TIERS, Tier, TierAssignment
 
 
 def assign_tiers(task: Task, assignments: tuple[TierAssignment, ...]) -> Task:
-    """Return the task with the tier assignment (T,) of each table fixed, so that searches keep the tiers."""
+    """Return the task with rules that fix the tier of every table to `assignments` (T,), so that
+    searches keep these tiers.
+    """
     rules = [replace(rule, tiers=None, cache_load_factor=None) for rule in task.constraints.rules]
     rules += [
         TableRule.keeping(table.name, assignment) for table, assignment in zip(task.tables, assignments, strict=True)
@@ -26,7 +30,7 @@ def assign_tiers(task: Task, assignments: tuple[TierAssignment, ...]) -> Task:
 
 
 def fix_tiers(plan: Plan) -> Plan:
-    """Return the plan on a task that fixes every table's tier assignment in the plan.
+    """Return the plan as a plan of a task whose rules fix every table to the tier that the table has in the plan.
 
     If the task's bounds of caches (`cache_widths`) are more than devices hold, cached shards are pinned to devices
     whose caches are as wide as theirs: then the bounds are the plan's own bytes.
@@ -40,13 +44,17 @@ def fix_tiers(plan: Plan) -> Plan:
 
 
 def reassign_tiers(plan: Plan, task: Task, assignments: tuple[TierAssignment, ...]) -> Plan:
-    """Return the plan's shards as a plan of `task`, of the same tables, with tier assignments `assignments` (T,)."""
+    """Return a plan of `task` with the shards of `plan` but with the tier assignments `assignments` (T,); both
+    tasks have the same tables.
+    """
     placements = (replace(placed, tier_assignment=assignments[placed.shard.table]) for placed in plan.placements)
     return Plan(task, tuple(placements))
 
 
 def within_bounds(plan: Plan) -> bool:
-    """Return True if devices have room for the upper bounds of bytes that searches add up for the plan."""
+    """Return True if the plan fits in device memory by the bytes that searches count, which are upper
+    bounds for cached tables.
+    """
     if not len(of_mixed_widths(plan.task, shared_caches(plan.task))):
         return True
     each = zip(plan.by_table, plan.layouts, strict=True)
@@ -62,7 +70,8 @@ def within_bounds(plan: Plan) -> bool:
 
 
 def pin_to_caches(plan: Plan) -> Plan:
-    """Return the plan with cached column shards pinned to devices whose caches of the same kernel call are as wide.
+    """Return the plan with every cached column-wise shard pinned to the devices that have an equally wide cache
+    for the same kernel call.
 
     Tables that the constraints of the task already pin or keep together stay as they are.
     """
@@ -107,7 +116,8 @@ def grow_caches(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
 
 
 def unify_tiers(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
-    """Return the plan with the same tier for tables that are on one device alone, if that lowers the plan cost.
+    """For each device, give all tables that are only on this device the same tier, if that lowers the cost of
+    the plan; return the plan.
 
     A device makes a kernel call for every tier in use, and a call has a cost of its own.
     """

@@ -1,4 +1,6 @@
-"""Choices of a tier for every table, and rules that separate narrow and wide cached tables if widths differ."""
+"""Variants of a task with other tiers. A cache is as wide as the widest table in it, so rules of the variants may keep
+narrow and wide cached tables apart.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,7 +20,8 @@ from neuroshard.words.placement import DEFAULT_CACHED, Tier, TierAssignment
 
 
 def tier_variants(task: Task, model: ComputeModel, allowed: BoolArray) -> list[Task]:
-    """List variants of a task with other tiers, and variants that spread tables in host memory over all hosts.
+    """Return variants of a task in which tables have other tiers, or in which the tables in host memory
+    are spread over all hosts.
 
     Args:
         task: the task.
@@ -35,7 +38,8 @@ def tier_variants(task: Task, model: ComputeModel, allowed: BoolArray) -> list[T
 
 
 def _all_on_hosts(task: Task, options: TierOptions) -> list[Task]:
-    """Return the task with every table in host memory that may be there; an empty list if hosts lack room.
+    """Return one variant, in a list, with every table in host memory that may be there; an empty
+    list if hosts lack room.
 
     With all these tables in host memory, devices make the fewest kernel calls.
     """
@@ -49,7 +53,8 @@ def _all_on_hosts(task: Task, options: TierOptions) -> list[Task]:
 
 
 def _with_tiers(task: Task, options: TierOptions, model: ComputeModel) -> list[Task]:
-    """List variants of the task with fixed tiers: the cheapest choices within several fractions of device memory.
+    """Return variants of the task with fixed tiers: the cheapest choice of tiers for each of several fractions of
+    device memory that tables may fill.
 
     If cached tables may differ in width, tasks have rules for cached tables too. The task itself stands for the choice
     in which every table keeps the tier that the task gives it. The list is empty if no choice fits.
@@ -75,7 +80,7 @@ def _with_tiers(task: Task, options: TierOptions, model: ComputeModel) -> list[T
 
 
 class _NarrowCaches(NamedTuple):
-    """A way to keep caches narrow.
+    """A way to keep caches narrow: wide tables are cut, or tables of different widths are placed on different devices.
 
     Attributes:
         widths: (T,) columns of the cache row that each table is charged for if it is cached.
@@ -88,7 +93,9 @@ class _NarrowCaches(NamedTuple):
     edges: tuple[int, ...]
 
     def ruled(self, task: Task) -> Task | None:
-        """Return a task with fixed tiers and added rules for cached tables; None if these contradict other rules."""
+        """Return the task, whose tiers are fixed, with added rules that keep its caches narrow; None if these
+        rules contradict other rules.
+        """
         tables = of_mixed_widths(task, shared_caches(task))
         if len(self.edges) > 1:
             return on_own_devices(task, tables, self.edges) if len(tables) else task
@@ -97,7 +104,7 @@ class _NarrowCaches(NamedTuple):
 
 
 def _ways(every: Task, mixed: IntArray) -> Iterator[_NarrowCaches]:
-    """Yield ways to keep the caches of task `every` narrow, in which all tables that may be cached are cached.
+    """Yield the ways to keep caches narrow in `every`, which is the task with all tables cached that may be cached.
 
     The tables `mixed` (n,) share caches with tables of other widths.
     """
@@ -116,13 +123,15 @@ def _ways(every: Task, mixed: IntArray) -> Iterator[_NarrowCaches]:
 
 
 class _Charged(NamedTuple):
-    """A way to keep caches narrow, with the tier options that have caches of these widths."""
+    """A way to keep caches narrow, and the tier options with the bytes and costs of these caches."""
 
     way: _NarrowCaches
     options: TierOptions
 
     def cheapest(self, device_bytes: float, host_bytes: int) -> "_Choice | None":
-        """Return the cheapest choice of tiers within bytes of device memory and host memory; None if no choice fits."""
+        """Return the cheapest choice of a tier for each table that fits in these bytes of device memory and of host
+        memory; None if none was found.
+        """
         chosen = self.options.cheapest(device_bytes, host_bytes)
         if chosen is None:
             return None
@@ -130,7 +139,9 @@ class _Charged(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """A tier option for each table, (T,), with the total cost in ms and the way to keep caches narrow."""
+    """A choice of a tier option for each table, `chosen` (T,), with the total cost in ms and with the
+    way to keep caches narrow.
+    """
 
     cost_ms: float
     charged: _Charged
@@ -138,11 +149,15 @@ class _Choice(NamedTuple):
 
 
 def _choices(task: Task, each: list[_Charged]) -> Iterator[_Choice]:
-    """Yield the cheapest choice of tiers at each fraction of device memory, then other ways at one fraction."""
+    """Yield the cheapest choice of tiers for each fraction of device memory; then, for one fraction, the choices with
+    the other ways to keep caches narrow.
+    """
     total, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
 
     def ranked(some: list[_Charged], share: float) -> list[_Choice]:
-        """List the choice of each of some ways within a share of device memory, the cheapest choice first."""
+        """Return one choice of tiers for each way to keep caches narrow in `some`, within a share of device memory,
+        the cheapest choice first.
+        """
         choices = [charged.cheapest(total * share, hosts) for charged in some]
         return sorted((choice for choice in choices if choice is not None), key=lambda choice: choice.cost_ms)
 

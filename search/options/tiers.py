@@ -23,7 +23,8 @@ _RAISE_EITHER = "Raise topology.memory_bytes or topology.host_memory_bytes"
 
 @dataclass(frozen=True, eq=False)
 class TierOptions:
-    """O tier assignments for each of T tables: for whole tables, or over all devices if a table must be data-parallel.
+    """The bytes and the cost of each of T tables with each of O tier assignments. A table counts as whole, or as placed
+    on all devices if it must be data-parallel.
 
     Attributes:
         tier_assignments: (O,).
@@ -39,7 +40,9 @@ class TierOptions:
 
     @classmethod
     def of(cls, task: Task, model: ComputeModel) -> "TierOptions":
-        """Return the tier options of the tables of a task, with bytes and with costs predicted by a compute model."""
+        """Return the options for the tables of a task: all tiers and cache sizes, with the costs that
+        a compute model predicts.
+        """
         fixed = {limits.cache_load_factor for limits in task.limits if limits.cache_load_factor is not None}
         shares = sorted(fixed.union(SETTINGS.cache_shares))
         assignments = (
@@ -56,7 +59,8 @@ class TierOptions:
         return cls(assignments, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
 
     def with_data_parallel(self, task: Task, allowed: BoolArray) -> "TierOptions":
-        """Return the options with the bytes of data-parallel tables, if these take fewer bytes than whole tables.
+        """Return the options in which a table that may be data-parallel counts with the bytes of all data-parallel
+        copies, if these are fewer than the bytes of the whole table.
 
         Sharding types are `allowed` (T, F). A data-parallel table looks up its device's own samples alone, so that it
         has smaller buffers.
@@ -67,7 +71,8 @@ class TierOptions:
         return replace(self, device_bytes=size)
 
     def charged(self, task: Task, widths: FloatArray, parts: IntArray, model: ComputeModel) -> "TierOptions":
-        """Return the options with cache rows of `widths` (T,) columns and with tables split into `parts` (T,) shards.
+        """Return the options if cached tables have cache rows of `widths` (T,) columns and are split
+        into `parts` (T,) shards.
 
         A table in 0 parts must not be cached. A table in several parts has the cost of all parts.
         """
@@ -88,7 +93,8 @@ class TierOptions:
         return TierOptions(self.tier_assignments, cost_ms, device_bytes, host_bytes)
 
     def cheapest(self, device_bytes: float, host_bytes: float) -> IntArray | None:
-        """Return a tier option for each table, (T,), at low total cost within both memories; None if no choice fits.
+        """Return a tier option for each table, (T,), with which the tables fit in `device_bytes` and `host_bytes` at a
+        low total cost; None if no such options were found.
 
         As many tables as fit get their cheapest option, first the tables that gain most per byte of device memory;
         host memory has the lowest price at which it suffices.
@@ -110,7 +116,8 @@ class TierOptions:
         return best
 
     def _largest_first(self, device_bytes: float, host_bytes: float) -> IntArray | None:
-        """Return options (T,) that put the tables with the most host bytes on devices first; None if that does not fit.
+        """Return a tier option for each table, (T,), so that the tables with the most host bytes are on devices first;
+        None if the tables do not fit that way.
 
         A small table gains more per byte, but may leave too few bytes for a large table that hosts cannot hold.
         """
@@ -124,13 +131,17 @@ class TierOptions:
         return chosen if left >= 0 and self._on_hosts(chosen) <= host_bytes else None
 
     def choices(self, task: Task) -> list[IntArray]:
-        """List the cheapest choices (T,) within several fractions of device memory, each once, the largest first."""
+        """Return the cheapest choices of tiers (T,), one for each of several fractions of device memory that tables may
+        fill; the largest fraction comes first, and repeated choices are left out.
+        """
         total, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
         chosen = (self.cheapest(total * share, hosts) for share in SETTINGS.memory_shares)
         return list({some.tobytes(): some for some in chosen if some is not None}.values())
 
     def shortage(self, task: Task) -> InfeasibleError:
-        """Return the error that names the memory that is too small if no choice of tiers fits."""
+        """Return the error for a task whose tables fit with no choice of tiers; it names the memory that is too small
+        if a sum of bytes proves a shortage.
+        """
         may = np.isfinite(self.cost_ms)
         least_device, least_host, least = (
             int(np.where(may, size, np.iinfo(np.int64).max).min(axis=1).sum())
@@ -148,7 +159,9 @@ class TierOptions:
         return int(self.host_bytes[np.arange(len(chosen)), chosen].sum())
 
     def _within(self, device_bytes: float, host_price: float) -> IntArray | None:
-        """Return options (T,) chosen at a price, in ms, per byte of host memory; None if no options fit."""
+        """Return a tier option for each table, (T,), that fits in `device_bytes`, if a byte of host memory has a price
+        of `host_price` ms; None if no options fit.
+        """
         cost = self.cost_ms + host_price * self.host_bytes
         steps: list[tuple[float, int, int, int]] = []  # what a byte costs less, the table, bytes, the option
         chosen = np.empty(len(cost), dtype=np.int64)
@@ -174,7 +187,8 @@ class TierOptions:
 
 
 def memory_shortage(task: Task, device_bytes: int, host_bytes: int, both_bytes: int) -> InfeasibleError | None:
-    """Return the error that names the memory that is too small; None if no sum proves a shortage.
+    """Return the error that names the memory that is too small (of devices, of hosts, or both together); None if none
+    of these sums proves a shortage.
 
     Args:
         task: the tables, the devices and the hosts.
@@ -218,7 +232,9 @@ def _memory_of(task: Task) -> str:
 
 
 def _hull(size: IntArray, cost: FloatArray) -> list[int]:
-    """Return the options on the lower convex hull of cost over size, from the smallest option to the cheapest."""
+    """Return the indices of the options on the lower convex hull of cost over size, from the
+    smallest option to the cheapest.
+    """
     order = [int(o) for o in np.lexsort((cost, size)) if np.isfinite(cost[o])]
     path: list[int] = []
     for option in order:
@@ -237,7 +253,9 @@ def _slope(size: IntArray, cost: FloatArray, before: int, after: int) -> float:
 
 
 def _costed(task: Task, assignment: TierAssignment, model: ComputeModel) -> tuple[FloatArray, IntArray, IntArray]:
-    """Return the ms, the device bytes and the host bytes of each table with one tier assignment for all, (T,) each."""
+    """Return the cost in ms, the device bytes and the host bytes of each table, (T,) each, if every table has the tier
+    assignment `assignment`.
+    """
     loads = Loads.of(task.tables, task.batch_size).at([assignment] * len(task.tables))
     known = np.flatnonzero([CALLS[number] in model.calls for number in loads.call.tolist()])
     cost_ms = np.full(len(loads), np.inf)
@@ -247,11 +265,15 @@ def _costed(task: Task, assignment: TierAssignment, model: ComputeModel) -> tupl
 
 
 def _everywhere_bytes(task: Task, layout: Layout, table: int) -> int:
-    """Return the bytes that a table, given by index, takes on all devices together in a layout over all devices."""
+    """Return the bytes of a table, given by index, on all devices together, if a layout places
+    the table on all devices.
+    """
     return int(placed_bytes(task, layout.over(task, table, range(task.topology.num_devices))).sum())
 
 
 def is_ample(task: Task) -> bool:
-    """Return True if all tables are in device memory and device memory is too large for hosts to be needed."""
+    """Return True if all tables are in device memory and fill at most the smallest of `ChoiceSettings.memory_shares` of
+    it, so that host memory is not needed.
+    """
     taken = int(task.memory.device_bytes(task.loads).sum())
     return not task.loads.tier.any() and taken <= SETTINGS.memory_shares[-1] * int(device_memory(task).sum())

@@ -23,7 +23,7 @@ from neuroshard.words.form import FORMS, Call
 
 @dataclass(frozen=True, eq=False)
 class TypeChanges:
-    """The sharding types that a plan's tables may change to.
+    """A plan, and the other sharding types to which its tables may change.
 
     Attributes:
         start: the plan.
@@ -37,7 +37,8 @@ class TypeChanges:
 
     @classmethod
     def of(cls, start: Plan, simulator: Simulator, calls: Collection[Call]) -> "TypeChanges | None":
-        """Return the changes of plan `start` to sharding types that have kernel `calls`; None if no table may change.
+        """Return the sharding types to which tables of the plan `start` may change, if the kernel calls of these types
+        are in `calls`; None if no table may change.
 
         The plan must keep its limits.
         """
@@ -52,15 +53,18 @@ class TypeChanges:
         return cls(start, choices, now)
 
     def within(self, most_bytes: int | None) -> Plan:
-        """Return the plan after the changes with the best estimates that move at most `most_bytes` to devices.
+        """Return the plan after the changes of sharding types that are estimated to lower the cost most; the changes
+        move at most `most_bytes` to devices.
 
-        None sets no limit. Tables that become column-wise are whole. The plan itself is returned if nothing helps, or
-        if no changed plan keeps the task's limits.
+        If `most_bytes` is None, there is no limit. Tables that become column-wise are whole. The plan itself is
+        returned if nothing helps, or if no changed plan keeps the task's limits.
         """
         bytes_of = _arriving(self.start, self.now, self.choices.allowed, self.choices.spread)
 
         def costs(choices: Choices) -> tuple[FloatArray, FloatArray]:
-            """Return the estimated costs of choices; infinite if more bytes than `most_bytes` would move."""
+            """Return both estimated costs of choices of sharding types; infinite if more bytes than
+            `most_bytes` would move.
+            """
             cost, evenly = self.choices.estimates.costs(choices)
             beyond = total_by_type(choices, bytes_of) > (np.inf if most_bytes is None else most_bytes)
             return np.where(beyond, np.inf, cost), np.where(beyond, np.inf, evenly)
@@ -70,7 +74,8 @@ class TypeChanges:
         return next((plan for plan in plans if not plan.violations), self.start)
 
     def in_columns(self, most_ms: float) -> Plan:
-        """Return the plan with as many tables table-wise as possible at a cost of at most `most_ms` and within limits.
+        """Return the plan with as many tables changed to table-wise as possible, if the plan then costs at most
+        `most_ms` and keeps the limits of the task.
 
         The first are the tables whose other sharding type is estimated to gain least: 1, 2, 4, ... tables, until a plan
         costs too much; then the largest count is found by bisection.
@@ -93,11 +98,13 @@ class TypeChanges:
         return best
 
     def _back(self, tables: IntArray) -> IntArray:
-        """Return sharding types (T,) in which `tables`, and tables kept together with these, are column-wise."""
+        """Return the sharding types of the plan (T,) after `tables`, and the tables kept together with
+        these, become column-wise.
+        """
         return np.where(np.isin(self.choices.leaders, tables), COLUMNS, self.now)
 
     def _plan(self, types: IntArray) -> Plan:
-        """Return the starting plan with sharding types `types` (T,)."""
+        """Return the starting plan after the tables change to the sharding types `types` (T,)."""
         changed, task = types != self.now, self.start.task
         kept = (placed for placed in self.start.placements if not changed[placed.shard.table])
         everywhere = np.flatnonzero(changed & (types != COLUMNS)).tolist()
@@ -111,7 +118,9 @@ class TypeChanges:
         return self.choices.simulator.cost(self.start.task, self.start).compute
 
     def _devices_for(self, tables: IntArray) -> Iterator[tuple[int, int, int]]:
-        """Yield (table, columns, device) of whole tables, the most expensive first, each on the least loaded device."""
+        """Yield (table, columns, device) for each of `tables`: the whole table goes to the allowed device with the
+        least compute time so far; the most expensive tables go first.
+        """
         task, compute_ms = self.start.task, self._compute_ms.copy()
         alone_ms = self.choices.simulator.compute_for(task).predict(LoadSets.alone(task.loads.take(tables)))
         for place in np.argsort(-alone_ms, kind="stable"):
@@ -123,7 +132,9 @@ class TypeChanges:
 
 
 def _on_hosts(plan: Plan) -> BoolArray:
-    """Return True for each table with rows on the devices of one host (table_row_wise, grid_shard), (T,)."""
+    """Return a mask of the tables (T,): True if the rows are on the devices of one host
+    (table_row_wise or grid_shard).
+    """
     devices, each = plan.task.topology.num_devices, zip(plan.task.tables, plan.layouts, plan.by_table, strict=True)
     return np.array(
         [
@@ -134,7 +145,8 @@ def _on_hosts(plan: Plan) -> BoolArray:
 
 
 def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: SpreadPlacements) -> IntArray:
-    """Return the most bytes that move to devices if each table changes to each sharding type, (T, F).
+    """Return the most bytes that devices receive if each table changes from its current sharding type to
+    each other type, (T, F).
 
     The bytes are 0 if the table has the sharding type already, or may not have this type.
     """
@@ -150,7 +162,8 @@ def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: SpreadPlac
 
 
 def move_rows_to_hosts(plan: Plan, simulator: Simulator, forced: Collection[int] = ()) -> Plan | None:
-    """Return the cheapest plan with the 1, 2, 4, ... most expensive row-wise tables, or all, on one host each.
+    """Return the cheapest of several plans, in which the 1, 2, 4, ... most expensive row-wise tables, or all of them,
+    move from all devices to the devices of one host.
 
     Tables go in order of their cost, each to the host whose tables compute least so far. All other tables stay in
     place. The plan itself is returned if no such plan is predicted to cost less, or if the models don't know the
@@ -184,7 +197,9 @@ def move_rows_to_hosts(plan: Plan, simulator: Simulator, forced: Collection[int]
 
 
 def _movable(plan: Plan, simulator: Simulator) -> list[int]:
-    """List the pooled row-wise tables, by their index, whose rows may be on one host instead of all devices."""
+    """Return the indices of the pooled row-wise tables whose rows may move from all devices to
+    the devices of one host.
+    """
     task, models = plan.task, simulator.models
     host, devices = task.topology.domain_size, task.topology.num_devices
     if not 1 < host < devices:
@@ -206,7 +221,7 @@ def _movable(plan: Plan, simulator: Simulator) -> list[int]:
 
 
 def _moved(plan: Plan, host_of: Mapping[int, int]) -> Plan:
-    """Return the plan with the tables of `host_of` row-wise, each table on the devices of one host.
+    """Return the plan after each table in `host_of` moves to the devices of one host; these tables stay row-wise.
 
     The mapping gives the number of a host for the index of a table.
     """

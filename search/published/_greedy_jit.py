@@ -67,7 +67,7 @@ def _least_to_come(sends: FloatArray, least: FloatArray) -> None:
 
 @jit
 def _remembered(shards: ShardTable, placed: IntArray) -> BoolArray:
-    """Return a mask of items, (I,): True if a shard in `placed` (S, 2) may meet a shard of the same item or a rival.
+    """Return a mask (I,): True for items with rivals, and for items with several shards in `placed` (S, 2).
 
     Only for these items, the loop records widths on devices: writing the large matrix would take most of the time.
     """

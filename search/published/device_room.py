@@ -47,7 +47,7 @@ def may_hold(rules: PlacementRules, widths: IntArray, item: int, device: int, le
 def may_join(
     rules: PlacementRules, room: DeviceRoom, item: int, device: int, there: int, sends: float, takes: int
 ) -> bool:
-    """Return True if a shard that sends `sends` units and takes `takes` bytes may go to a device.
+    """Return True if rules and room allow a shard that sends `sends` units and takes `takes` bytes on a device.
 
     The device has `there` units of the item. Two shards of an item on one device become one shard, so shards of an item
     that needs several devices must be on different devices.

@@ -125,7 +125,7 @@ class GridSearch:
         return self._best(splits, self.placements(splits, self._caps, *(self.by_added or self.by_whole)), keep)
 
     def refined(self, placed: PlacedSplits) -> PlacedSplits:
-        """Return the cheaper of `placed` and a new placement of the same splits by the whole score of each device."""
+        """Return the cheaper of `placed` and a new placement of the same splits by whole scores of devices."""
         if self.by_added is None:
             return placed
         grid = self.placements(placed.splits[None], self._caps, *self.by_whole)
@@ -208,13 +208,13 @@ def caps_of(total_units: float, num_devices: int, settings: GridSettings) -> Int
 
 
 def _above_least(fixed_ms: FloatArray) -> FloatArray:
-    """Return each device's compute above the least of all devices, (D,) ms; zeros if the devices are about alike."""
+    """Return by how much each device's fixed compute exceeds the least, (D,) ms; zeros if all are about alike."""
     above: FloatArray = fixed_ms - fixed_ms.min()
     return above if above.max() > _ALIKE * fixed_ms.max() else np.zeros_like(above)
 
 
 def _by_added_score(shards: ShardTable, head: ComputeHead) -> tuple[ShardTable, DeviceScore] | None:
-    """Return shards and a part of the score to which a shard adds the same on any device; None if there is no part."""
+    """Return shards and a partial score, to which each shard adds the same on any device; None if there is none."""
     adding, added_score = always_added(shards.vectors, head)
     if not adding.any():
         return None

@@ -147,7 +147,7 @@ class ShardTable(NamedTuple):
 
 
 def always_added(vectors: Float32Array, head: ComputeHead) -> tuple[BoolArray, FloatArray]:
-    """Return a mask (H,) of the vector entries that count in full on any device, and the score that they add, (N,).
+    """Return a mask (H,) of the vector entries that add the same score on every device, and that score, (N,).
 
     The bias of these entries is at least 0, and so is their value in every vector.
     """

@@ -35,7 +35,7 @@ def sections(explanation: Explanation, pictures: tuple[Picture, ...] = ()) -> li
 
 
 def titled(section: Section, name: str) -> Section:
-    """Return the section with the name of a plan in front of the title; an empty name changes nothing."""
+    """Return the section with the name of a plan put in front of its title; an empty name changes nothing."""
     title = f"{name}: {section.title[0].lower()}{section.title[1:]}" if name else section.title
     return replace(section, title=title)
 
@@ -159,7 +159,7 @@ def _order(explanation: Explanation) -> list[int]:
 
 
 def _by_first_word(cost: Cost) -> dict[str, list[Part]]:
-    """Return the parts of a cost, grouped by the first word of the name: the text up to the first dot."""
+    """Return the parts of a cost, grouped by the first word of their names: the text up to the first dot."""
     return grouped(cost.parts, lambda part: part.name.partition(".")[0])
 
 
@@ -183,15 +183,15 @@ def _shards(shares: Sequence[ShardShare]) -> dict[str, list[str]]:
     return {
         "table": [share.table.name for share in shares],
         "columns": [str(share.placed.shard.dim) for share in shares],
-        "of": [f"{share.table.dim}{_besides(share)}" for share in shares],
+        "of": [f"{share.table.dim}{_unusual_properties(share)}" for share in shares],
         "size": [readable_bytes(share.size_bytes) for share in shares],
         "alone, ms": [f"{share.alone_ms:.3f}" for share in shares],
     }
 
 
-def _besides(share: ShardShare) -> str:
-    """Return, in words, how a shard differs from the usual case: a column shard of a pooled table of one feature in
-    device memory.
+def _unusual_properties(share: ShardShare) -> str:
+    """Return text on the properties of a shard that are unusual: row-wise, data-parallel, several features, sequence
+    table, or not in device memory.
     """
     table, assignment = share.table, share.placed.tier_assignment
     properties = {

@@ -39,7 +39,8 @@ class ShardShare:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The facts about one plan, as one set of cost models predicts the costs.
+    """Why a plan costs what it costs, by one set of cost models: the costs of devices and shards, and the costs of
+    other plans for comparison.
 
     Attributes:
         plan: the plan.
@@ -90,8 +91,8 @@ class Explanation:
 
 
 def explain(plan: Plan, simulator: Simulator) -> Explanation:
-    """Return the explanation of a plan; heuristics, with which the plan is compared, keep the tiers that tables have in
-    the plan.
+    """Return the explanation of a plan. Heuristics find plans to compare with; in these plans,
+    every table keeps its tier.
 
     Raises:
         UserError: the cost models do not support the plan's task.

@@ -1,4 +1,4 @@
-"""The facts in explanations as rows of plain values, as `neuroshard explain format=json` prints them."""
+"""The explanations of plans as plain values, which `neuroshard explain format=json` prints."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ class MethodFacts:
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """The facts in the explanation of one plan.
+    """The explanation of one plan as plain values: costs, devices, shards and the plans of other methods.
 
     Attributes:
         plan: name of the plan file.
@@ -104,7 +104,7 @@ class PlanFacts:
 
     @classmethod
     def of(cls, name: str, explanation: Explanation) -> "PlanFacts":
-        """Return the facts in the explanation of the plan in the file `name`."""
+        """Return the explanation of the plan in the file `name` as plain values."""
         cost = explanation.cost
         return cls(
             name,
@@ -124,7 +124,7 @@ class PlanFacts:
 
 @dataclass(frozen=True)
 class ChangeFacts:
-    """A table for which the second of two compared plans has another placement than the first plan.
+    """A table whose placement differs between two compared plans, with both placements.
 
     Attributes:
         table: name of the table.
@@ -145,7 +145,7 @@ class ChangeFacts:
 
 @dataclass(frozen=True)
 class ExplainFacts:
-    """The facts in the explanations of one plan or of two plans.
+    """The explanations of one plan or two plans as plain values, with the differences between the plans.
 
     Attributes:
         model: the cost models: their name and settings.

@@ -53,7 +53,7 @@ def named(runs: Sequence[tuple[str, SearchRun]]) -> dict[Path, RunName]:
 
 
 def _of_group(group: Sequence[SearchRun]) -> dict[Path, RunName]:
-    """Return different names, by path, for runs of one method on the same tasks."""
+    """Return a different name for each run of one method on the same tasks, by path of the run."""
     settings = {run.path: flat(run.settings) for run in group}
     keys = dict.fromkeys(key for own in settings.values() for key in own)
     differing = [key for key in keys if len({repr(own.get(key)) for own in settings.values()}) > 1]
@@ -208,9 +208,7 @@ def _unless_nan(value: object) -> object:
 
 
 def _search(folder: Path, sets: dict[str, str]) -> _Search:
-    """Read a search run; return the digest of the run's tasks and the run, and add a description of the tasks to
-    `sets`.
-    """
+    """Read a search run; return the run with the digest of its tasks, and add a description of the tasks to `sets`."""
     _need_files(folder, "results.parquet", "tasks.json")
     run, digest = SearchRun.load(folder), digest_of(folder / "tasks.json")
     if digest not in sets:  # the runs of a sweep share their tasks
@@ -235,7 +233,7 @@ def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> l
 
 
 def _predicted_by(run: SearchRun) -> str:
-    """Return the end of a line of text, which names the models that predicted the costs of a search."""
+    """Return text such as ", predicted by h100": the models that predicted the costs of a search."""
     return f", predicted by {run.model}{', with the input dist' if run.count_input else ''}"
 
 
@@ -283,7 +281,7 @@ def _frame(rows: Sequence[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
 
 
 def _described(path: Path) -> str:
-    """Return a description, for people, of the tasks in the file of a run.
+    """Return a description for people of the tasks in the file of a run.
 
     Raises:
         UserError: the file is malformed.

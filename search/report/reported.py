@@ -52,8 +52,8 @@ _TRAINING = {"run": ("run", ""), "best validation ms": ("best", ".3f"), "rounds"
 
 
 def compared_shown(compared: pd.DataFrame, title: str, group: str, axis: str) -> Section | None:
-    """Return the section that compares methods, with a picture for each group of two or more methods;
-    None if there are no methods.
+    """Return the section of a report that compares methods, with a picture for each group of two or more methods; None
+    if there are no methods.
 
     Args:
         compared: the result of `comparisons`.

@@ -1,4 +1,6 @@
-"""Comparisons of methods on the tasks that all methods solved, and of the values of a setting in a sweep."""
+"""Statistics for reports: compares methods on the tasks that all methods solved, and compares the values
+of a setting in a sweep.
+"""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,6 @@
-"""Trained agents as files: an agent is a policy together with the costs that the policy observes."""
+"""Trained agents and their files. An agent is a policy, with the cost network that predicts the
+costs in the policy's input.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -30,24 +32,28 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Agent:
-    """A policy with the cost network whose costs the policy observes; without a cost network, the policy observes costs
-    by the simulator.
+    """A policy, and the cost network that predicts the costs in the policy's input. Without a cost network, the
+    simulator predicts these costs.
     """
 
     policy: Policy
     network: CostNetwork | None
 
     def costs(self, simulator: Simulator) -> PlacementCosts:
-        """Return the object that predicts the costs which the policy observes during placement."""
+        """Return the object that predicts the costs in the policy's input: the cost network, or the
+        simulator's cost models.
+        """
         return SimulatorCosts(simulator) if self.network is None else self.network
 
     def tensors(self) -> Tensors:
-        """Return all weights and buffers of the agent by name, as `restore` takes them."""
+        """Return all weights and buffers of the policy and the cost network by name, in the
+        form that `restore` loads.
+        """
         networks = {"policy": self.policy} | ({} if self.network is None else {"costs": self.network})
         return {f"{name}.{key}": value for name, net in networks.items() for key, value in net.state_dict().items()}
 
     def restore(self, tensors: Tensors) -> None:
-        """Load the weights that the method `tensors` of an equal agent returned.
+        """Load weights that `tensors` returned for an agent with the same networks.
 
         Raises:
             UserError: the weights belong to another agent, or are not finite.
@@ -74,8 +80,8 @@ class Agent:
             self.network.load_state_dict(within(tensors, "costs"))
 
     def description(self) -> dict[str, Any]:
-        """Return the kinds, settings and table features of the agent, JSON-ready; `described` creates an untrained
-        agent from this description.
+        """Return a JSON-ready description of the agent's networks, without weights: kinds,
+        settings and table features.
         """
         return {
             "policy": {"kind": self.policy.kind, "settings": self.policy.settings},
@@ -85,8 +91,8 @@ class Agent:
 
     @classmethod
     def described(cls, description: Mapping[str, Any]) -> "Agent":
-        """Return an untrained agent as in a description; raise UserError if the description does
-        not fit this version.
+        """Build an agent with untrained networks from what `description` returned; raise UserError if this version of
+        the package cannot build the networks.
         """
         read = parse(dict(description), _Description, "policy")
         kind = read.policy.kind
@@ -124,8 +130,8 @@ class _Description:
 
 
 def _check_like(name: str, tensor: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Raise UserError if a tensor from a file has another shape or type than `wanted`,
-    or numbers that are not finite.
+    """Raise UserError if a tensor from a file differs from the tensor `wanted` in shape or type, or has
+    numbers that are not finite.
     """
     if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
         raise UserError(

@@ -1,4 +1,6 @@
-"""Batches of tasks of the same shape as tensors for the environment, and the network that encodes tables."""
+"""Tasks as tensors for learned policies: `TaskBatch` stacks tasks with equal numbers of items and devices, and
+`TableEncoder` is the network that turns the features of a table into a vector.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -23,7 +25,8 @@ FEATURES = FeatureSet("physical")
 
 @dataclass(frozen=True, eq=False)
 class TaskBatch:
-    """B tasks with I items on D devices each; an item is one table, or up to P tables that are kept together.
+    """B tasks as tensors, with I items and D devices each. An item is one table, or up to P
+    tables that are kept together.
 
     Attributes:
         spaces: (B,) the items and shards of each task.
@@ -101,15 +104,15 @@ class TaskBatch:
         )
 
     def encode(self, network: nn.Module) -> torch.Tensor:
-        """Return the encoding of the items, (B, I, H):
-        the sum of the network's outputs over the tables of each item.
+        """Return a vector for each item, (B, I, H): the sum of the vectors that `network` returns
+        for the tables of the item.
         """
         encoded: torch.Tensor = (network(self.features) * self.present[..., None]).sum(dim=2)
         return encoded
 
 
 def _tensors(space: SearchSpace, most_tables: int, most_rivals: int) -> list[torch.Tensor]:
-    """Return the tensors of one task, in the order in which `TaskBatch` declares the fields.
+    """Return the tensors of one task, in the order of the tensor fields of `TaskBatch`.
 
     Raises:
         UserError: the task has sequence tables or tables in host memory.
@@ -148,7 +151,9 @@ def _tensors(space: SearchSpace, most_tables: int, most_rivals: int) -> list[tor
 
 
 class TableEncoder(nn.Module):
-    """The network that encodes tables: a perceptron on normalised features, with outputs >= 0."""
+    """The network that turns the features of a table into a vector: a perceptron on normalised
+    features, with outputs >= 0.
+    """
 
     mean: torch.Tensor
     scale: torch.Tensor
@@ -167,5 +172,5 @@ class TableEncoder(nn.Module):
         self.scale.copy_(tables.std(dim=0).clamp(min=1e-3))
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Return the encodings (..., H) of tables with features (..., F)."""
+        """Return the vectors (..., H) of tables with features (..., F)."""
         return torch.relu(self.network((features - self.mean) / self.scale))

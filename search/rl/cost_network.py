@@ -1,4 +1,4 @@
-"""Costs of partial placements, which an agent observes and from which the reward of the agent is computed.
+"""Predicted costs of partial placements, which are the input of a policy, and from which its reward is computed.
 
 The costs come from the simulator, or from a network that is trained together with the policy (DreamShard, section 3.2).
 """
@@ -30,7 +30,7 @@ def straggler_ms(parts: torch.Tensor) -> torch.Tensor:
 
 
 class SimulatorCosts:
-    """The costs of placements, as predicted by the pre-trained cost models of a simulator."""
+    """Predicts the costs of placements by the pre-trained cost models of a simulator."""
 
     def __init__(self, simulator: Simulator) -> None:
         """Use the cost models of a simulator, which must have a compute model that sums over tables.
@@ -142,7 +142,7 @@ class CostNetwork(nn.Module):
 
     @torch.no_grad()
     def item_vectors(self, batch: TaskBatch) -> torch.Tensor:
-        """Return the encoding of every item by the network that encodes tables, (B, I, H)."""
+        """Return a vector for each item, (B, I, H), from the network that encodes tables."""
         return batch.encode(self.encoder)
 
     @torch.no_grad()
@@ -173,8 +173,8 @@ class CostNetwork(nn.Module):
         return self._parts(vectors, self._of_plan(vectors)), self._total(vectors)
 
     def _parts(self, vectors: torch.Tensor, plan: torch.Tensor) -> torch.Tensor:
-        """Predict the parts of the cost, (..., D, P), for devices with vectors (..., D, H) in plans with representation
-        (..., H).
+        """Predict the parts of each device's cost, (..., D, P), from the vectors of the devices (..., D, H)
+        and of the plan (..., H).
         """
         seen = torch.cat([vectors, plan[..., None, :].expand_as(vectors)], dim=-1)
         return torch.cat([head(seen) for head in self.heads], dim=-1)
@@ -184,7 +184,7 @@ class CostNetwork(nn.Module):
         return total
 
     def _of_plan(self, vectors: torch.Tensor) -> torch.Tensor:
-        """Return the representation of a plan, (..., H): the maximum over the vectors of the plan's devices."""
+        """Return a vector for each plan, (..., H): the maximum over the vectors of the plan's devices."""
         return vectors.amax(dim=-2)
 
 
@@ -193,7 +193,7 @@ PlacementCosts = SimulatorCosts | CostNetwork  # both predict costs of devices f
 
 @dataclass(frozen=True, eq=False)
 class MeasuredPlacements:
-    """N placements of training tasks, with the costs of the placements.
+    """N placements of training tasks, with costs: the training data of the cost network.
 
     Attributes:
         task: (N,) number of the training task.

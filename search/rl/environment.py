@@ -13,7 +13,7 @@ from neuroshard.stages.search.rl.cost_network import PlacementCosts
 
 @dataclass(frozen=True, eq=False)
 class EpisodeState:
-    """The state of B episodes, each of which places one task, after some steps.
+    """The state of B episodes after some steps. In an episode, the items of one task are placed one by one.
 
     Attributes:
         step: number of placed items.
@@ -78,7 +78,9 @@ class Environment:
         return self.batch.allowed[rows, item] & ~beside_rival & has_room
 
     def observe(self, state: EpisodeState) -> torch.Tensor:
-        """Predict the parts of the costs of the devices, (B, D, P), as multiples of an equal share of all compute."""
+        """Predict the parts of the cost of each device, (B, D, P), divided by the compute time of an
+        equal share of all items.
+        """
         return self.parts(state) / self._share_ms[:, None, None]
 
     def parts(self, state: EpisodeState) -> torch.Tensor:

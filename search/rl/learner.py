@@ -36,8 +36,8 @@ class Reinforce:
     entropy: NonNegative = 0.001
 
     def loss(self, policy: Policy, environment: Environment, episodes: Episodes, times: int) -> torch.Tensor:
-        """Return the loss of the policy minus the entropy bonus, a scalar; the batch has every task `times` times in a
-        row.
+        """Return the loss of the policy minus the entropy bonus, a scalar; the batch has each
+        task `times` times in a row.
         """
         alive = episodes.final.alive.float().view(-1, times)
         cost = environment.total_ms(episodes.final).view(-1, times)
@@ -84,7 +84,7 @@ Algorithm = Reinforce | ActorCritic  # turns episodes into a loss; dead episodes
 
 @dataclass(frozen=True)
 class RandomOrder:
-    """A random order of items during training, which shows the value of the order in the papers."""
+    """Places items in random order during training, to show how much the order in the papers contributes."""
 
     def of(self, batch: TaskBatch, generator: torch.Generator) -> torch.Tensor:
         """Return random orders of item numbers, (B, I), drawn independently for every task."""

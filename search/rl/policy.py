@@ -19,7 +19,7 @@ Choose = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Policy(nn.Module):
-    """Base class of policies: a network that scores any number of devices as places for the next item.
+    """Base class of policies: networks that score each device as the place of the next item, for any number of devices.
 
     Attributes:
         kind: name of the class in files.
@@ -45,16 +45,16 @@ class Policy(nn.Module):
         """
 
     def ordered(self, batch: TaskBatch, order: torch.Tensor) -> torch.Tensor:
-        """Return the encodings of the items in the order `order` (B, I), as multiples of the mean share of a device,
-        (B, I, H).
+        """Return the vectors of the items, (B, I, H), in the order `order` (B, I), divided by
+        the mean share of a device.
         """
         encoded = batch.encode(self.encoder)
         share = encoded.sum(dim=1).mean(dim=-1) / batch.num_devices
         return (encoded / share.clamp(min=1e-6)[:, None, None]).gather(1, order[..., None].expand_as(encoded))
 
     def scores(self, devices: torch.Tensor, context: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
-        """Return the scores (..., D) of devices with vectors (..., D, H) and costs (..., D, P), for items with context
-        (..., C).
+        """Return a score for each device, (..., D), from the vectors (..., D, H) and the costs (..., D, P) of the
+        devices and the context (..., C) of the item to place.
         """
         following = context[..., None, :].expand(*devices.shape[:-1], context.shape[-1])
         seen = [devices, following] + ([] if self.cost is None else [torch.relu(self.cost(costs))])
@@ -108,9 +108,7 @@ class DreamShardPolicy(Policy):
         self.head = perceptron((2 * table[-1] + (cost[-1] if cost else 0), head, 1))
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the encodings of the items by the table network,
-        and the same encodings as the context of the items.
-        """
+        """Return the vectors of the items from the table network, and the same vectors as the context of the items."""
         ordered = self.ordered(batch, order)
         return ordered, ordered
 
@@ -144,8 +142,8 @@ class AutoShardPolicy(Policy):
         self.critic = perceptron((2 * table[-1] + context, head, 1))
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the encodings of the items by the table network, and as context these encodings together with the
-        outputs of the LSTM.
+        """Return the vectors of the items from the table network, and as context these vectors together with
+        the outputs of the LSTM.
         """
         ordered = self.ordered(batch, order)
         remembered, _ = self.memory(ordered)
@@ -212,7 +210,8 @@ def play(policy: Policy, environment: Environment, choose: Choose) -> Episodes:
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """The steps of finished episodes, evaluated again with the present policy, so that gradients are available.
+    """The log probabilities of the devices at each step of finished episodes, computed again by the present policy so
+    that gradients are available, with the inputs of the networks.
 
     Attributes:
         log_probabilities: (B, I, D) of all devices.
@@ -234,7 +233,7 @@ class Replayed:
 
 
 def replay(policy: Policy, environment: Environment, episodes: Episodes) -> Replayed:
-    """Return the evaluation of the states and actions of finished episodes by the present policy, all steps at once."""
+    """Compute the log probabilities of finished episodes again by the present policy, for all steps at once."""
     left, context = policy.encode(environment.batch, environment.order)
     chosen = nn.functional.one_hot(episodes.actions, environment.batch.num_devices).float()
     after = (chosen[..., None] * left[:, :, None]).cumsum(dim=1)

@@ -19,7 +19,7 @@ _SHOWN_ERRORS = 3
 
 @dataclass(frozen=True)
 class ComparedPlan:
-    """The plan that TorchRec's default planner found for one task of a search.
+    """The plan that TorchRec's default planner found for one task of a search, or the reason why there is none.
 
     Attributes:
         task: number of the task.
@@ -63,8 +63,8 @@ def _compared(number: int, task: Task, simulator: Simulator, directory: Path) ->
 
 
 def comparison_columns(records: Sequence[SearchRecord], compared: Sequence[ComparedPlan]) -> dict[str, list[str]]:
-    """Return the additional columns of a table of these records: the costs of TorchRec's plans, and the differences in
-    cost.
+    """Return the columns that `compare=torchrec` adds to the table of results: the costs of TorchRec's plans, and
+    the differences in cost.
     """
     by_task = {plan.task: plan for plan in compared}
     plans = [by_task.get(record.task) for record in records]

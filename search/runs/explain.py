@@ -92,15 +92,15 @@ class Explain(OutputSettings, ModelSettings):
         notes = note, "costs count the input dist, as in the plan file" if counts_input else "", other
         explained = tuple(explain(plan, simulator) for plan in plans)
         if self.compare is not None:
-            explained = _beside_torchrec(explained, simulator)
+            explained = _with_torchrec(explained, simulator)
         note = "; ".join(filter(None, notes))
         result = ExplainResult(tuple(paths), model, note, explained, page, str(changes), moves)
         result.save()
         return result
 
 
-def _beside_torchrec(explanations: Sequence[Explanation], simulator: Simulator) -> tuple[Explanation, ...]:
-    """Return the explanations, with the plan of TorchRec's default planner added to the plans of other methods."""
+def _with_torchrec(explanations: Sequence[Explanation], simulator: Simulator) -> tuple[Explanation, ...]:
+    """Return the explanations, with TorchRec's default planner added to the methods whose plans are compared."""
     costs = list[dict[str, Cost | str]]()
     tasks = [explanation.plan.task for explanation in explanations]
     for task in tasks:
@@ -111,8 +111,8 @@ def _beside_torchrec(explanations: Sequence[Explanation], simulator: Simulator) 
 
 
 def _torchrec_cost(task: Task, simulator: Simulator) -> dict[str, Cost | str]:
-    """Return the cost of the plan by TorchRec's default planner, or the reason why there is no plan, in a dictionary
-    with the name of the planner as key.
+    """Return a dictionary with one entry: the name of TorchRec's default planner, and the cost of its plan or the
+    reason why there is no plan.
     """
     try:
         plan = torchrec_default(task, simulator)

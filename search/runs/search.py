@@ -118,25 +118,27 @@ class Search(OutputSettings, ModelSettings):
 
     @cached_property
     def models(self) -> CostModels:
-        """The cost models that predict costs, with the overhead of the framework (the target system, or the system that
-        measures steps) if that overhead counts.
+        """The cost models that predict costs. They include the overhead of the framework if this overhead counts; the
+        framework is the target system, or the system in which steps are measured.
         """
         return target_named(self.target).costed(CostModels.of(self.choice_of(self.model), self._usual_framework))
 
     @property
     def _usual_framework(self) -> str | None:
-        """The framework whose overhead counts if the setting `framework` is None and the models know this overhead."""
+        """The framework whose overhead costs count by default, if the setting `framework` is
+        None; None for no overhead.
+        """
         return target_named(self.target).usual_framework(None if self.verify is None else self.verify.measure.framework)
 
     @property
     def _chosen(self) -> ModelChoice:
-        """The models with which the search finds plans, by the name that the user gave."""
+        """The name and the settings of the cost models with which the search finds plans."""
         framework = TORCHREC if self.models.of_whole_steps else None
         return replace(self.choice_of(self.model), framework=framework).normalized
 
     def _whole(self, path: Path) -> SearchRun:
-        """Return the finished run in a directory; raise UserError if the run has another number of tasks than this
-        search.
+        """Return the finished run in a directory; raise UserError if the run and this search have
+        different numbers of tasks.
         """
         run = SearchRun.load(path)
         if len(run.records) != len(self.tasks):
@@ -208,8 +210,8 @@ class Search(OutputSettings, ModelSettings):
         measure: Measure | None,
         progress: Progress,
     ) -> Searched:
-        """Return the answer to a task: search for a plan, or resume with the saved candidate plans; measure the
-        candidate plans if `verify` is set.
+        """Return the plan of a task, or the error: search for a plan, or resume with the saved candidate plans; if
+        `verify` is set, measure the candidate plans.
 
         `first` is the state of the first task's answer, if the task was searched already.
         """
@@ -247,8 +249,8 @@ class Search(OutputSettings, ModelSettings):
         return record, plan
 
     def _left_out(self, models: CostModels) -> tuple[Message, ...]:
-        """Return a warning if predicted costs leave out a part of the steps for which plans are made or in which plans
-        are measured.
+        """Return the warnings that predicted costs leave out a part of the training step,
+        such as framework overhead.
         """
         counts_if_known = self._usual_framework is not None and models.framework is None
         return target_named(self.target).cost_warnings(models) or (
@@ -362,22 +364,24 @@ class SearchResult:
         return grid_of(Text(f"{self.saved.searcher}: {self.saved.path}"), known, words=0)
 
     def _caveats(self) -> list[str]:
-        """Return the different caveats of the predicted costs as texts, usually only one caveat."""
+        """Return the texts that limit the trust in the predicted costs, each once; usually all
+        tasks have the same text.
+        """
         return [
             f"are {caveat}" for caveat in dict.fromkeys(r.caveat for r in self.saved.records if r.caveat is not None)
         ]
 
     def _scopes(self) -> list[str]:
-        """Return the scopes of the predicted costs (the parts of a step that costs count) as texts, usually one scope
-        for all tasks.
+        """Return texts that list the parts of a training step that predicted costs count, each once; usually all
+        tasks have the same text.
         """
         plans = (self._plan_of(record) for record in self.saved.records[:_SHOWN_TASKS])
         known = [plan.prediction.scope for plan in plans if plan is not None and plan.prediction is not None]
         return [f"count {scope}" for scope in dict.fromkeys(known) if scope is not None]
 
     def _warnings(self) -> Iterator[str]:
-        """Yield, for each place that warnings name, the warning of the first task; leave out warnings that repeat the
-        caveat of the costs.
+        """Yield the warnings of all tasks as texts. If several tasks have warnings about the same subject, only the
+        first of these is shown in full. Warnings that repeat a caveat of the costs are left out.
 
         Records store warnings as text, in which the place is the text before the first colon.
         """

@@ -1,4 +1,5 @@
-"""Upper bounds of the widths of cache rows: with these bounds, a search can count the bytes of each shard separately.
+"""Upper bounds of the widths of cache rows, so that a search can count the bytes of each shard alone, without regard to
+other shards in the same cache.
 
 A device's cache has rows as wide as the widest cached shard on it, so the bytes of a shard depend on the shards beside
 it, which no search knows in advance. Searches charge each cached shard for the widest cached shard that may come to
@@ -24,7 +25,7 @@ ItemTables = tuple[tuple[int, int], ...]
 def charged_widths(
     task: Task, items: Sequence[ItemTables], rules: PlacementRules, loads: Loads, item: IntArray
 ) -> FloatArray | None:
-    """Return the width of the cache row for which a search charges each of n loads, in columns, (n,);
+    """Return the width in columns, (n,), of the cache rows with which a search counts the bytes of each of n loads;
     `item` (n,) is the item of each load.
 
     Return None if every load is charged for its own width: no table is cached, each width has a cache of its own, or
@@ -44,8 +45,8 @@ def charged_widths(
 
 
 def _widest_beside(items: Sequence[ItemTables], rules: PlacementRules, loads: Loads, item: IntArray) -> FloatArray:
-    """Return, for each item, the width in columns of the widest shard that may share a device and a cache with the
-    item, (I,).
+    """Return, for each item, the width in columns of the widest shard that may share a device and a
+    cache with the item, (I,).
 
     The `loads` (n,) are all shards of one kernel call, with the item (n,) of each. A shard of an item never meets
     another shard of the same item, but tables that are kept together do meet.

@@ -39,8 +39,8 @@ def check_buffers(task: Task) -> None:
 
 @dataclass(frozen=True, eq=False)
 class FixedLoad:
-    """The load that D devices have before a search places the column-wise tables: the load of all other tables of the
-    task.
+    """The load that D devices have before a search places the column-wise tables: the memory, the compute time and the
+    traffic of all other tables of the task.
 
     Attributes:
         task: the task with all tables.
@@ -62,8 +62,8 @@ class FixedLoad:
 
     @classmethod
     def empty(cls, task: Task, tables: IntArray | None = None) -> "FixedLoad":
-        """Return the fixed load of empty devices: a search is to place all tables column-wise, or only the tables with
-        the indices `tables` (t,).
+        """Return a fixed load of zero: no table is placed yet. A search is to place all tables column-wise, or only the
+        tables with the indices `tables` (t,).
         """
         devices = task.topology.num_devices
         which = np.arange(len(task.tables)) if tables is None else tables
@@ -106,7 +106,7 @@ class FixedLoad:
 
     @cached_property
     def free_bytes(self) -> IntArray:
-        """The memory of each device that is left for the column-wise tables, (D,) bytes."""
+        """The bytes of memory on each device that the other tables leave for the column-wise tables, (D,)."""
         return device_memory(self.task) - self.size_bytes
 
     def traffic(self, units: FloatArray) -> Traffic:
@@ -141,8 +141,8 @@ class FixedLoad:
         return ready_ms, ready_ms + forward
 
     def closed_to(self) -> BoolArray:
-        """Return a mask of tables and devices, (T, D): True if the table would share the device with a table of this
-        load from which the constraints keep the table apart.
+        """Return a mask of tables and devices, (T, D): True if the device already has a table of this load that the
+        constraints keep apart from the table.
         """
         names = [table.name for table in self.task.tables]
         closed: BoolArray = np.zeros((len(names), self.task.topology.num_devices), dtype=np.bool_)
@@ -157,8 +157,8 @@ class FixedLoad:
 
 
 def placed_bytes(task: Task, placements: Sequence[Placement]) -> IntArray:
-    """Return the bytes of memory that `placements`, which may be of only some tables of the task, take on each device,
-    (D,).
+    """Return the bytes of device memory that `placements` take on each device, (D,); the placements may cover only
+    some tables of the task.
     """
     devices = task.topology.num_devices
     loads = placed_loads(task.tables, placements, task.batch_size, devices)

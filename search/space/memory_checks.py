@@ -53,8 +53,8 @@ def check_whole(space: SearchSpace, method: str) -> None:
 def no_room(
     space: SearchSpace, index: int, width: int, size_bytes: int, free_bytes: IntArray, method: str
 ) -> InfeasibleError:
-    """Return the error that `method` finds no device with room for a shard, `width` units wide, of the item with this
-    `index`.
+    """Return the error that the searcher `method` finds no device with room for a shard, `width` units
+    wide, of the item `index`.
 
     `free_bytes` (n,) is the free memory of each device that may hold the shard; it is empty if no device may.
     """
@@ -80,15 +80,13 @@ def no_room(
 
 
 def described(memory: IntArray) -> str:
-    """Return the number of devices and the bytes of each device for shards, (D,), as text: "4 devices of 8 GiB"."""
+    """Return text such as "4 devices of 8 GiB" from the bytes of memory of each device, (D,)."""
     smallest, largest = readable_bytes(memory.min()), readable_bytes(memory.max())
     return f"{number_of(len(memory), 'device')} of " + (smallest if smallest == largest else f"{smallest} to {largest}")
 
 
 def memory_in_all(memory: IntArray) -> str:
-    """Return the memory of all devices together, from the memory (D,) of each device, as a clause:
-    "4 devices of 8 GiB have 32 GiB in all".
-    """
+    """Return text such as "4 devices of 8 GiB have 32 GiB in all" from the bytes of memory of each device, (D,)."""
     if len(memory) == 1:
         return f"the device has {readable_bytes(memory[0])}"
     return f"{described(memory)} have {readable_bytes(memory.sum())} in all"
@@ -151,8 +149,8 @@ def check_confined(space: SearchSpace) -> None:
 
 
 def _of_bounds(space: SearchSpace) -> str:
-    """Return the remark that the counted bytes assume, in every cache, rows as wide as the widest cached table; an
-    empty text if the bytes do not assume this.
+    """Return the remark that each cache counts as wide as the widest cached table; an empty text if the counted bytes
+    do not depend on this assumption.
     """
     bounds = has_bounds(space.task, space.items, space.shards.rules)
     return " (if every cache counts as wide as the widest cached table)" if bounds else ""

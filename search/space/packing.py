@@ -25,8 +25,8 @@ _AMPLE = 1 << 61  # more than any task takes, and still far from where 64 bits e
 
 
 def enough(space: SearchSpace, factor: float) -> tuple[str, IntArray] | None:
-    """Return a value of `topology.memory_bytes` that leaves at least `factor` times as much memory for shards as there
-    is now.
+    """Return a value of `topology.memory_bytes` that leaves at least `factor` times as much memory for shards as now:
+    as text, and as bytes for shards on each device (D,).
 
     The result is a text, such as "16 GiB" or "1.5 times as much", and the bytes that are then left for the items on
     each device, (D,); or None if a device cannot have this much memory.

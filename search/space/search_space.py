@@ -1,4 +1,5 @@
-"""The column-wise tables that a search places: the items into which the tables are cut, and all shards of the items.
+"""The column-wise tables that a search places, cut into items: an item is a table, a pinned shard, or several tables
+that are kept together. All possible shards of the items are listed in arrays.
 
 Usually an item is a table. Constraints make an item of each pinned shard, and a single item of all tables that are
 kept together.
@@ -29,7 +30,8 @@ _FRACTIONS = 1024  # fractions per unit of 4 columns
 
 @dataclass(frozen=True, eq=False)
 class SearchSpace:
-    """The column-wise tables of a task as I items, which a search places on devices with a fixed load.
+    """The column-wise tables of a task as I items, which a search places on devices with a fixed load. An item is a
+    table, a pinned shard, or several tables that are kept together.
 
     Attributes:
         fixed: the task, and the load of its other tables.
@@ -67,7 +69,7 @@ class SearchSpace:
 
     @classmethod
     def of_task(cls, task: Task) -> "SearchSpace":
-        """Return the space of all tables of a task, with empty devices."""
+        """Return the space in which all tables of a task are to be placed column-wise; no table is placed yet."""
         return cls.of(FixedLoad.empty(task))
 
     @property
@@ -77,7 +79,7 @@ class SearchSpace:
 
     @property
     def free_bytes(self) -> IntArray:
-        """The memory of each device that is left for the items, (D,) bytes."""
+        """The bytes of memory on each device that are left for the items, (D,)."""
         return self.fixed.free_bytes
 
     @property
@@ -86,7 +88,7 @@ class SearchSpace:
         return np.array([its[0][0] for its in self.items], dtype=np.int64)
 
     def name(self, item: int) -> str:
-        """Return the quoted names of the tables in an item, joined by "+", as error messages show the names."""
+        """Return the names of the tables in an item for error messages: quoted, and joined by " + "."""
         return " + ".join(repr(self.task.tables[table].name) for table, _ in self.items[item])
 
     def columns(self, item: int, width: int) -> list[tuple[int, int]]:
@@ -119,8 +121,7 @@ class SearchSpace:
         )
 
     def widths(self, plan: Plan) -> IntArray:
-        """Return the units of each item on each device, (I, D), in a plan; the plan must keep the constraints of the
-        task.
+        """Return the units of each item on each device, (I, D), in a plan that keeps the constraints of the task.
 
         Raises:
             UserError: a table that is to be placed column-wise has another sharding type in the plan.
@@ -210,8 +211,8 @@ def _shard_loads(task: Task, items: Sequence[ItemTables], item: IntArray, units:
 
 
 class _Item(NamedTuple):
-    """An item, with the rules on the devices where the item may be placed and on the shards into which the item may be
-    split.
+    """An item (a table, a pinned shard, or several tables that are kept together), with the rules on where it may be
+    placed and how it may be split.
 
     Attributes:
         tables: the tables in it.
@@ -247,8 +248,8 @@ def _rules(fixed: FixedLoad, items: Sequence[_Item]) -> PlacementRules:
 
 
 def _own_devices(fits: BoolArray) -> list[tuple[int, int]]:
-    """Return (shard, device) pairs that give each of n shards a different device; `fits` (n, D) is True if a shard fits
-    a device.
+    """Return (shard, device) pairs that give each of n shards a different device; `fits` (n, D) is True if
+    a shard fits on a device.
     """
     if not len(fits):
         return []

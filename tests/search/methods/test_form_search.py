@@ -302,7 +302,7 @@ class _Recorded:
 def _searched_by(monkeypatch, columns, quick=None):
     """Every default search searches columns so from now on."""
     monkeypatch.setattr(NeuroShard, "column_search", columns)
-    monkeypatch.setattr(NeuroShard, "beside_search", columns)
+    monkeypatch.setattr(NeuroShard, "column_search_around_fixed", columns)
     monkeypatch.setattr(NeuroShard, "quick", quick or EvenLayouts())
 
 
