@@ -23,7 +23,7 @@ from choices import gains_by_size, judged_rules
 from h100 import memory_shares
 from headline import headline, summary
 from ranks import beside_mirrors
-from search_costs import methods, scaling, two_plans
+from search_costs import methods, scaling, speed, two_plans
 from shared import COLUMN_WISE, Made, evaluated, markdown, papers_tasks, with_tables
 from training_steps import beside_torchrec, predicted_steps, step_plans, steps_by_method
 from unmeasured import judged_without_margins
@@ -94,6 +94,8 @@ def models_of(name: str) -> str:
         return "fitted to made-up devices"
     if name in ("headline", "summary"):
         return f"{models_of('steps')}, h100 {(CostModels.load('h100').digest or '')[:8]}"
+    if name == "speed":
+        return f"the papers' networks, roofline:h100 {_analytic_digest()[:8]}"
     if name in ("scaling", "tiers"):
         return f"roofline:h100 {_analytic_digest()[:8]}"
     if name in ("steps", "predicted_steps", "steps_by_method", "step_plans", "mirrored", "errors"):
@@ -225,6 +227,7 @@ MAKERS: dict[str, Callable[[Path, bool], Made]] = {
     "plan": two_plans,
     "methods": methods,
     "scaling": scaling,
+    "speed": speed,
     "tiers": memory_shares,
     "hardware": hardware,
     "choices": judged_rules,

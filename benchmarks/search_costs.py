@@ -5,8 +5,10 @@ searches: tables of `results.py`.
 import resource
 import time
 import warnings
+from collections.abc import Sequence
 from multiprocessing import get_context
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pandas as pd
@@ -15,8 +17,10 @@ from shared import Made, found, of_drawn_dims, papers_tasks, simulator_of, total
 import neuroshard as ns
 from neuroshard.tables import halvings
 from neuroshard.tables.sources.dlrm_like import dlrm_like
+from neuroshard.tasks.draw import TaskDraw, drawn
 
 BATCH_SIZE = 4096
+MEASURED = Path(__file__).parent / "data" / "cpu"
 METHODS = (
     *("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy", "dreamshard", "autoshard"),
     *("torchrec", "torchrec_simulated", "neuroshard_published", "neuroshard"),
@@ -91,6 +95,75 @@ def scaling(_work: Path, small: bool) -> Made:
 
 
 _SCALED = "neuroshard_published", "neuroshard"
+PAPERS_SCALES, LARGE_SCALES = ((30, 4), (59, 4), (60, 8)), ((1000, 128), (5000, 512))
+
+
+def speed(work: Path, small: bool) -> Made:
+    """Return a table of the default search's time relative to the time of the published search.
+
+    The two search the same tasks alternately. Models of the papers' tasks are the papers' networks; models of the
+    large tasks are `roofline:h100`.
+    """
+    warnings.simplefilter("ignore", ns.NeuroShardWarning)
+    count, rows = 2 if small else 12, list[dict[str, str]]()
+    for num_tables, devices in PAPERS_SCALES:
+        draw = TaskDraw(count=count, min_tables=num_tables, max_tables=num_tables)
+        tasks = drawn(dlrm_like(batch_size=BATCH_SIZE, seed=1), ns.Topology(devices, "4GiB"), BATCH_SIZE, draw)
+        rows.append(_speeds(tasks, _papers_networks(work / f"{devices}", devices), "the papers' networks"))
+    for num_tables, devices in LARGE_SCALES[: 1 if small else 2]:
+        tasks = (_large_task(num_tables, devices),) * (1 if small else 5)
+        rows.append(_speeds(tasks, simulator_of("roofline:h100"), "`roofline:h100`"))
+    return Made(pd.DataFrame(rows), f"{count} tasks, or 5 searches of a large task, after one that compiles.")
+
+
+def _speeds(tasks: Sequence[ns.Task], simulator: ns.Simulator, models: str) -> dict[str, str]:
+    """Return the row of tasks of the same size: search times of both searches, their ratio and the ratio of costs."""
+    for searcher in _SCALED:
+        _timed(tasks[0], simulator, searcher)  # compiles
+    timed = np.array([[_timed(task, simulator, searcher) for searcher in _SCALED] for task in tasks])
+    (costs, seconds), topology = np.moveaxis(timed, -1, 0), tasks[0].topology
+    ratios = np.sort(seconds[:, 1] / seconds[:, 0])
+    return {
+        "tables x devices": f"{len(tasks[0].tables)} x {topology.num_devices}",
+        "models": models,
+        "published search, s, median": f"{np.median(seconds[:, 0]):.3f}",
+        "default search, s, median": f"{np.median(seconds[:, 1]):.3f}",
+        "default / published, median": f"{np.median(ratios):.1f}",
+        "lowest to highest": f"{ratios[0]:.1f} to {ratios[-1]:.1f}",
+        "costs, default / published": f"{(costs[:, 1] / costs[:, 0]).mean():.3f}",
+    }
+
+
+def _large_task(num_tables: int, devices: int) -> ns.Task:
+    """Return a task of tables of many sizes on hosts of eight devices, with lookups of the same skewness."""
+    rng, reuse = np.random.default_rng(3), ns.zipf_reuse(100_000, 65_536)
+
+    def table(number: int) -> ns.Table:
+        rows, dim = int(10 ** rng.uniform(2, 6.7)), int(rng.choice([16, 32, 64, 128]))
+        return ns.Table(f"t{number}", rows, dim, float(np.clip(rng.lognormal(1.5, 1.2), 0.1, 200)), reuse, 4)
+
+    return ns.Task(tuple(map(table, range(num_tables))), ns.Topology(devices, "80GiB", devices_per_host=8), 65_536)
+
+
+def _papers_networks(work: Path, devices: int) -> ns.Simulator:
+    """Fit the papers' networks to the measurements of this repository that the papers would have made: column-wise
+    tables, all-to-alls of this number of devices, and one batch size.
+    """
+    data = work / "data"
+    if not data.exists():
+        copytree(MEASURED, data)
+        for path in data.glob("*/*.parquet"):
+            rows = pd.read_parquet(path)
+            if "collective" in rows:
+                kept = (rows["collective"] == "all_to_all") & (rows["size_bytes"].map(len) == devices)
+            else:
+                kept = (rows["sharding_type"] == "column_wise") & rows["pooled"]
+            path.chmod(0o644)
+            rows[kept & (rows["batch_size"] == BATCH_SIZE)].to_parquet(path, index=False)
+    models = work / "models"
+    if not models.exists():
+        ns.pretrain(data, models, compute_model="paper", comm_model="paper")
+    return ns.Simulator(ns.CostModels.load(models))
 
 
 def _scaled(num_tables: int, num_devices: int, searcher: str) -> dict[str, str]:
