@@ -138,5 +138,5 @@ def test_real_kernels_look_up_the_rows_of_the_plan(found):
     assert looked_up == pytest.approx(load, rel=0.2)
 
 
-def test_toy_models_know_a_further_type(found):
+def test_random_models_of_the_test_kit_know_a_further_type(found):
     assert FORM in found["known to the kit"]

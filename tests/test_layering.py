@@ -60,7 +60,7 @@ def _files(directory):
 
 
 @pytest.mark.parametrize(("folder", "its_own"), [("neuroshard", set()), *((stage, {stage}) for stage in STAGES)])
-def test_the_core_imports_no_stage_and_stages_no_other(folder, its_own):
+def test_core_imports_no_stage_and_stages_import_only_allowed_stages(folder, its_own):
     files = _files(folder)
     assert files
     for path in files:
@@ -76,7 +76,7 @@ def test_code_that_users_run_does_not_import_tests(folder):
 
 
 @pytest.mark.parametrize("name", [*(f"stages/{stage}" for stage in STAGES), "conf"])
-def test_stages_are_reached_through_committed_links(name):
+def test_stages_in_the_package_are_committed_links_to_their_folders(name):
     link = ROOT / "neuroshard" / name
     assert link.is_symlink()
     assert (link.parent / link.readlink()).resolve() == ROOT / link.name
@@ -132,7 +132,7 @@ def test_imports_between_modules_have_no_cycle():
     assert _cycle(graph) != []
 
 
-def test_plans_import_nothing_in_a_circle_for_types_either():
+def test_plans_package_has_no_import_cycle_even_for_types():
     graph = _graph(for_types=True)
     assert "neuroshard.layouts" in graph["neuroshard.plans.plan"]
     for module in graph:

@@ -152,7 +152,7 @@ def test_collect_run_on_a_cpu_measures_every_sample(tmp_path):
     assert 0 < summary["compute"].busy_s < summary["compute"].wall_s
 
 
-def test_failed_samples_are_recorded_and_summed_up(tmp_path):
+def test_collect_records_failed_samples_and_counts_them_in_the_summary(tmp_path):
     summary = collect_run(tmp_path / "data").run()
     failed = [m for m in DataDirectory(tmp_path / "data").compute().read() if not m.second_pass and m.error is not None]
     assert summary["compute"].failed == len(failed) > 0
@@ -161,7 +161,7 @@ def test_failed_samples_are_recorded_and_summed_up(tmp_path):
     assert "MemoryError: too much" in shown(summary)
 
 
-def test_a_finished_run_measures_nothing_again(tmp_path):
+def test_running_a_finished_collect_run_again_measures_nothing(tmp_path):
     collect_run(tmp_path / "data").run()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*.parquet")}
     assert collect_run(tmp_path / "data").run()["compute"].busy_s == 0
@@ -186,7 +186,7 @@ KILLS = [*product(range(3), ("before", "after"))]
 
 
 @pytest.mark.parametrize("kills", [KILLS[1::2], pytest.param(KILLS, marks=pytest.mark.slow)])
-def test_killed_runs_lose_nothing_and_repeat_nothing(tmp_path, kills):
+def test_killed_collect_run_keeps_finished_parts_and_resumes_to_the_same_data(tmp_path, kills):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     collect_run(whole).run()
     kept: dict[Path, int] = {}
@@ -213,7 +213,7 @@ def test_collecting_into_data_of_other_hardware_is_refused(tmp_path):
         collect_run(tmp_path / "data").run()
 
 
-def test_exchanges_take_turns_among_device_counts(tmp_path):
+def test_exchange_samples_are_measured_for_each_listed_device_count_and_batch_size(tmp_path):
     run = collect_run(tmp_path / "data")
     run = replace(run, comm=replace(run.comm, num_devices=(2, 3)), batch_sizes=(16, 64), num_second_pass=6)
     run.run()
@@ -265,7 +265,7 @@ def test_samples_disturbed_by_other_load_are_measured_again(tmp_path, spell, aga
     assert summary["compute"].noise < 1e-9
 
 
-def test_a_machine_that_stays_busy_is_refused_and_measured_on_later(tmp_path):
+def test_collect_refuses_noise_of_a_busy_machine_and_resumes_once_the_machine_is_quiet(tmp_path):
     """Busy from its second batch on, then all the time, it agrees with itself on most samples; then it is quiet."""
     _busy_run(tmp_path / "quiet", []).run()
     for begin, parts in ((1, 6), (0, 8)):
@@ -358,7 +358,7 @@ def test_collecting_into_the_directory_of_another_run_is_refused(tmp_path):
         ("references", 0.06, 0.0),
     ],
 )
-def test_runs_resume_only_if_samples_are_drawn_equally(tmp_path, name, before, after):
+def test_collect_run_resumes_only_if_settings_that_draw_samples_are_unchanged(tmp_path, name, before, after):
     run, (setting, _, inner) = collect_run(tmp_path / "data", samples=1), name.partition(".")
     changed = {setting: {inner: after} if inner else after}
     run.run()

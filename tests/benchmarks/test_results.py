@@ -110,7 +110,7 @@ def test_h100_pages_contain_the_measured_figures():
 
 
 @pytest.mark.slow
-def test_the_page_on_an_h100_holds_the_steps_that_were_trained():
+def test_h100_pages_contain_the_tables_of_trained_steps():
     text = "".join(page.read_text() for page in h100.PAGES)
     trained = {name: partial(h100.shown, name) for name in ("steps", "steps_little", "methods")}
     assert with_tables(text, trained) == text, "python benchmarks/h100.py"
@@ -122,7 +122,7 @@ def test_results_tables_record_date_machine_models_and_noise(path):
     assert results.facts(path)["models"] == results.models_of(path.stem), "make results"
 
 
-def test_a_finished_table_is_made_again_with_other_models_only(tmp_path, monkeypatch):
+def test_results_table_is_made_again_only_if_the_models_change(tmp_path, monkeypatch):
     made = []
 
     def maker(_work, _small):

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import unmeasured
 
 
-def test_plans_are_costed_by_the_models_and_in_truth():
+def test_true_costs_equal_predictions_on_the_device_of_the_models_and_differ_on_another():
     """By models that are the truth all that is predicted comes true; on another device it does not."""
     device, other = MADE_UP["cpu"], unmeasured._another("cpu", 0)
     own, elsewhere = (unmeasured._judged(unmeasured.Case(device.truth, on), 0, 2) for on in (device, other))

@@ -175,7 +175,7 @@ def test_slurm_launcher_override_selects_the_partition():
     assert launcher.partition == "cpu"
 
 
-def test_a_plain_search_is_in_the_training_range_of_the_installed_models():
+def test_default_search_is_in_the_training_range_of_the_installed_models():
     """Its task, laid out by any sensible plan; tasks that are drawn are drawn from all tables still."""
     search = instantiate_config(_compose("search", []).run)
     (task,) = search.tasks

@@ -42,7 +42,7 @@ def test_settings_in_config_files_have_comments():
                 assert " # " in line or above.strip().startswith("# "), f"{path.stem}: {line}"
 
 
-def test_the_writer_reads_dataclasses_functions_and_bases(tmp_path):
+def test_settings_writer_includes_fields_of_base_classes_and_nested_classes(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass, field\n"
         "@dataclass\n"

@@ -75,7 +75,7 @@ def _assert_trained(tables, train):
 
 
 @pytest.mark.xdist_group("measures")
-def test_torchrec_dlrm_trains_every_table_whatever_the_plan():
+def test_torchrec_dlrm_trains_every_table_of_any_plan():
     """Tables of ten columns are data-parallel, whatever constraints say; and some plans have the others so."""
     cases = {
         "as it stands": (2, 64, None),
@@ -87,7 +87,7 @@ def test_torchrec_dlrm_trains_every_table_whatever_the_plan():
 
 
 @pytest.mark.xdist_group("measures")
-def test_torchrec_dlrm_cuda_trains_every_table_whatever_the_plan():
+def test_torchrec_dlrm_cuda_trains_every_table_of_any_plan():
     """On CPUs, in the pipeline: tables by TorchRec's fused optimizer, by ours, and by both."""
     cases = {
         "as it stands": (2, None),
@@ -123,7 +123,7 @@ def test_torchrec_dlrm_cuda_plans_every_table_for_eight_gpus():
 @pytest.mark.slow
 @pytest.mark.xdist_group("measures")
 @pytest.mark.filterwarnings("ignore::neuroshard.NeuroShardWarning")
-def test_python_pipeline_and_commands_leave_equal_files(tmp_path, capsys):
+def test_python_pipeline_and_commands_write_equal_files_and_models(tmp_path, capsys):
     """The commands take what it wrote for their own, unfinished or not, and change nothing."""
     example = _example("pipeline")
     measured = example.main(tmp_path, num_calls=60, num_exchanges=24)

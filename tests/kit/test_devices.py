@@ -70,7 +70,7 @@ def test_gpu_sectors_make_narrow_tables_as_expensive_as_wider_tables():
     assert eight < 1.1 * four
 
 
-def test_cpu_widths_that_fill_no_vector_are_more_expensive_than_the_next_that_does():
+def test_made_up_cpu_takes_longer_for_60_columns_than_for_64_that_fill_whole_vectors():
     rest, full = (MadeUpCpu().predict(LoadSets.of([[_TABLES[0].with_dim(w)]], 4096))[0] for w in (60, 64))
     assert rest > full
 

@@ -54,7 +54,7 @@ def _error(model):
 
 
 @pytest.mark.slow
-def test_savings_of_narrow_calls_are_learned():
+def test_fit_learns_the_savings_of_narrow_calls_from_their_widths():
     told, untold = _fitted((NARROW,)), _fitted()
     assert _error(told) < 0.3 * _error(untold)
     assert told.saved[0] == pytest.approx(SAVED, abs=0.1)
@@ -83,7 +83,7 @@ def test_additive_networks_and_exported_models_predict_equally(kernel_widths):
         assert np.allclose(cost_ms, exported.predict(LoadSets.of(calls, 256)), rtol=1e-4)
 
 
-def test_fitting_further_keeps_the_starts_widths():
+def test_fitting_further_keeps_the_kernel_widths_of_the_initial_model():
     """Whatever the fitter's own are: what it begins with is what the start has learned."""
     start = random_by_widest().members[0]
     still = TrainingSettings(epochs=1, learning_rate=1e-12)

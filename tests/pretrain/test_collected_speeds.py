@@ -51,7 +51,7 @@ def _of_measurements(its):
     return _off(np.array([m.repeats.times_ms.mean() for m in its.train]), its.train)
 
 
-def test_measurements_are_nearer_to_the_truth(data):
+def test_references_bring_measurements_nearer_to_the_truth(data):
     known, unknown = (_measured(data, share).level.columns for share in (0.25, 0.0))
     assert np.std(_of_measurements(unknown)) > 0.2
     assert np.std(_of_measurements(known)) < 0.09  # 0.05 of it is the noise of every single one
@@ -64,7 +64,7 @@ def test_measurements_without_references_are_not_corrected(data):
         assert m.repeats.times_ms.tolist() == level.repeats.times_ms.tolist()
 
 
-def test_the_noise_stays_that_of_the_measurements(data):
+def test_references_halve_the_noise_and_are_not_measurements_themselves(data):
     """References don't make second passes agree: only what they tell of the machine's speed does."""
     measured = _measured(data, 0.25).columns
     raw, level = (pass_repeatability(its.everything) for its in (measured, measured.level))
@@ -73,7 +73,7 @@ def test_the_noise_stays_that_of_the_measurements(data):
     assert not any(m.split == "reference" for m in measured.everything)
 
 
-def test_models_are_nearer_to_the_truth_and_their_card_says_the_speeds(data, tmp_path):
+def test_models_fitted_with_references_are_nearer_to_the_truth_and_record_speeds(data, tmp_path):
     off = {}
     for share in (0.25, 0.0):
         out = tmp_path / str(share)

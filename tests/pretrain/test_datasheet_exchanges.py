@@ -83,7 +83,7 @@ def test_unmeasured_exchanges_have_datasheet_margins_and_no_ranges(bundle):
         assert not [one for one in warnings if one.where.startswith(("devices", "columns on a device"))]
 
 
-def test_costs_say_that_exchanges_are_a_datasheets_and_kernels_are_not(bundle):
+def test_cost_caveat_says_that_only_exchanges_are_from_a_datasheet(bundle):
     task = Task(TABLES[:8], Topology(4, 1 << 36), BATCH_SIZE)
     told = [Simulator(models).cost(task, whole(task)).caveat for models in (CostModels.load(bundle), H100)]
     assert all(DATASHEET in one for one in told)
@@ -91,7 +91,7 @@ def test_costs_say_that_exchanges_are_a_datasheets_and_kernels_are_not(bundle):
     assert [one.count(str(Coverage.COVERED)) for one in told] == [1, 2]  # of exchanges, and of kernels
 
 
-def test_measured_exchanges_take_the_place_of_the_datasheets(bundle, tmp_path):
+def test_exchanges_fitted_to_measurements_replace_those_of_the_datasheet(bundle, tmp_path):
     data = _collected(tmp_path / "data", exchanges=400)
     _pretrain(data, tmp_path / "fitted", init=str(bundle), allow_regression=True)
     models, card = load_bundle(tmp_path / "fitted")

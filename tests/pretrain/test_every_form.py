@@ -115,7 +115,7 @@ def _outside(warnings):
     return [warning.where for warning in warnings if warning.code == "values-outside-training-range"]
 
 
-def test_loads_outside_the_training_range_are_named_by_part(models):
+def test_warnings_name_the_part_whose_loads_are_outside_the_training_range(models):
     task = _mixed(None).task
     huge = replace(task, tables=(replace(task.tables[2], rows=500_000_000),))
     other = laid_out(huge, COPIES)
@@ -130,7 +130,7 @@ def test_simulator_warns_of_unmeasured_exchanges_between_hosts(models):
     assert not any("hosts" in one for one in _outside(simulator.warnings(_mixed(2))))
 
 
-def test_exchanges_are_known_as_unbalanced_as_they_were_measured(models):
+def test_training_range_includes_the_imbalance_of_measured_exchanges(models):
     (known,) = (one for one in models.ranges.others["exchanges"] if "of 4 devices" in one.name)
     assert known.least == 1.0
     assert 1.5 < known.most <= 4.0
@@ -146,7 +146,7 @@ def test_backward_waits_do_not_shorten_collectives_measured_without_waits(models
     assert (scatter.lead > 0).any()
 
 
-def test_fewer_sharding_types_are_fitted_if_they_are_named(data):
+def test_pretrain_fits_only_the_named_calls_and_refuses_unknown_ones(data):
     rows = _pretrain(data, "row_wise", calls=("row_wise",), **BRIEF_SETS)
     assert rows.metrics.keys() == {part for part in ALL_PARTS if not part.endswith(("data_parallel", "all_reduce"))}
     assert CostModels.load(data.parent / "row_wise").forms == {Form.COLUMN_WISE, Form.ROW_WISE}
@@ -156,7 +156,7 @@ def test_fewer_sharding_types_are_fitted_if_they_are_named(data):
         _pretrain(data, "wrong", calls=("row",), **BRIEF_SETS)
 
 
-def test_fitting_further_goes_on_from_every_part(data):
+def test_fitting_further_starts_from_every_part_of_the_initial_models(data):
     _pretrain(data, "first", **BRIEF_SETS)
     unmoved = {
         "compute_model": Additive(training_further=STILL),
@@ -184,7 +184,7 @@ def test_row_wise_models_start_from_fitted_column_wise_models(data):
     assert not np.allclose(copies, columns, rtol=0.1)
 
 
-def test_models_of_the_papers_kind_serve_every_sharding_type_at_one_batch_size(tmp_path):
+def test_paper_networks_fit_row_wise_tables_and_refuse_several_batch_sizes(tmp_path):
     _write(tmp_path / "data", 300, 400)
     networks = {"compute_model": PaperCompute(training=BRIEF), "comm_model": PaperComm(training=BRIEF)}
     with refused("samples-values-differ", names=["1024, 2048", "features=paper", "physical"]):
@@ -234,7 +234,7 @@ def test_sequence_tables_are_learned_costed_and_searched(sequences):
     assert not any(one.startswith("pooling factor") for one in told)
 
 
-def test_calls_that_are_named_are_fitted_and_must_have_been_measured(tmp_path):
+def test_pretrain_fits_the_named_calls_and_refuses_unmeasured_ones(tmp_path):
     _write(tmp_path / "data", 300, 200, sharding_types=("column_wise",), pooled=(True, False))
     for out, calls, known in (
         ("pooled", (), {COLUMN_WISE_CALL}),
@@ -268,7 +268,7 @@ def _linked(path, devices_per_host, seed, calls):
 
 
 @pytest.mark.slow
-def test_models_see_which_exchanges_cross_hosts(columns, tmp_path):
+def test_fitted_models_cost_more_for_exchanges_that_cross_hosts(columns, tmp_path):
     """From directories of exchanges on one host and between two."""
     _linked(tmp_path / "one", None, 1, columns)
     _linked(tmp_path / "two", 2, 2, [])

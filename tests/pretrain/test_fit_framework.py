@@ -80,7 +80,7 @@ def test_fit_recovers_true_coefficients_without_noise():
         np.testing.assert_allclose(predicted.predicted_ms, predicted.measured_ms, rtol=0.02, err_msg=name)
 
 
-def test_kernels_hang_on_little_that_ranks_determine():
+def test_noise_is_not_fitted_to_the_kernels_part_of_framework_overhead():
     """Noise is explained by inputs of any other part, but not if gains of data-parallel tables became uncertain."""
     rng = np.random.default_rng(0)
     noisy = [replace(m, repeats=m.repeats.times(float(np.exp(rng.normal(0, 0.3))))) for m in _measured(60)]
@@ -148,7 +148,7 @@ def test_predicted_framework_has_the_names_of_the_step_parts():
     assert predicted_framework(replace(MODELS, framework=TRUTH), []) == {}
 
 
-def test_whole_steps_are_predicted_by_the_cost():
+def test_cost_of_the_true_framework_equals_measured_local_work():
     sample = _measured(1)[0].sample
     cost = Simulator(replace(MODELS, framework=TRUTH).in_torchrec()).cost(sample.plan.task, sample.plan)
     local_ms = sum(cost.ms(part.name) for part in TRUTH.parts) + cost.compute
@@ -204,5 +204,5 @@ def test_host_bound_samples_keep_the_initial_device_coefficients():
         fit_framework(MODELS, waiting)
 
 
-def test_devices_that_are_their_own_hosts_wait_for_none():
+def test_framework_fit_has_no_host_part_if_devices_do_not_launch_asynchronously():
     assert fit_framework(MODELS, _measured(20), replace(TRUTH, host=HOST)).host == {}

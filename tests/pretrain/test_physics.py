@@ -60,7 +60,7 @@ def _silent(_epoch, _loss):
     pass
 
 
-def test_costs_far_from_the_samples_follow_the_moved_bytes():
+def test_additive_model_extrapolates_to_twenty_times_the_lookups():
     """Samples whose cost is a sum of what is moved tell what a table of twenty times the lookups costs."""
 
     def cost_ms(tables, batch_size):

@@ -66,13 +66,13 @@ def test_plan_data_stores_data_parallel_tables_under_a_second_name(tmp_path):
     assert all(m.sample.lookups for m in calls if m.sample.form == Form.ROW_WISE)
 
 
-def test_the_same_run_is_gone_on_with_on_the_same_hardware_only(tmp_path):
+def test_plan_records_of_other_hardware_settings_are_refused(tmp_path):
     PlanRecords.of_run(tmp_path, HARDWARE)
     with refused("out-begun-otherwise", names=["noise=0.01", "0.5"]):
         PlanRecords.of_run(tmp_path, replace(HARDWARE, noise=0.5))
 
 
-def test_calls_count_as_if_measured_at_one_speed(tmp_path):
+def test_plan_measurements_of_a_drifting_machine_are_levelled_to_one_speed(tmp_path):
     plans = [*_searched(tmp_path / "plain").saved.plans().values()]
     found = {}
     for name, factors in {"even": [1.0] * 6, "drifting": [0.8, 0.8, 1.25, 1.25, 1.0, 1.0]}.items():

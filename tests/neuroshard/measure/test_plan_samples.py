@@ -21,7 +21,7 @@ TASK = Task(TABLES, Topology(4, 1 << 30, devices_per_host=2), 256)
 MIXED = laid_out(TASK, range(4), [2, 3], 0, 3, COPIES)
 
 
-def test_every_device_calls_a_kernel_for_each_sharding_type():
+def test_kernel_calls_have_one_call_for_each_sharding_type_on_each_device():
     calls = kernel_calls(MIXED)
     assert [[call.form for call in its] for its in calls] == [
         [Form.COLUMN_WISE, Form.ROW_WISE, Form.DATA_PARALLEL],
@@ -34,7 +34,7 @@ def test_every_device_calls_a_kernel_for_each_sharding_type():
     assert {call.batch_size for its in calls for call in its if call.form is Form.DATA_PARALLEL} == {64}
 
 
-def test_tables_of_each_memory_have_a_call_and_share_a_cache():
+def test_kernel_calls_have_one_call_for_each_tier_and_cached_tables_share_a_cache():
     homes = (
         TierAssignment(Tier.UVM_CACHING, 0.5),
         TierAssignment(Tier.UVM_CACHING, 0.1),

@@ -37,7 +37,7 @@ def _due(*numbers):
     return [Due(ComputeSample(TABLES[:1], 256), number, 10 + number, "valid", number > 2) for number in numbers]
 
 
-def test_parts_that_are_there_are_neither_drawn_nor_measured(tmp_path, meter):
+def test_recorder_neither_draws_nor_measures_stored_parts(tmp_path, meter):
     recorder = _recorder(tmp_path, meter)
     recorder.record(_due(2, 3), 1)
     found = [*recorder.complete([(0, lambda: _due(0, 1)), (1, pytest.fail), (2, lambda: _due(4))])]

@@ -132,7 +132,7 @@ def _interrupted(monkeypatch, after, error):
     ("after", "error"),
     [(0, Killed("killed")), (1, Killed("killed")), (1, OSError(errno.ENOSPC, "No space left on device"))],
 )
-def test_whenever_writing_stops_the_old_bundle_stands(bundle, monkeypatch, after, error):
+def test_interrupted_save_of_a_bundle_keeps_the_old_bundle(bundle, monkeypatch, after, error):
     before = CostModels.load(bundle)
     with monkeypatch.context() as patch:
         _interrupted(patch, after, error)
@@ -161,7 +161,7 @@ def test_saving_a_bundle_keeps_other_files_in_the_directory(bundle):
          ["neuroshard-bundle-3", "neuroshard-bundle-4"]),
     ],
 )  # fmt: skip
-def test_saving_a_bundle_over_other_contents_is_refused_before_any_work(tmp_path, content, code, names):
+def test_check_place_refuses_other_contents_files_and_unwritable_places(tmp_path, content, code, names):
     check_place(tmp_path)
     check_place(tmp_path / "new")
     (tmp_path / "bundle.json").write_text(content)
@@ -356,7 +356,7 @@ def test_invalid_bundle_content_is_named_in_one_line(tmp_path, what):
         CostModels.load(tmp_path)
 
 
-def test_a_reader_gets_one_bundle_while_another_replaces_it(bundle, monkeypatch):
+def test_loading_a_bundle_during_its_replacement_returns_the_old_or_the_new_one(bundle, monkeypatch):
     """The new one is written between any two files that the reader opens."""
     other, read = random_models(seed=1), Path.read_bytes
     save_bundle(bundle.with_name("other"), other, CARD)

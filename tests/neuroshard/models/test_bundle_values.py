@@ -38,7 +38,7 @@ def bundles(tmp_path_factory):
 @pytest.mark.parametrize("form", ["newer", "paper", "linear", "datasheet"])
 @pytest.mark.timeout(3600)
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_wrong_values_are_refused_or_harmless(bundles, form):
+def test_bundle_with_wrong_values_is_refused_or_predicts_harmlessly(bundles, form):
     given = (bundles / form / "bundle.json").read_bytes(), next((bundles / form).glob("weights-*")).read_bytes()
     plans = whole(toy_task(3), 0), whole(toy_task(12))
     refused = loaded = 0

@@ -17,7 +17,7 @@ from tests.kit.plans import COPIES, laid_out, whole
 from tests.kit.searches import H100
 
 
-def test_cost_of_linear_models_by_hand():
+def test_cost_of_linear_models_equals_the_cost_computed_by_hand():
     task = toy_task(6)
     plan = whole(task)
     cost = Simulator(linear_models()).cost(task, plan)
@@ -103,7 +103,7 @@ def _mixed(task):
     return laid_out(task, range(4), COPIES, *(i % 4 for i in range(2, len(task.tables))))
 
 
-def test_exchanges_more_unbalanced_than_any_measured_are_reported_by_number_of_devices_and_for_columns_alone():
+def test_imbalance_above_that_measured_on_as_many_devices_is_outside_the_training_range():
     task = toy_task(8)
     even = whole(task)
     alone = whole(task, 0)

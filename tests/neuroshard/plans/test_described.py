@@ -69,7 +69,7 @@ def test_printed_plan_names_the_memory_its_bytes_count(memory, told):
     assert first.endswith(told)
 
 
-def test_a_data_parallel_table_counts_once():
+def test_described_shards_counts_a_data_parallel_table_once():
     assert MIXED.described_shards == "6 tables: 2 table-wise, 1 column-wise in 2 shards, 1 row-wise, 2 data-parallel"
     assert laid_out(TASK, *[COPIES] * 6).described_shards == "6 tables: 6 data-parallel"
     assert whole(toy_task(1, num_devices=1)).described_shards == "1 table: 1 table-wise"
@@ -91,7 +91,7 @@ def test_printed_plan_warns_of_tables_that_exceed_device_memory():
 
 
 @pytest.mark.parametrize("pooling_factor", [1e-9, 1 / TASK.batch_size])
-def test_tables_that_nobody_reads_are_outside_no_range(pooling_factor):
+def test_warnings_ignore_tables_that_are_looked_up_once_or_never(pooling_factor):
     """A file's pooling factor of 0 counts as one lookup in a batch."""
     simulator = Simulator(CostModels.load("cpu"))
     odd = replace(TASK.tables[0], rows=10**9, pooling_factor=pooling_factor)

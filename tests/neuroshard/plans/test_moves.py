@@ -18,7 +18,7 @@ def _shaped(*shapes):
     return Task(tuple(table(*shape) for shape in shapes), Topology(2, 1 << 30), 256)
 
 
-def test_tables_are_known_by_their_names():
+def test_moves_match_tables_of_both_plans_by_name():
     before, after = whole(_task("abc"), 0, 1, 0), whole(_task("cab"), 0, 1, 1)
     assert moved_between(before, after).tolist() == [0, 10 * 8 * 4, 0]
     (only,) = table_changes(before, after)
@@ -36,7 +36,7 @@ def test_new_and_removed_tables_are_named_and_count_no_moved_bytes():
     assert str(changes["c"]) == "table c: new, 320 bytes on device 2 (8 columns)"
 
 
-def test_moves_count_other_sharding_types_and_optimizers():
+def test_moved_bytes_count_changes_of_sharding_type_with_optimizer_state():
     task = _task("a", memory=MemoryUse("adam"))
     alone, rows, copies = (laid_out(task, where) for where in (0, [0, 1], COPIES))
     assert moved_bytes(alone, rows) == 5 * 8 * 12
@@ -45,7 +45,7 @@ def test_moves_count_other_sharding_types_and_optimizers():
     assert moved_bytes(replace(alone, task=replace(task, memory=MemoryUse())), copies) == 10 * 8 * 12
 
 
-def test_another_sharding_type_on_the_same_devices_is_a_change():
+def test_table_changes_list_another_sharding_type_on_the_same_devices():
     task = _task("a")
     (only,) = table_changes(laid_out(task, COPIES), laid_out(task, [0, 1]))
     assert (only.before == only.after, only.size_bytes) == (True, 0)
@@ -77,7 +77,7 @@ def test_moved_bytes_count_weights_and_optimizer_state(optimizer, copies):
     assert moved_between(after, after).tolist() == [0, 0, 0]
 
 
-def test_state_of_rows_counts_on_devices_that_had_no_shard():
+def test_moved_bytes_count_rowwise_state_only_on_devices_without_a_shard_before():
     task = replace(toy_task(2), memory=MemoryUse("rowwise_adagrad"))
     dim, rows = task.tables[0].dim, task.tables[0].rows
     before, wider = laid_out(task, {0: dim - 4, 1: 4}, 0), laid_out(task, {0: dim - 8, 1: 8}, 0)
@@ -86,7 +86,7 @@ def test_state_of_rows_counts_on_devices_that_had_no_shard():
     assert moved_between(before, elsewhere).tolist() == [rows * (4 * 4 + 4), 0]
 
 
-def test_pinned_shards_are_columns_like_any():
+def test_moved_bytes_are_0_if_equal_pinned_and_free_shards_swap_devices():
     """Two devices change their parts of a table, as wide: nothing moves, whichever part is pinned."""
     pinned = Constraints(pinned=(PinnedShard("a", 4, (0, 1)), PinnedShard("a", 4, (0, 1))))
     plan = laid_out(_task("ab", constraints=pinned), {0: 4, 1: 4}, 0)
@@ -102,7 +102,7 @@ def test_plans_may_be_for_different_numbers_of_devices():
     assert moved_between(after, before).tolist() == [its.size_bytes for its in few.tables]
 
 
-def test_rows_stay_where_they_are_in_both_plans():
+def test_moved_bytes_leave_out_rows_that_a_device_has_in_both_plans():
     """Three blocks of rows on three devices become four on four; then data-parallel, then table-wise."""
     few, many = (
         Task((table("t", 12, 8),), Topology(count, 1 << 30), 64, MemoryUse("rowwise_adagrad")) for count in (3, 4)
@@ -124,7 +124,7 @@ def test_rows_stay_where_they_are_in_both_plans():
         (2, [0, 1, 2, 3], [3, 2, 0, 1], [[0, 2, 1, 3]]),  # the hosts, and the first one's devices
     ],
 )
-def test_the_order_of_devices_and_of_hosts_does_not_count(host_size, devices, alike, others):
+def test_layout_key_ignores_the_order_of_devices_in_a_host_and_of_hosts(host_size, devices, alike, others):
     task = replace(toy_task(4), topology=Topology(4, 1 << 30, devices_per_host=host_size))
     assert layout_key(whole(task, *devices)) == layout_key(whole(task, *alike))
     assert layout_key(whole(task, *devices)) not in [layout_key(whole(task, *other)) for other in others]
@@ -157,7 +157,7 @@ def test_table_that_grew_moves_only_its_old_rows_and_columns(other, moved):
     assert (only.table, only.is_new, only.size_bytes) == ("b", False, moved)
 
 
-def test_blocks_of_a_table_that_grew_take_rows_from_their_neighbours():
+def test_moved_bytes_of_a_grown_row_wise_table_are_old_rows_that_change_blocks():
     """Two blocks of 5 rows become two of 8: the first takes rows 5 to 7 of what the second had; the rest is new."""
     before = laid_out(_task("a"), [0, 1])
     after = replace(before.task, tables=(replace(before.task.tables[0], rows=16),))

@@ -96,7 +96,7 @@ def test_plan_picture_draws_device_numbers_without_overlap(num_devices, figures)
         assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
-def test_many_devices_are_a_few_shapes(figures):
+def test_plan_picture_of_many_devices_has_one_shape_per_part(figures):
     """A thousand bars of three parts would be thousands of shapes."""
     plan_png(*_plan(1000), "title")
     assert sum(len(axes.patches) for axes in figures[0].axes) == 4
@@ -116,7 +116,7 @@ def test_memory_is_drawn_by_sharding_type(figures):
     assert figures[1].axes[1].get_legend() is None
 
 
-def test_curves_of_many_runs_have_no_names(figures):
+def test_curves_picture_of_many_runs_has_no_legend(figures):
     curves = [(f"run {i}", np.array([3.0, 2.0])) for i in range(30)]
     curves_png(curves, {})
     assert figures[0].axes[0].get_legend() is None
@@ -155,7 +155,7 @@ def test_plans_are_drawn_by_every_installed_model(name, settings, figures):
 
 @pytest.mark.parametrize("count", [1, 5, 30])
 @pytest.mark.parametrize("when", When)
-def test_any_number_of_parts_at_a_place_is_drawn(when, count, figures):
+def test_plan_picture_draws_any_number_of_parts_in_distinct_colours(when, count, figures):
     plan, cost = _plan(2)
     cost = Cost((*cost.parts, *(Part(f"part {number}", when, np.ones(2)) for number in range(count))))
     assert plan_png(plan, cost, "title").startswith(PNG)

@@ -37,7 +37,7 @@ def tilings(draw, most_rows=10**6, most_units=64):
     return whole, draw(st.permutations(pieces))
 
 
-def test_tilings_that_no_cut_makes_tile_too():
+def test_check_cover_accepts_tilings_that_no_straight_cut_divides():
     """Four around one."""
     check_cover(
         table(rows=3, dim=12),
@@ -84,7 +84,7 @@ def rectangles(draw):
 
 @given(rectangles())
 @settings(max_examples=300)
-def test_the_answer_is_that_of_counting_every_element(case):
+def test_check_cover_agrees_with_counting_how_often_each_element_is_covered(case):
     """Accepted if and only if every element is covered once, and what is named is an element that isn't."""
     whole, pieces = case
     count = np.zeros((whole.rows, whole.dim), dtype=int)

@@ -31,7 +31,7 @@ def read(request):
     return lambda path: request.param(path, "thing")
 
 
-def test_only_regular_files_of_some_size_are_read(tmp_path, read):
+def test_reading_irregular_too_large_or_missing_files_is_refused(tmp_path, read):
     pipe, big, folder = tmp_path / "pipe", tmp_path / "big", tmp_path / "folder"
     os.mkfifo(pipe)
     folder.mkdir()
@@ -165,7 +165,7 @@ def test_check_of_writable_paths_changes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_equal_paths_are_recognised_however_they_are_written(tmp_path):
+def test_by_place_groups_paths_of_the_same_directory_in_any_notation(tmp_path):
     here, other, link = tmp_path / "here", tmp_path / "other", tmp_path / "link"
     link.symlink_to(here)
     again = other / ".." / "here"

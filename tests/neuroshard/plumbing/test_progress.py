@@ -53,7 +53,7 @@ class Ticks:
         self._answers.put(True)
 
 
-def test_a_file_gets_a_line_whenever_one_is_due_and_one_at_the_end():
+def test_progress_in_a_file_is_a_line_at_each_tick_and_one_at_the_end():
     shown, ticks = StringIO(), Ticks()
 
     def lines():
@@ -90,7 +90,7 @@ def test_rates_are_shown_without_exponents(seconds, rate):
     assert shown.getvalue().split()[-1] == rate
 
 
-def test_work_that_fails_ends_without_a_line():
+def test_progress_in_a_file_prints_no_line_if_the_work_fails():
     shown, ticks = StringIO(), Ticks()
     with pytest.raises(ZeroDivisionError), progress_bar(Console(file=shown, force_terminal=False), ticks) as bar:
         bar.add_task("work", total=2)

@@ -67,7 +67,7 @@ def test_search_with_unknown_dense_time_takes_the_plan_with_least_worst_case_reg
     assert len(asked) == 3
 
 
-def test_a_method_is_asked_once_if_the_dense_time_is_known_or_does_not_count():
+def test_searcher_runs_once_if_the_dense_time_is_known_or_does_not_count():
     for models in (
         SHEET,
         CostModels.load("h100", framework="torchrec", dense_ms=8),
@@ -78,7 +78,7 @@ def test_a_method_is_asked_once_if_the_dense_time_is_known_or_does_not_count():
         assert len(asked) == 1
 
 
-def test_no_table_is_data_parallel_to_save_a_launch_that_dense_work_may_hide():
+def test_default_plan_has_the_least_regret_over_unknown_dense_times():
     """Copies of 1.3 GB were predicted 10% cheaper beside no dense work, and to cost 9 ms more beside 14 ms of it."""
     models = CostModels.load("h100", framework="torchrec")
     plan = find_plan(searcher_of("neuroshard"), EIGHT, Simulator(models)).plan

@@ -50,13 +50,13 @@ CALLERS = {
 
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize(("searcher", "what"), [(GivesPlan(), "a Plan"), (GivesNothing(), "None")])
-def test_a_method_that_returns_no_found_is_named_with_what_to_return(caller, searcher, what):
+def test_searcher_that_does_not_return_found_is_refused_by_name(caller, searcher, what):
     with refused("searcher-returned-other", names=[f"{type(searcher).__name__}.find", what]) as raised:
         CALLERS[caller](searcher)
     assert "ns.Found(plan)" in raised.value.message.remedy
 
 
-def test_a_method_that_tries_again_with_hosts_is_named_too(monkeypatch):
+def test_searcher_that_does_not_return_found_in_its_retry_with_hosts_is_refused(monkeypatch):
     monkeypatch.setattr("neuroshard.searching.searcher.assigned_to_hosts", lambda task, in_rows: toy_task(5))
     with refused("searcher-returned-other", names=["GivesPlanOnHosts.find", "a Plan"]):
         GivesPlanOnHosts().find(TASK, SIMULATOR)

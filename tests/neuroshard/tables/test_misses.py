@@ -45,7 +45,7 @@ def _by_histogram(rows, lookups, reuse, shares=SHARES):
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.8, 1.0, 1.2])
-def test_known_rates_miss_as_many_as_a_cache_does(exponent):
+def test_popularity_predicts_the_misses_of_a_simulated_cache(exponent):
     chances, lookups, cached_rows = _chances(4000, exponent), 500, np.array([100, 800, 2000, 3000])
     rates = Popularity(np.ones((1, 4000)), lookups * chances)
     unique, missed = _simulated(chances, lookups, cached_rows)
@@ -96,7 +96,7 @@ def test_more_lookups_per_batch_increase_cache_misses(rows, lookups, exponent, s
     assert many >= few * 0.9
 
 
-def test_more_lookups_at_known_rates_miss_more():
+def test_popularity_predicts_more_misses_at_higher_rates():
     rates = 50 * _chances(1000, 1.05)
     missed = [Popularity(np.ones((len(SHARES), 1000)), factor * rates) for factor in (1, 2, 4, 8)]
     found = np.array([one.missed_share(SHARES) * one.unique_rows(np.ones(1))[:, 0] for one in missed])
@@ -108,7 +108,7 @@ def test_tables_without_lookups_have_no_misses():
     assert _by_histogram(1000, 0.0, once) == pytest.approx(np.zeros(len(SHARES)))
 
 
-def test_tables_are_costed_one_by_one():
+def test_cache_misses_of_a_table_do_not_depend_on_other_tables():
     """Whatever others are asked of at the same time, and in whatever order."""
     rng = np.random.default_rng(0)
     rows, lookups = rng.integers(1, 10**6, 12) * 1.0, rng.uniform(1, 1e5, 12)

@@ -164,7 +164,7 @@ def test_sok_snippet_raises_if_the_number_of_processes_differs():
         (1 << 27, 0.25, 1, 1 << 28, 4),
     ],
 )
-def test_capacities_are_powers_of_two_and_caches_whole_gib(rows, share, devices, capacity, in_gpu):
+def test_sok_capacities_are_powers_of_two_and_caches_whole_gib(rows, share, devices, capacity, in_gpu):
     plan = _plan(table("t", rows, 32), range(4) if devices == 4 else 0, TierAssignment(Tier.UVM_CACHING, share))
     exported = ns.export_plan(plan, "sok")
     variable = exported.content["variables"][0]
@@ -310,12 +310,12 @@ def test_export_refuses_plans_that_the_target_cannot_express(target, plan, code,
         ns.export_plan(plan, target)
 
 
-def test_tables_on_some_gpus_only_suffice_where_another_is_on_all():
+def test_sok_export_accepts_tables_on_one_gpu_beside_one_on_all():
     plan = _plan(table("t"), range(4), others=1)
     assert ns.export_plan(plan, "sok").content["variables"][0]["mode"] == "distributed"
 
 
-def test_names_that_tensorflow_would_not_take_are_left_to_sok():
+def test_sok_snippet_leaves_out_names_that_tensorflow_refuses():
     calls = _sok_calls(ns.export_plan(_golden_plan("sok"), "sok").snippet, 0, 4)
     assert [calls[name].get("name") for name in NAMES] == ["user", None, "clicks", "country", "history"]
 
@@ -347,7 +347,7 @@ KEPT = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("target", KEPT)
-def test_target_can_express_exactly_the_plans_that_keep_its_rules(target, layout):
+def test_target_expresses_exactly_the_plans_that_keep_its_rules(target, layout):
     task = target_named(target).constrained(TASK)
     plan = _homed(laid_out(task, LAYOUTS[layout], 1), HOMES.get(layout, ON_DEVICE), ON_DEVICE)
     assert (plan.violations == ()) == (layout in KEPT[target]), plan.violations
@@ -412,7 +412,7 @@ def test_search_for_sok_warns_of_gpus_without_tables():
 
 
 @pytest.mark.parametrize(("domain", "hosts"), [(None, None), (4, 2), (8, None)])
-def test_torchrecs_exports_say_which_pod_size_rows_on_some_hosts_need(domain, hosts):
+def test_torchrec_export_remarks_on_the_pod_size_that_rows_on_some_hosts_need(domain, hosts):
     topology = Topology(8, 1 << 50, devices_per_host=2, devices_per_domain=domain)
     task = Task((table("a", 16), table("b", 16)), topology, 256)
     plan = laid_out(task, range(topology.domain_size), range(8))

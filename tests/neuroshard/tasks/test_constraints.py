@@ -90,7 +90,7 @@ def test_violations_name_the_broken_constraint(rules, places, broken):
         assert [int(number) for number in re.findall(r"\d+", found[0])] == numbers
 
 
-def test_tables_that_are_kept_together_are_not_row_wise():
+def test_tables_kept_together_are_violated_by_row_wise_placements():
     task = replace(TASK, constraints=Constraints(together=(("user_a", "user_b"),)))
     first, _ = laid_out(task, range(4), range(4), 0).violations
     assert "'user_a'" in first
@@ -243,7 +243,7 @@ def test_load_constraints_refuses_unreadable_files(tmp_path):
         load_constraints(str(path))
 
 
-def test_rules_survive_task_files_without_their_defaults():
+def test_task_file_keeps_rules_and_omits_their_new_default_fields():
     given = (
         TableRule("user_*", (0, 1), min_blocks=2, equal_widths=True),
         TableRule("*", sharding_types=("row_wise", "column_wise")),
@@ -289,16 +289,16 @@ def test_tables_that_must_be_data_parallel_are_in_device_memory_only(forms, tier
         (12, {"equal_widths": True, "min_shards": 3}, 4, (3, 3)),
     ],
 )
-def test_tables_of_equal_widths_are_whole_or_in_equal_parts(dim, rule, min_dim, shards):
+def test_equal_widths_limit_tables_to_whole_or_equal_shards(dim, rule, min_dim, shards):
     limits = _rule("t", **rule).limits(table(dim=dim), 4)
     assert (limits.min_dim, (limits.min_shards, limits.max_shards)) == (min_dim, shards)
 
 
-def test_blocks_of_rows_are_no_fewer_than_shards():
+def test_min_shards_is_a_lower_limit_of_row_blocks_too():
     assert _rule("t", min_shards=2).limits(table(), 4).min_blocks == 2
 
 
-def test_constraints_for_some_tables_drop_all_other_rules():
+def test_constraints_for_some_tables_drop_rules_of_other_tables():
     rules = constraints(
         rules=[{"tables": "item"}, {"tables": "user_a"}],
         together=[["item", "user_a", "user_b"]],

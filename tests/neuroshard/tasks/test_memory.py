@@ -28,7 +28,7 @@ def test_received_indices_count_for_every_batch_in_flight():
     ("pipeline", "permuted", "outputs", "loaded"),
     [("none", 2, 1, 1), ("sparse_dist", 4, 1, 3), ("prefetch", 6, 1, 3), ("semi_sync", 6, 2, 3)],
 )
-def test_every_column_shard_has_all_permuted_indices_of_a_pipeline(pipeline, permuted, outputs, loaded):
+def test_pipeline_memory_of_each_column_shard_counts_all_permuted_indices(pipeline, permuted, outputs, loaded):
     """All bytes by hand: indices and offsets of the whole batch on both devices, the output's columns on one each."""
     task = Task((TABLE,), Topology(2, 1 << 20), 64, MemoryUse("sgd", pipeline=pipeline))
     indices, columns = 8 * (160 + 64), 2 * 4 * 64 * 8
@@ -40,7 +40,7 @@ def test_every_column_shard_has_all_permuted_indices_of_a_pipeline(pipeline, per
     assert read_back(task) == task
 
 
-def test_fetching_ahead_takes_lists_of_tables_behind_caches():
+def test_prefetch_pipeline_memory_adds_lists_for_cached_tables():
     shards = Loads.of([TABLE, TABLE], 64).at([TierAssignment(Tier.UVM_CACHING, 0.5), TierAssignment(Tier.UVM)])
     ahead, others = (MemoryUse("sgd", pipeline=one).device_bytes(shards) for one in ("prefetch", "sparse_dist"))
     indices = 8 * (160 + 64)
@@ -68,7 +68,7 @@ def test_row_wise_and_data_parallel_shards_count_the_weights_on_their_device():
     assert _mixed(MemoryUse("rowwise_adagrad")).device_bytes == (16_000 + 2_000 + 1_600 + 200,) * 2
 
 
-def test_row_wise_tables_have_outputs_of_all_samples_and_data_parallel_tables_a_dense_gradient():
+def test_memory_counts_all_outputs_of_row_wise_and_dense_gradients_of_data_parallel_tables():
     block = 16_000 + 8 * (80 + 64) + 2 * 4 * 64 * 8  # half the lookups, everybody's offsets and outputs
     copy = 1_600 + 8 * (80 + 32) + 4 * 50 * 8  # half the samples; what they receive is counted for all tables at once
     plan = _mixed(MemoryUse("sgd", 1))
@@ -78,7 +78,7 @@ def test_row_wise_tables_have_outputs_of_all_samples_and_data_parallel_tables_a_
     assert _mixed(MemoryUse("sgd", 2)).device_bytes == (block + copy + twice,) * 2
 
 
-def test_every_feature_has_offsets_and_outputs_of_its_own():
+def test_memory_counts_offsets_and_outputs_for_every_feature():
     shared = replace(TABLE, features=3)
     one = 8 * 64 * (2.5 + 3) + 2 * 4 * 64 * 3 * 8
     assert MemoryUse("sgd", 2).device_bytes(Loads.of([shared], 64)).tolist() == [32_000 + 2 * one]

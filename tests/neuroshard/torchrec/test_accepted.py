@@ -156,7 +156,9 @@ def _check_planned_again(caplog, refusals, code, names=()):
         ),
     ],
 )
-def test_a_stored_plan_that_does_not_fit_is_planned_again(made_with, asked_with, change, code, named, refusals, caplog):
+def test_planner_replans_if_the_plan_of_the_plan_loader_does_not_fit(
+    made_with, asked_with, change, code, named, refusals, caplog
+):
     _, stored = stored_plan(bags(*"abc"), **made_with)
     change(stored)
     found = planner(plan_loader=stored, **asked_with).plan(bags(*"abc"))
@@ -172,7 +174,7 @@ def _elsewhere(stored):
 
 
 @pytest.mark.parametrize(("change", "taken"), [(lambda stored: None, True), (_elsewhere, False)])
-def test_a_stored_plan_has_rows_on_whole_hosts(change, taken, refusals, caplog):
+def test_planner_uses_a_stored_plan_only_if_its_rows_are_on_whole_hosts(change, taken, refusals, caplog):
     said = {"constraints": {"a": ParameterConstraints(sharding_types=["table_row_wise"])}, "models": "roofline:h100"}
     plan, stored = stored_plan(bags("a"), devices=4, device="cuda", on_host=2, **said)
     change(stored)
@@ -183,7 +185,7 @@ def test_a_stored_plan_has_rows_on_whole_hosts(change, taken, refusals, caplog):
         _check_planned_again(caplog, refusals, "table-blocks-outside-pod", ["ranks 1, 2", "column 0"])
 
 
-def test_a_stored_plan_is_taken_for_the_groups_that_it_was_made_for(refusals, caplog):
+def test_planner_uses_a_stored_plan_with_the_groups_it_was_made_for(refusals, caplog):
     plan, stored = stored_plan(bags(*"abc"), num_groups=2, devices=4)
     ours = planner(4, plan_loader=stored, num_groups="auto", models="roofline:h100")
     assert places(ours.plan(bags(*"abc"))) == places(plan)
@@ -195,7 +197,7 @@ def test_a_stored_plan_is_taken_for_the_groups_that_it_was_made_for(refusals, ca
     _check_planned_again(caplog, refusals, "plan-loader-context-differs", [OTHER_CONTEXT])
 
 
-def test_a_timeout_cuts_no_search_off(monkeypatch, caplog):
+def test_timeout_warns_after_the_search_and_keeps_the_plan(monkeypatch, caplog):
     clock = iter(range(0, 1000, 50))
     expected = places(planner(timeout_seconds=1000).plan(bags(*"abc")))
     assert "planning-over-timeout" not in logged_codes(caplog)

@@ -70,7 +70,7 @@ def _load(rank, directory):
                 dcp.load(state, checkpoint_id=where)
 
 
-def test_optimizer_state_loads_from_checkpoints_unless_a_warning_denies_it(tmp_path):
+def test_optimizer_state_loads_from_checkpoints_unless_a_remark_says_otherwise(tmp_path):
     on_gloo(2, _load, str(tmp_path))
     for one, other, optimizer, dense, loads in CASES:
         remark = checkpoint_remark(_plan(one, optimizer), _plan(other, optimizer))

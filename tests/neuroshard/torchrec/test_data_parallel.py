@@ -169,7 +169,7 @@ def _train_as_fused(rank, kind, fused_params, idiom, division=True):
 ROWWISE = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.25, "eps": 1e-2}
 
 
-def test_data_parallel_tables_train_as_fused_kernels_would_train_them():
+def test_data_parallel_optimizer_trains_as_fused_kernels_do():
     cases = {
         "FBGEMM's default optimizer": ("fused", None, _documented),
         "the sharder's": ("fused", ROWWISE, _filtered),
@@ -195,7 +195,7 @@ def _resume(rank):
         torch.testing.assert_close(one, another, rtol=0, atol=0)
 
 
-def test_states_of_all_optimizers_save_and_load_together():
+def test_optimizer_states_of_all_tables_are_saved_and_loaded_together():
     on_gloo(2, _resume)
 
 
@@ -293,7 +293,7 @@ def test_data_parallel_functions_find_tables_of_every_kind_of_collection():
 
 
 @pytest.mark.usefixtures("group")
-def test_tables_whose_optimizer_torchrec_runs_in_the_backward_pass_are_left_to_it():
+def test_data_parallel_optimizer_leaves_out_tables_that_torchrec_trains_in_backward():
     fused = FusedEmbeddingBagCollection([bag("a", 5, 4)], torch.optim.SGD, {"lr": 0.1}, device=CPU)
     sharder, env = FusedEmbeddingBagCollectionSharder(), ShardingEnv.from_process_group(dist.group.WORLD)
     job = sharder.shard(fused, _all_data_parallel(fused, sharder), env)  # DistributedModelParallel needs GPUs for it
@@ -335,7 +335,7 @@ def test_schedulers_and_the_combined_optimizer_change_how_tables_train():
 
 
 @pytest.mark.usefixtures("group")
-def test_adam_goes_on_from_the_step_that_is_set():
+def test_adam_resumes_from_the_step_set_by_set_optimizer_step():
     def trained(step):
         job = _alone(shaped_bags({"a": (5, 4)}), EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.ADAM}))
         optimizer = data_parallel_optimizer(job)

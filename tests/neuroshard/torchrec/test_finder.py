@@ -54,7 +54,7 @@ def test_planner_with_verifier_uses_the_plan_that_the_verifier_chooses(caplog):
     assert verified.last_cost.total_ms >= predicted.last_cost.total_ms
 
 
-def test_a_kept_plan_is_not_measured_again(path):
+def test_planner_does_not_verify_a_kept_plan_again(path):
     model = bags("a", "b", "c", "d")
     first, again = (planner(verify=_TakesTheLast(), keep=path) for _ in range(2))
     assert first.plan(model) == again.plan(model)
@@ -79,12 +79,12 @@ def test_steps_are_measured_with_the_input_dist_if_costs_count_it(verify, pipeli
     assert finder.simulator.count_input == (pipeline == "none")
 
 
-def test_kernels_and_exchanges_have_no_pipeline():
+def test_verify_kernels_with_pipeline_none_uses_the_kernel_measurer():
     assert planner(verify="kernels", models="cpu", pipeline="none")._finder.verifier.measure == KernelMeasurer()
 
 
 @pytest.mark.slow
-def test_a_script_without_a_guard_is_not_run_again_by_what_measures(tmp_path):
+def test_verifying_in_a_script_without_a_main_guard_runs_the_script_once(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True, cwd=tmp_path)
@@ -184,7 +184,7 @@ def test_shards_that_no_longer_fit_are_moved():
     assert 0 < changed.moved_bytes <= 4 * SIZE
 
 
-def test_replan_plans_from_nothing_if_the_previous_plan_cannot_stay(caplog):
+def test_replan_plans_from_nothing_if_constraints_forbid_the_previous_plan(caplog):
     """Each table may stay, but no two that are on one device."""
     pairs, model = (("a", "b"), ("c", "d")), bags(*"abcd")
     before = _unperturbed(rules=Constraints(together=pairs)).search(model)
@@ -194,7 +194,7 @@ def test_replan_plans_from_nothing_if_the_previous_plan_cannot_stay(caplog):
     assert set(ranks["a"]).isdisjoint(ranks["b"])
 
 
-def test_only_a_table_that_constraints_forbid_to_stay_is_placed_again(caplog):
+def test_replan_moves_only_the_table_whose_placement_constraints_forbid(caplog):
     before = _unperturbed(rules=Constraints((TableRule("a", min_shards=2),))).search(bags("a", "b"))
     whole = {"a": ParameterConstraints(sharding_types=["table_wise"])}
     changed = _unperturbed(constraints=whole).replan(bags("a", "b"), previous=before, min_gain=1.0)

@@ -81,7 +81,7 @@ def _said(tables):
     return {"constraints": constraints, "pipeline": "sparse_dist"}
 
 
-def test_a_terabyte_of_sequence_tables_on_one_host():
+def test_terabyte_sequence_table_is_row_wise_in_host_memory_on_one_host():
     """As large as MLPerf's DLRMv3: a terabyte of items, read by histories and candidates; 8 GPUs of 80 GB."""
     tables = {"item": (GB, [1024.0, 64.0]), "user": (10_000_000, [1.0]), "category": (128, [1024.0])}
     configs = [
@@ -97,7 +97,7 @@ def test_a_terabyte_of_sequence_tables_on_one_host():
     assert all(("item", (GB // 8, 512)) in its for its in held)
 
 
-def test_a_production_shape_on_64_gpus():
+def test_planner_plans_66_tables_on_64_gpus():
     """66 tables of 18 G parameters, a few of which hold nearly all."""
     large = {f"large{i}": (20_000_000, 128, [20.0]) for i in range(6)}
     middle = {f"middle{i}": (1_000_000, 128, [4.0 + i]) for i in range(20)}

@@ -69,7 +69,7 @@ def test_rules_find_tables_by_name_or_module_path(written, found):
     assert _only_row_wise(_planner(rules=rules)) == found
 
 
-def test_every_kind_of_rule_takes_either_name():
+def test_pins_and_groups_of_rules_accept_names_and_module_paths():
     pinned = (PinnedShard("one.item", 16, (1,)),)
     rules = Constraints(pinned=pinned, together=(("other.ad", "other.user"),), apart=(("item", "other.ad"),))
     plan = _planner(rules=rules).plan(MODEL)
@@ -89,7 +89,7 @@ def test_statistics_find_tables_by_name_or_module_path(caplog):
 
 
 @pytest.mark.parametrize("kind", ["rules", "pinned", "together", "tables"])
-def test_an_ambiguous_name_is_an_error_with_the_candidates(kind):
+def test_ambiguous_table_name_is_refused_with_the_candidates(kind):
     ours = _planner()
     table = replace(ours.search(MODEL).task.tables[0], name="user")
     settings = {
@@ -109,6 +109,6 @@ def test_planner_refuses_statistics_of_a_table_under_two_names():
         _planner(tables=[table, replace(table, name="one.item")]).plan(MODEL)
 
 
-def test_rules_of_no_table_are_an_error_still():
+def test_rule_with_a_path_of_no_table_is_refused():
     with refused("rule-matches-no-table", where="constraints", names=["'one.ad'"]):
         _planner(rules=Constraints((TableRule("one.ad", max_shards=1),))).plan(MODEL)

@@ -148,7 +148,7 @@ def test_constraints_equal_to_defaults_cause_no_warning(caplog):
     assert codes.isdisjoint({"constraints-field-unused", "prefetching-not-counted", "statistics-lookups-assumed"})
 
 
-def test_a_table_is_split_no_further_than_min_partition(caplog):
+def test_min_partition_limits_the_number_of_shards(caplog):
     split = {"rules": Constraints((TableRule("t", min_shards=2),)), "devices": 4}
     for least, most in ((16, 4), (32, 2)):
         found = _outcome(ParameterConstraints(min_partition=least), caplog, **split)
@@ -223,7 +223,7 @@ def test_warning_names_fields_that_files_cannot_store(field, path, caplog):
     logged_one(caplog, "sharding-plan-fields-lost", names=[path, "table 't'", *names])
 
 
-def test_settings_of_kernels_that_a_running_job_keeps_are_warned_of(caplog):
+def test_plan_difference_warns_of_cache_settings_that_a_running_job_keeps(caplog):
     before, after = (planner(constraints={"t": ParameterConstraints()}).plan(bags("t")) for _ in range(2))
     assert plan_difference(before, after) == {}
     assert "reshard-settings-kept" not in logged_codes(caplog)

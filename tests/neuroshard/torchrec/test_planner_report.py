@@ -163,7 +163,7 @@ def test_planner_result_is_the_plan_that_callbacks_return():
     assert _ranks_of_bags(told) == {3}
 
 
-def test_a_kept_plan_is_reported_and_not_called_back_again(path):
+def test_planner_reports_a_kept_plan_without_calling_its_callbacks_again(path):
     moved, calls = _all_on(3), []
     _, first, _ = _planned(keep=path, callbacks=[moved])
 
@@ -195,7 +195,7 @@ def test_callbacks_that_break_tables_raise_an_error():
     ("rule", "widths"),
     [(TableRule("*", min_shards=3), [4, 4, 8]), (TableRule("*", min_shards=2, equal_widths=True), [8, 8])],
 )
-def test_a_warning_names_tables_that_sharded_weights_do_not_load_into(rule, widths, caplog):
+def test_planner_warns_of_shards_of_unequal_width_that_weights_do_not_load_into(rule, widths, caplog):
     ours = planner(3, rules=Constraints(rules=(rule,)))
     ours.plan(bags("a"))
     assert sorted(placed.shard.dim for placed in ours.last_plan.placements) == widths

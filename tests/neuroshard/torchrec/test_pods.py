@@ -75,7 +75,7 @@ def _shares(peers, links):
     return {sum(rank // links == run for rank in its) for its in peers for run in {rank // links for rank in its}}
 
 
-def test_a_plan_of_groups_and_dmp_collection_take_the_same_ranks_for_joined_by_fast_links():
+def test_groups_and_dmp_collection_agree_on_ranks_joined_by_fast_links():
     seen = 0
     for groups, host, pod in _every_groups():
         peers, plans, run = _peers(groups), groups.topology, groups.arguments
@@ -128,7 +128,7 @@ def test_replicas_count_as_joined_by_fast_links_only_within_a_pod():
     ],
 )
 @pytest.mark.parametrize("number", [1, 2, "auto"])
-def test_hosts_of_unequal_size_and_pods_of_none_are_refused_at_once(world, host, pod, code, names, number):
+def test_planner_refuses_hosts_of_unequal_size_and_invalid_pods(world, host, pod, code, names, number):
     with refused(code, where="topology", names=names):
         planner(topology=_job(world, host, pod), models="roofline:h100", num_groups=number)
 
@@ -177,7 +177,7 @@ def test_planner_warns_if_a_plan_needs_a_pod_size_at_run_time(pod, variable, war
     ("host", "pod", "settings"),
     [(4, 1, []), (2, 1, ["LOCAL_WORLD_SIZE=2", f"{POD_SIZE}=1"]), (2, 2, ["LOCAL_WORLD_SIZE=2", f"{POD_SIZE}=2"])],
 )
-def test_hosts_of_the_running_job_that_differ_from_the_topologys_are_said(host, pod, settings):
+def test_pod_size_remark_is_given_if_hosts_of_the_job_differ_from_the_topology(host, pod, settings):
     """The process is a rank of a job that was started with hosts of 4."""
     ours, model = _planned(_job(8, host, pod))
     plan = ours.plan(model)
@@ -190,7 +190,7 @@ def test_hosts_of_the_running_job_that_differ_from_the_topologys_are_said(host, 
 
 
 @pytest.mark.parametrize(("hosts", "joined"), [(None, 2), ("2", 4), ("72", 8)])
-def test_a_pod_of_the_environment_may_be_larger_than_the_job(hosts, joined, monkeypatch):
+def test_planner_cuts_a_pod_of_the_environment_to_the_size_of_the_job(hosts, joined, monkeypatch):
     monkeypatch.delenv("TOPOLOGY_DOMAIN_MULTIPLE", raising=False)
     if hosts is not None:
         monkeypatch.setenv("TOPOLOGY_DOMAIN_MULTIPLE", hosts)

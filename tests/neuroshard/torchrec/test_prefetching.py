@@ -73,7 +73,7 @@ def _given(flag=None):
 
 @pytest.mark.parametrize("said", ["pipeline", "memory"])
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_cached_tables_prefetch_exactly_where_the_pipeline_does(pipeline, said):
+def test_cached_tables_prefetch_exactly_if_the_pipeline_prefetches(pipeline, said):
     """Ours, TorchRec's and given ones; the given plan itself stays as it was."""
     asked = {"pipeline": pipeline} if said == "pipeline" else {"memory": MemoryUse(pipeline=pipeline)}
     given = _given()
@@ -114,7 +114,7 @@ def test_given_plans_that_contradict_the_pipeline_are_refused_or_warned_of(caplo
 
 
 @pytest.mark.parametrize(("pipeline", "warned"), [(None, True), ("sparse_dist", True), ("prefetch", False)])
-def test_sharders_that_prefetch_want_a_pipeline_that_does(pipeline, warned, caplog):
+def test_planner_warns_of_a_prefetching_sharder_without_a_prefetching_pipeline(pipeline, warned, caplog):
     sharder = EmbeddingBagCollectionSharder(fused_params={"prefetch_pipeline": True})
     _planner(pipeline=pipeline).plan(MODEL["ours"], [sharder])
     uncounted = [message for message in logged(caplog) if message.code == "prefetching-not-counted"]
@@ -133,7 +133,7 @@ MULTIPASS = ("cache-multipass-without-prefetch", "multipass_prefetch_config")
 
 
 @pytest.mark.parametrize("asked", [{"pipeline": "none"}, {"memory": MemoryUse(pipeline="none")}])
-def test_the_exchange_of_indices_counts_by_either_way_to_name_the_pipeline(asked):
+def test_input_dist_counts_whether_pipeline_or_memory_names_the_pipeline(asked):
     ours = _planner(**asked)
     ours.plan(MODEL["ours"])
     assert "input" in {part.name for part in ours.last_cost.parts if part.counts}
@@ -213,7 +213,7 @@ def test_exports_follow_the_pipeline_that_memory_counts(pipeline):
 
 @pytest.mark.parametrize("measured", ["none", "sparse_dist"])
 @pytest.mark.parametrize("counted", PIPELINES)
-def test_measured_steps_follow_the_pipeline_that_is_measured_and_say_so(counted, measured):
+def test_measured_steps_use_the_measured_pipeline_and_remark_on_another_planned_one(counted, measured):
     plan = _cached_plan(counted)
     assert _flags(to_sharding_plan(in_pipeline(plan, measured))) == {"a": None}
     remarks = StepProtocol(pipeline=measured).remarks([plan.task])
@@ -223,7 +223,7 @@ def test_measured_steps_follow_the_pipeline_that_is_measured_and_say_so(counted,
         assert counted in remark.limit
 
 
-def test_steps_are_set_up_in_the_pipeline_that_is_measured(monkeypatch):
+def test_step_bench_builds_the_plan_for_the_measured_pipeline(monkeypatch):
     class Told(Exception):
         """The plan that is translated for TorchRec."""
 
@@ -239,7 +239,7 @@ def test_steps_are_set_up_in_the_pipeline_that_is_measured(monkeypatch):
 
 @pytest.mark.parametrize("means", [StepMeasurer, MirroredMeasurer])
 @pytest.mark.parametrize("counted", ["sparse_dist", "prefetch"])
-def test_measuring_in_another_pipeline_is_warned_of(means, counted, recwarn):
+def test_measurers_warn_if_the_planned_pipeline_is_not_the_measured_one(means, counted, recwarn):
     hardware = SimpleNamespace(check_hosts=lambda _: None)
     means(StepProtocol(pipeline="sparse_dist")).check([_cached_plan(counted).task], (), hardware)
     warnings = [one.message for one in recwarn if isinstance(one.message, NeuroShardWarning)]

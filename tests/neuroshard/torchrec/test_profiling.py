@@ -99,12 +99,12 @@ class _Batch:
     ],
     ids=["dict", "list", "list with others", "object", "tuple", "tuple of dict"],
 )
-def test_tensors_are_taken_out_of_batches(made, features):
+def test_profile_extracts_tensors_from_batches_by_features(made, features):
     batches = (made(drawn) for drawn in DRAWN)
     assert profile(MODEL, batches, features, world_size=2) == profile(MODEL, BATCHES, world_size=2)
 
 
-def test_tables_are_named_as_plans_name_them():
+def test_profile_names_tables_as_plans_name_them():
     """Both collections have a table of one name."""
     users, narrow = {"user": SHAPES["user"]}, {"data_type": DataType.FP16}
     model = nn.ModuleDict({"one": shaped_bags(users, FEATURES), "other": shaped_bags(SHAPES, FEATURES, **narrow)})
@@ -118,7 +118,7 @@ def test_tables_are_named_as_plans_name_them():
     assert ours.last_plan.task.tables[0].pooling_factor == found.tables[1].pooling_factor
 
 
-def test_the_process_group_knows_how_many_devices_there_are(group):
+def test_profile_takes_the_number_of_devices_from_the_process_group(group):
     assert profile(MODEL, BATCHES).batch_size == 16
 
 
@@ -207,7 +207,7 @@ def _table(name="b", rows=100, dim=8):
     return ns.Table(name, rows, dim, 7.5, REUSE, 4, 8, row_lookups=(0.25, 0.75))
 
 
-def test_known_tables_count_by_their_names():
+def test_planner_matches_tables_statistics_by_name():
     guessed, known = _planned([_table()], {"b": ParameterConstraints(pooling_factors=[2.0])})
     assert guessed.pooling_factor == 1.0
     assert known == replace(_table(), bytes_per_element=2)  # what the weights are is the model's to say
@@ -247,7 +247,7 @@ def test_planner_warns_once_of_tables_without_statistics(known, given, warnings,
         check(message, code, names=names)
 
 
-def test_tables_may_stand_in_a_file(tmp_path):
+def test_planner_reads_table_statistics_from_a_file(tmp_path):
     path = tmp_path / "tables.csv"
     path.write_text("name,rows,dim,pooling_factor\na,100,8,3.5\n")
     assert [table.pooling_factor for table in _planned(path)] == [3.5, 1.0]
@@ -255,7 +255,7 @@ def test_tables_may_stand_in_a_file(tmp_path):
     assert _planned(path)[0].reuse_batch_size == 8
 
 
-def test_statistics_of_a_table_that_grew_count(caplog):
+def test_planner_uses_statistics_of_a_table_that_grew_with_a_warning(caplog):
     """The table is the same, by its name: a saved profile outlives growth."""
     known = _table(rows=90, dim=4)
     (planned,) = (table for table in _planned([known]) if table.name == "b")
@@ -265,7 +265,7 @@ def test_statistics_of_a_table_that_grew_count(caplog):
     check(changed, "statistics-shapes-changed", names=["(b: 90 x 4 -> 100 x 8)"])
 
 
-def test_statistics_of_more_rows_are_a_mistake():
+def test_planner_refuses_statistics_of_more_rows_mappings_and_repeated_names():
     with refused("statistics-more-rows", names=["'b'", 101, 100]):
         _planned([_table(rows=101)])
     with refused("statistics-mapping", names=["tables="]):

@@ -102,7 +102,7 @@ SEWN = [(0, 8, 1), (0, 8, 2), (1, 32, 1), (2, 64, 2)]
     ("devices", "pairs"),
     [(2, [(WHOLE, SWAPPED), (ASIDE, SWAPPED), (CUT, SWAPPED_CUT)]), (4, [(ASIDE, CUT_IN_FOUR), (CUT_IN_FOUR, SEWN)])],
 )
-def test_tables_move_while_a_job_trains(devices, pairs):
+def test_resharding_moves_tables_of_a_training_job(devices, pairs):
     kinds = [EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD][: 2 if devices == 2 else 1]  # it cuts no such states
     cases = {f"{pair}, {kind}": (*pair, devices, kind) for pair in pairs for kind in kinds}
     on_gloo(devices, of_all, _reshard, cases)
@@ -134,7 +134,7 @@ def _at_another_rate(rank, make, path):
     assert places(job.plan, path) == places(after, path)
 
 
-def test_learning_rates_stay_whatever_else_trains():
+def test_resharding_keeps_learning_rates_beside_any_other_parameters():
     cases = {
         "dense": (_Model, "bags"),
         "tables alone": (_TablesAlone, "bags"),
@@ -143,7 +143,7 @@ def test_learning_rates_stay_whatever_else_trains():
     on_gloo(2, of_all, _at_another_rate, cases)
 
 
-def test_the_difference_is_the_shards_on_other_devices():
+def test_plan_difference_contains_only_tables_with_changed_shards():
     changed = ShardingPlan(plan_difference(_planned(WHOLE, "table_wise"), _planned(SWAPPED)))
     assert places(changed, "bags") == {"a": ("table_wise", [1]), "b": ("table_wise", [0])}
     widths = plan_difference(_planned(CUT), _planned(UNEQUAL))

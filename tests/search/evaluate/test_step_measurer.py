@@ -39,7 +39,7 @@ def _run(plans, out, measure=STEPS):
     return Evaluate(plans, "roofline:h100", Hardware(DeviceSpec("cpu")), None, 0, str(out), measure=measure).run()
 
 
-def test_steps_are_timed_by_phase_and_runs_go_on(plans, tmp_path):
+def test_step_evaluation_times_phases_and_resumes(plans, tmp_path):
     out = tmp_path / "out"
     result = _run(plans, out)
     (task,) = result.tasks
@@ -106,7 +106,7 @@ BUILDS = (
 ENTRIES = tuple(Evaluated(name, 3, None, None, 1.0, None) for name in ("a", "b"))
 
 
-def test_plans_are_compared_turn_by_turn_within_each_build():
+def test_step_measurer_compares_plans_turn_by_turn_within_each_build():
     times = STEPS.compared(3, ENTRIES, BUILDS)
     assert times.ratios == pytest.approx(np.array([[1.0, 1.0], [0.5, 0.8]]))
     assert times.step_ms == pytest.approx([10.0, 8.0])
@@ -116,7 +116,7 @@ def test_plans_are_compared_turn_by_turn_within_each_build():
     assert row[LOOKUPS_ALONE] == pytest.approx((2.5 + 4.0) / 2)
 
 
-def test_a_failed_build_leaves_the_others_comparable():
+def test_step_measurer_compares_other_plans_after_a_failed_build():
     others = [row for row in BUILDS[0] if row.plan != 1]
     broken = ((*others, PlanMeasurement(1, 0, error="out of memory")), BUILDS[1])
     times = STEPS.compared(3, ENTRIES, broken)

@@ -13,7 +13,7 @@ from tests.search.kernels.oracle import oracle_search
 @pytest.mark.parametrize(
     "seed", [3, 4, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (0, 1, 2, *range(5, 24)))]
 )
-def test_lockstep_search_agrees_with_the_plain_one(seed):
+def test_beam_search_costs_as_much_as_the_plain_reference_search(seed):
     devices = (2, 3, 4)[seed % 3]
     task = toy_task(4 + seed % 9, devices, memory_bytes=(1 << 20) + (seed % 2 << 30), seed=seed)
     if seed % 5 > 2:

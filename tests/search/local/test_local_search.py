@@ -83,7 +83,7 @@ def test_steps_keep_every_column_and_lower_the_cost(seed):
     assert different
 
 
-def test_other_plans_depend_on_their_seeds_alone():
+def test_perturbed_plans_depend_only_on_their_seed():
     task, _, local = _search(1, 3)
     state = local.costed(_random_held(task, np.random.default_rng(1)))
     together, alone = local.others(state, 2, [5, 6, 7]), [local.others(state, 2, [seed])[0] for seed in (5, 6, 7)]
@@ -135,7 +135,7 @@ def test_local_search_steps_keep_constraints_of_the_task(seed):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_steps_move_no_more_than_allowed(seed):
+def test_local_search_steps_move_no_more_bytes_than_allowed(seed):
     task, simulator, _ = _search(seed, 3)
     before = _random_held(task, np.random.default_rng(seed))
     limit = task.size_bytes // 10
@@ -150,7 +150,7 @@ def test_steps_move_no_more_than_allowed(seed):
     assert still.best_step(still.costed(before)) is None
 
 
-def test_a_balanced_pair_is_left_alone():
+def test_local_search_finds_a_step_only_if_equal_tables_are_unbalanced():
     task, simulator, _ = _search(0, 2)
     task = replace(task, tables=(task.tables[0], replace(task.tables[0], name="twin")))
     local = _local(task, simulator)
@@ -160,7 +160,7 @@ def test_a_balanced_pair_is_left_alone():
 
 
 @pytest.mark.parametrize("most", [0.15, 0.5, 1.0])
-def test_even_layouts_leave_no_shard_too_large(most):
+def test_even_splits_leave_no_divisible_shard_above_its_share(most):
     for seed in range(4):
         task = toy_task(10, num_devices=8, seed=seed)
         space = costed_space_of(task, Simulator(linear_models(8)))
@@ -186,7 +186,7 @@ def test_local_search_splits_tables_further_if_devices_are_many():
     assert ours < published / 3
 
 
-def test_a_device_that_gives_out_far_more_than_others_is_seen_to():
+def test_perturbation_relieves_the_device_with_by_far_the_largest_output():
     """Estimates tell what twice the mean costs from what seven times the mean does."""
     hot = hot_table("hot", 10_000, 64, 60, pooled=False)
     cold = plain_task([16] * 7, lookups=4.0, devices=8, batch_size=16384)

@@ -50,7 +50,7 @@ def test_search_with_reduced_models_finds_more_expensive_plans():
     assert _gap(WithModels(BeamSearch(), SingleTableCosts()), crowded) > 1.02
 
 
-def test_single_tables_are_the_whole_truth_of_a_linear_model():
+def test_search_with_single_table_costs_loses_nothing_under_linear_models():
     simulator = Simulator(linear_models())
     assert _gap(WithModels(BeamSearch(), SingleTableCosts()), simulator) == pytest.approx(1, abs=1e-3)
 

@@ -73,7 +73,7 @@ def test_a_gain_above_a_fraction_of_both_margins_is_accepted(compute, setting):
         assert _chosen(acceptance, first, other, simulator) == chosen
 
 
-def test_without_members_no_saving_of_all_devices_together_counts():
+def test_acceptance_ignores_savings_of_all_devices_together_for_models_without_members():
     """Two tables, one on each device, or both halved: cheaper in all, says the model, and no better balanced."""
 
     @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _on_one_device(compute=1e-6, forward=0.0, backward=0.0, margin=None):
         (CostModels.load("roofline:h100", exchange_dtype="fp16"), "backward", 0.10),
     ],
 )  # fmt: skip
-def test_without_margins_a_gain_is_taken_above_the_margin_of_that_kind_of_model_and_not_below(models, part, share):
+def test_acceptance_without_margins_accepts_gains_above_the_assumed_margin_only(models, part, share):
     """A gain g of 100 ms exceeds half of both margins, 100 s and (100 - g) s, from g = 100 s / (1 + s / 2) on."""
     least = 100 * share / (1 + share / 2)
     first = _on_one_device(**{part: 100.0})
@@ -132,7 +132,7 @@ def test_without_margins_a_gain_is_taken_above_the_margin_of_that_kind_of_model_
         assert _taken(models, first, _on_one_device(**{part: 100.0 - gain * least})) == taken
 
 
-def test_models_with_margins_of_their_own_are_not_judged_by_assumed_ones():
+def test_acceptance_uses_margins_of_models_instead_of_assumed_ones():
     models = CostModels.load("cpu")
     first = _on_one_device(100.0, margin=20.0)
     for gain, taken in ((0.2, False), (0.4, True)):
@@ -140,7 +140,7 @@ def test_models_with_margins_of_their_own_are_not_judged_by_assumed_ones():
 
 
 @pytest.mark.parametrize("models", [linear_models(), CostModels.load("cpu").with_compute(LinearCompute())])
-def test_without_margins_a_single_model_is_trusted_no_more_than_it_would_be_with_margins(models):
+def test_acceptance_without_margins_requires_both_assumed_margins_of_a_single_model(models):
     """Both margins in full; and nothing that all devices save together: g of 100 ms from g = 200 s / (1 + s) on."""
     first, least = _on_one_device(backward=100.0, margin=None), 200 * 0.25 / 1.25
     for gain, taken in ((0.99, False), (1.01, True)):
@@ -148,7 +148,7 @@ def test_without_margins_a_single_model_is_trusted_no_more_than_it_would_be_with
     assert not _taken(models, _on_one_device(100.0), _on_one_device(1.0))
 
 
-def test_without_margins_row_wise_and_data_parallel_plans_must_gain_both_margins_if_models_know_no_steps():
+def test_acceptance_of_other_types_by_datasheets_without_steps_requires_both_margins():
     first = _on_one_device(100.0)
     for gain, taken in ((21.0, False), (22.0, True)):  # 12 ms, and 12% of what is left
         assert _taken(OF_DATASHEET, first, _on_one_device(100.0 - gain), Acceptance().of_forms(OF_DATASHEET)) == taken
@@ -164,7 +164,7 @@ def test_remark_on_a_rejected_plan_names_an_assumed_margin(models, assumed):
     assert ("%" in remark.limit) == assumed  # an assumed margin is named
 
 
-def test_gains_below_a_share_of_the_first_plans_cost_are_left_where_margins_are_known():
+def test_acceptance_rejects_gains_below_min_gain():
     first, other = _two_plans()
     known = _simulator(Disagreeing(), 1e-6)
     of_first, of_other = known.costs(first.task, [first, other])
@@ -174,7 +174,7 @@ def test_gains_below_a_share_of_the_first_plans_cost_are_left_where_margins_are_
         assert _chosen(acceptance, first, other, known) is chosen
 
 
-def test_plans_with_exchanges_more_unbalanced_than_any_measured_are_left_unless_the_first_is_as_unbalanced():
+def test_acceptance_rejects_imbalance_outside_the_training_range_above_the_first_plans():
     first, other = _two_plans()
     simulator, task = Simulator(linear_models()), first.task
     of_first, of_other = simulator.costs(task, [first, other])
@@ -208,7 +208,7 @@ def test_the_first_start_stays_if_the_gain_is_not_accepted():
         assert {placement.device for placement in accepting.find(first.task, one).plan.placements} == {0, 1, 2, 3}
 
 
-def test_gains_that_are_errors_of_the_model_are_left():
+def test_acceptance_avoids_truly_worse_plans_if_models_are_wrong():
     """The truth is known: without an acceptance margin some plans are worse, with it none by more than 1%."""
     truth, wrong = Simulator(linear_models()), _simulator(Wrong(), ERROR)
     gains = []

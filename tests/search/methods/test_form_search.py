@@ -111,7 +111,7 @@ def test_plans_of_tiny_tasks_are_the_best_of_all_sharding_types(task_of, seeds, 
     assert seen == forms
 
 
-def test_devices_hold_one_data_type_where_a_kernel_costs_much_by_itself():
+def test_search_places_one_data_type_per_device_if_kernel_calls_are_expensive():
     tables = tuple(replace(hot_table(f"t{i}", 1000, 16, 1), bytes_per_element=4 - 2 * (i % 2)) for i in range(12))
     task = Task(tables, Topology(2, 1 << 30), BATCH)
     plan = found(ALONE, task)
@@ -122,7 +122,7 @@ def test_devices_hold_one_data_type_where_a_kernel_costs_much_by_itself():
 
 
 @pytest.mark.parametrize("share", [0.52, pytest.param(0.7, marks=pytest.mark.slow)])
-def test_search_finds_a_plan_if_devices_hardly_hold_the_tables(share):
+def test_search_finds_a_plan_in_tight_memory_if_any_sharding_type_has_one(share):
     """Two devices that hold hardly more than all tables: a plan is found if there is one of any sharding type."""
     best_found = 0
     for seed in range(8):
@@ -146,7 +146,7 @@ def test_small_tables_of_the_mlperf_workload_are_data_parallel():
     assert set(alone.forms) == {Form.COLUMN_WISE}
 
 
-def test_a_table_that_holds_a_device_up_is_cut_into_rows():
+def test_search_makes_a_narrow_hot_table_row_wise():
     """8 columns go to 2 devices at most; rows to all."""
     task = Task((hot_table("hot", 10_000_000, 8, 200), *criteo()[:8]), ON_HOSTS, BATCH)
     plan = ALL.find(task, H100).plan
@@ -154,7 +154,7 @@ def test_a_table_that_holds_a_device_up_is_cut_into_rows():
     assert ms_of(plan) < 0.7 * ms_of(ALONE.find(task, H100).plan)
 
 
-def test_rows_save_the_less_the_fewer_blocks_have_the_lookups():
+def test_row_wise_saves_less_if_one_block_has_all_lookups():
     """If one block has all lookups, its device has as many as column-wise: only the exchange gets cheaper."""
     spread = hot_table("hot", 10_000_000, 8, 200)
     hot = [replace(spread, row_lookups=tuple(np.eye(16)[block])) for block in (0, 15)]
@@ -254,7 +254,7 @@ def _tight(memory_bytes, num_devices, shapes, together=()):
         _tight(50_000, 2, [(60, 8, 3.0), (90, 12, 25.0)], (("t0", "t1"),)),
     ],
 )
-def test_plans_are_near_the_best_where_estimates_flatter_columns(task):
+def test_search_is_near_the_best_plan_if_estimates_underrate_column_wise_costs(task):
     """Column-wise tables find no place or an expensive one, so plans without them are tried all the same."""
     simulator = Simulator(CostModels.load("cpu"))
     plan = found(replace(ALL, acceptance=None), task, simulator)
@@ -306,7 +306,7 @@ def _searched_by(monkeypatch, columns, quick=None):
     monkeypatch.setattr(NeuroShard, "quick", quick or EvenLayouts())
 
 
-def test_models_that_know_columns_only_are_asked_once_and_as_before(monkeypatch):
+def test_search_with_column_wise_models_runs_the_column_search_once(monkeypatch):
     task, simulator = toy_task(12), Simulator(linear_models())
     columns, quick = _Recorded(ALL.column_search), _Asked(EvenLayouts())
     expected = ALL.column_search.find(task, simulator).plan
@@ -317,7 +317,7 @@ def test_models_that_know_columns_only_are_asked_once_and_as_before(monkeypatch)
     assert quick.asked == []
 
 
-def test_no_more_choices_are_placed_than_asked_for(monkeypatch):
+def test_sharding_type_trials_limit_the_number_of_placed_choices(monkeypatch):
     task, columns = _criteo(), ALL.column_search
     for tries in (0, 1, 3, 6):
         quick = _Asked(EvenLayouts())
@@ -352,7 +352,7 @@ def test_choices_are_ranked_by_the_cost_of_their_plans(task, models, rel):
     assert in_rows_too
 
 
-def test_choices_that_leave_no_room_cost_infinitely_much():
+def test_choices_that_exceed_memory_have_infinite_cost():
     tables = tuple(hot_table(f"t{i}", 1_000_000, 16, 1) for i in range(4))
     task = Task(tables, Topology(2, int(tables[0].size_bytes * 2.5)), BATCH)
     choices = OptionTable(task, H100, allowed_types(task, CALLS), EvenLayouts(), task)
@@ -361,7 +361,7 @@ def test_choices_that_leave_no_room_cost_infinitely_much():
     assert np.isfinite(choices.quick_ms(np.array([ROWS, ROWS, COLUMNS, COLUMNS])))
 
 
-def test_gains_within_the_margins_are_not_taken():
+def test_search_rejects_other_sharding_types_that_gain_less_than_the_margins():
     """With margins as large as the cost no gain is accepted, without margins every gain."""
     task = replace(_criteo(), topology=Topology(4, "80GiB"))
     for relative, forms in ((1.0, {Form.COLUMN_WISE}), (0.0, {*Form})):
@@ -441,7 +441,7 @@ def test_the_setting_that_leaves_out_the_only_sharding_type_of_a_table_is_named(
 @pytest.mark.parametrize(
     ("asked", "named"), [("table_row_wise", "table_row_wise"), ("grid_shard", "table_row_wise or grid_shard")]
 )
-def test_a_table_that_can_not_have_its_sharding_type_is_named_with_that_type(asked, named):
+def test_error_names_the_table_and_the_sharding_type_it_cannot_have(asked, named):
     rules = Constraints((TableRule("t0", sharding_types=(asked,)),))
     task = replace(
         plain_task([32, 64], devices=4, constraints=rules), topology=Topology(4, "80GiB", devices_per_host=2)
@@ -462,7 +462,7 @@ def test_error_names_searched_sharding_types_that_contradict_a_rule(types):
         search(task, H100, "neuroshard", sharding_types=types)
 
 
-def test_of_rejected_plans_the_cheapest_is_reported():
+def test_search_reports_the_cheapest_rejected_plan():
     """Other column-wise plans save less than 1%, and row-wise plans 6%."""
     shapes = (("t0", 14_521, 16, 5.0, 3), ("t1", 24, 4, 60.0, 1))
     tables = tuple(

@@ -81,7 +81,7 @@ def test_tables_kept_apart_from_every_device_raise_an_error(name):
 
 
 @pytest.mark.parametrize("max_halvings", [0, 3])
-def test_tables_have_as_many_shards_as_rules_ask_for(max_halvings):
+def test_heuristics_split_a_table_into_the_min_shards_of_a_rule(max_halvings):
     task = _task([64, 16, 16], constraints=Constraints((TableRule("t0", min_shards=3),)))
     for searcher in (Greedy("size", max_halvings), Random(0, max_halvings)):
         assert _widths(found(searcher, task, SIMULATOR), 0) == [20, 20, 24]

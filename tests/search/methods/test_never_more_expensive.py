@@ -78,7 +78,7 @@ def test_search_finds_no_more_expensive_plan_than_other_searchers(number, model)
         for model in IN_STEPS
     ],
 )
-def test_no_other_plan_is_cheaper_where_devices_wait_for_their_hosts(number, model):
+def test_search_finds_no_more_expensive_plan_than_others_with_waits_for_hosts(number, model):
     _check(number, model)
 
 
@@ -101,21 +101,21 @@ def _check_easier(number, model, searcher=None, most=1 + ENDS):
 
 
 @pytest.mark.parametrize(("number", "model"), _of_kinds())
-def test_an_easier_task_costs_no_more(number, model):
+def test_search_costs_no_more_for_an_easier_task(number, model):
     _check_easier(number, model)
 
 
 @pytest.mark.parametrize(
     "number", [3, *(pytest.param(number, marks=pytest.mark.slow) for number in (0, 1, 2, 4, 5, 6))]
 )
-def test_an_easier_task_costs_no_more_than_the_assumed_margins_beside_a_harder_one(number):
+def test_search_costs_an_easier_task_at_most_the_assumed_margins_more(number):
     """The plan of the easier task may gain too little to be taken, where that of the harder one gains more."""
     _check_easier(number, "roofline:h100", DEFAULT, 1 + ENDS + ASSUMED)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("devices", "number"), [(4, 3), (4, 9), (8, 9)])
-def test_no_plan_of_a_targets_equal_parts_is_cheaper(devices, number):
+def test_search_costs_no_more_than_plans_restricted_to_hugectr(devices, number):
     """Tables that are looked up often: one row-wise table may cost more than none, while all of them save 5 to 11%."""
     tables, draw = dlrm_like(batch_size=65536, seed=1), TaskDraw(count=number + 1)
     _check_target(drawn(tables, ns.Topology(devices, 4 << 30), 65536, draw)[number], "hugectr")
@@ -134,7 +134,7 @@ def _check_target(task, target, model="roofline:h100", more=FEWER_SHARDS):
     assert ours_ms < theirs_ms / (1 - more)
 
 
-def test_equal_parts_are_tried_where_narrow_parts_compute_as_long_as_wide_ones():
+def test_search_for_dlrm_dcnv2_costs_at_most_1_percent_more_than_for_hugectr():
     """On 16 GPUs shares of a device would cut every table of DLRM-DCNv2 into 16 parts; in 4 they cost a tenth less.
 
     The restricted search plans for hierarchical all-to-alls, and finds a plan that is 0.8% cheaper without them, too.
@@ -144,7 +144,7 @@ def test_equal_parts_are_tried_where_narrow_parts_compute_as_long_as_wide_ones()
 
 
 @pytest.mark.parametrize(("number", "more"), [(182, FEWER_SHARDS), (185, 0.01)])
-def test_local_search_sets_out_from_several_plans(number, more):
+def test_search_costs_at_most_a_little_more_than_plans_restricted_to_sok(number, more):
     """From the cheapest first plan it may end 3% above what it finds for SOK, whose tables are whole here.
 
     Where exactly it ends is up to the processor, whose vectors add up in an order of their own: on one, it ends 0.55%
@@ -157,7 +157,7 @@ def _table(name, rows, dim, pooling_factor, **others):
     return ns.Table(name, rows, dim, pooling_factor, ns.zipf_reuse(rows, 1024 * pooling_factor), **others)
 
 
-def test_one_more_sharding_type_does_not_hide_plans_without_it():
+def test_search_with_all_sharding_types_costs_no_more_than_without_data_parallel():
     """Memory is tight, and an all-reduce of data-parallel tables costs half of the savings unless there are none."""
     tables = (
         _table("a", 118_298, 4, 20.0), _table("b", 103_308, 4, 60.0, pooled=False), _table("c", 73_044, 32, 0.1),
@@ -172,7 +172,7 @@ def test_one_more_sharding_type_does_not_hide_plans_without_it():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["cpu", "roofline:h100"])
-def test_no_other_plan_is_cheaper_on_many_tasks(model):
+def test_search_finds_no_more_expensive_plan_than_others_on_many_tasks(model):
     for number in range(len(KINDS), 100):
         _check(number, model)
 
@@ -186,6 +186,6 @@ def test_search_finds_no_more_expensive_plan_for_an_easier_task(model, count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["torchrec", "hugectr", "sok"])
-def test_no_plan_of_a_targets_is_cheaper_on_many_tasks(target):
+def test_search_costs_no_more_than_plans_restricted_to_a_target_on_many_tasks(target):
     for number in range(40):
         _check_target(task_of(number), target)

@@ -68,7 +68,7 @@ def test_models_that_do_not_know_a_sharding_type_of_the_plan_are_refused():
         Replan(laid_out(task, COPIES, 0, 0), sharding_types=("copy",))
 
 
-def test_the_plan_may_come_from_a_file_and_another_load(tmp_path):
+def test_replan_accepts_a_start_file_of_another_load(tmp_path):
     task, simulator = toy_task(10), Simulator(random_models())
     Random().find(task, simulator).plan.save(tmp_path / "plan.json")
     busier = replace(task, tables=(replace(task.tables[0], pooling_factor=99.0), *task.tables[1:]))
@@ -76,7 +76,7 @@ def test_the_plan_may_come_from_a_file_and_another_load(tmp_path):
     assert plan.task == busier
 
 
-def test_the_remark_names_cost_and_as_many_moved_bytes_as_explain():
+def test_replan_remark_names_the_cost_and_the_moved_bytes_that_explain_shows():
     """Weights and optimizer state, both of them."""
     task, simulator = replace(toy_task(10), memory=ns.MemoryUse("adam")), Simulator(random_models())
     start = Random().find(task, simulator).plan
@@ -132,7 +132,7 @@ OTHERS = {"rows": {"rows": 300}, "data type": {"bytes_per_element": 2}, "lookups
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
-def test_tables_that_change_are_the_same_tables(other):
+def test_replan_keeps_changed_tables_in_place_and_counts_their_bytes_if_moved(other):
     """They stay, what the step costs with them is known, and their bytes count if they move."""
     task, simulator = toy_task(8), Simulator(linear_models())
     start = Random().find(task, simulator).plan
@@ -149,7 +149,7 @@ def test_tables_that_change_are_the_same_tables(other):
     assert readable_bytes(moved_bytes(start, moved.plan)) in moved.remark
 
 
-def test_with_a_min_gain_of_1_nothing_is_searched_that_can_stay():
+def test_replan_with_min_gain_1_returns_the_start_without_searching():
     task, simulator = toy_task(14), Simulator(linear_models())
     start = Random().find(task, simulator).plan
     never = Replan(start, min_gain=1.0, improvement=None, rest=None)
@@ -194,7 +194,7 @@ def test_replan_refuses_invalid_max_moved_bytes():
     assert free == limited
 
 
-def test_a_plan_that_costs_nothing_has_a_remark():
+def test_replan_remark_shows_a_cost_of_0_ms():
     free = CostModels(LinearCompute(0.0, 0.0), LinearComm(4, 0.0), LinearComm(4, 0.0), 256)
     task, simulator = toy_task(4), Simulator(free)
     replan = Replan(Random().find(task, simulator).plan)
@@ -252,7 +252,7 @@ def test_column_wise_tables_move_while_row_wise_and_data_parallel_tables_stay(us
     assert max(costs[2:]) < 1.01 * costs[1]
 
 
-def test_columns_stay_off_the_devices_that_rows_of_one_host_load():
+def test_replan_moves_column_wise_tables_off_the_host_of_a_hot_row_wise_table():
     """The hot table's rows keep the first host busy: tables that are on one device are spread over the second host."""
     narrow = (hot_table(f"narrow{i}", 1_000_000, 16, 40) for i in range(12))
     tables = (hot_table("hot", 10_000_000, 64, 300), *narrow)
@@ -285,7 +285,7 @@ def test_tables_change_their_sharding_type_if_that_helps_and_moves_bytes_within_
 
 @pytest.mark.parametrize("relative", [0.001, 0.5])
 @pytest.mark.parametrize("types", [(), FORMS])
-def test_a_gain_is_accepted_as_in_the_default_search(relative, types):
+def test_replan_accepts_the_gains_that_the_default_search_accepts(relative, types):
     """Whether tables change their sharding type or not: replan rejects the gains that the default search rejects."""
     task, simulator = replace(_criteo(), topology=Topology(4, "80GiB")), uncertain(H100, relative)
     start = laid_out(task, *(i % 4 for i in range(16)))
@@ -314,7 +314,7 @@ def test_tables_keep_their_types_and_numbers_of_shards_if_asked():
     assert ms_of(held.plan) < ms_of(start)
 
 
-def test_data_parallel_tables_that_do_not_pay_become_column_wise_and_move_nothing():
+def test_replan_makes_expensive_data_parallel_tables_column_wise_without_moves():
     task = _criteo(12)
     start = laid_out(task, *[COPIES] * 12)
     plan = Replan(start, 0, FEW).find(task, H100).plan
@@ -324,7 +324,7 @@ def test_data_parallel_tables_that_do_not_pay_become_column_wise_and_move_nothin
     assert Replan(start, sharding_types=(), improvement=FEW).find(task, H100).plan == start
 
 
-def test_rows_may_go_back_to_columns():
+def test_replan_makes_a_row_wise_table_column_wise_if_moved_bytes_allow():
     task = _criteo(10)
     start = laid_out(task, range(4), *(i % 4 for i in range(1, 10)))
     within = task.tables[0].size_bytes // 2
@@ -333,7 +333,7 @@ def test_rows_may_go_back_to_columns():
     assert moved_between(start, plans[0]).sum() <= within
 
 
-def test_columns_stay_apart_from_rows_of_a_host():
+def test_replan_keeps_a_column_wise_table_apart_from_rows_of_a_host():
     task = _criteo(10, constraints=Constraints(apart=(("criteo_1", "criteo_2"),)))
     start = laid_out(task, 3, [0, 1], *[3] * 8)
     assert start.violations == ()
@@ -346,7 +346,7 @@ def test_columns_stay_apart_from_rows_of_a_host():
 @pytest.mark.parametrize(
     ("gain", "costs", "chosen"), [(0.2, (10, 9.2, 7.9), 2), (0.2, (10, 9.2, 8.1), 0), (0.05, (10, 9.2, 9), 1)]
 )
-def test_plans_with_fewer_moves_must_gain_enough_too(gain, costs, chosen):
+def test_replan_takes_the_plan_whose_further_moves_gain_min_gain(gain, costs, chosen):
     task = toy_task(3, num_devices=2)
     found = [Found(laid_out(task, *(int(t < moved) for t in range(3)))) for moved in range(3)]
     start, predicted = found[0].plan, [SimpleNamespace(total_ms=ms) for ms in costs]

@@ -58,7 +58,7 @@ def test_rows_are_on_one_host_if_only_table_row_wise_is_allowed():
 
 
 @pytest.mark.parametrize("name", SHARDING_TYPES)
-def test_a_rule_allows_the_plans_that_torchrec_means_by_its_name(name):
+def test_rule_on_a_sharding_type_allows_the_plans_of_torchrecs_type_of_that_name(name):
     """Of plans with one table of each kind, on four devices in two hosts."""
     kinds = {
         "table_wise": 0,
@@ -80,7 +80,7 @@ def test_a_rule_allows_the_plans_that_torchrec_means_by_its_name(name):
     assert allowed == cases.get(name, {name})
 
 
-def test_names_that_are_no_sharding_type_and_settings_without_columns_are_refused():
+def test_unknown_sharding_types_and_searchers_without_column_wise_are_refused():
     with refused("unknown-name", names=["'rows'"]):
         NeuroShard(sharding_types=("rows",))
     with refused("searcher-types-not-column-wise", names=["column_wise", "table_wise"]):

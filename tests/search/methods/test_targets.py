@@ -26,7 +26,7 @@ def _searched(target):
     return plan, sorted(placed.shard.dim for placed in plan.placements if placed.shard.table == 0)
 
 
-def test_target_gets_the_best_plan_that_it_can_express():
+def test_search_for_a_target_finds_a_plan_that_the_target_can_express():
     (free, thirds), (equal, halves), (whole, alone) = map(_searched, (None, "hugectr", "sok"))
     assert (len(thirds), halves, alone) == (3, [32, 32], [64])
     assert [whole.task] == list(constrained([_hot_task()], "sok"))
@@ -65,7 +65,7 @@ def test_search_for_torchrec_finds_the_plan_without_a_target():
 
 
 @pytest.mark.parametrize("tasks", [50, pytest.param(150, marks=pytest.mark.slow)])
-def test_equal_widths_have_plans_wherever_there_are_any(tasks):
+def test_search_with_equal_widths_finds_a_plan_if_there_is_one(tasks):
     found, equal = 0, (TableRule("*", max_shards=2, equal_widths=True),)
     searcher = NeuroShard(sharding_types=("column_wise",))
     for seed in range(tasks):

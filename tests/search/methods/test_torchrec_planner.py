@@ -28,7 +28,7 @@ def test_torchrec_planner_splits_tables_that_do_not_fit_whole():
     assert sorted(p.shard.dim for p in plan.placements if p.shard.table == 0) == [32, 32]
 
 
-def test_best_setting_of_torchrec_planner_counts():
+def test_torchrec_search_costs_as_much_as_its_best_setting():
     task, simulator = toy_task(8, seed=3), Simulator(linear_models())
     alone = [
         ms_of(TorchRecSearch((factor,), (sort,)).find(task, simulator).plan, simulator)
@@ -39,7 +39,7 @@ def test_best_setting_of_torchrec_planner_counts():
     assert len(set(alone)) > 1
 
 
-def test_our_estimates_make_plans_of_torchrec_planner_cheaper():
+def test_torchrec_search_with_simulator_estimates_costs_less_on_average():
     """By our own simulator, on average."""
     simulator = Simulator(linear_models())
     theirs, ours = (

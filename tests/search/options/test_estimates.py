@@ -131,7 +131,7 @@ def test_choices_that_exceed_memory_cost_infinity():
     assert np.isfinite(evenly).tolist() == [True, True, False]
 
 
-def test_many_choices_are_estimated_as_one_by_one():
+def test_estimates_of_many_choices_equal_estimates_of_each_alone():
     task = _task()
     choices = np.random.default_rng(2).choice(len(FORMS), (600, 12))
     together = np.array(_estimates(task).costs(TypeChoices(choices)))
@@ -140,7 +140,7 @@ def test_many_choices_are_estimated_as_one_by_one():
 
 
 @pytest.mark.parametrize("simulator", [H100, Simulator(CostModels.load("cpu", framework="torchrec"))])
-def test_changes_of_one_choice_are_estimated_as_choices(simulator):
+def test_estimates_of_changed_choices_equal_estimates_of_whole_choices(simulator):
     task = _task()
     estimates, rng = _estimates(task, simulator), np.random.default_rng(4)
     for before in (np.full(12, COLUMNS), rng.integers(len(FORMS), size=12)):
@@ -149,7 +149,7 @@ def test_changes_of_one_choice_are_estimated_as_choices(simulator):
             np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
-def test_tables_with_constraints_are_estimated():
+def test_estimates_with_constraints_are_finite_and_no_lower_than_without():
     for seed in range(6):
         task = constrained_task(seed)
         forms = np.full((1, len(task.tables)), COLUMNS)
@@ -159,7 +159,7 @@ def test_tables_with_constraints_are_estimated():
         assert held_up[0] >= free[0] * (1 - 1e-6)
 
 
-def test_cuts_that_are_beaten_change_nothing(monkeypatch):
+def test_estimates_are_unchanged_by_leaving_out_beaten_cuts(monkeypatch):
     """Of cuts that are no more expensive and no wider, one is costed."""
     task = _task(30, 16)
     choices = np.random.default_rng(3).choice(len(FORMS), (50, 30), p=[0.8, 0.1, 0.1])
@@ -179,7 +179,7 @@ def _same_loads(one, other):
         np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-12, err_msg=name)
 
 
-def test_parts_are_the_loads_that_plans_have():
+def test_slowest_loads_equal_the_loads_of_placed_tables():
     """Of rows, the block that is looked up most; without `row_lookups` the first."""
     base = _task()
     hot = replace(base.tables[2], row_lookups=(0.1, 0.1, 0.7, 0.1))

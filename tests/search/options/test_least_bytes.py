@@ -103,7 +103,7 @@ def test_searchers_refuse_tables_above_total_memory_before_any_prediction(search
     assert len(asked) == 0
 
 
-def test_a_plan_that_has_outgrown_its_devices_is_refused_by_the_sum_first(asked):
+def test_replan_refuses_tables_above_total_memory_before_any_prediction(asked):
     before = whole(_task(8.0), 0)
     with refused("tables-exceed-devices", kind=InfeasibleError):
         Replan(start=before, rest=QUICKLY).find(_task(0.99), H100)
@@ -117,7 +117,7 @@ def test_planner_refuses_tables_above_total_memory_before_any_prediction(asked):
     assert len(asked) == 0
 
 
-def test_packing_more_than_there_is_room_for_looks_at_no_device(monkeypatch):
+def test_pack_returns_none_above_total_memory_without_packing_any_item(monkeypatch):
     space, looked = SearchSpace.of_task(_task(0.99)), []
     monkeypatch.setattr("neuroshard.stages.search.space.packing._pack_item", lambda *_: looked.append(1))
     assert pack(space, space.free_bytes) is None

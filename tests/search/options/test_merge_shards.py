@@ -25,7 +25,7 @@ def _simpler(plan, simulator, tolerance):
     return merge_shards(plan, simulator, known_calls(simulator.models), tolerance)
 
 
-def test_the_default_search_takes_fewer_shards_for_next_to_nothing():
+def test_default_search_merges_shards_that_save_less_than_the_tolerance():
     task = Task(criteo(batch_size=4096), Topology(8, "80GiB"), 4096)
     cheapest, plan = (one.find(task, H100).plan for one in (replace(ALL, tolerance=0.0), ALL))
     assert len(plan.placements) < len(cheapest.placements)
@@ -57,7 +57,7 @@ def _in_quarters():
 
 
 @pytest.mark.parametrize("compute", [linear_models().compute, OpaqueCompute()])
-def test_shards_join_as_long_as_the_tolerance_lasts(compute):
+def test_merging_leaves_fewer_shards_the_larger_the_tolerance(compute):
     """Whatever it costs, all tables are whole; for nothing, nothing changes."""
     simulator, plan = Simulator(CostModels(compute, LinearComm(4), LinearComm(4), 256)), _in_quarters()
     found = [_simpler(plan, simulator, tolerance) for tolerance in (0.0, 0.2, 1.0, 100.0)]
@@ -76,7 +76,7 @@ def test_fixed_step_time_does_not_widen_the_tolerance():
     assert found[0].placements == found[1].placements != plan.placements
 
 
-def test_sharding_types_that_save_next_to_nothing_are_undone():
+def test_merging_makes_other_sharding_types_column_wise_within_the_tolerance():
     task = Task(criteo()[:8], Topology(4, "80GiB"), 65536)
     plan = laid_out(task, *(t % 4 for t in range(6)), range(4), COPIES)
     found = _simpler(plan, H100, 10.0)

@@ -56,7 +56,7 @@ def test_constraints_limit_the_sharding_types_of_a_table(constraints, first):
 
 
 @pytest.mark.parametrize(("rows", "may"), [(1, "mp"), (3, "mp"), (4, "mrp"), (5, "mp"), (7, "mrp")])
-def test_rows_must_be_enough_for_blocks(rows, may):
+def test_tables_are_row_wise_only_with_enough_rows_for_blocks(rows, may):
     """Five rows make blocks of two, two and one: the fourth would be empty."""
     assert _allowed(Task((replace(TABLES[0], rows=rows),), TASK.topology, 64)) == [may]
 
@@ -72,7 +72,7 @@ def test_sequence_tables_are_never_data_parallel():
     assert _allowed(task, {*map(Call, Form), Call(Form.COLUMN_WISE, False)}) == ["m", "mrp", "mrp", "mrp"]
 
 
-def test_calls_are_known_where_their_exchanges_are():
+def test_known_calls_are_those_whose_exchanges_the_models_know():
     models = random_form_models()
     assert known_calls(models) == set(CALLS)
     assert known_calls(models, ["column_wise"]) == {call for call in CALLS if call.form is Form.COLUMN_WISE}
@@ -81,7 +81,7 @@ def test_calls_are_known_where_their_exchanges_are():
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12))
-def test_changed_sharding_types_match_the_choice(seed, num_tables):
+def test_changed_choices_have_the_types_and_totals_of_whole_choices(seed, num_tables):
     rng = np.random.default_rng(seed)
     before = rng.integers(len(FORMS), size=num_tables)
     changes = np.column_stack([rng.integers(num_tables, size=20), rng.integers(len(FORMS), size=20)])
@@ -151,7 +151,7 @@ def test_search_choices_gives_each_table_the_best_sharding_type():
     assert (np.diff(costs) < 0).all()
 
 
-def test_tables_are_changed_together_where_one_alone_does_not_help():
+def test_search_choices_changes_several_tables_if_one_change_alone_does_not_help():
     changes, cost_ms = rank_changes(FIRST, ALL, _held_up)
     assert len(changes) == 12
     assert cost_ms.min() > _held_up(TypeChoices(FIRST[None]))[0][0]
@@ -172,7 +172,7 @@ def test_sharding_types_that_are_not_allowed_are_never_taken():
     assert len(search_choices(FIRST, none, _weights)) == 1
 
 
-def test_types_that_fit_nowhere_are_not_chosen_and_fitting_ones_are():
+def test_search_choices_avoids_infinite_costs_if_it_can():
     def never(choices):
         return np.full(len(choices), np.inf), np.full(len(choices), np.inf)
 
@@ -184,7 +184,7 @@ def test_types_that_fit_nowhere_are_not_chosen_and_fitting_ones_are():
     assert row_wise_only(TypeChoices(search_choices(FIRST, ALL, row_wise_only)[-1][None]))[0][0] == pytest.approx(1.0)
 
 
-def test_not_all_changes_are_looked_at_as_long_as_likely_ones_help():
+def test_search_choices_rarely_ranks_all_changes_of_400_tables():
     """400 tables that each help, by ever less: all get their best sharding type, and all changes are rarely ranked."""
     wanted, weight, looked = np.arange(400) % 3, 0.97 ** np.arange(400), []
 

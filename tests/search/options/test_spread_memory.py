@@ -46,7 +46,7 @@ def test_tables_on_one_device_spread_evenly_if_any_cost_is_allowed():
     assert ((plans[-1].widths > 0).sum(axis=0) == 4).all()
 
 
-def test_a_table_that_is_kept_apart_from_others_stays_on_its_device():
+def test_spreading_memory_keeps_tables_with_apart_rules_on_their_devices():
     task = constrained_task()
     space = CostedSpace.checked(FixedLoad.empty(task), H100)
     plan = QUICK.column_search.find(task, H100).plan
@@ -59,7 +59,7 @@ def test_a_table_that_is_kept_apart_from_others_stays_on_its_device():
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**16), st.integers(3, 12), st.sampled_from([2, 4, 8]), st.sampled_from([0.0, 0.005, 0.2]))
-def test_plans_get_less_full_within_the_cost_and_keep_all_shards(seed, count, devices, more):
+def test_spreading_memory_lowers_the_fullest_device_within_the_allowed_cost(seed, count, devices, more):
     rng = np.random.default_rng(seed)
     rows, pooling_factors = rng.integers(10, 10**6, count).tolist(), rng.uniform(1, 30, count).tolist()
     each = enumerate(zip(rows, pooling_factors, strict=True))

@@ -55,7 +55,7 @@ def _best(given_options, device, host):
 
 @given(options(), st.floats(0, 1.2), st.none() | st.floats(0, 1))
 @settings(max_examples=300)
-def test_choices_fit_device_and_host_memory_and_are_found_if_hosts_have_plenty(some, device_share, host_share):
+def test_cheapest_tiers_fit_both_memories_and_are_found_if_hosts_have_plenty(some, device_share, host_share):
     room = int(device_share * some.device_bytes[:, 0].sum())
     host = int(some.host_bytes.sum() if host_share is None else host_share * some.host_bytes[:, 1].sum())
     chosen = some.cheapest(room, host)
@@ -93,5 +93,5 @@ def test_cheapest_tiers_stay_within_host_memory(host):
     assert _sums(ALIKE, chosen)[2] <= host
 
 
-def test_nothing_fits_if_device_and_host_memory_are_too_small():
+def test_cheapest_tiers_are_none_if_device_and_host_memory_are_too_small():
     assert ALIKE.cheapest(15, 10) is None

@@ -113,7 +113,7 @@ def _rank(shards, splits, cost_ms):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_beam_search_finds_the_plan_of_the_slow_one(seed):
+def test_beam_search_finds_the_plan_of_the_plain_implementation(seed):
     problem = _problem(seed)
     grid = GridSearch(problem, SETTINGS)
     found = beam_search(grid, CANDIDATES, WIDTH, SPLITS)
@@ -123,7 +123,7 @@ def test_beam_search_finds_the_plan_of_the_slow_one(seed):
         assert grid.widths(found).tolist() == widths.tolist()
 
 
-def test_some_problems_need_splits_and_some_have_no_plan():
+def test_problems_for_beam_search_include_splits_and_tasks_without_a_plan():
     """So that the test above sees all cases."""
     problems = [_problem(seed) for seed in range(60)]
     found = [beam_search(GridSearch(problem, SETTINGS), CANDIDATES, WIDTH, SPLITS) for problem in problems]

@@ -91,7 +91,7 @@ def test_compiled_and_numpy_versions_choose_the_same_devices(seed):
             assert ours.sent_units[0, number].tolist() == sent.tolist()
 
 
-def test_only_the_counted_entries_decide_while_shards_are_placed():
+def test_place_greedily_scores_devices_by_the_counted_entries_only():
     rules = PlacementRules(
         np.ones((2, 2), dtype=np.bool_),
         np.ones(2, dtype=np.int64),

@@ -92,7 +92,7 @@ def test_shards_go_to_the_device_with_the_lowest_model_cost(seed, make, parts, b
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 @pytest.mark.parametrize(("scores", "costs"), [("by_added", _added), ("by_whole", _costs)])
-def test_on_many_devices_shards_are_placed_by_their_own_increment(seed, scores, costs):
+def test_grid_on_many_devices_places_shards_by_their_added_cost(seed, scores, costs):
     """And cost what the model says nevertheless; once more by whole devices."""
     space = _with_fixed_load(_space(seed, 64, _by_widest(64), count=200), seed)
     caps = np.array([1.2 * space.shards.total_sent_units / 64, space.shards.total_sent_units]).astype(np.int64)
@@ -124,7 +124,7 @@ def test_refined_grid_placement_costs_no_more_than_the_first_placement():
     assert cheaper
 
 
-def test_devices_that_compute_about_equally_much_already_are_placed_on_as_alike_ones():
+def test_above_least_takes_compute_times_within_a_thousandth_for_equal():
     assert _above_least(np.array([1.0, 1.0005, 1.0])).tolist() == [0, 0, 0]
     assert _above_least(np.array([1.0, 1.5, 1.0])).tolist() == [0, 0.5, 0]
     assert _above_least(np.zeros(2)).tolist() == [0, 0]

@@ -24,7 +24,7 @@ ROOFLINE = CostModels.load("roofline:h100").compute
         (ROOFLINE, True),
     ],
 )
-def test_no_shard_adds_less_than_its_least_score(model, falls):
+def test_least_score_is_a_lower_bound_of_the_cost_that_a_shard_adds(model, falls):
     """Of sums of other items' shards, whatever the model; nor another amount by numbers that count whole."""
     rng = np.random.default_rng(0)
     space = CostedSpace.costed(SearchSpace.of_task(toy_task(12)), Simulator(random_models()), KernelModels.of(model))

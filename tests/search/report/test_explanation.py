@@ -48,7 +48,7 @@ def test_explanation_names_the_slowest_device_and_costs_of_its_tables():
     assert found.balanced_ms == pytest.approx(sum(compute) / 2 + 2 * PER_SENT * 52, rel=1e-5)
 
 
-def test_the_bottleneck_may_be_the_exchange():
+def test_bottleneck_is_the_widest_device_if_exchanges_cost_most():
     """The first device computes a little longer, the second has nearly all columns, which cost much more."""
     tables = (Table("long", 100, 4, 40.0, ONCE), Table("wide", 100, 128, 1.0, ONCE))
     task = Task(tables, Topology(2, 1 << 30), 256)
@@ -145,7 +145,7 @@ def test_plans_that_break_their_task_are_explained_too():
     assert all(isinstance(answer, str) for answer in found.heuristics.values())
 
 
-def test_models_of_any_sharding_type_explain():
+def test_explanation_lists_shards_if_models_are_opaque():
     opaque = Simulator(replace(linear_models(2), compute=OpaqueCompute()))
     found = explain(whole(_task([32, 32]), 0), opaque)
     assert len(found.shards) == 2
@@ -157,7 +157,7 @@ def _shown(found, width=80):
     return console.export_text()
 
 
-def test_a_terminal_shows_a_few_of_many_devices():
+def test_explanation_in_a_terminal_shows_a_few_of_many_devices():
     task = _task([4 * (1 + i % 16) for i in range(256)], devices=128)
     text = _shown(explain(assemble(task, [(i, t.dim, i // 2) for i, t in enumerate(task.tables)]), SIMULATOR_128))
     devices = text[text.index("Devices") : text.index("What slows")]
@@ -167,7 +167,7 @@ def test_a_terminal_shows_a_few_of_many_devices():
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_the_bottleneck_is_the_first_of_the_devices():
+def test_explanation_lists_the_bottleneck_device_first():
     """The device with the most columns is neither among those that compute longest nor among the shortest."""
     tables = tuple(Table(f"t{i}", 100, 4, 10.0 + i, ONCE) for i in range(32))
     task = Task((*tables, Table("wide", 100, 128, 0.5, ONCE)), Topology(33, 1 << 30), 256)
@@ -221,7 +221,7 @@ def test_a_page_shows_every_move_a_terminal_the_first(files, capsys):
     assert "16 of 30 rows" in capsys.readouterr().out
 
 
-def test_names_are_shown_as_they_are(files, capsys):
+def test_explanation_shows_names_with_markup_as_plain_text(files, capsys):
     """Markup of a terminal, of HTML and of formulas is text."""
     name = "[bold]x[/nope] <b>$\\frac{$ & _y^"
     tables = (Table(name, 100, 32, 1.0, ONCE), Table("other", 100, 32, 1.0, ONCE))
@@ -293,7 +293,7 @@ def test_explained_costs_equal_predicted_costs(tmp_path):
     assert result.explanations[0].cost.total_ms == pytest.approx(plan.prediction.cost_ms)
 
 
-def test_two_plans_are_costed_on_one_task(files, capsys):
+def test_explaining_two_plans_costs_both_on_one_task_with_a_note(files, capsys):
     plan = Plan.load(files / "two.json")
     hot = tuple(replace(table, pooling_factor=10 * table.pooling_factor) for table in plan.task.tables)
     Plan(replace(plan.task, tables=hot), plan.placements).save(files / "hot.json")
@@ -352,7 +352,7 @@ def _summary_of(found):
     return dict(summary.table.itertuples(index=False))
 
 
-def test_the_expected_cost_stands_beside_the_predicted_where_it_is_known():
+def test_explanation_shows_the_expected_cost_only_if_margins_are_known():
     known = replace(linear_models(2), margins=Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0)))
     found = explain(whole(_task([32, 32])), Simulator(known))
     assert found.cost.expected_ms > found.cost.total_ms

@@ -72,7 +72,7 @@ def test_a_run_counts_once_however_its_directory_is_written(good, tmp_path, monk
     assert set(found.searched["path"]) == {"one", "two"}
 
 
-def test_sets_of_tasks_that_look_alike_are_numbered(good, runs, tmp_path):
+def test_gather_numbers_different_sets_of_tasks_with_equal_descriptions(good, runs, tmp_path):
     """Others are called what they are, without any digest."""
     (name,) = gather([good]).searched["tasks"].unique()
     assert name == "2 tasks of 4 tables, dims up to 64, 4 devices, batch 256"
@@ -84,7 +84,7 @@ def test_sets_of_tasks_that_look_alike_are_numbered(good, runs, tmp_path):
     assert found.groupby("method")["tasks"].nunique().tolist() == [1, 1, 1]
 
 
-def test_costs_that_something_else_predicts_are_not_compared(runs):
+def test_gather_separates_costs_of_other_models_or_with_the_input_dist(runs):
     tasks, models = tuple(toy_task(4, seed=seed) for seed in range(2)), "roofline:h100"
     for name, count in (("other", False), ("counted", True)):
         Search(models, tasks, Random(), name, str(runs / name), count).run()
@@ -195,7 +195,7 @@ def test_runs_that_differ_in_a_number_are_a_sweep():
         ({"n": 1}, {"n": float("nan")}),
     ],
 )
-def test_other_differences_are_named_but_no_sweep(one, other):
+def test_runs_that_differ_in_something_else_than_a_number_are_named_but_no_sweep(one, other):
     found = named(_runs(one, other))
     assert len({name.method for name in found.values()}) == 2
     assert {name.setting for name in found.values()} == {None}

@@ -49,7 +49,7 @@ def test_final_costs_of_episodes_equal_costs_of_the_simulator(seed):
         assert float(total) == pytest.approx(cost.total_ms, rel=1e-4)
 
 
-def test_eight_bytes_too_few_are_too_few_beyond_what_float64_tells_apart():
+def test_environment_refuses_a_device_that_lacks_8_of_2_to_the_56_bytes():
     big, small = toy_task(2).tables
     big = replace(big, rows=(1 << 40) - 1, dim=65532, bytes_per_element=2)
     free = Task((big, small), Topology(2, (1 << 59) - 1), 256)
@@ -62,7 +62,7 @@ def test_eight_bytes_too_few_are_too_few_beyond_what_float64_tells_apart():
     assert environment.legal(state).tolist() == [[True, False]]
 
 
-def test_every_sequence_of_actions_is_its_own_plan():
+def test_environment_turns_every_sequence_of_actions_into_its_plan():
     """All 2^3 of them; the cheapest is the known optimum: the heavy table alone."""
     one = task([6, 3, 2])
     found = {}

@@ -76,7 +76,7 @@ def test_saved_search_run_is_loaded_back_unchanged(bundle, tmp_path):
     assert "solved 2 of 3 tasks" in shown(result)
 
 
-def test_plans_are_measured_beside_their_prediction(bundle, tmp_path):
+def test_evaluation_reports_measured_and_predicted_costs_of_each_plan(bundle, tmp_path):
     for method in ("dim", "size"):
         _search(bundle, method, tmp_path / method)
     result = _evaluate([tmp_path / "dim", tmp_path / "size"], tmp_path / "out").run()
@@ -157,7 +157,7 @@ def _entry(method, task, measured):
         ([("a", 0, 10.0), ("b", 0, 20.0), ("c", 0, None)], "0/1", ["c"]),
     ],
 )
-def test_methods_are_compared_on_tasks_that_all_solved_that_solve_any(entries, success, left_out):
+def test_comparison_uses_tasks_solved_by_every_method_that_solved_any(entries, success, left_out):
     """The caption names the number of these tasks, and the methods that solved none."""
     grid = comparison([_entry(*one) for one in entries])
     console = Console(record=True, width=120)
@@ -227,7 +227,7 @@ def test_evaluating_into_the_directory_of_another_evaluation_is_refused(unbalanc
     assert (tmp_path / "out" / "results.parquet").read_bytes() == kept
 
 
-def test_a_run_that_was_stopped_goes_on_with_the_first_task_that_is_not_measured(bundle, tmp_path, monkeypatch):
+def test_interrupted_evaluation_resumes_at_the_first_unmeasured_task(bundle, tmp_path, monkeypatch):
     _search(bundle, "dim", tmp_path / "dim")
     asked, stops, cost = [], [False, True, False], cost_of(np.full(2, 4.0), np.ones(2), np.arange(2.0))
 
@@ -347,13 +347,13 @@ def test_costs_predicted_for_other_hardware_name_both(models, here, named):
     ("models", "here"),
     [("h100", H100_GPU), ("roofline:h100", H100_GPU), ("roofline:h100_pcie", H100_GPU), ("cpu", EPYC), (None, EPYC)],
 )
-def test_costs_predicted_for_this_hardware_may_be_off_as_the_machine_is_busy(models, here):
+def test_trust_lines_blame_a_busy_machine_for_errors_on_this_hardware(models, here):
     lines = list(trust_lines([_trusted(10.0, 20.0, 1.0, models)] * 4, here))
     assert not any(OTHER_HARDWARE in line for line in lines)
     assert BUSY in lines[-1]
 
 
-def test_models_that_are_gone_are_for_unknown_hardware(tmp_path):
+def test_predictions_of_missing_models_are_for_unknown_hardware(tmp_path):
     assert PredictedFor.of(ModelChoice(str(tmp_path / "gone"))) is None
 
 
@@ -379,7 +379,7 @@ def _of_every_plan(rows, plans, number, *_rest):
 
 
 @pytest.mark.parametrize("measure", ["kernels", "steps", "mirrored"])
-def test_every_way_of_measuring_names_other_hardware(measure, unbalanced, tmp_path, monkeypatch):
+def test_evaluation_names_other_hardware_with_every_measure_setting(measure, unbalanced, tmp_path, monkeypatch):
     plan = Plan.load(unbalanced)
     replace(plan, prediction=Prediction(ModelChoice("roofline:h100"), 5.5)).save(unbalanced)
     few = StepProtocol(builds=1, turns=1, steps=1)
@@ -418,7 +418,7 @@ def test_evaluating_plans_of_unlike_tasks_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("predicted", "measured"), [(True, False), (False, True)])
-def test_costs_that_count_something_else_are_not_compared(tmp_path, predicted, measured):
+def test_evaluating_a_plan_with_another_count_input_setting_is_refused(tmp_path, predicted, measured):
     plan = replace(
         whole(toy_task(3, num_devices=2)), prediction=Prediction(ModelChoice("cpu"), 5.5, counts_input=predicted)
     )

@@ -55,7 +55,7 @@ def test_costs_of_a_space_with_fixed_tables_equal_costs_of_whole_plans(models):
 
 
 @pytest.mark.parametrize("use", [MemoryUse(), MemoryUse("adam", batches_in_flight=2)])
-def test_columns_get_exactly_the_memory_that_others_leave(use):
+def test_column_wise_tables_get_exactly_the_memory_left_by_the_fixed_load(use):
     plan = _mixed(replace(TASK, memory=use))
     fixed = _fixed_load(plan)
     assert fixed.column_wise.tolist() == [1, 3]
@@ -66,7 +66,7 @@ def test_columns_get_exactly_the_memory_that_others_leave(use):
     assert sorted(space.plan(held).placements) == sorted(plan.placements)
 
 
-def test_chosen_sharding_types_stay_whatever_is_searched_beside_them():
+def test_search_beside_a_fixed_load_keeps_the_chosen_sharding_types():
     task = replace(TASK, topology=Topology(4, (10**6, 2 * 10**6, 10**6, 10**6), 1000, 2))
     others = SpreadPlacements(task).others(np.array([COPIES, COLUMNS, ROWS, COLUMNS]))
     space = CostedSpace.checked(FixedLoad.of(task, others, H100.models.compute), LINEAR)
@@ -102,7 +102,7 @@ def test_columns_stay_off_the_devices_of_rows_that_they_are_kept_apart_from():
     assert rules.allowed.tolist() == [[True] * 4, [True, True, False, False]]
 
 
-def test_row_wise_and_data_parallel_tables_may_take_all_of_a_device():
+def test_fixed_load_may_take_all_memory_of_a_device():
     task = Task(TABLES[:2], Topology(2, (TABLES[0].size_bytes, 1 << 20)), 64)
     fixed = _fixed_load(laid_out(task, "data_parallel", 1))
     assert fixed.free_bytes.tolist() == [0, (1 << 20) - TABLES[0].size_bytes]

@@ -76,7 +76,7 @@ def test_plan_converted_to_widths_and_back_is_unchanged(seed):
     assert space.plan(space.widths(plan)) == plan
 
 
-def test_a_whole_table_may_be_pinned_and_kept_together():
+def test_whole_table_may_be_pinned_and_kept_together():
     rules = Constraints(together=(("t0", "t1"),), pinned=(PinnedShard("t0", 12, devices=(1, 2)),))
     task = plain_task([12, 12], devices=4, constraints=rules)
     assert _devices(SearchSpace.of_task(task), 0) == [1, 2]
@@ -131,7 +131,7 @@ def test_rules_of_items_agree_with_the_check_of_each_placement(seed):
 
 
 @SEEDS
-def test_limits_are_kept_where_plans_break_none(seed):
+def test_widths_that_keep_rules_give_plans_without_broken_rules(seed):
     space, rng = SearchSpace.of_task(constrained_task(seed)), np.random.default_rng(seed)
     for _ in range(200):
         held = _random_held(space.shards, rng)
@@ -195,7 +195,7 @@ def test_shard_that_needs_the_last_byte_and_column_fits_exactly(fewer_bytes, few
 
 
 @SEEDS
-def test_policies_play_by_the_same_rule(seed):
+def test_legal_actions_of_policies_are_the_devices_with_room(seed):
     """Legal actions, of whole tables, are the devices with room, for every task of a batch alike."""
     tasks = [_whole_tables(task) for task in (constrained_task(seed), constrained_task(seed + 3))]
     simulator = Simulator(random_models(tasks[0].topology.num_devices, seed))
@@ -241,7 +241,7 @@ def _sorted(sets):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_contents_are_the_loads_of_the_plan(seed):
+def test_device_loads_of_widths_equal_the_loads_of_the_plan(seed):
     """Tables kept together, pinned shards and splits among them."""
     task = constrained_task(seed)
     space = SearchSpace.of_task(task)
@@ -253,7 +253,7 @@ def test_contents_are_the_loads_of_the_plan(seed):
     assert _sorted(sets) == _sorted(space.plan(held).device_loads)
 
 
-def test_devices_in_any_number_may_be_empty():
+def test_device_loads_allow_any_number_of_empty_devices():
     space = SearchSpace.of_task(toy_task(3))
     contents = np.zeros((5, 3), dtype=np.int64)
     contents[1, 2], contents[3] = 1, space.shards.full_width

@@ -63,7 +63,7 @@ def test_step_meter_reports_the_reason_of_a_failed_build():
     assert (failed.phase, failed.error) == (None, "broken")
 
 
-def test_plans_of_other_tables_or_that_do_not_fit_together_are_refused():
+def test_check_steps_refuses_plans_of_other_tables_or_above_memory():
     (one, other), hardware = (whole(toy_task(1, seed=seed)) for seed in (0, 1)), Hardware(DeviceSpec("cpu"))
     with refused("steps-plans-differ"):
         check_steps([one, other], hardware)

@@ -65,7 +65,7 @@ def _compute():
     ]
 
 
-def test_steps_from_before_are_in_full_precision():
+def test_local_measurements_without_a_precision_column_are_in_fp32():
     table = LOCAL_CODEC.table(_local()).drop_columns("precision")
     assert {m.sample.precision for m in LOCAL_CODEC.measurements(table)} == {Precision.FP32}
 
@@ -157,7 +157,7 @@ def test_reading_contradictory_records_is_refused(directory, kind, number, chang
         parts.read()
 
 
-def test_chunks_with_other_columns_are_measured_again(directory):
+def test_reading_a_chunk_without_a_column_is_refused_with_advice_to_collect_again(directory):
     parts = directory.comm()
     parts.write(0, _comm()[:1])
     pq.write_table(pq.read_table(parts.path(0)).drop_columns(["collective"]), parts.path(0))
@@ -166,7 +166,7 @@ def test_chunks_with_other_columns_are_measured_again(directory):
     assert "neuroshard collect" in caught.value.message.remedy
 
 
-def test_tables_and_manifest_come_back_exactly(tmp_path):
+def test_stored_tables_and_manifest_are_read_back_unchanged(tmp_path):
     """A run that goes on compares them with its own."""
     plain, known, *others = toy_tables(4)
     shared = [replace(table, features=2 + i, pooled=i > 0) for i, table in enumerate(others)]
@@ -221,7 +221,7 @@ def test_reading_a_damaged_part_names_the_file(directory):
         parts.read()
 
 
-def test_half_written_parts_are_not_there(directory, monkeypatch):
+def test_interrupted_write_of_a_part_leaves_no_file(directory, monkeypatch):
     parts = directory.compute()
     monkeypatch.setattr(Path, "write_bytes", lambda path, content: path.write_text("half") and 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -245,7 +245,7 @@ def test_reading_a_malformed_manifest_is_refused(directory, content, code, names
         directory.manifest()
 
 
-def test_fastest_measurement_counts_for_a_sample_measured_twice(directory):
+def test_reading_a_sample_measured_several_times_returns_the_fastest_measurement(directory):
     parts, (first, second, *_) = directory.compute(), toy_tables(4)
 
     def measured(table, ms):
