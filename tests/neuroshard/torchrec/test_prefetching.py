@@ -23,7 +23,7 @@ from neuroshard.torchrec import load_sharding_plan, save_sharding_plan, to_shard
 from neuroshard.torchrec.sharding_plan import parameters_in
 from tests.kit.messages import check, logged, logged_codes, refused
 from tests.kit.torchrec_models import CPU, AllOnLast, bags, planner
-from tests.neuroshard.torchrec.test_accepted import Stored
+from tests.neuroshard.torchrec.test_torchrec_arguments import Stored
 
 CACHED = "fused_uvm_caching"
 PIPELINES = [None, "none", "sparse_dist", "semi_sync", "prefetch"]

@@ -18,8 +18,8 @@ from neuroshard.plumbing.errors import MissingPackageError
 from neuroshard.torchrec.releases import HAS_DRY_RUN, TORCHREC
 from tests.kit.messages import check, logged, logged_codes, refused
 from tests.kit.torchrec_models import bags, places, planner, sequences, topology
-from tests.neuroshard.torchrec.test_accepted import CAP, stored_plan
-from tests.neuroshard.torchrec.test_nothing_is_ignored import Missed
+from tests.neuroshard.torchrec.test_ignored_arguments import Missed
+from tests.neuroshard.torchrec.test_torchrec_arguments import CAP, stored_plan
 
 SINCE_1_9 = pytest.mark.skipif(not HAS_DRY_RUN, reason="came with TorchRec 1.9")
 
@@ -119,7 +119,7 @@ HASH = """
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.types import CacheParams
 from tests.kit.torchrec_models import bags
-from tests.neuroshard.torchrec.test_accepted import stored_plan
+from tests.neuroshard.torchrec.test_torchrec_arguments import stored_plan
 several = ["table_wise", "column_wise", "row_wise", "data_parallel"]
 kernels = ["fused", "fused_uvm", "fused_uvm_caching", "dense"]
 said = {"a": ParameterConstraints(several, kernels, cache_params=CacheParams(load_factor=0.5))}

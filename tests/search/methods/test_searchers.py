@@ -19,7 +19,7 @@ from neuroshard.testing import ONCE, OpaqueCompute, SearcherConformance, linear_
 from tests.kit.messages import refused
 from tests.kit.searches import ms_of
 from tests.kit.tasks import plain_tables, plain_task
-from tests.search.kernels.oracle import oracle_search
+from tests.search.published.plain_search import oracle_search
 
 WHOLE = BeamSearch(max_splits=0)
 

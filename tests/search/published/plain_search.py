@@ -4,7 +4,7 @@ from neuroshard.cost.loads import LoadSets
 from neuroshard.plans.plan import assemble
 
 
-def oracle_search(task, simulator, num_candidates=10, beam_width=3, max_splits=10, points=11, max_factor=1.5):
+def plain_search(task, simulator, num_candidates=10, beam_width=3, max_splits=10, points=11, max_factor=1.5):
     """The plan and cost of the published algorithm, one plan at a time through the simulator."""
     best = beam = [_grid_search(task, simulator, _whole(task), points, max_factor)]
     best = best[0]

@@ -25,7 +25,7 @@ from neuroshard.torchrec import NeuroShardPlanner, save_sharding_plan
 from neuroshard.torchrec.resharding import plan_difference
 from tests.kit.messages import logged, logged_codes, logged_one, refused
 from tests.kit.torchrec_models import AllOnLast, bags, planner, topology
-from tests.neuroshard.torchrec.test_accepted import Stored
+from tests.neuroshard.torchrec.test_torchrec_arguments import Stored
 
 CACHED = "fused_uvm_caching"
 
