@@ -89,6 +89,6 @@ def test_drawn_plans_keep_limits_on_batch_bytes_and_outputs(drawn):
         assert all(table.size_bytes <= augmentation.max_bytes for table in task.tables)
         outputs = [4 * each * table.output_columns for table in task.tables]
         assert len(task.tables) == 1 or sum(outputs) <= augmentation.max_output_bytes
-        copies = [t for t, form in zip(task.tables, plan.forms, strict=True) if form == "data_parallel"]
-        assert all(table.pooled and table.size_bytes <= augmentation.max_copy_bytes for table in copies)
+        data_parallel = [t for t, form in zip(task.tables, plan.forms, strict=True) if form == "data_parallel"]
+        assert all(table.pooled and table.size_bytes <= augmentation.max_copy_bytes for table in data_parallel)
         assert 0 <= sample.rank < task.topology.num_devices

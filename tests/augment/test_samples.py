@@ -124,8 +124,8 @@ def test_combinations_have_the_tiers_that_are_listed():
     )
     blocks = [_of_seed(in_rows, seed) for seed in range(10)]
     assert {(sample.call.name, sample.hot_first) for sample in blocks} == {("uvm_caching_row_wise", 0.0)}
-    copies = ComputeAugmentation(sharding_types=("data_parallel",), tiers=("uvm",))
-    assert _of_seed(copies, 0).tier_assignment == TierAssignment()  # which have no other memory
+    data_parallel = ComputeAugmentation(sharding_types=("data_parallel",), tiers=("uvm",))
+    assert _of_seed(data_parallel, 0).tier_assignment == TierAssignment()  # which have no other memory
 
 
 @given(st.integers(0, 10_000), st.integers(1, 15), st.sampled_from(["column_wise", "row_wise"]))

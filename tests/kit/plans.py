@@ -7,7 +7,7 @@ from neuroshard.plans.plan import Plan, assemble
 from neuroshard.tables import Table
 from neuroshard.testing import ONCE
 
-COPIES = "data_parallel"
+DATA_PARALLEL = "data_parallel"
 
 
 def table(name="t", rows=100, dim=16, pooling_factor=2.0, **fields):
@@ -34,10 +34,11 @@ def laid_out(task, *places):
 def placed(task, index, where):
     """List the placements of a table.
 
-    `where` is a device for a whole table; a dict of columns by device; COPIES for a data-parallel table; a sequence of
-    devices for a row-wise table; or a dict of columns by sequence of devices.
+    `where` is a device for a whole table; a dict of columns by device for a column-wise table; DATA_PARALLEL for a
+    data-parallel table; a sequence of devices for a row-wise table; or a dict of columns by sequence of devices for a
+    grid-sharded table.
     """
-    if where == COPIES:
+    if where == DATA_PARALLEL:
         return place_data_parallel(task, index)
     if isinstance(where, int):
         return place_column_wise(task, [(index, task.tables[index].dim, where)])

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from neuroshard import Task, Topology
 from neuroshard.testing import toy_task
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 
 
 def mixed_plan(num_devices, devices_per_host=None):
@@ -15,5 +15,5 @@ def mixed_plan(num_devices, devices_per_host=None):
     tables = [replace(table, rows=max(table.rows, rows)) for table in tables]
     task = Task(tuple(tables), Topology(num_devices, 1 << 30, devices_per_host=devices_per_host), 8 * num_devices)
     half, last = tables[2].dim // 2, num_devices - 1
-    more = range(devices_per_host) if devices_per_host else COPIES
-    return laid_out(task, range(num_devices), COPIES, {0: half, last: half}, more, last, 0)
+    more = range(devices_per_host) if devices_per_host else DATA_PARALLEL
+    return laid_out(task, range(num_devices), DATA_PARALLEL, {0: half, last: half}, more, last, 0)

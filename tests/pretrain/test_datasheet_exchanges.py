@@ -20,7 +20,7 @@ from neuroshard.words.collective import Collective, name_of
 from neuroshard.words.form import Form
 from tests.kit.made_up import BRIEF_SETS, collected
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 
 SHEET = "roofline:h100"
 H100 = CostModels.load(SHEET)
@@ -59,7 +59,9 @@ def test_bundle_with_datasheet_exchanges_predicts_datasheet_times(bundle):
     rng = np.random.default_rng(0)
     for task in _tasks():
         devices = task.topology.num_devices
-        traffic = laid_out(task, range(devices), range(task.topology.domain_size), COPIES, *range(1, 4), 2, 3).traffic
+        traffic = laid_out(
+            task, range(devices), range(task.topology.domain_size), DATA_PARALLEL, *range(1, 4), 2, 3
+        ).traffic
         starts = rng.uniform(0, 5, size=(1, devices))
         for name in (FORWARD, BACKWARD, INPUT):
             one, other = (getattr(its, name).predict(traffic, starts) for its in (models, H100))

@@ -20,7 +20,7 @@ from neuroshard.words.form import Form
 from tests.kit.devices.made_up import MadeUpHardware
 from tests.kit.made_up import BRIEF_SETS, drifting
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 
 HARDWARE = MadeUpHardware(noise=0.01)
 TASKS = tuple(toy_task(12, num_devices=4, seed=seed) for seed in range(6))
@@ -55,7 +55,7 @@ def _measured(run, plans, meters, passes):
 
 def test_plan_data_stores_data_parallel_tables_under_a_second_name(tmp_path):
     task = TASKS[0]
-    plan = laid_out(task, COPIES, range(4), *(i % 4 for i in range(2, 12)))
+    plan = laid_out(task, DATA_PARALLEL, range(4), *(i % 4 for i in range(2, 12)))
     in_one = whole(task, *range(4))
     with meters_of(HARDWARE, print) as meters:
         directory = _measured(tmp_path, [in_one, plan], meters, 2)

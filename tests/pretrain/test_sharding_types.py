@@ -27,7 +27,7 @@ from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, ON_DEVICE_CALLS, Call
 from tests.kit.devices import MADE_UP, measured_comm
 from tests.kit.made_up import BRIEF, BRIEF_SETS, MACHINE, begun, collected
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 
 pytestmark = pytest.mark.xdist_group("forms")  # its tests share models that take long to fit
 DEVICE = MADE_UP["cpu"]
@@ -86,7 +86,7 @@ def _mixed(devices_per_host):
     wide = sorted(TABLES, key=lambda table: -table.rows)
     tables = tuple(table.with_dim(32) for table in (*wide[:2], wide[-1], *wide[20:23]))
     task = Task(tables, Topology(4, 8 << 30, devices_per_host=devices_per_host), 4096)
-    return laid_out(task, range(4), range(2 if devices_per_host else 4), COPIES, 0, 2, 3)
+    return laid_out(task, range(4), range(2 if devices_per_host else 4), DATA_PARALLEL, 0, 2, 3)
 
 
 def test_pretrained_models_of_all_parts_learn_the_costs(data, fitted):
@@ -118,7 +118,7 @@ def _outside(warnings):
 def test_warnings_name_the_part_whose_loads_are_outside_the_training_range(models):
     task = _mixed(None).task
     huge = replace(task, tables=(replace(task.tables[2], rows=500_000_000),))
-    other = laid_out(huge, COPIES)
+    other = laid_out(huge, DATA_PARALLEL)
     told = _outside(Simulator(models).warnings(other))
     assert any(one.startswith("compute.data_parallel: rows") for one in told)
     assert any(one.startswith("backward.all_reduce: bytes from a device") for one in told)

@@ -14,7 +14,7 @@ from neuroshard.tables.reuse import MEAN_COUNTS, reuse_at
 from neuroshard.testing import toy_task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import FORMS, Form
-from tests.kit.plans import COPIES, laid_out, placed, table, tables, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, placed, table, tables, whole
 
 BATCH = 64
 REUSE = zipf_reuse(10, 128)
@@ -52,7 +52,7 @@ def _forms(*names):
             | {"lookups": pytest.approx([BATCH] * 4 + [2 * BATCH], rel=1e-7)},
         ),
         (
-            COPIES,
+            DATA_PARALLEL,
             {"rows": [10] * 4 + [6], "samples": [BATCH / 4] * 4 + [BATCH], "lookups": [2 * BATCH / 4] * 4 + [2 * BATCH]}
             | {
                 "form": _forms(*["data_parallel"] * 4, "column_wise"),
@@ -71,7 +71,7 @@ def test_loads_of_a_table_depend_on_its_sharding_type(where, expected):
 
 def test_row_wise_blocks_have_the_table_histogram_and_data_parallel_tables_the_local_one():
     np.testing.assert_array_equal(_placed(range(4), 0).reuse, Loads.of([TABLE], BATCH).reuse.repeat(5, axis=0))
-    found = _placed(COPIES, 0)
+    found = _placed(DATA_PARALLEL, 0)
     np.testing.assert_allclose(found.reuse, [reuse_at(np.array(REUSE), 1 / 4)] * 4 + [REUSE])
     unique = found.lookups / (found.reuse @ MEAN_COUNTS)
     assert unique[0] > unique[4] / 4  # the devices touch the hot rows all
@@ -87,7 +87,7 @@ def test_hot_rows_are_looked_up_on_their_device():
 def test_loads_of_all_devices_add_up_to_bytes_and_lookups_of_each_table():
     """Shards add up to the table; data-parallel tables have all weights on each device and all lookups together."""
     task = Task(tuple(replace(TABLE, name=name) for name in "abc"), TASK.topology, BATCH)
-    loads = laid_out(task, range(4), COPIES, {0: 12, 3: 4}).device_loads.loads
+    loads = laid_out(task, range(4), DATA_PARALLEL, {0: 12, 3: 4}).device_loads.loads
     size = [loads.size_bytes[loads.form == form].sum() for form in range(3)]
     assert size == [TABLE.size_bytes, TABLE.size_bytes, 4 * TABLE.size_bytes]
     lookups = [loads.lookups[loads.form == form].sum() for form in range(3)]
@@ -138,7 +138,7 @@ def test_outputs_grow_with_features_and_other_loads_do_not_in_every_sharding_typ
         table(f"t{i}", pooling_factor=pooling, reuse=REUSE, features=f) for i, (f, pooling, _) in enumerate(drawn)
     )
     task = Task(tables, TASK.topology, batch_size)
-    places = {Form.COLUMN_WISE: {0: 4, 2: 12}, Form.ROW_WISE: range(4), Form.DATA_PARALLEL: COPIES}
+    places = {Form.COLUMN_WISE: {0: 4, 2: 12}, Form.ROW_WISE: range(4), Form.DATA_PARALLEL: DATA_PARALLEL}
     plan = laid_out(task, *(places[form] for _, _, form in drawn))
     single = replace(task, tables=tuple(replace(its, features=1) for its in tables))
     found, plain = plan.device_loads.loads, Plan(single, plan.placements).device_loads.loads
@@ -168,13 +168,13 @@ def test_loads_of_placed_shards_match_their_sharding_types():
     even = replace(TASK, tables=EVEN)
     blocks = _placed(range(4), range(4), task=even)
     _assert_same(LAYOUTS[Form.ROW_WISE].share(Loads.of(EVEN, BATCH), 4), blocks.take(np.array([0, 4])))
-    copies = _placed(COPIES, COPIES)
+    copies = _placed(DATA_PARALLEL, DATA_PARALLEL)
     _assert_same(LAYOUTS[Form.DATA_PARALLEL].share(whole, 4), copies.take(np.array([0, 4])))
 
 
 TABLES = tables("abcd", 10)
 IN_ALL_FORMS = Task(TABLES, TASK.topology, BATCH)
-PLAN = laid_out(IN_ALL_FORMS, range(4), [2, 3], COPIES, {1: 4, 3: 12})
+PLAN = laid_out(IN_ALL_FORMS, range(4), [2, 3], DATA_PARALLEL, {1: 4, 3: 12})
 POOLED = BATCH * 4  # bytes of a column
 
 

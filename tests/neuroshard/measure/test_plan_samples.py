@@ -14,11 +14,11 @@ from neuroshard.testing import toy_tables
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
 from neuroshard.words.placement import ON_DEVICE
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 
 TABLES = toy_tables(5, seed=3)
 TASK = Task(TABLES, Topology(4, 1 << 30, devices_per_host=2), 256)
-MIXED = laid_out(TASK, range(4), [2, 3], 0, 3, COPIES)
+MIXED = laid_out(TASK, range(4), [2, 3], 0, 3, DATA_PARALLEL)
 
 
 def test_kernel_calls_have_one_call_for_each_sharding_type_on_each_device():
@@ -69,7 +69,7 @@ def test_sequence_tables_have_a_call_for_each_sharding_type_and_width():
 
 def test_tables_of_each_data_type_have_a_call():
     tables = tuple(replace(table, bytes_per_element=4 - 2 * (i % 2)) for i, table in enumerate(TABLES))
-    *_, last = kernel_calls(laid_out(replace(TASK, tables=tables), range(4), [2, 3], 0, 3, COPIES))
+    *_, last = kernel_calls(laid_out(replace(TASK, tables=tables), range(4), [2, 3], 0, 3, DATA_PARALLEL))
     assert [[table.name for table in call.tables] for call in last] == [["toy3"], ["toy1"], ["toy0"], ["toy4"]]
     assert [call.form for call in last] == [Form.COLUMN_WISE, Form.ROW_WISE, Form.ROW_WISE, Form.DATA_PARALLEL]
 

@@ -24,7 +24,7 @@ from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import Call, Form
 from tests.kit.bundles import newer_models, parts_of, write_parts
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 from tests.kit.random_models import random_by_widest, random_form_models, random_regression
 
 TESTED = ModelTest(Accuracy(10, 0.5, 0.1, 0.9, (0.1, 0.2)), 0.1, 0.1, 0.2, 0.9)
@@ -73,7 +73,9 @@ def test_saved_bundle_is_loaded_back_unchanged(tmp_path, saved, serves, batch_si
     for name in ("forward", "backward"):
         assert (getattr(loaded, name).predict(traffic, numbers) == getattr(saved, name).predict(traffic, numbers)).all()
     task = Task(toy_tables(6), Topology(devices, 1 << 30, devices_per_host=2), 256)
-    plan = laid_out(task, range(devices), [0, 1], COPIES, 0, 1, 2) if Form.ROW_WISE in saved.forms else whole(task)
+    plan = (
+        laid_out(task, range(devices), [0, 1], DATA_PARALLEL, 0, 1, 2) if Form.ROW_WISE in saved.forms else whole(task)
+    )
     before, after = (Simulator(models).cost(task, plan) for models in (saved, CostModels.load(tmp_path / "bundle")))
     assert np.array_equal(before.margin, after.margin)
     for one, other in zip(before.parts, after.parts, strict=True):

@@ -15,7 +15,7 @@ from neuroshard.targets.target import target_named
 from neuroshard.testing import linear_models, toy_task
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.messages import check, refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 from tests.kit.random_models import random_form_models
 
 FRAMEWORK = Framework(
@@ -32,7 +32,7 @@ COUNTED = PLAIN.in_torchrec()
 
 
 def _mixed():
-    return laid_out(TASK, 0, [0, 1], COPIES, 1)
+    return laid_out(TASK, 0, [0, 1], DATA_PARALLEL, 1)
 
 
 def _counts(plan, device, name):
@@ -78,7 +78,7 @@ def test_framework_overhead_counts_the_join_of_outputs_of_several_sharding_types
     out = TASK.batch_size / 2 * sum(table.dim for table in TASK.tables) * 4 / 1e6
     assert _outputs_ms(_mixed(), {"MB of outputs of several sharding types": 2.0}) == pytest.approx([2 * out] * 2)
     sequences = laid_out(SEQUENCE, [0, 1], 1, 0, 1)  # joined to nothing
-    for plan in (whole(TASK), laid_out(TASK, *[COPIES] * 4), sequences):
+    for plan in (whole(TASK), laid_out(TASK, *[DATA_PARALLEL] * 4), sequences):
         assert _outputs_ms(plan, {"MB of outputs of several sharding types": 2.0}) == [0.0, 0.0]
 
 
@@ -89,7 +89,7 @@ def test_split_table_makes_torchrec_reorder_all_column_wise_outputs():
     out = TASK.batch_size / 2 * sum(table.dim for table in TASK.tables) * 4 / 1e6
     assert _outputs_ms(plan, {"MB of column-wise outputs if some are cut": 3.0}) == pytest.approx([3 * out] * 2)
     assert _outputs_ms(plan, {"own shards of cut tables": 1.0}) == [1.0, 1.0]
-    some = laid_out(TASK, cut, COPIES, 0, 1)
+    some = laid_out(TASK, cut, DATA_PARALLEL, 0, 1)
     out -= TASK.batch_size / 2 * second.dim * 4 / 1e6
     assert _outputs_ms(some, {"MB of column-wise outputs if some are cut": 3.0}) == pytest.approx([3 * out] * 2)
     assert _outputs_ms(whole(TASK), {"MB of column-wise outputs if some are cut": 3.0}) == [0.0, 0.0]
@@ -109,7 +109,7 @@ def test_if_all_tables_are_data_parallel_nothing_is_exchanged_or_reordered():
     }
     framework = Framework(0.5, ordered, {"own data-parallel tables": 5.0}, {"own MB of data-parallel outputs": 9.0})
     models = replace(PLAIN, framework=framework).in_torchrec()
-    copied = laid_out(TASK, *[COPIES] * 4)
+    copied = laid_out(TASK, *[DATA_PARALLEL] * 4)
     cost = Simulator(models, count_input=True).cost(TASK, copied)
     expected = {"input": 0.0, "framework.input": 0.1 + 0.2, "framework.kernels": 4 * 5.0, "framework.outputs": 0.0}
     for name, each_ms in expected.items():

@@ -20,7 +20,7 @@ from neuroshard.testing import LinearComm, toy_task
 from neuroshard.words.collective import Collective, Precision
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100
 from tests.kit.step_plans import mixed_plan
@@ -97,8 +97,8 @@ def test_devices_convert_the_bytes_they_send_and_receive():
     np.testing.assert_allclose(converted_mb(columns.traffic), [[outputs[0] + got, got, got, outputs[1] + got]])
     rows = laid_out(task, range(4), range(4))
     np.testing.assert_allclose(converted_mb(rows.traffic), [[sum(outputs) * (1 + 1 / 4)] * 4])
-    copies = laid_out(task, COPIES, COPIES)
-    assert not converted_mb(copies.traffic).any()
+    data_parallel = laid_out(task, DATA_PARALLEL, DATA_PARALLEL)
+    assert not converted_mb(data_parallel.traffic).any()
 
 
 def test_searches_place_shards_by_conversion_time():

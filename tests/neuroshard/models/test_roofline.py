@@ -15,7 +15,7 @@ from neuroshard.tables.sources.criteo import criteo
 from neuroshard.testing import PhysicalCommConformance
 from neuroshard.words.collective import Collective
 from neuroshard.words.model_choice import OPTIMIZERS
-from tests.kit.plans import COPIES, laid_out, table
+from tests.kit.plans import DATA_PARALLEL, laid_out, table
 
 CALL_MS = 0.109
 BAG_MS, SORT_MS, ROW_MS, HOT_MS = 0.24e-6, 0.071e-6, 0.134e-6, 11.7e-6  # of a bag, a lookup, a row, a hot row
@@ -71,7 +71,7 @@ def test_roofline_time_of_a_data_parallel_table_equals_the_time_computed_by_hand
     moved = lookups * (8 + row) + 2 * 250 * row + (lookups * row + 4 * 5000 * row) / 0.9
     threads_ms = 250 * BAG_MS + lookups * (SORT_MS + ROW_MS)
     expected = [CALL_MS + moved / 1e6 + threads_ms] * 4
-    assert _device_ms(table(rows=5000, dim=32), COPIES) == pytest.approx(expected)
+    assert _device_ms(table(rows=5000, dim=32), DATA_PARALLEL) == pytest.approx(expected)
 
 
 def test_roofline_time_of_a_row_wise_table_equals_the_time_computed_by_hand():

@@ -13,7 +13,7 @@ from neuroshard.testing import toy_tables
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, Form
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 from tests.kit.random_models import random_ensemble, random_form_models, random_set_comm
 
 MODELS = random_form_models()
@@ -26,7 +26,7 @@ def _task(devices_per_host=None):
 
 def _mixed(task=None):
     task = task or _task()
-    return laid_out(task, range(4), range(task.topology.host_size), COPIES, 1)
+    return laid_out(task, range(4), range(task.topology.host_size), DATA_PARALLEL, 1)
 
 
 def test_kernel_calls_of_each_sharding_type_are_predicted_by_its_model():

@@ -13,7 +13,7 @@ from neuroshard.words.fingerprint import Fingerprint, fingerprint
 from neuroshard.words.form import Form
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.messages import check, refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 from tests.kit.searches import H100
 
 
@@ -100,7 +100,7 @@ def test_cost_with_a_datasheet_part_has_the_caveat_of_a_datasheet():
 
 def _mixed(task):
     """One row-wise table, one data-parallel table, the rest whole."""
-    return laid_out(task, range(4), COPIES, *(i % 4 for i in range(2, len(task.tables))))
+    return laid_out(task, range(4), DATA_PARALLEL, *(i % 4 for i in range(2, len(task.tables))))
 
 
 def test_imbalance_above_that_measured_on_as_many_devices_is_outside_the_training_range():
@@ -131,7 +131,7 @@ def test_models_refuse_sharding_types_that_they_cannot_cost():
         with refused("plan-sharding-type-unsupported", where="plan", names=names):
             Simulator(models).cost(task, _mixed(task))
     with refused("plan-sharding-type-unsupported", where="plan", names=["'toy1'", "data_parallel"]):
-        Simulator(linear_models()).costs(task, [whole(task), laid_out(task, 0, COPIES, 2, 3, 0, 1)])
+        Simulator(linear_models()).costs(task, [whole(task), laid_out(task, 0, DATA_PARALLEL, 2, 3, 0, 1)])
 
 
 def test_kernels_of_different_sharding_types_are_called_one_after_the_other():

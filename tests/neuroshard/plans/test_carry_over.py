@@ -10,7 +10,7 @@ from neuroshard.plans.carry_over import carried_over, restated
 from neuroshard.stages.search.options.tier_changes import assign_tiers
 from neuroshard.words.placement import ON_DEVICE
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, tables
+from tests.kit.plans import DATA_PARALLEL, laid_out, tables
 
 
 def _task(names, devices=4, memory=1 << 20, per_host=2, constraints=None, rows=10):
@@ -45,7 +45,7 @@ def test_carry_over_frees_shards_of_removed_devices_and_keeps_all_on_more_device
 
 def test_carry_over_keeps_row_wise_and_data_parallel_tables_if_devices_stay_the_same():
     task = _task("abcd")
-    before = laid_out(task, range(4), [2, 3], COPIES, 1)
+    before = laid_out(task, range(4), [2, 3], DATA_PARALLEL, 1)
     assert sorted(carried_over(before, task).plan.placements) == sorted(before.placements)
     pinned = carried_over(before, _task("xabcd")).pinned
     assert pinned.constraints.rules == (
@@ -58,7 +58,7 @@ def test_carry_over_keeps_row_wise_and_data_parallel_tables_if_devices_stay_the_
         assert (carried.columns, carried.others) == (((3, 8, 1),), ())
 
 
-LAID_OUT = {"whole": 3, "cut": {1: 4, 3: 4}, "rows": range(4), "rows on a host": [2, 3], "copies": COPIES}
+LAID_OUT = {"whole": 3, "cut": {1: 4, 3: 4}, "rows": range(4), "rows on a host": [2, 3], "copies": DATA_PARALLEL}
 STATISTICS = {"pooling_factor": 9.0, "reuse": (0.5, 0.5, *[0.0] * 15)}
 
 
@@ -104,7 +104,7 @@ def test_carry_over_frees_the_grown_table_if_a_device_lacks_memory():
 
 
 def test_fitting_shards_fill_the_memory_that_data_parallel_tables_leave():
-    before = laid_out(_task("abc"), COPIES, 0, 1)
+    before = laid_out(_task("abc"), DATA_PARALLEL, 0, 1)
     assert carried_over(before, _task("abc", memory=640)).fitting.columns == ((1, 8, 0), (2, 8, 1))
     assert carried_over(before, _task("abc", memory=639)).fitting.columns == ()
 
@@ -127,7 +127,7 @@ FORBIDDEN = {
     "whole": (3, {"min_shards": 2}),
     "row-wise": (range(4), {"sharding_types": ("table_row_wise", "column_wise")}),
     "rows on a host": ([2, 3], {"sharding_types": ("row_wise",)}),
-    "data-parallel": (COPIES, {"min_shards": 2}),
+    "data-parallel": (DATA_PARALLEL, {"min_shards": 2}),
 }
 
 

@@ -8,14 +8,14 @@ import pytest
 from neuroshard import Constraints, MemoryUse, PinnedShard, TableRule, Task, Topology
 from neuroshard.plans.checkpoints import checkpoint_remark, with_types_of
 from tests.kit.messages import check
-from tests.kit.plans import COPIES, laid_out, tables
+from tests.kit.plans import DATA_PARALLEL, laid_out, tables
 
 PLACES = {
     "whole": 1,
     "halves": {0: 8, 3: 8},
     "quarters": dict.fromkeys(range(4), 4),
     "row-wise": range(4),
-    "data-parallel": COPIES,
+    "data-parallel": DATA_PARALLEL,
 }
 SHARDS = {"halves": 2, "quarters": 4}
 
@@ -43,7 +43,7 @@ def test_checkpoint_remark_names_tables_whose_state_does_not_load(one, other, op
 
 def test_checkpoint_remark_is_none_for_added_removed_and_column_wise_tables():
     before, after = _task("ab"), _task("bc")
-    assert checkpoint_remark(laid_out(before, COPIES, {0: 8, 1: 8}), laid_out(after, {1: 8, 2: 8}, 0)) is None
+    assert checkpoint_remark(laid_out(before, DATA_PARALLEL, {0: 8, 1: 8}), laid_out(after, {1: 8, 2: 8}, 0)) is None
 
 
 @pytest.mark.parametrize("where", PLACES.values(), ids=PLACES)
@@ -71,7 +71,7 @@ def test_with_types_of_adds_nothing_that_contradicts_rules_of_the_task():
 FORBIDDEN = {
     "row-wise tables too wide for a shard": (range(4), {"dim": 4096}, {}),
     "row-wise tables on one device only": (range(4), {}, {"max_shards": 1}),
-    "data-parallel tables on some devices only": (COPIES, {}, {"devices": (0, 1)}),
+    "data-parallel tables on some devices only": (DATA_PARALLEL, {}, {"devices": (0, 1)}),
     "types that rules leave out": (range(4), {}, {"sharding_types": ("column_wise", "data_parallel")}),
 }
 

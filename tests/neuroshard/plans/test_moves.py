@@ -7,7 +7,7 @@ import pytest
 from neuroshard import Constraints, MemoryUse, PinnedShard, Task, Topology
 from neuroshard.plans.moves import TableChange, layout_key, moved_between, moved_bytes, table_changes
 from neuroshard.testing import toy_task
-from tests.kit.plans import COPIES, laid_out, table, tables, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, table, tables, whole
 
 
 def _task(names, devices=2, **fields):
@@ -38,16 +38,16 @@ def test_new_and_removed_tables_are_named_and_count_no_moved_bytes():
 
 def test_moved_bytes_count_changes_of_sharding_type_with_optimizer_state():
     task = _task("a", memory=MemoryUse("adam"))
-    alone, rows, copies = (laid_out(task, where) for where in (0, [0, 1], COPIES))
+    alone, rows, data_parallel = (laid_out(task, where) for where in (0, [0, 1], DATA_PARALLEL))
     assert moved_bytes(alone, rows) == 5 * 8 * 12
-    assert moved_bytes(alone, copies) == 10 * 8 * 12
-    assert moved_bytes(copies, rows) == 0
-    assert moved_bytes(replace(alone, task=replace(task, memory=MemoryUse())), copies) == 10 * 8 * 12
+    assert moved_bytes(alone, data_parallel) == 10 * 8 * 12
+    assert moved_bytes(data_parallel, rows) == 0
+    assert moved_bytes(replace(alone, task=replace(task, memory=MemoryUse())), data_parallel) == 10 * 8 * 12
 
 
 def test_table_changes_list_another_sharding_type_on_the_same_devices():
     task = _task("a")
-    (only,) = table_changes(laid_out(task, COPIES), laid_out(task, [0, 1]))
+    (only,) = table_changes(laid_out(task, DATA_PARALLEL), laid_out(task, [0, 1]))
     assert (only.before == only.after, only.size_bytes) == (True, 0)
     there = "device 0 (8 columns), device 1 (8 columns)"
     assert str(only) == f"table a: 0 bytes moved, {there}, data-parallel -> {there}, row-wise"
@@ -108,12 +108,12 @@ def test_moved_bytes_leave_out_rows_that_a_device_has_in_both_plans():
         Task((table("t", 12, 8),), Topology(count, 1 << 30), 64, MemoryUse("rowwise_adagrad")) for count in (3, 4)
     )
     thirds = laid_out(few, range(3))
-    quarters, copies, alone = (laid_out(many, where) for where in (range(4), COPIES, 1))
+    quarters, data_parallel, alone = (laid_out(many, where) for where in (range(4), DATA_PARALLEL, 1))
     row = 8 * 4 + 4
     assert moved_between(thirds, quarters).tolist() == [(0 + 1 + 2 + 3) * row]  # of 0-2, 3-5, 6-8, 9-11
-    assert moved_between(quarters, copies).tolist() == [4 * 9 * row]
-    assert moved_between(copies, alone).tolist() == [0]
-    assert moved_between(alone, copies).tolist() == [3 * 12 * row]
+    assert moved_between(quarters, data_parallel).tolist() == [4 * 9 * row]
+    assert moved_between(data_parallel, alone).tolist() == [0]
+    assert moved_between(alone, data_parallel).tolist() == [3 * 12 * row]
     assert moved_between(alone, quarters).tolist() == [3 * 3 * row]
 
 
@@ -162,4 +162,4 @@ def test_moved_bytes_of_a_grown_row_wise_table_are_old_rows_that_change_blocks()
     before = laid_out(_task("a"), [0, 1])
     after = replace(before.task, tables=(replace(before.task.tables[0], rows=16),))
     assert moved_bytes(before, laid_out(after, [0, 1])) == 3 * 8 * 4
-    assert moved_bytes(before, laid_out(after, COPIES)) == (5 + 5) * 8 * 4
+    assert moved_bytes(before, laid_out(after, DATA_PARALLEL)) == (5 + 5) * 8 * 4

@@ -13,7 +13,7 @@ from neuroshard.cost.cost import Cost, Part, When
 from neuroshard.plans.picture import canvas, curves_png, label, plan_png
 from tests.kit.costs import cost_of
 from tests.kit.messages import check
-from tests.kit.plans import COPIES, laid_out, tables, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, tables, whole
 
 PNG = b"\x89PNG"
 HOSTILE = [
@@ -103,7 +103,7 @@ def test_plan_picture_of_many_devices_has_one_shape_per_part(figures):
 
 
 def test_memory_is_drawn_by_sharding_type(figures):
-    plan = laid_out(Task(tables("abc", 100, 64), Topology(2, 1 << 20), 64), [0, 1], COPIES, 1)
+    plan = laid_out(Task(tables("abc", 100, 64), Topology(2, 1 << 20), 64), [0, 1], DATA_PARALLEL, 1)
     plan_png(plan, cost_of(*[np.ones(2)] * 3), "mixed")
     memory = figures[0].axes[1]
     assert [text.get_text() for text in memory.get_legend().get_texts()] == ["column_wise", "row_wise", "data_parallel"]

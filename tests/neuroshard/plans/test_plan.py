@@ -18,7 +18,7 @@ from neuroshard.testing import toy_task
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, read_back, table, tables, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, read_back, table, tables, whole
 from tests.kit.tasks import plain_task
 
 GOLDEN = Path(__file__).parent / "golden" / "plan-3.json"
@@ -84,7 +84,7 @@ def _rows(devices, *blocks, dim=16):
         (_task(1), 0, Form.COLUMN_WISE),
         (_task(4), 3, Form.COLUMN_WISE),
         (_task(4), dict.fromkeys(range(4), 4), Form.COLUMN_WISE),
-        (_task(4), COPIES, Form.DATA_PARALLEL),
+        (_task(4), DATA_PARALLEL, Form.DATA_PARALLEL),
         (_task(4), range(4), Form.ROW_WISE),
         (_task(4, 2), range(4), Form.ROW_WISE),
         (_task(4, 2), [2, 3], Form.ROW_WISE),
@@ -164,7 +164,7 @@ def test_sharding_types_have_a_fixed_order_and_refuse_unknown_names():
 
 def test_printed_plan_names_the_shards_of_every_sharding_type():
     task = _task(4, 2, names=("cut", "host", "grid", "copied", "whole"))
-    lines = str(laid_out(task, range(4), [2, 3], {(2, 3): 4, (0, 1): 12}, COPIES, 1)).splitlines()
+    lines = str(laid_out(task, range(4), [2, 3], {(2, 3): 4, (0, 1): 12}, DATA_PARALLEL, 1)).splitlines()
     types = "1 table-wise, 1 row-wise, 1 table-row-wise, 1 grid-shard, 1 data-parallel"
     assert lines[0] == f"5 tables: {types} on 4 devices, batch 64, memory of weights"
     assert lines[3].endswith(": copied (data-parallel), whole, grid[5:10, 4:16], cut[3:6, :]")
@@ -179,7 +179,7 @@ def test_example_of_the_sharding_types_page_runs():
 
 
 def test_device_bytes_are_the_sum_over_sharding_types():
-    plan = laid_out(_task(2, names="abc"), [0, 1], COPIES, 1)
+    plan = laid_out(_task(2, names="abc"), [0, 1], DATA_PARALLEL, 1)
     assert plan.form_bytes.tolist() == [[0, 320, 640], [640, 320, 640]]
     assert plan.device_bytes == (960, 1600)
     assert plan.device_dims == (0, 16)

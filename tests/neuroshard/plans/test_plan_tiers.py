@@ -102,9 +102,9 @@ def test_all_shards_of_a_table_must_have_one_tier_assignment():
 
 
 def test_data_parallel_tables_must_be_in_device_memory():
-    copies = [replace(one, tier_assignment=TierAssignment(Tier.UVM)) for one in place_data_parallel(OPEN, 1)]
+    data_parallel = [replace(one, tier_assignment=TierAssignment(Tier.UVM)) for one in place_data_parallel(OPEN, 1)]
     with refused("plan-copies-tier", names=["'b'", "data_parallel", "uvm", "device"]):
-        Plan(OPEN, (*placed(OPEN, 0, 0), *copies, *placed(OPEN, 2, 3)))
+        Plan(OPEN, (*placed(OPEN, 0, 0), *data_parallel, *placed(OPEN, 2, 3)))
 
 
 def test_plan_violations_name_hosts_with_too_many_bytes():

@@ -12,11 +12,11 @@ from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import toy_task
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.messages import check
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 
 TASK = toy_task(6, num_devices=4, seed=4)
 DIM = TASK.tables[1].dim
-MIXED = laid_out(TASK, 0, {0: DIM - 4, 3: 4}, range(4), COPIES, COPIES, 2)
+MIXED = laid_out(TASK, 0, {0: DIM - 4, 3: 4}, range(4), DATA_PARALLEL, DATA_PARALLEL, 2)
 IN_STEPS = {"framework": "torchrec"}
 CHOICES = (
     ModelChoice("roofline:h100"),
@@ -71,7 +71,7 @@ def test_printed_plan_names_the_memory_its_bytes_count(memory, told):
 
 def test_described_shards_counts_a_data_parallel_table_once():
     assert MIXED.described_shards == "6 tables: 2 table-wise, 1 column-wise in 2 shards, 1 row-wise, 2 data-parallel"
-    assert laid_out(TASK, *[COPIES] * 6).described_shards == "6 tables: 6 data-parallel"
+    assert laid_out(TASK, *[DATA_PARALLEL] * 6).described_shards == "6 tables: 6 data-parallel"
     assert whole(toy_task(1, num_devices=1)).described_shards == "1 table: 1 table-wise"
 
 

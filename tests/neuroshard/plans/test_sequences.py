@@ -13,7 +13,7 @@ from neuroshard.testing import linear_models
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, table
+from tests.kit.plans import DATA_PARALLEL, laid_out, table
 from tests.kit.searches import H100
 
 BATCH = 64
@@ -30,7 +30,7 @@ HALVES = {1: 8, 3: 8}
         (range(4), None),
         ({1: 4, 3: 12}, {"'s'", "4", "12"}),
         (dict.fromkeys(range(4), 4), {"'s'", "4", "1", "2"}),
-        (COPIES, {"'s'", "data_parallel"}),
+        (DATA_PARALLEL, {"'s'", "data_parallel"}),
         ([2, 3], {"'s'", "2", "4"}),
     ],
 )

@@ -11,12 +11,12 @@ from neuroshard.searching.dense_time import find_plan
 from neuroshard.searching.searcher import Found, Searcher, searcher_of
 from neuroshard.testing import toy_task
 from tests.kit.messages import check, warned
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 
 TIMES_MS = np.linspace(0, 15, 16)
 SHEET = CostModels.load("roofline:h100")
 TASK = toy_task(4, num_devices=2)
-FEW_CALLS, MANY_CALLS = laid_out(TASK, 0, 0, 1, 1), laid_out(TASK, [0, 1], COPIES, 0, 1)
+FEW_CALLS, MANY_CALLS = laid_out(TASK, 0, 0, 1, 1), laid_out(TASK, [0, 1], DATA_PARALLEL, 0, 1)
 EIGHT = Task(load_tables("dlrm_like", num_tables=8, batch_size=32768), Topology(4, "80GiB"), 32768)
 
 
@@ -79,7 +79,7 @@ def test_searcher_runs_once_if_the_dense_time_is_known_or_does_not_count():
 
 
 def test_default_plan_has_the_least_regret_over_unknown_dense_times():
-    """Copies of 1.3 GB were predicted 10% cheaper beside no dense work, and to cost 9 ms more beside 14 ms of it."""
+    """Data-parallel tables of 1.3 GB were predicted to save 10% without dense work and to cost 9 ms with 14 ms of it."""
     models = CostModels.load("h100", framework="torchrec")
     plan = find_plan(searcher_of("neuroshard"), EIGHT, Simulator(models)).plan
     at_ends = [

@@ -12,7 +12,7 @@ from neuroshard.targets.target import target_named
 from neuroshard.testing import toy_task
 from tests.kit.commands import done, run_command
 from tests.kit.messages import check, refused_command, warned
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     task = toy_task(4, num_devices=2)
     whole(task).save("plan.json")
-    laid_out(task, *[COPIES] * 4).save("copies.json")
+    laid_out(task, *[DATA_PARALLEL] * 4).save("copies.json")
     full = toy_task(4, num_devices=2, memory_bytes=1000)
     whole(full).save("full.json")
     Path("train.py").write_text("mine")

@@ -20,7 +20,7 @@ from neuroshard.testing import linear_models, toy_task
 from neuroshard.words.form import Form
 from neuroshard.words.placement import ON_DEVICE
 from tests.kit.messages import check, refused
-from tests.kit.plans import COPIES, laid_out, placed, table, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, placed, table, whole
 
 GOLDEN = Path(__file__).parent / "golden"
 HOST = TierAssignment(Tier.UVM)
@@ -50,7 +50,7 @@ def _golden_plan(target):
     if target == "sok":
         plan = laid_out(task, 3, 1, range(4), 2, range(4))
         return _homed(plan, ON_DEVICE, ON_DEVICE, ON_DEVICE, HOST, TierAssignment(Tier.UVM_CACHING, 0.5))
-    return laid_out(task, 3, {1: 8, 3: 8}, range(4), COPIES, {(0, 1): 16, (2, 3): 16})
+    return laid_out(task, 3, {1: 8, 3: 8}, range(4), DATA_PARALLEL, {(0, 1): 16, (2, 3): 16})
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def _hugectr_placements(task, content):
             assert dim % parts == 0
             if kind == "dp":
                 assert (gpus, parts) == (list(range(content["num_gpus"])), 1)
-                found += placed(task, index[name], COPIES)
+                found += placed(task, index[name], DATA_PARALLEL)
                 continue
             each = len(gpus) // parts
             groups = [tuple(gpus[part * each : (part + 1) * each]) for part in range(parts)]
@@ -213,9 +213,9 @@ def _hugectr_plans(draw):
 def _hugectr_place(draw, task, its):
     size, topology = task.topology.num_devices, task.topology
     parts = [parts for parts in range(1, size + 1) if its.dim % (4 * parts) == 0]
-    kind = draw(st.sampled_from(["columns", COPIES, "rows", "hosts"] if size > 1 else ["columns"]))
-    if kind == COPIES:
-        return COPIES
+    kind = draw(st.sampled_from(["columns", DATA_PARALLEL, "rows", "hosts"] if size > 1 else ["columns"]))
+    if kind == DATA_PARALLEL:
+        return DATA_PARALLEL
     if kind == "rows":
         return range(size)
     if kind == "hosts" and 1 < topology.host_size < size:
@@ -284,7 +284,7 @@ def _plan(its, where, home=ON_DEVICE, others=4):
 @pytest.mark.parametrize(
     ("target", "plan", "code", "names"),
     [
-        ("sok", _plan(table("t"), COPIES), "export-table-unsupported",
+        ("sok", _plan(table("t"), DATA_PARALLEL), "export-table-unsupported",
          ["'t'", "data_parallel", "table_wise", "row_wise", "target=sok"]),
         ("sok", _plan(table("t"), {0: 8, 1: 8}), "export-table-unsupported",
          ["'t'", "column_wise", "table_wise", "row_wise", "target=sok"]),
@@ -332,7 +332,7 @@ LAYOUTS = {
     "rows": range(4),
     "host": [2, 3],
     "grid": {(0, 1): 8, (2, 3): 8},
-    "copies": COPIES,
+    "copies": DATA_PARALLEL,
     "uvm": 0,
     "uvm_caching": 0,
 }

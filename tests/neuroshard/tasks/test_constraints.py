@@ -14,12 +14,17 @@ from neuroshard.tasks.constraints import constraints, load_constraints
 from neuroshard.words.form import Form
 from neuroshard.words.placement import Tier
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, read_back, table
+from tests.kit.plans import DATA_PARALLEL, laid_out, read_back, table
 
 TABLES = tuple(table(name, dim=dim) for name, dim in (("user_a", 16), ("user_b", 16), ("item", 32)))
 TASK = Task(TABLES, Topology(4, 1 << 30, devices_per_host=2), 64)
 WHOLE, HALVES = (0, 1, 2), (0, 0, {0: 16, 1: 16})
-ROWS, HOST, COPIED, BOTH = (range(4), 0, 1), ([2, 3], 0, 1), (COPIES, 0, 1), (COPIES, COPIES, 1)
+ROWS, HOST, ONE_DATA_PARALLEL, BOTH = (
+    (range(4), 0, 1),
+    ([2, 3], 0, 1),
+    (DATA_PARALLEL, 0, 1),
+    (DATA_PARALLEL, DATA_PARALLEL, 1),
+)
 PINS = PinnedShard("item", 16, (0, 1)), PinnedShard("item", 16, (0,))
 
 
@@ -52,15 +57,15 @@ def _pin(name, dim, *devices):
         (Constraints(apart=(("user_a", "user_b", "item"),)), WHOLE, None),
         (Constraints(apart=(("user_a", "user_b"),)), (0, 0, 1), (["user_a, user_b"], [0])),
         (Constraints(), ROWS, None),
-        (Constraints(), COPIED, None),
+        (Constraints(), ONE_DATA_PARALLEL, None),
         (_rule("user_a", sharding_types=("row_wise",)), ROWS, None),
-        (_rule("user_a", sharding_types=("column_wise", "row_wise")), COPIED,
+        (_rule("user_a", sharding_types=("column_wise", "row_wise")), ONE_DATA_PARALLEL,
          (["'user_a'", "data_parallel", "column_wise", "row_wise"], [])),
         (_rule("user_a", sharding_types=("data_parallel",)), ROWS,
          (["'user_a'", "row_wise", "data_parallel"], [])),
         (_rule("user_a", devices=(2, 3)), HOST, None),
         (_rule("user_a", devices=(1, 2, 3)), ROWS, (["'user_a'"], [0])),
-        (_rule("user_a", devices=(0,)), COPIED, (["'user_a'"], [1])),
+        (_rule("user_a", devices=(0,)), ONE_DATA_PARALLEL, (["'user_a'"], [1])),
         (_rule("user_a", max_shards=2), HOST, None),
         (_rule("user_a", max_shards=2), ROWS, (["'user_a'"], [4, 1, 2])),
         (_rule("user_a", min_shards=4), ROWS, None),
@@ -68,16 +73,16 @@ def _pin(name, dim, *devices):
         (_rule("user_a", min_blocks=4), ROWS, None),
         (_rule("user_a", min_blocks=4), WHOLE, None),
         (_rule("user_a", min_blocks=4), HOST, (["'user_a'"], [2, 4])),
-        (_rule("user_a", max_shards=1), COPIED, None),
-        (_rule("user_a", min_shards=2), COPIED,
+        (_rule("user_a", max_shards=1), ONE_DATA_PARALLEL, None),
+        (_rule("user_a", min_shards=2), ONE_DATA_PARALLEL,
          (["'user_a'", "data_parallel"], [4, 1, 2, 4])),
         (_rule("user_a", min_dim=16), ({(0, 1): 8, (2, 3): 8}, 0, 1), (["'user_a'"], [8, 16])),
         (_rule("user_a", min_dim=16), ROWS, None),
-        (_pin("user_a", 16, 0), COPIED, (["'user_a'"], [])),
+        (_pin("user_a", 16, 0), ONE_DATA_PARALLEL, (["'user_a'"], [])),
         (_pin("user_a", 16, 0), ROWS, (["'user_a'"], [])),
-        (Constraints(together=(("user_a", "user_b"),)), COPIED, (["user_a, user_b"], [])),
+        (Constraints(together=(("user_a", "user_b"),)), ONE_DATA_PARALLEL, (["user_a, user_b"], [])),
         (Constraints(together=(("user_a", "user_b"),)), BOTH, None),
-        (Constraints(apart=(("user_a", "user_b"),)), COPIED, (["user_a, user_b"], [0])),
+        (Constraints(apart=(("user_a", "user_b"),)), ONE_DATA_PARALLEL, (["user_a, user_b"], [0])),
         (Constraints(apart=(("user_a", "user_b"),)), HOST, None),
     ],
 )  # fmt: skip

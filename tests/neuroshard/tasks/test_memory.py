@@ -14,7 +14,7 @@ from neuroshard.plumbing.schema import MAX_BATCH_SIZE, MAX_BYTES, MAX_DIM, MAX_F
 from neuroshard.testing import ONCE
 from neuroshard.words.form import FORMS, Form
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, read_back, table
+from tests.kit.plans import DATA_PARALLEL, laid_out, read_back, table
 
 TABLE = table("t", 1000, 8, 2.5)
 
@@ -60,7 +60,7 @@ def test_plans_use_the_memory_settings_of_their_task():
 def _mixed(memory):
     """A row-wise and a data-parallel table on two devices with plenty of memory."""
     task = Task((TABLE, replace(TABLE, name="u", rows=50)), Topology(2, 1 << 20), 64, memory)
-    return laid_out(task, [0, 1], COPIES)
+    return laid_out(task, [0, 1], DATA_PARALLEL)
 
 
 def test_row_wise_and_data_parallel_shards_count_the_weights_on_their_device():
@@ -85,7 +85,7 @@ def test_memory_counts_offsets_and_outputs_for_every_feature():
     task = Task((TABLE, replace(shared, name="u")), Topology(2, 1 << 20), 64, MemoryUse("sgd", 1))
     assert task.output_columns == 4 * 8
     assert task.shard_memory == ((1 << 20) - 2 * 4 * 32 * 4 * 8,) * 2
-    copies = laid_out(task, [0, 1], COPIES)
+    copies = laid_out(task, [0, 1], DATA_PARALLEL)
     block = 16_000 + 8 * (80 + 64) + 2 * 4 * 64 * 8
     copy = 32_000 + 8 * (80 + 3 * 32) + 4 * 1000 * 8
     assert copies.device_bytes == (block + copy,) * 2

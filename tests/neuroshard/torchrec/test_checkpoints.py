@@ -15,12 +15,12 @@ from neuroshard import MemoryUse, Task, Topology
 from neuroshard.plans.checkpoints import checkpoint_remark
 from neuroshard.torchrec import data_parallel_optimizer, to_sharding_plan
 from neuroshard.torchrec.data_parallel import data_parallel_parameters
-from tests.kit.plans import COPIES, laid_out, tables
+from tests.kit.plans import DATA_PARALLEL, laid_out, tables
 from tests.kit.processes import on_gloo
 from tests.kit.torchrec_models import CPU, bags
 from tests.kit.training import drawn_lookups, sharded
 
-PLACES = {"whole": 1, "halves": {0: 8, 1: 8}, "row_wise": [0, 1], "data_parallel": COPIES}
+PLACES = {"whole": 1, "halves": {0: 8, 1: 8}, "row_wise": [0, 1], "data_parallel": DATA_PARALLEL}
 BY_ROW, BY_ELEMENT = EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.EXACT_ADAGRAD
 ADAM = "Adam"  # the dense optimizer of data-parallel tables, in place of data_parallel_optimizer
 CASES = [

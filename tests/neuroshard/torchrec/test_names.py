@@ -11,7 +11,7 @@ from tests.kit.messages import logged_codes, refused
 from tests.kit.torchrec_models import bags, places, planner
 
 MODEL = nn.ModuleDict({"one": bags("user", "item"), "other": bags("user", "ad")})
-ROWS = ParameterConstraints(sharding_types=["row_wise"], pooling_factors=[3.0])
+ROW_WISE = ParameterConstraints(sharding_types=["row_wise"], pooling_factors=[3.0])
 
 
 def _planner(**settings):
@@ -31,11 +31,11 @@ def _only_row_wise(ours):
 @pytest.mark.parametrize(
     ("constraints", "found"),
     [
-        ({"item": ROWS}, {"one.item"}),
-        ({"one.item": ROWS}, {"one.item"}),
-        ({"other.user": ROWS}, {"other.user"}),
-        ({"user": ROWS}, {"one.user", "other.user"}),  # as in TorchRec
-        ({"user": ROWS, "one.user": ParameterConstraints(sharding_types=["table_wise"])}, {"other.user"}),
+        ({"item": ROW_WISE}, {"one.item"}),
+        ({"one.item": ROW_WISE}, {"one.item"}),
+        ({"other.user": ROW_WISE}, {"other.user"}),
+        ({"user": ROW_WISE}, {"one.user", "other.user"}),  # as in TorchRec
+        ({"user": ROW_WISE, "one.user": ParameterConstraints(sharding_types=["table_wise"])}, {"other.user"}),
     ],
 )
 def test_constraints_find_tables_by_name_or_module_path(constraints, found, caplog):
@@ -48,7 +48,7 @@ def test_constraints_find_tables_by_name_or_module_path(constraints, found, capl
 
 def test_delegated_tables_take_constraints_by_path():
     """TorchRec's planner knows plain names alone."""
-    ours = planner(device="cuda", constraints={"one.item": ROWS})  # these models know no rows
+    ours = planner(device="cuda", constraints={"one.item": ROW_WISE})  # these models know no rows
     assert places(ours.plan(MODEL), "one")["item"][0] == "row_wise"
     assert [table.name for table in ours.last_plan.task.tables] == ["one.user", "other.user", "ad"]
 

@@ -22,7 +22,7 @@ from neuroshard.testing import ONCE, toy_task
 from neuroshard.torchrec import from_sharding_plan, load_sharding_plan, save_sharding_plan, to_sharding_plan
 from neuroshard.words.placement import ON_DEVICE
 from tests.kit.messages import check, logged, refused
-from tests.kit.plans import COPIES, laid_out, tables
+from tests.kit.plans import DATA_PARALLEL, laid_out, tables
 from tests.kit.torchrec_models import META, bag, bags, sequences
 
 TASK = Task(tuple(Table(name, 10, dim, 2.0, ONCE) for name, dim in (("a", 8), ("b.c", 16))), Topology(4, 1 << 20), 64)
@@ -203,7 +203,7 @@ def test_loading_a_broken_sharding_plan_names_the_file(path, break_it, code):
 
 TABLES = tuple(replace(TASK.tables[0], name=name, dim=16) for name in ("columns", "rows", "host", "grid", "copied"))
 HOSTS = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)
-MIXED = laid_out(HOSTS, {1: 4, 2: 12}, range(4), [2, 3], {(2, 3): 4, (0, 1): 12}, COPIES)
+MIXED = laid_out(HOSTS, {1: 4, 2: 12}, range(4), [2, 3], {(2, 3): 4, (0, 1): 12}, DATA_PARALLEL)
 
 
 def test_sharding_plan_has_torchrec_names_and_blocks_of_every_sharding_type(path):
@@ -348,7 +348,7 @@ def test_sequence_tables_are_whole_halved_or_row_wise(path):
         ({3: 4, 1: 12}, 2, "sequence-shard-widths", "collection 'ec'", ["'columns'", 12, 4]),
         (HALVES, dict.fromkeys(range(4), 4), "sequence-shard-widths", "collection 'ec'",
          ["'columns'", "'host'", 8, 4]),
-        (COPIES, 2, "sequence-table-type", "", ["'columns'", "data_parallel"]),
+        (DATA_PARALLEL, 2, "sequence-table-type", "", ["'columns'", "data_parallel"]),
     ],
 )  # fmt: skip
 def test_to_sharding_plan_refuses_sequence_tables_that_torchrec_cannot_serve(columns, host, code, where, names):

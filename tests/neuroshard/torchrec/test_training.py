@@ -21,7 +21,7 @@ from neuroshard.testing import ONCE
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.form import Form
 from tests.kit import training
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 from tests.kit.processes import of_all, on_gloo
 from tests.kit.torchrec_models import CPU, META, bag, bags, planner, sequence, shaped_bags
 
@@ -47,7 +47,7 @@ GRID = {(2, 3): 16, (0, 1): 16}
 WIDE = {
     "over all four": (3, {0: 8, 2: 24}, {0: 4, 1: 12, 2: 40, 3: 8}),
     "rows of a host": ([0, 1], 3, [2, 3]),
-    "a grid": ({3: 4, 0: 12}, GRID, COPIES),
+    "a grid": ({3: 4, 0: 12}, GRID, DATA_PARALLEL),
     "all sharding types": (range(4), GRID, [2, 3]),
 }
 
@@ -62,9 +62,9 @@ def _formed(world_size):
     rows = range(world_size)
     return {
         "rows": (rows, rows, rows),
-        "data_parallel": (COPIES, COPIES, COPIES),
-        "row-wise, data-parallel and column-wise": (rows, COPIES, CUT),
-        "rows of what two features share": (1, rows, COPIES),
+        "data_parallel": (DATA_PARALLEL, DATA_PARALLEL, DATA_PARALLEL),
+        "row-wise, data-parallel and column-wise": (rows, DATA_PARALLEL, CUT),
+        "rows of what two features share": (1, rows, DATA_PARALLEL),
     }
 
 

@@ -17,7 +17,7 @@ from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.testing import toy_task
 from tests.kit.commands import shown
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 
 MEASURE = MirroredMeasurer(StepProtocol(builds=1, turns=2, steps=1, dense=(8,)), exchanges="roofline:h100")
 
@@ -30,7 +30,7 @@ def plans(tmp_path):
     tables = tuple(replace(table, rows=table.rows + 32) for table in toy_task(4, num_devices=16).tables)
     task = Task(tables, Topology(16, 1 << 30), 64)
     whole(task).save(tmp_path / "columns.json")
-    laid_out(task, range(16), COPIES, 0, 0).save(tmp_path / "mixed.json")
+    laid_out(task, range(16), DATA_PARALLEL, 0, 0).save(tmp_path / "mixed.json")
     return [str(tmp_path / name) for name in ("columns.json", "mixed.json")]
 
 

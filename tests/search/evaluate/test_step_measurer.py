@@ -17,7 +17,7 @@ from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.testing import toy_task
 from tests.kit.commands import shown
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 
 STEPS = StepMeasurer(StepProtocol(builds=1, turns=2, steps=2, dense=(8,)))
 
@@ -31,7 +31,7 @@ def plans(tmp_path):
     tables[3], tables[4] = replace(tables[3], features=2), replace(tables[4], pooled=False)
     task = Task(tuple(tables), Topology(2, 1 << 30), 64)
     whole(task, 0, 1).save(tmp_path / "columns.json")
-    laid_out(task, range(2), COPIES, 0, COPIES, 1).save(tmp_path / "mixed.json")
+    laid_out(task, range(2), DATA_PARALLEL, 0, DATA_PARALLEL, 1).save(tmp_path / "mixed.json")
     return [str(tmp_path / name) for name in ("columns.json", "mixed.json")]
 
 

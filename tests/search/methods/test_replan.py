@@ -20,7 +20,7 @@ from neuroshard.testing import OpaqueCompute, SearcherConformance, linear_models
 from neuroshard.testing.toys import LinearComm, LinearCompute
 from neuroshard.words.form import FORMS, Form
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 from tests.kit.searches import H100, ms_of, uncertain
 from tests.kit.tasks import hot_table
 
@@ -61,11 +61,11 @@ def test_replan_finds_cheaper_plans_if_more_bytes_may_move(compute, known):
 
 def test_models_that_do_not_know_a_sharding_type_of_the_plan_are_refused():
     task = toy_task(3)
-    for where, form in ((range(4), "row_wise"), (COPIES, "data_parallel")):
+    for where, form in ((range(4), "row_wise"), (DATA_PARALLEL, "data_parallel")):
         with refused("plan-sharding-type-unsupported", where="plan", names=["'toy0'", form, "column_wise"]):
             Replan(laid_out(task, where, 0, 0)).find(task, Simulator(linear_models()))
     with refused("unknown-name", names=["'copy'"]):
-        Replan(laid_out(task, COPIES, 0, 0), sharding_types=("copy",))
+        Replan(laid_out(task, DATA_PARALLEL, 0, 0), sharding_types=("copy",))
 
 
 def test_replan_accepts_a_start_file_of_another_load(tmp_path):
@@ -211,7 +211,7 @@ def _criteo(count=16, **fields):
 
 def _mixed(task):
     """Two row-wise tables on all devices, one on the first host, four data-parallel; the rest on the last device."""
-    others = {0: range(4), 9: range(4), 2: [0, 1]} | dict.fromkeys((4, 5, 7, 8), COPIES)
+    others = {0: range(4), 9: range(4), 2: [0, 1]} | dict.fromkeys((4, 5, 7, 8), DATA_PARALLEL)
     return laid_out(task, *(others.get(i, 3) for i in range(len(task.tables))))
 
 
@@ -303,7 +303,7 @@ def test_replan_accepts_the_gains_that_the_default_search_accepts(relative, type
 def test_tables_keep_their_types_and_numbers_of_shards_if_asked():
     """Without, a warning names the tables whose optimizer state is lost to checkpoints."""
     task = replace(_criteo(), topology=Topology(4, "80GiB"), memory=ns.MemoryUse("rowwise_adagrad"))
-    start = laid_out(task, range(4), {0: 64, 1: 64}, COPIES, *[0] * 13)
+    start = laid_out(task, range(4), {0: 64, 1: 64}, DATA_PARALLEL, *[0] * 13)
     free, held = (Replan(start, improvement=FEW, keep_types=keep).find(task, H100) for keep in (False, True))
     assert free.plan.forms != start.forms
     assert (free.warning.code, free.warning.where) == ("checkpoint-state-lost", "checkpoints")
@@ -316,7 +316,7 @@ def test_tables_keep_their_types_and_numbers_of_shards_if_asked():
 
 def test_replan_makes_expensive_data_parallel_tables_column_wise_without_moves():
     task = _criteo(12)
-    start = laid_out(task, *[COPIES] * 12)
+    start = laid_out(task, *[DATA_PARALLEL] * 12)
     plan = Replan(start, 0, FEW).find(task, H100).plan
     assert moved_between(start, plan).sum() == 0
     assert Form.COLUMN_WISE in plan.forms

@@ -30,7 +30,7 @@ from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100, best_ms, found, ms_of, uncertain
 from tests.kit.tasks import hot_table, plain_task
 
-COLUMNS, ROWS, COPIES = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
+COLUMN_WISE, ROW_WISE, DATA_PARALLEL = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
 BATCH = 65536
 QUICKLY = Improvement(perturbations=20)
 ALL = NeuroShard(improvement=QUICKLY, acceptance=None)  # datasheets have no margins: many a gain is left otherwise
@@ -343,9 +343,9 @@ def test_choices_are_ranked_by_the_cost_of_their_plans(task, models, rel):
     choices = OptionTable(task, simulator, allowed_types(task, CALLS), start, task)
     rng, in_rows_too = np.random.default_rng(0), 0
     for share in (0.0, 0.3, 0.7, 1.0):
-        forms = np.where(rng.uniform(size=count) < share, rng.integers(1, 3, size=count), COLUMNS)
-        forms = np.where(choices.allowed[np.arange(count), forms], forms, COLUMNS)
-        in_rows_too += (forms[::2] == ROWS).sum()  # of sequence tables, where there are any
+        forms = np.where(rng.uniform(size=count) < share, rng.integers(1, 3, size=count), COLUMN_WISE)
+        forms = np.where(choices.allowed[np.arange(count), forms], forms, COLUMN_WISE)
+        in_rows_too += (forms[::2] == ROW_WISE).sum()  # of sequence tables, where there are any
         columns = ImprovedSearch((start,), Improvement(perturbations=0), max_moved_bytes=0)
         plan = columns.found(choices.fixed_load(forms), simulator).plan
         assert choices.quick_ms(forms) == pytest.approx(ms_of(plan, simulator), rel=rel)
@@ -356,9 +356,12 @@ def test_choices_that_exceed_memory_have_infinite_cost():
     tables = tuple(hot_table(f"t{i}", 1_000_000, 16, 1) for i in range(4))
     task = Task(tables, Topology(2, int(tables[0].size_bytes * 2.5)), BATCH)
     choices = OptionTable(task, H100, allowed_types(task, CALLS), EvenLayouts(), task)
-    finite = [np.isfinite(choices.quick_ms(np.array(forms))) for forms in ([COPIES] * 4, [COPIES] * 2 + [COLUMNS] * 2)]
+    finite = [
+        np.isfinite(choices.quick_ms(np.array(forms)))
+        for forms in ([DATA_PARALLEL] * 4, [DATA_PARALLEL] * 2 + [COLUMN_WISE] * 2)
+    ]
     assert finite == [False, False]
-    assert np.isfinite(choices.quick_ms(np.array([ROWS, ROWS, COLUMNS, COLUMNS])))
+    assert np.isfinite(choices.quick_ms(np.array([ROW_WISE, ROW_WISE, COLUMN_WISE, COLUMN_WISE])))
 
 
 def test_search_rejects_other_sharding_types_that_gain_less_than_the_margins():

@@ -7,7 +7,7 @@ from neuroshard.layouts.sharding_types import SHARDING_TYPES
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 from tests.kit.searches import found
 from tests.kit.tasks import hot_table
 
@@ -67,7 +67,7 @@ def test_rule_on_a_sharding_type_allows_the_plans_of_torchrecs_type_of_that_name
         "row_wise": range(4),
         "table_row_wise": [2, 3],
         "grid_shard": {(0, 1): 64, (2, 3): 64},
-        "data_parallel": COPIES,
+        "data_parallel": DATA_PARALLEL,
     }
     cases = {
         "column_wise": {"column_wise", "table_column_wise", "table_wise"},

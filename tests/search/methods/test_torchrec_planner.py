@@ -12,7 +12,7 @@ from neuroshard.stages.search.methods.torchrec_planner import TorchRecSearch
 from neuroshard.testing import linear_models, toy_task
 from neuroshard.words.form import Form
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 from tests.kit.searches import H100, found, ms_of
 from tests.kit.tasks import plain_tables, plain_task
 
@@ -86,7 +86,7 @@ def test_torchrec_planner_may_place_rows_on_hosts_with_fast_links(devices, domai
 def test_torchrec_planner_counts_the_memory_of_the_task():
     """Of every sharding type, shard by shard."""
     task = plain_task([16], devices=4, memory=MemoryUse("adam", batches_in_flight=1))
-    for where in (range(4), COPIES, {0: 4, 3: 12}):
+    for where in (range(4), DATA_PARALLEL, {0: 4, 3: 12}):
         plan = laid_out(task, where)
         shards = [PlannerShard([p.shard.rows, p.shard.dim], [p.shard.row, p.shard.column]) for p in plan.by_device]
         option = SimpleNamespace(name="t0", shards=shards, compute_kernel="fused", cache_params=None)

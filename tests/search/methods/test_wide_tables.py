@@ -26,7 +26,7 @@ from neuroshard.targets.target import TARGETS, target_named
 from neuroshard.testing import linear_models, toy_tables
 from neuroshard.words.placement import Shard
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, read_back, table
+from tests.kit.plans import DATA_PARALLEL, laid_out, read_back, table
 from tests.kit.searches import H100, costed_space_of, found
 
 LIMIT = 2048  # FBGEMM's, as its sources have it
@@ -140,7 +140,7 @@ def test_search_reports_no_plan_for_wide_tables_only_if_no_split_fits():
                 BeamSearch().find(tight, H100)
 
 
-@pytest.mark.parametrize("where", [range(2), COPIES], ids=["row_wise", "data_parallel"])
+@pytest.mark.parametrize("where", [range(2), DATA_PARALLEL], ids=["row_wise", "data_parallel"])
 def test_plans_of_wide_row_wise_and_data_parallel_tables_break_their_task(where):
     task = wide_task(2, dims=(2048, 4096))
     narrow, wide = laid_out(task, where, 0, 0, 0, 0), laid_out(task, 0, where, 0, 0, 0)

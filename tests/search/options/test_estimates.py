@@ -20,7 +20,7 @@ from tests.kit.random_models import random_by_form
 from tests.kit.searches import H100, costed_space_of, ms_of
 from tests.kit.tasks import hot_table
 
-COLUMNS, ROWS, COPIES = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
+COLUMN_WISE, ROW_WISE, DATA_PARALLEL = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
 BATCH = 65536
 BY_FORM = Simulator(replace(H100.models, compute=random_by_form(), margins=None))
 WORK = {
@@ -71,7 +71,7 @@ def _cost(task, forms):
         "waiting for hosts",
     ],
 )
-@pytest.mark.parametrize("forms", [[ROWS] * 12, [COPIES] * 12, [ROWS, COPIES] * 6])
+@pytest.mark.parametrize("forms", [[ROW_WISE] * 12, [DATA_PARALLEL] * 12, [ROW_WISE, DATA_PARALLEL] * 6])
 def test_estimates_of_row_wise_and_data_parallel_tables_are_exact(forms, simulator):
     task, forms = _task(), np.array(forms)
     plan = Plan(task, tuple(SpreadPlacements(task).others(forms)))
@@ -87,11 +87,11 @@ def test_placed_column_wise_tables_cost_what_their_plan_does_beside_any_sharding
     """Rows of sequence tables are calls of their own, exchanged like columns: in one all-to-all with them."""
     base, rng = _task(), np.random.default_rng(5)
     tables = tuple(replace(t, pooled=not its) for t, its in zip(base.tables, sequences, strict=True))
-    task, one_in_columns = replace(base, tables=tables), np.where(np.arange(12) == 1, COLUMNS, ROWS)
+    task, one_in_columns = replace(base, tables=tables), np.where(np.arange(12) == 1, COLUMN_WISE, ROW_WISE)
     space, estimates = costed_space_of(task, simulator), _estimates(task, simulator)
-    for choice in (np.full(12, ROWS), one_in_columns, *rng.choice(len(FORMS), (4, 12))):
-        forms = np.where(sequences & (choice == COPIES), COLUMNS, choice)
-        in_one = np.flatnonzero(forms == COLUMNS).tolist()
+    for choice in (np.full(12, ROW_WISE), one_in_columns, *rng.choice(len(FORMS), (4, 12))):
+        forms = np.where(sequences & (choice == DATA_PARALLEL), COLUMN_WISE, choice)
+        in_one = np.flatnonzero(forms == COLUMN_WISE).tolist()
         places = [(table, tables[table].dim, int(rng.integers(4))) for table in in_one]
         plan = Plan(task, (*place_column_wise(task, places), *SpreadPlacements(task).others(forms)))
         units, given = np.zeros((4, 12), dtype=np.int64), np.zeros(4)
@@ -107,7 +107,7 @@ def test_placed_column_wise_tables_cost_what_their_plan_does_beside_any_sharding
 def test_estimates_of_column_wise_tables_are_near_their_cost():
     """Many tables on few devices can be spread nearly evenly."""
     task, rng = _task(), np.random.default_rng(1)
-    choices = np.stack([np.full(12, COLUMNS), *rng.choice(len(FORMS), (8, 12), p=[0.6, 0.2, 0.2])])
+    choices = np.stack([np.full(12, COLUMN_WISE), *rng.choice(len(FORMS), (8, 12), p=[0.6, 0.2, 0.2])])
     costs = np.array([_cost(task, forms) for forms in choices])
     held_up, evenly = _estimates(task).costs(TypeChoices(choices))
     assert held_up == pytest.approx(costs, rel=0.05)
@@ -118,15 +118,17 @@ def test_estimate_of_a_hot_narrow_table_exceeds_the_estimate_without_stragglers(
     base = _task().tables
     hot = replace(base[0], name="hot", dim=4, pooling_factor=2000.0)
     task = Task((hot, *base[1:]), Topology(4, "80GiB"), BATCH)
-    held_up, evenly = _estimates(task).costs(TypeChoices(np.full((1, 12), COLUMNS)))
+    held_up, evenly = _estimates(task).costs(TypeChoices(np.full((1, 12), COLUMN_WISE)))
     assert held_up[0] > 1.3 * evenly[0]
-    assert held_up[0] == pytest.approx(_cost(task, np.full(12, COLUMNS)), rel=0.05)
+    assert held_up[0] == pytest.approx(_cost(task, np.full(12, COLUMN_WISE)), rel=0.05)
 
 
 def test_choices_that_exceed_memory_cost_infinity():
     task = _task()
     tight = Task(task.tables, Topology(4, int(task.size_bytes * 0.4)), BATCH)
-    held_up, evenly = _estimates(tight).costs(TypeChoices(np.array([[COLUMNS] * 12, [ROWS] * 12, [COPIES] * 12])))
+    held_up, evenly = _estimates(tight).costs(
+        TypeChoices(np.array([[COLUMN_WISE] * 12, [ROW_WISE] * 12, [DATA_PARALLEL] * 12]))
+    )
     assert np.isfinite(held_up).tolist() == [True, True, False]
     assert np.isfinite(evenly).tolist() == [True, True, False]
 
@@ -143,7 +145,7 @@ def test_estimates_of_many_choices_equal_estimates_of_each_alone():
 def test_estimates_of_changed_choices_equal_estimates_of_whole_choices(simulator):
     task = _task()
     estimates, rng = _estimates(task, simulator), np.random.default_rng(4)
-    for before in (np.full(12, COLUMNS), rng.integers(len(FORMS), size=12)):
+    for before in (np.full(12, COLUMN_WISE), rng.integers(len(FORMS), size=12)):
         changes = ChangedChoices(before, np.argwhere(np.arange(len(FORMS)) != before[:, None]))
         for one, other in zip(estimates.costs(changes), estimates.costs(TypeChoices(changes.types)), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-9)
@@ -152,7 +154,7 @@ def test_estimates_of_changed_choices_equal_estimates_of_whole_choices(simulator
 def test_estimates_with_constraints_are_finite_and_no_lower_than_without():
     for seed in range(6):
         task = constrained_task(seed)
-        forms = np.full((1, len(task.tables)), COLUMNS)
+        forms = np.full((1, len(task.tables)), COLUMN_WISE)
         held_up, _ = _estimates(task).costs(TypeChoices(forms))
         free, _ = _estimates(replace(task, constraints=Constraints())).costs(TypeChoices(forms))
         assert np.isfinite(held_up[0])
@@ -186,7 +188,7 @@ def test_slowest_loads_equal_the_loads_of_placed_tables():
     task = replace(base, tables=(*base.tables[:2], hot, *base.tables[3:]))
     tables = np.array([0, 2, 5])
     blocks = [placed for table in tables.tolist() for placed in place_row_wise(task, table, range(4))]
-    copies = [placed for table in tables.tolist() for placed in place_data_parallel(task, table)]
-    for form, placed, which in ((Form.ROW_WISE, blocks, [0, 4 + 2, 8]), (Form.DATA_PARALLEL, copies, [0, 4, 8])):
+    data_parallel = [placed for table in tables.tolist() for placed in place_data_parallel(task, table)]
+    for form, placed, which in ((Form.ROW_WISE, blocks, [0, 4 + 2, 8]), (Form.DATA_PARALLEL, data_parallel, [0, 4, 8])):
         loads = placed_loads(task.tables, placed, task.batch_size, 4).take(np.array(which))
         _same_loads(slowest_loads(task, tables, LAYOUTS[form]), loads)

@@ -15,7 +15,7 @@ from neuroshard.tables.sources.criteo import criteo
 from neuroshard.testing import constrained_task, linear_models, toy_task
 from neuroshard.testing.toys import LinearComm, OpaqueCompute
 from neuroshard.words.form import Form
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 from tests.kit.searches import H100, ms_of
 
 ALL = NeuroShard(improvement=Improvement(perturbations=20), acceptance=None)
@@ -78,7 +78,7 @@ def test_fixed_step_time_does_not_widen_the_tolerance():
 
 def test_merging_makes_other_sharding_types_column_wise_within_the_tolerance():
     task = Task(criteo()[:8], Topology(4, "80GiB"), 65536)
-    plan = laid_out(task, *(t % 4 for t in range(6)), range(4), COPIES)
+    plan = laid_out(task, *(t % 4 for t in range(6)), range(4), DATA_PARALLEL)
     found = _simpler(plan, H100, 10.0)
     assert set(found.forms) == {Form.COLUMN_WISE}
     assert found.violations == ()

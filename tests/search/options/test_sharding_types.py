@@ -22,9 +22,9 @@ from tests.kit.tasks import plain_tables
 
 TABLES = plain_tables([16] * 4, 100)
 TASK = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)
-COLUMNS, ROWS, COPIES = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
+COLUMN_WISE, ROW_WISE, DATA_PARALLEL = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
 ALL = np.ones((6, 3), dtype=np.bool_)
-FIRST = np.full(6, COLUMNS)
+FIRST = np.full(6, COLUMN_WISE)
 
 
 def _allowed(task, calls=CALLS):
@@ -139,8 +139,12 @@ def _held_up(choices):
     """The most expensive column-wise table counts, and row-wise calls cost: one row-wise table alone never helps."""
     forms = choices.types
     ms = np.array([5.0, 5.0, 5.0, 1.0, 1.0, 1.0])
-    columns = np.where(forms == COLUMNS, ms, 0)
-    calls = 0.5 * (forms == ROWS).any(axis=1) + 9.0 * (forms == COPIES).any(axis=1) + 0.4 * (forms == ROWS).sum(axis=1)
+    columns = np.where(forms == COLUMN_WISE, ms, 0)
+    calls = (
+        0.5 * (forms == ROW_WISE).any(axis=1)
+        + 9.0 * (forms == DATA_PARALLEL).any(axis=1)
+        + 0.4 * (forms == ROW_WISE).sum(axis=1)
+    )
     return columns.max(axis=1) + calls, columns.mean(axis=1) + calls
 
 
@@ -157,7 +161,7 @@ def test_search_choices_changes_several_tables_if_one_change_alone_does_not_help
     assert cost_ms.min() > _held_up(TypeChoices(FIRST[None]))[0][0]
     assert _held_up(ChangedChoices(FIRST, changes))[0].tolist() == cost_ms.tolist()
     last = search_choices(FIRST, ALL, _held_up)[-1]
-    assert set(last[:3]) == {ROWS}
+    assert set(last[:3]) == {ROW_WISE}
     assert _held_up(TypeChoices(last[None]))[0][0] < 4
 
 
@@ -165,10 +169,10 @@ def test_sharding_types_that_are_not_allowed_are_never_taken():
     allowed = ALL.copy()
     allowed[1] = [True, False, True]
     last = search_choices(FIRST, allowed, _weights)[-1]
-    assert last[1] != ROWS
+    assert last[1] != ROW_WISE
     assert np.delete(last, 1).tolist() == [0, 2, 0, 1, 2]
     none = np.zeros_like(ALL)
-    none[:, COLUMNS] = True
+    none[:, COLUMN_WISE] = True
     assert len(search_choices(FIRST, none, _weights)) == 1
 
 
@@ -177,7 +181,7 @@ def test_search_choices_avoids_infinite_costs_if_it_can():
         return np.full(len(choices), np.inf), np.full(len(choices), np.inf)
 
     def row_wise_only(choices):
-        cost = np.where((choices.types == ROWS).sum(axis=1) >= 4, 1.0, np.inf)
+        cost = np.where((choices.types == ROW_WISE).sum(axis=1) >= 4, 1.0, np.inf)
         return cost, cost
 
     assert len(search_choices(FIRST, ALL, never)) == 1
@@ -194,7 +198,7 @@ def test_search_choices_rarely_ranks_all_changes_of_400_tables():
         cost = 1 + (forms != wanted) @ weight - 0.5 * np.minimum((forms == wanted).sum(axis=1), 390) / 400
         return cost, cost
 
-    path = search_choices(np.full(400, COLUMNS), np.ones((400, 3), dtype=np.bool_), costs)
+    path = search_choices(np.full(400, COLUMN_WISE), np.ones((400, 3), dtype=np.bool_), costs)
     assert (path[-1] == wanted).sum() >= 390
     assert len(path) > 3
     assert sum(count >= 400 for count in looked) < len(path)

@@ -23,7 +23,7 @@ from neuroshard.testing import ONCE, OpaqueCompute, linear_models, random_models
 from neuroshard.words.form import Form
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100
 from tests.kit.tasks import plain_task
@@ -92,7 +92,7 @@ _COLUMNS = ("compute", "forward", "backward", "input", "framework")
 def _mixed(memory_bytes=1 << 30):
     """A row-wise table, a data-parallel table and two column-wise tables."""
     task = _task([64, 8, 32, 16], memory_bytes=memory_bytes)
-    return laid_out(task, [0, 1], COPIES, 0, 1)
+    return laid_out(task, [0, 1], DATA_PARALLEL, 0, 1)
 
 
 def test_plans_with_row_wise_and_data_parallel_tables_are_explained():
@@ -120,7 +120,7 @@ def test_table_changes_name_sharding_types_before_and_after():
 
 
 def test_a_plan_without_columns_is_explained():
-    found = explain(laid_out(_task([8, 16]), COPIES, [0, 1]), H100)
+    found = explain(laid_out(_task([8, 16]), DATA_PARALLEL, [0, 1]), H100)
     assert _summary_of(found)["bottleneck"].startswith("none")
     assert found.plan.device_dims == (0, 0)
     assert found.exchange_excess_ms == pytest.approx(0)
@@ -373,7 +373,7 @@ def test_explanation_of_a_balanced_plan_names_no_bottleneck():
 
 def test_plan_and_explanation_count_the_same_columns():
     """Data-parallel and row-wise tables count none: in the lines of a plan as in its explanation."""
-    plan = laid_out(_task([32, 32]), COPIES, 1)
+    plan = laid_out(_task([32, 32]), DATA_PARALLEL, 1)
     found = explain(plan, H100)
     (devices,) = (section for section in sections(found) if section.title == "Devices")
     explained = devices.table.sort_values("device")["columns"].tolist()

@@ -36,7 +36,7 @@ from tests.kit.costs import cost_of
 from tests.kit.devices.made_up import MadeUpHardware
 from tests.kit.measuring import CPU
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 from tests.kit.searches import H100
 
 EPYC = CostModels.load("cpu").hardware
@@ -136,7 +136,7 @@ def test_plans_that_do_not_fit_are_counted_not_run(tmp_path):
 def test_plans_of_all_sharding_types_are_measured(tmp_path):
     tables = toy_task(4, num_devices=2).tables
     task = Task(tables, Topology(4, 1 << 30, devices_per_host=2), 256)
-    laid_out(task, range(4), [2, 3], 0, COPIES).save(tmp_path / "mixed.json")
+    laid_out(task, range(4), [2, 3], 0, DATA_PARALLEL).save(tmp_path / "mixed.json")
     result = _evaluate(tmp_path / "mixed.json", tmp_path / "out", count_input=True).run()
     (entry,) = result.entries
     assert entry.error is None

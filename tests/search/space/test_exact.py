@@ -236,9 +236,9 @@ def test_search_changes_sharding_types_of_tables_until_all_fit(seed):
 def test_data_parallel_tables_that_fit_if_column_wise_ones_do_not_are_found(together):
     """Data-parallel tables have no output buffers of the global batch; tables kept together change together."""
     loose = plain_task([32, 32], 40, 1.0, memory=MemoryUse("sgd", 1))
-    copies = replace(loose, constraints=Constraints((TableRule("*", sharding_types=("data_parallel",)),)))
-    copied = NeuroShard(improvement=Improvement(perturbations=0)).find(copies, H100).plan
-    memory = max(copied.device_bytes) + (1 << 30) - loose.shard_memory[0]
+    data_parallel = replace(loose, constraints=Constraints((TableRule("*", sharding_types=("data_parallel",)),)))
+    plan = NeuroShard(improvement=Improvement(perturbations=0)).find(data_parallel, H100).plan
+    memory = max(plan.device_bytes) + (1 << 30) - loose.shard_memory[0]
     task = replace(loose, topology=Topology(2, memory), constraints=Constraints(together=together))
     found(QUICKLY, task)
     with refused("tables-exceed-devices", kind=InfeasibleError):

@@ -20,7 +20,7 @@ from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100, costed_space_of
 from tests.kit.tasks import plain_tables
 
-COLUMNS, ROWS, COPIES = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
+COLUMN_WISE, ROW_WISE, DATA_PARALLEL = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
 TABLES = plain_tables([16] * 4, 400)
 TASK = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)
 LINEAR = Simulator(replace(linear_models(4), batch_size=None))
@@ -68,7 +68,7 @@ def test_column_wise_tables_get_exactly_the_memory_left_by_the_fixed_load(use):
 
 def test_search_beside_a_fixed_load_keeps_the_chosen_sharding_types():
     task = replace(TASK, topology=Topology(4, (10**6, 2 * 10**6, 10**6, 10**6), 1000, 2))
-    others = SpreadPlacements(task).others(np.array([COPIES, COLUMNS, ROWS, COLUMNS]))
+    others = SpreadPlacements(task).others(np.array([DATA_PARALLEL, COLUMN_WISE, ROW_WISE, COLUMN_WISE]))
     space = CostedSpace.checked(FixedLoad.of(task, others, H100.models.compute), LINEAR)
     plan = space.plan(BeamSearch(grid=GridSettings(points=2)).first_widths(space))
     assert plan.forms == (Form.DATA_PARALLEL, Form.COLUMN_WISE, Form.ROW_WISE, Form.COLUMN_WISE)
@@ -77,19 +77,21 @@ def test_search_beside_a_fixed_load_keeps_the_chosen_sharding_types():
 
 def test_fixed_load_above_device_memory_is_refused():
     size = TABLES[0].size_bytes
-    for memory, forms in ((size - 1, [COPIES, COLUMNS]), (2 * size - 1, [COPIES, COPIES])):
+    for memory, forms in ((size - 1, [DATA_PARALLEL, COLUMN_WISE]), (2 * size - 1, [DATA_PARALLEL, DATA_PARALLEL])):
         task = Task(TABLES[:2], Topology(4, memory), 64)
         with refused("device-memory-row-wise-tables", names=["device 0"], kind=InfeasibleError):
             FixedLoad.of(task, SpreadPlacements(task).others(np.array(forms)), H100.models.compute)
     task = Task(TABLES[:2], Topology(4, 2 * size), 64)
-    everywhere = FixedLoad.of(task, SpreadPlacements(task).others(np.array([COPIES, COPIES])), H100.models.compute)
+    everywhere = FixedLoad.of(
+        task, SpreadPlacements(task).others(np.array([DATA_PARALLEL, DATA_PARALLEL])), H100.models.compute
+    )
     assert not len(everywhere.column_wise)
     assert everywhere.plan().fits
 
 
 def test_buffers_that_leave_a_device_no_memory_are_named_before_its_tables():
     task = Task(TABLES[:1], Topology(2, (1 << 20, 100)), 64, MemoryUse("sgd", 1))
-    for forms in ([COPIES], [ROWS]):
+    for forms in ([DATA_PARALLEL], [ROW_WISE]):
         with refused("device-buffers-too-large", names=["KiB", "topology.memory_bytes"], kind=InfeasibleError):
             FixedLoad.of(task, SpreadPlacements(task).others(np.array(forms)), H100.models.compute)
 
@@ -115,7 +117,7 @@ def test_taking_part_of_a_costed_space_equals_costing_that_part_again(compute):
     simulator = Simulator(replace(H100.models, compute=compute, margins=None))
     for seed in range(10):
         task = constrained_task(seed)
-        bound = ~np.delete(allowed_types(task, known_calls(H100.models)), COLUMNS, 1)
+        bound = ~np.delete(allowed_types(task, known_calls(H100.models)), COLUMN_WISE, 1)
         stay = (rng.uniform(size=len(task.tables)) < 0.5)[leaders(task)]  # tables kept together change together
         fixed = FixedLoad.empty(task, np.flatnonzero(bound.all(axis=1) | stay))
         part, made = costed_space_of(task, simulator).take(fixed), CostedSpace.checked(fixed, simulator)

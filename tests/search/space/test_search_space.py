@@ -20,7 +20,7 @@ from neuroshard.stages.search.space.room import devices_with_room, keeps_rules, 
 from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.testing import constrained_task, linear_models, random_models, toy_task
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 from tests.kit.tasks import plain_task
 
 SEEDS = pytest.mark.parametrize("seed", range(8))
@@ -93,7 +93,7 @@ def test_tables_that_may_not_be_column_wise_are_refused():
 
 def test_plans_with_row_wise_or_data_parallel_tables_are_not_items():
     task = toy_task(2)
-    for where, form in ((range(4), "row_wise"), (COPIES, "data_parallel")):
+    for where, form in ((range(4), "row_wise"), (DATA_PARALLEL, "data_parallel")):
         with refused("plan-sharding-type-unsupported", where="plan", names=["'toy0'", form]):
             SearchSpace.of_task(task).widths(laid_out(task, where, 0))
 

@@ -25,7 +25,7 @@ from neuroshard.words.collective import Collective, Precision
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import Form
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 
 BLOCKS = (RowBlock(0, 2), RowBlock(1, 1))
 SEEN = (BlockLookups(17, (0.25, 0.75, *(0.0,) * 15)), BlockLookups(0, ONCE))
@@ -82,7 +82,7 @@ def _comm():
 
 def _local():
     task = toy_task(3, num_devices=2)
-    plan = laid_out(task, 1, [0, 1], COPIES)
+    plan = laid_out(task, 1, [0, 1], DATA_PARALLEL)
     repeats = Repeats(np.arange(16.0).reshape(2, 8), np.array([1.0, 2.0]))
     return [
         Measurement(LocalSample(plan, 1), 3, "test", 5, repeats),
