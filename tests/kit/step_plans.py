@@ -1,4 +1,4 @@
-"""Plans whose training steps do all that steps can do."""
+"""Plans whose training steps use every sharding type and kind of table."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from tests.kit.plans import DATA_PARALLEL, laid_out
 
 
 def mixed_plan(num_devices, devices_per_host=None):
-    """A plan of pooled tables of all sharding types, one that two features read, and a sequence table."""
+    """Make a plan of pooled tables of all sharding types, one of them with two features, and of a sequence table."""
     tables = list(toy_task(6, num_devices=num_devices).tables)
     tables[3], tables[4] = replace(tables[3], features=2), replace(tables[4], pooled=False)
     rows = 64 * num_devices  # so that every rank has a block

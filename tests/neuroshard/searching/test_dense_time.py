@@ -79,7 +79,7 @@ def test_searcher_runs_once_if_the_dense_time_is_known_or_does_not_count():
 
 
 def test_default_plan_has_the_least_regret_over_unknown_dense_times():
-    """Data-parallel tables of 1.3 GB were predicted to save 10% without dense work and to cost 9 ms with 14 ms of it."""
+    """Data-parallel tables of 1.3 GB were predicted to save 10% without dense work and to cost 9 ms more with 14 ms."""
     models = CostModels.load("h100", framework="torchrec")
     plan = find_plan(searcher_of("neuroshard"), EIGHT, Simulator(models)).plan
     at_ends = [
