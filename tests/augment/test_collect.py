@@ -1,4 +1,4 @@
-"""Whole collect runs: on real hardware in small, and killed while they write."""
+"""Whole collect runs: small runs on real hardware, and runs that are killed while they write."""
 
 import json
 import re
@@ -43,14 +43,14 @@ def _measured(shape, sample, seed):
 
 
 def _steps(sample, seed):
-    """Those of one rank; every third fails."""
+    """Local samples of one rank; every third fails."""
     steps = Outcome(Repeats(np.full((2, 3, 1), 2.5), np.zeros(2)), None, 0.01, (Stretch("input", "all_to_all"),))
     return steps if seed % 3 else _measured((), sample, seed)
 
 
 @dataclass(frozen=True)
 class FakeHardware(Hardware):
-    """The CPU, without running anything."""
+    """A CPU on which nothing runs."""
 
     def compute_meter(self, warn):
         return Answering(partial(_measured, (2,)))
@@ -98,7 +98,7 @@ ACROSS = {"collectives": ("host_reduce_scatter",)}
 
 
 def _changed(run, settings):
-    """The run with other settings, nested ones merged into its own."""
+    """Return the run with changed settings; nested settings are merged with those of the run."""
     own = {key: replace(getattr(run, key), **its) for key, its in settings.items() if isinstance(its, dict)}
     return replace(run, **settings | own)
 
@@ -177,7 +177,7 @@ def test_collecting_with_the_same_seed_draws_the_same_samples(tmp_path):
 
 
 def _collect_and_die(out, number, when):
-    """Collect in this process, which kills itself before or after it puts its file of this number in place."""
+    """Collect in this process, which kills itself before or after it moves the file of this number to its path."""
     die_at_file(number, when)
     collect_run(out).run()
 
@@ -266,7 +266,7 @@ def test_samples_disturbed_by_other_load_are_measured_again(tmp_path, spell, aga
 
 
 def test_collect_refuses_noise_of_a_busy_machine_and_resumes_once_the_machine_is_quiet(tmp_path):
-    """Busy from its second batch on, then all the time, it agrees with itself on most samples; then it is quiet."""
+    """The machine is busy from its second batch on in the first run, always in the second, and never in the third."""
     _busy_run(tmp_path / "quiet", []).run()
     for begin, parts in ((1, 6), (0, 8)):
         with refused("measurements-too-noisy", names=["compute: ", "100.0%", "max_noise", 0.5, tmp_path / "busy"]):

@@ -1,4 +1,4 @@
-"""Random plans whose steps are measured."""
+"""Random plans of which training steps are measured."""
 
 import numpy as np
 import pytest

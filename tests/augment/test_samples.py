@@ -24,7 +24,7 @@ KINDS = {ComputeAugmentation: "compute", CommAugmentation: "comm"}
 
 
 def _drawn(augmentation, count):
-    """Combinations that follow one another."""
+    """Draw `count` samples with one generator."""
     rng = np.random.default_rng(0)
     return [augmentation.draw(SPLIT, 256, rng)[0] for _ in range(count)]
 
@@ -59,7 +59,7 @@ def test_drawn_combinations_have_tables_of_one_precision():
 
 @pytest.mark.parametrize("pooled", [True, False])
 def test_pooled_setting_decides_if_drawn_tables_are_pooled_whatever_the_source_tables_are(pooled):
-    """A model may have both: what a call is measured of hangs on settings alone."""
+    """A user's model may have pooled and sequence tables; only the setting `pooled` decides which ones are drawn."""
     sequences = tuple(replace(table, pooled=n % 3 == 0) for n, table in enumerate(TABLES))
     augmentation, rng = ComputeAugmentation(pooled=(pooled,)), np.random.default_rng(0)
     drawn = [augmentation.draw(split_tables(sequences, 0), 256, rng)[0] for _ in range(20)]
@@ -227,7 +227,7 @@ def test_drawn_exchanges_of_every_collective_have_valid_sizes(collective, seed, 
 
 
 def test_settings_of_the_shipped_data_still_draw_the_shipped_samples():
-    """The same settings and seed give the same."""
+    """Equal settings and seeds draw the samples of benchmarks/data/cpu."""
     directory = DataDirectory(Path(__file__).parents[2] / "benchmarks" / "data" / "cpu")
     manifest, tables = directory.manifest(), tuple(directory.tables().values())
     split, batch_sizes = split_tables(tables, manifest.seed), manifest.config["batch_sizes"]
@@ -259,7 +259,7 @@ def test_exchanges_range_from_balanced_to_unbalanced():
 
 @pytest.mark.parametrize(("share", "most"), [(0.0, 1.7), (0.5, 2.0), (1.0, 2.0)])
 def test_skewed_fraction_draws_some_exchanges_of_nearly_one_device_alone(share, most):
-    """Most stay balanced all the same."""
+    """Most exchanges stay balanced with any `skewed_fraction`."""
     drawn = [
         CommAugmentation((2,), skewed_fraction=share).draw(2, 256, np.random.default_rng(n))[0] for n in range(300)
     ]

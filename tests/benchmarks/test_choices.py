@@ -16,7 +16,7 @@ import choices
 
 @dataclass(frozen=True)
 class _Said:
-    """What models say of a plan, as far as rules look at it."""
+    """The predicted values of a plan that the rules use."""
 
     total_ms: float
     expected_ms: float
@@ -33,7 +33,7 @@ class _Said:
 
 @pytest.mark.slow
 def test_choices_benchmark_judges_the_plan_of_each_searcher_and_repeats_its_results():
-    """Models are fitted to what a made-up device "measures", whose true costs are known."""
+    """Models are fitted to measurements of a made-up device, whose true costs are known."""
     setting = choices.Setting("cpu", num_devices=2, samples=60, epochs=2)
     first, again = (choices._judged(setting, 2) for _ in range(2))
     assert len(first) == 2

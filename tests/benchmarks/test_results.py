@@ -1,4 +1,4 @@
-"""What README and docs quote stands in files that scripts wrote or in the archive, and tables aren't made twice."""
+"""Figures in README and docs are in files written by scripts or in the archive, and no table is made twice."""
 
 import importlib
 import re
@@ -37,13 +37,13 @@ ADDRESS = re.compile(r"https?://[^)\s]+")
 
 
 def _paragraphs(page):
-    """The text outside code, a list's items and table rows one by one."""
+    """Return paragraphs, list items and table rows of a page, without code."""
     text = re.sub(r"```.*?```|<!-- table.*?<!-- end -->|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
     return [part for part in re.split(r"\n\n|\n(?=- |\d\. |\| )", text) if part.strip()]
 
 
 def _linked(page, paragraph):
-    """The pages of figures that a paragraph links to."""
+    """Return the texts of the pages to which a paragraph links, without the pages of results."""
     targets = (page.parent / target for target in re.findall(r"\]\(([^)#]+\.md)", paragraph) if "://" not in target)
     return [target.read_text() for target in targets if target.resolve() not in results.PAGES]
 

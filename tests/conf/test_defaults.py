@@ -1,4 +1,4 @@
-"""A setting's default stands once: in the class that takes it, or in `conf/`; the classes write `conf/settings/`."""
+"""Each default is written once, in the class with the setting or in `conf/`; classes generate `conf/settings/`."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -80,7 +80,7 @@ def _leaves(node, prefix=""):
 
 
 def _included(file):
-    """What the other files of a config's defaults list hold: everything but the values in the file itself."""
+    """Return the values of all other files in the defaults list of a config, without those of the file itself."""
     held = _read(file)
     group = str(Path(file).parent) if "/" in file else ""
     settings = {}

@@ -58,7 +58,7 @@ def test_pages_are_short_and_tables_are_narrow(page):
 
 
 def test_messages_quoted_by_the_troubleshooting_page_are_printed_by_the_code():
-    """Every message that the troubleshooting page quotes is one that NeuroShard prints, up to values (`...`)."""
+    """NeuroShard has every message that the troubleshooting page quotes, except for values (`...`)."""
     known = json.loads((ROOT / "tests" / "golden" / "messages.json").read_text())
     texts = [text for entry in known.values() for text in entry["messages"]]
     page = (DOCS / "how-to" / "troubleshooting.md").read_text()
@@ -70,5 +70,5 @@ def test_messages_quoted_by_the_troubleshooting_page_are_printed_by_the_code():
 
 
 def _words(cell):
-    """Return what a reader reads of a cell as words; code and the title of a link count, the address does not."""
+    """Return the words of a cell that readers see, with code and titles of links, and without addresses."""
     return re.sub(r"\]\([^)]*\)", "]", cell).split()

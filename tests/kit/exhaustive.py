@@ -110,8 +110,8 @@ def checked_plan(
     """Return the plan that a searcher finds for the task, or its error; the default models are linear.
 
     Raises:
-        AssertionError: the plan breaks a limit, or brute force finds that the searcher is wrong, unless the searcher may
-            give up and does. The message has the seed.
+        AssertionError: the plan breaks a limit, or brute force disagrees with the searcher (unless it may give up and
+            does). The message has the seed.
     """
     try:
         task = tiny.task()

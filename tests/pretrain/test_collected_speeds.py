@@ -1,4 +1,4 @@
-"""What is collected while a made-up machine changes its speed: by its references it comes nearer to the truth."""
+"""Data collected while a made-up machine changes its speed: reference samples bring it nearer to the truth."""
 
 from dataclasses import replace
 from itertools import cycle
@@ -26,7 +26,7 @@ SPEEDS = np.repeat((1.0, 0.75, 1.3), 4)  # four batches each
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Data directories by their share of references, collected on the same machine, which repeats."""
+    """Data directories with different shares of references, collected on the same machine with equal noise."""
     out = tmp_path_factory.mktemp("data")
     comm = CommAugmentation(num_devices=(2,), max_dim=16, min_tables=2, max_tables=6, max_start_ms=2.0)
     compute = ComputeAugmentation(max_dim=64, max_tables=6)
@@ -42,7 +42,7 @@ def _measured(data, share):
 
 
 def _off(ms, of):
-    """(n,) logarithms of times, but for a factor that all have in common, beside the true ones."""
+    """Return the logarithms (n,) of times over true times, without the factor common to all."""
     logs = np.log(ms / TRUTH.predict(loads_of([m.sample for m in of])))
     return logs - np.median(logs)
 
@@ -65,7 +65,7 @@ def test_measurements_without_references_are_not_corrected(data):
 
 
 def test_references_halve_the_noise_and_are_not_measurements_themselves(data):
-    """References don't make second passes agree: only what they tell of the machine's speed does."""
+    """References lower the noise of second passes only through the speed of the machine."""
     measured = _measured(data, 0.25).columns
     raw, level = (pass_repeatability(its.everything) for its in (measured, measured.level))
     assert len(raw) == 24

@@ -1,4 +1,4 @@
-"""Models of a machine whose kernels were measured, and whose exchanges are a datasheet's."""
+"""Models of a machine with measured kernels, and with exchanges from a datasheet."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Figures of tables in host memory, fitted to made-up measurements."""
+"""The figures of host tiers fitted to made-up measurements."""
 
 from dataclasses import replace
 

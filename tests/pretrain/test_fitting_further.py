@@ -214,7 +214,7 @@ def test_further_fitting_of_the_same_samples_gives_the_same_models():
 
 
 def test_measured_parts_have_their_own_speed_from_four_samples_on():
-    """From four samples on; with fewer it goes with columns, as what isn't measured does."""
+    """A part with at least four samples gets its own speed; other parts are scaled like column-wise calls."""
     start = random_form_models()
     copies, one = start.compute.of_call(Call(Form.DATA_PARALLEL)), LoadSets.of([TABLES[:5]], 256)
     calls = _calls(start.compute, 8, lambda ms: 2 * ms)
@@ -252,7 +252,7 @@ HALF_PAPER = replace(random_models(), compute=random_ensemble())
     ],
 )
 def test_further_fitting_refuses_models_that_cannot_be_fitted_further(fit, start, part, name):
-    """The model of the first part that does not go with its setting is named, with the models that it belongs to."""
+    """The error names the first part whose model does not match its setting."""
     with refused("init-model-kind") as caught:
         fit.check(start)
     message, setting = caught.value.message, "compute_model" if part == "compute" else "comm_model"

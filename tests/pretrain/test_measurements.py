@@ -1,4 +1,4 @@
-"""What parts of a step take, by the repeats that say so."""
+"""The measured ms of parts of a step."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ _DELAYED, _TOGETHER = 7.0, 2.0
 
 
 def _measured(collective):
-    """An exchange of two devices, one of them late, that takes other times with delays than without."""
+    """Make the measurement of an exchange of two devices, one of them late; times with and without delays differ."""
     repeats = Repeats(np.tile([[_DELAYED] * 2, [_TOGETHER] * 2], (3, 1, 1)), np.zeros(3))
     return Measurement(CommSample((64, 64), (0.0, 5.0), 16, collective), 0, TRAIN, 0, repeats)
 

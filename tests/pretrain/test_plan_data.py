@@ -1,4 +1,4 @@
-"""Models fitted to what was measured of plans, on made-up devices whose costs are known."""
+"""Models fitted to measurements of plans on made-up devices with known costs."""
 
 from dataclasses import replace
 

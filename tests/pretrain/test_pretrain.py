@@ -1,4 +1,4 @@
-"""Networks, the training loop and whole pretrain runs on made-up measurements."""
+"""Networks, the training loop, and whole pretrain runs, on made-up measurements."""
 
 import errno
 import json
@@ -158,7 +158,7 @@ def test_fitting_further_starts_from_the_init_bundle_and_keeps_its_ranges(data, 
 
 @SETS_GROUP
 def test_models_worse_than_their_initial_models_are_not_written(data, by_sets):
-    """They are led astray by training and validation samples that were measured on a machine three times as slow."""
+    """Training and validation samples are from a machine three times as slow, so that fitting makes models worse."""
     slow = [
         m if m.split == "test" else replace(m, repeats=m.repeats.times(3.0))
         for m in DataDirectory(data / "data").compute().read()
@@ -230,7 +230,7 @@ PARTIAL = {name: {"train": 24, "valid": 0, "test": 8} for name in ("compute.data
 
 @pytest.fixture
 def partial(data):
-    """A data set with data-parallel tables and their exchange, for which there are no samples for validation."""
+    """A data set whose data-parallel calls and exchanges have no validation samples."""
     copies = [replace(m, sample=replace(m.sample, form=Form.DATA_PARALLEL)) for m in _compute(40) if m.split != "valid"]
     gathered = [
         replace(m, sample=CommSample((4096,) * 3, m.sample.start_ms, 64, Collective.ALL_REDUCE))
@@ -293,7 +293,7 @@ def test_invalid_init_bundle_is_refused_before_fitting(data):
 
 
 def _full_disk(monkeypatch, *full):
-    """No room below some directories."""
+    """Make the disk full below some directories."""
     write = files.write_atomically
 
     def write_where_there_is_room(path, fill):
@@ -428,7 +428,7 @@ def test_training_settings_outside_limits_are_refused(kind, setting):
 
 @SETS_GROUP
 def test_a_starting_model_of_another_kind_is_refused_before_anything_is_fitted(data, by_sets, monkeypatch):
-    """The communication model's too."""
+    """The communication model is checked too."""
     monkeypatch.setattr(Ensemble, "fit", lambda *_: pytest.fail("fitted"))
     mixed = BRIEF_SETS | {"comm_model": BRIEF_PAPER["comm_model"]}
     with refused("init-model-kind", names=["forward", by_sets[0] / "bundle"]):

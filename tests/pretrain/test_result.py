@@ -1,4 +1,4 @@
-"""Errors of predictions: metrics, when those of the same samples are worse, and when few samples merely say so."""
+"""Errors of predictions: metrics, and when one model counts as worse than another on the same samples."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.kit.commands import shown
 
 
 def _predicted(errors, devices=1):
-    """Predictions of samples that each are off by so much, on so many devices."""
+    """Make predictions with these relative errors of samples, each on `devices` devices."""
     off, one = np.repeat(errors, devices), np.ones(len(errors) * devices)
     return Predicted(1 + off, 0 * one, one, 0 * one, np.full(len(errors), devices))
 

@@ -1,4 +1,4 @@
-"""Models of all sharding types and collectives, fitted to made-up devices whose costs are known."""
+"""Models of all sharding types and collectives, fitted to made-up devices with known costs."""
 
 import json
 from dataclasses import replace
@@ -137,7 +137,7 @@ def test_training_range_includes_the_imbalance_of_measured_exchanges(models):
 
 
 def test_backward_waits_do_not_shorten_collectives_measured_without_waits(models):
-    """Behind another exchange devices start an all-gather at different times, of which no sample tells."""
+    """After another exchange, devices start an all-gather at different times, which no sample measures."""
     plan = _mixed(None)
     gather = models.backward.exchanges[Collective.REDUCE_SCATTER]
     alone, wait_ms = plan.traffic.alone(Collective.REDUCE_SCATTER), np.array([[0.0, 3.0, 1.0, 2.0]])
@@ -175,7 +175,7 @@ def test_fitting_further_starts_from_every_part_of_the_initial_models(data):
 
 
 def test_row_wise_models_start_from_fitted_column_wise_models(data):
-    """Both have the same kernel; data-parallel tables have another, whose model begins from nothing."""
+    """Both types have the same kernel. Data-parallel tables have another one, whose model has no initial model."""
     networks = {"compute_model": Additive((8,), training=STILL), "comm_model": SetCommunication((8,), STILL)}
     _pretrain(data, "still", **networks)
     model, loads = CostModels.load(data.parent / "still").compute, Loads.of(TABLES[:20], 4096)
@@ -211,7 +211,7 @@ def sequences(tmp_path_factory):
 
 
 def test_sequence_tables_are_learned_costed_and_searched(sequences):
-    """From samples to a plan: kernels of their own, with models of their own, whose costs add up."""
+    """From samples to a plan: sequence tables have separate kernels and models, and their costs add up."""
     assert sequences.compute.calls == {call for call in ON_DEVICE_CALLS if call.form is not Form.DATA_PARALLEL}
     chosen = sorted(TABLES, key=lambda table: table.pooling_factor)[10:22]
     tables = tuple(replace(table.with_dim(32), pooled=i % 3 > 0) for i, table in enumerate(chosen))
@@ -256,7 +256,7 @@ def test_every_fitted_part_has_a_name():
 
 
 def _linked(path, devices_per_host, seed, calls):
-    """Kernel calls, and all-to-alls of 4 devices, three times as slow where they are on two hosts."""
+    """Write kernel calls, and all-to-alls of 4 devices that take three times as long on two hosts."""
     rng = np.random.default_rng(seed)
     comm = [CommAugmentation(max_start_ms=DEVICE.max_start_ms).draw(4, 4096, rng, devices_per_host) for _ in range(400)]
     directory = begun(path, TABLES)
@@ -269,7 +269,7 @@ def _linked(path, devices_per_host, seed, calls):
 
 @pytest.mark.slow
 def test_fitted_models_cost_more_for_exchanges_that_cross_hosts(columns, tmp_path):
-    """From directories of exchanges on one host and between two."""
+    """The data directories have exchanges on one host and between two hosts."""
     _linked(tmp_path / "one", None, 1, columns)
     _linked(tmp_path / "two", 2, 2, [])
     directories = tuple(str(tmp_path / name) for name in ("one", "two"))

@@ -1,4 +1,4 @@
-"""What people write behind a command becomes what Hydra reads, or one clear line."""
+"""Arguments of commands are translated for Hydra, or refused in one clear line."""
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser

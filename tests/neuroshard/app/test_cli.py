@@ -1,4 +1,4 @@
-"""The command line as a user meets it: one clear line, exit code 2, nothing written."""
+"""The command line: user errors are one clear line with exit code 2, and write no files."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def _search(here, *more):
 
 
 def _failed(capsys, code, *arguments, names=()):
-    """Return what a command prints, on both streams, that ends with a user's mistake, and the messages it reports."""
+    """Run a command that must end with a user error; return standard output, standard error and the messages."""
     with reported() as messages:
         exit_code, out, err = run_command(capsys, *arguments)
     assert exit_code == 2, err
@@ -239,7 +239,7 @@ def test_search_help_lists_searchers_and_settings(capsys, here):
 
 
 def test_shell_completion_offers_commands_and_settings(tmp_path):
-    """By the script that Hydra installs; commands are ours."""
+    """The completion script is that of Hydra; the offered commands are those of NeuroShard."""
     lines = ("neuroshard se", "neuroshard search searcher=siz", "neuroshard search topology.mem", "neuroshard ex")
     asked = "\n".join(
         f'COMP_LINE="{line}" COMP_CWORD={line.count(" ")}; hydra_bash_completion; echo "${{COMPREPLY[@]}}"'

@@ -1,4 +1,4 @@
-"""Only a UserError is the user's: any other error, wherever it is raised, is a defect with a traceback in a file."""
+"""A UserError is a mistake of the user. Any other error, wherever raised, is a defect with a traceback in a file."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ METHODS = methods.__name__
 
 @pytest.fixture
 def logs(tmp_path, monkeypatch):
-    """The directory of the tracebacks; the working directory holds three tables."""
+    """The directory of tracebacks; the working directory has a file of three tables."""
     for name in ("work", "logs"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "work")

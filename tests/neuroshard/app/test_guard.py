@@ -1,4 +1,4 @@
-"""Whatever goes wrong becomes one line; only defects leave a traceback, in a file."""
+"""Every error is printed as one line; only defects write a traceback, to a file."""
 
 import os
 import signal

@@ -22,7 +22,7 @@ from tests.kit.commands import done, run_command
 
 @pytest.fixture
 def search(tmp_path, monkeypatch):
-    """The arguments of a search in an empty directory, with the table file and the models beside it."""
+    """The arguments of a search in an empty directory, with a table file and models in another directory."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     save_bundle(tmp_path / "models", random_models(), Card())

@@ -1,4 +1,4 @@
-"""The tutorial own_parts.md, to the letter: a package outside the checkout adds a searcher, models and tables."""
+"""The code of the tutorial own_parts.md: a package outside the checkout adds a searcher, models and tables."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def here(tmp_path, monkeypatch):
 
 
 def _run(here, line):
-    """What a command line prints, in a process of its own; PYTHONPATH leads to the package."""
+    """Return the output of a command in a new process, with the package on PYTHONPATH."""
     command = [sys.executable, "-m", "neuroshard", *shlex.split(line)[1:]]
     environment = os.environ | {"PYTHONPATH": f"{here}{os.pathsep}{ROOT}"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=here, check=False)

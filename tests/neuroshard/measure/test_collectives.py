@@ -1,4 +1,4 @@
-"""Collectives between real gloo processes move what they are timed for."""
+"""The timed collectives between real gloo processes move the right data."""
 
 import os
 

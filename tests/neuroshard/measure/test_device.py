@@ -1,11 +1,11 @@
-"""How a run is timed on a device."""
+"""Timing of a run on a device."""
 
 from neuroshard.measure.device import CpuDevice
 from tests.kit.messages import refused
 
 
 class _Told(CpuDevice):
-    """Tells what it is asked to do, in order."""
+    """A device that records its calls in order."""
 
     def __init__(self, told):
         super().__init__(pin=False)

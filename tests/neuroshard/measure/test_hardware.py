@@ -1,4 +1,4 @@
-"""Real kernels and real gloo processes, in small."""
+"""Small measurements of real kernels and real gloo processes."""
 
 import os
 import subprocess

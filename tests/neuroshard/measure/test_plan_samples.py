@@ -1,4 +1,4 @@
-"""What is measured of a plan with several sharding types."""
+"""The kernel calls and exchanges that are measured of a plan."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What is measured is kept batch by batch, and never measured again."""
+"""The recorder stores measurements batch by batch, and measures no stored sample again."""
 
 import pytest
 
@@ -12,7 +12,7 @@ TABLES = toy_tables(4)
 
 
 class _Meter:
-    """Fails at every sample; notes what it is asked for."""
+    """A meter that fails at every sample, and records the samples."""
 
     def __init__(self):
         self.asked = []

@@ -1,4 +1,4 @@
-"""Batches of live samples: what is recorded of them, whatever the wall clock does."""
+"""Recorded times of batches of samples do not depend on the wall clock."""
 
 import re
 import time

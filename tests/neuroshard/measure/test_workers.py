@@ -1,4 +1,4 @@
-"""Workers that die, hang or fail; real processes."""
+"""Worker processes that die, hang or fail."""
 
 import os
 import signal

@@ -359,7 +359,7 @@ def test_invalid_bundle_content_is_named_in_one_line(tmp_path, what):
 
 
 def test_loading_a_bundle_during_its_replacement_returns_the_old_or_the_new_one(bundle, monkeypatch):
-    """The new one is written between any two files that the reader opens."""
+    """The new bundle is written just before the reader opens each of the files in turn."""
     other, read = random_models(seed=1), Path.read_bytes
     save_bundle(bundle.with_name("other"), other, CARD)
     described = {models: _described(bundle.with_name(name)) for models, name in (("old", "bundle"), ("new", "other"))}

@@ -1,4 +1,4 @@
-"""Bundles that are well-formed but wrong: they are refused in one line, or their costs are finite and not negative.
+"""Well-formed bundles with wrong values are refused in one line, or their costs are finite and not negative.
 
 NEUROSHARD_FUZZ=10000 pytest tests/neuroshard/models/test_bundle_values.py tries 10,000 instead of a few.
 """

@@ -132,7 +132,7 @@ def test_set_exchange_model_predicts_for_any_number_of_devices_and_batch_size(de
 @pytest.mark.parametrize("devices", [2, 3, 8])
 @pytest.mark.parametrize("name", ["forward", "backward"])
 def test_installed_exchange_models_never_end_earlier_with_later_starts_or_more_bytes(name, devices):
-    """Whoever starts later makes nobody end sooner; whoever sends more, neither."""
+    """If a device starts later or sends more bytes, no device ends earlier."""
     rng, model = np.random.default_rng(devices), getattr(CostModels.load("cpu"), name)
     dims, starts = rng.integers(0, 400, size=(200, devices)) * 4.0, rng.uniform(0, 5, size=(200, devices))
     end = model.predict(Traffic.of_columns(dims, 1024), starts) + starts

@@ -1,4 +1,4 @@
-"""What TorchRec adds to a step: counts of placements, and costs that know them."""
+"""The framework overhead of TorchRec: its counts by sharding type, and costs that include the overhead."""
 
 import json
 from dataclasses import replace
@@ -67,14 +67,14 @@ def test_framework_parts_of_a_step_are_sums_of_their_terms():
 
 
 def _outputs_ms(plan, slopes):
-    """The time of each device for putting outputs in order, by terms."""
+    """Return the ms of the outputs part of framework overhead on each device, given its terms."""
     framework = Framework(1.0, {}, {}, slopes)
     models = replace(random_form_models(), framework=framework).in_torchrec()
     return Simulator(models).cost(plan.task, plan).ms("framework.outputs").tolist()
 
 
 def test_framework_overhead_counts_the_join_of_outputs_of_several_sharding_types():
-    """All outputs that a device gets for its samples, once more, whichever sharding type they come from."""
+    """Joining copies all outputs that a device receives for its samples, of any sharding type."""
     out = TASK.batch_size / 2 * sum(table.dim for table in TASK.tables) * 4 / 1e6
     assert _outputs_ms(_mixed(), {"MB of outputs of several sharding types": 2.0}) == pytest.approx([2 * out] * 2)
     sequences = laid_out(SEQUENCE, [0, 1], 1, 0, 1)  # joined to nothing
@@ -245,7 +245,7 @@ def test_dense_ms_counts_in_whole_steps_and_is_refused_otherwise(tmp_path):
 
 
 def test_margin_of_a_wait_for_the_host_hides_the_margin_of_the_device():
-    """Where all wait, an error of a device hardly shows; where hardly any does, the host's may show."""
+    """If all devices wait for hosts, errors of devices hardly count; if hardly any waits, errors of hosts may count."""
     alone = Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0), {"framework.host": Margin(0.2, 1.0)})
     framework = Framework(1.0, {}, {}, {}, {"step": 100.0})
     models = replace(linear_models(2), framework=framework, margins=alone).in_torchrec()

@@ -1,4 +1,4 @@
-"""What tables in host memory cost: arithmetic, by hand and against a published benchmark."""
+"""Costs of tables in host memory, compared with values computed by hand and with a published benchmark."""
 
 from dataclasses import asdict, replace
 
@@ -39,7 +39,7 @@ def _cost(model, tables, home, batch_size=1000):
 
 
 def test_uvm_cost_and_bytes_equal_those_computed_by_hand():
-    """Every lookup's forward, every unique one again backward; indices, gradients and outputs through the memory."""
+    """Forward reads a row per lookup over the link, backward the unique rows; other bytes go through device memory."""
     loads = _loads([TABLE], IN_HOST)
     lookups, row = 2000, 128
     assert link_bytes(loads).tolist() == [(lookups + lookups) * row]
@@ -59,7 +59,7 @@ def test_cache_for_all_rows_adds_only_its_lookups_to_the_cost():
 
 
 def test_link_bytes_are_the_rows_that_a_cache_misses():
-    """Of rows that are all as hot, touched once each: what there is no room for."""
+    """All rows are looked up equally often, once each, so the cache misses the rows that exceed its size."""
     assert link_bytes(_loads([TABLE], _cached(0.25)))[0] == pytest.approx(0.75 * 2000 * 128, rel=0.05)
 
 
@@ -103,7 +103,7 @@ def test_head_of_summed_vectors_equals_the_prediction_of_every_kernel_call(call)
 
 
 def test_cost_of_several_tiers_is_the_sum_of_their_kernel_calls():
-    """Each with a launch of its own; the model that searches compile says the same."""
+    """Each kernel call has its own launch time; the compiled model predicts the same cost."""
     homes = [ON_DEVICE, _cached(0.2), IN_HOST, _cached(0.5), ON_DEVICE]
     loads = Loads.of(toy_tables(5), 1000).at(homes)
     whole = MODEL.device_ms(LoadSets(loads, np.array([5])))[0]

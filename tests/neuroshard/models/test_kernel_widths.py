@@ -1,4 +1,4 @@
-"""Kernels that are faster where no table of the call is wide: what a set saves, beside a sum over it that tells it."""
+"""Models of kernels that are faster if no table of the call is wide."""
 
 from dataclasses import fields
 
@@ -34,7 +34,7 @@ def _cost_ms(model, *sets):
 
 
 def _saved_share(tables):
-    """Each width that no table exceeds saves its share of what larger ones leave."""
+    """Return the saved share: each width that no table exceeds saves its share of the cost left by larger widths."""
     widest = max(table.dim for table in tables)
     return 1 - np.prod([1 - share for width, share in zip(WIDTHS, MODEL.saved, strict=True) if widest <= width])
 

@@ -1,4 +1,4 @@
-"""Models of kernel calls: several calls as one sum, exactly; tables computed one after the other."""
+"""Models of kernel calls: several calls of a device as one sum, and tables computed one after the other."""
 
 from dataclasses import replace
 
@@ -75,7 +75,7 @@ def test_tables_of_two_data_types_are_looked_up_by_two_kernels(model):
 
 @pytest.mark.parametrize(("model", "tables"), [(MADE_UP["gpu"].compute, TABLES), (OpaqueCompute(), TABLES[1::2])])
 def test_nearest_sum_model_is_exact_for_evenly_spread_tables(model, tables):
-    """A device's calls among them, one after the other."""
+    """Devices have several kernel calls, one after the other."""
     loads = Loads.of(tables, 256)
     near = KernelModels.nearest(model, loads, 2)
     assert near.calls == model.calls

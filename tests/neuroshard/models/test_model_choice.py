@@ -1,4 +1,4 @@
-"""Settings beside a name of models: what they may be, how files and people have them, which count if nobody chooses."""
+"""The model settings: allowed values, plan files, printed text, and defaults."""
 
 import json
 from dataclasses import asdict, fields, replace

@@ -1,4 +1,4 @@
-"""Exchanges in fewer bits cost what so many fewer bytes cost, and move shards."""
+"""Exchanges in reduced precision: costs, conversion time, and plans."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Datasheets beside published measurements: docs/results/roofline_*.md."""
+"""Datasheet models compared with published measurements (docs/results/roofline_*.md)."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is known of a model never passes to another model that is put in its place."""
+"""Margins, ranges and names of a model are dropped if another model replaces it."""
 
 from dataclasses import replace
 
@@ -97,7 +97,7 @@ def test_saved_bundle_keeps_unknown_margins_unknown(tmp_path):
 
 
 def test_digests_of_models_differ_if_one_model_is_replaced():
-    """A plan is kept by the models' name and digest if they have any, and by the models themselves if not."""
+    """Digests of inputs use name and digest of the models if they have them, else the models themselves."""
     own, again = CPU.with_compute(OWN[COMPUTE]), replace(CPU, compute=OWN[COMPUTE])
     assert digests({"models": own}) == digests({"models": again})
     assert digests({"models": own}) != digests({"models": CPU.with_compute(LinearCompute(1.0))})

@@ -66,7 +66,7 @@ def _device_ms(its, where):
 
 
 def test_roofline_time_of_a_data_parallel_table_equals_the_time_computed_by_hand():
-    """Its own samples' lookups, and an update that goes over the whole table."""
+    """A device looks up its own samples, and updates the whole table."""
     lookups, row = 500, 128
     moved = lookups * (8 + row) + 2 * 250 * row + (lookups * row + 4 * 5000 * row) / 0.9
     threads_ms = 250 * BAG_MS + lookups * (SORT_MS + ROW_MS)
@@ -75,7 +75,7 @@ def test_roofline_time_of_a_data_parallel_table_equals_the_time_computed_by_hand
 
 
 def test_roofline_time_of_a_row_wise_table_equals_the_time_computed_by_hand():
-    """Its share of the lookups, and a part of every output."""
+    """A device has its share of the lookups, and a part of every output."""
     shares, row = (0.5, 0.25, 0.125, 0.125), 128
     lookups = 2000 * np.array(shares)
     unique = np.minimum(lookups, 1000)
@@ -85,14 +85,14 @@ def test_roofline_time_of_a_row_wise_table_equals_the_time_computed_by_hand():
 
 
 def test_roofline_time_grows_with_bags_at_equal_lookups():
-    """A table of twice the features, each with half of the lookups: as many bytes of lookups, twice the outputs."""
+    """The second table has twice the features and equal lookups, so twice the outputs."""
     few, many = table(rows=10**6, dim=32, features=2), table(rows=10**6, dim=32, features=4)
     one, two = RooflineCompute(1e9).predict(LoadSets.of([[few], [many]], 1000))
     assert two - one == pytest.approx(2000 * BAG_MS, rel=1e-3)
 
 
 def test_roofline_backward_adds_time_for_rows_with_more_than_32_lookups():
-    """Counted 1.5 times on average, 48.5 and 24.5: only those above 32 do."""
+    """Rows are looked up 2, 48.5 and 24.5 times on average; only rows with over 32 lookups take additional time."""
     cold, hot, warm = (np.eye(17)[number] for number in (1, 6, 5))
     its = [table(rows=10**6, dim=32, pooling_factor=97.0, reuse=tuple(one)) for one in (cold, hot, warm)]
     loads = LoadSets.of([its], 1000).loads
@@ -206,7 +206,7 @@ def _greedy_cost(sheet, tables, batch_size, *topology, **hosts):
 
 
 def test_domain_of_fast_links_over_several_hosts_lowers_exchange_cost():
-    """GB200 NVL72: 18 hosts of 4 GPUs in one domain; without it most bytes go over network cards."""
+    """GB200 NVL72: 18 hosts of 4 GPUs in one domain; without the domain most bytes go over network cards."""
     topology, joined = (72, 180 << 30, 0, 4), {"devices_per_domain": 72}
     slow, fast = (_greedy_cost("roofline:b200", criteo(65536), 65536, *topology, **its) for its in ({}, joined))
     assert fast.backward.max() < slow.backward.max() / 2

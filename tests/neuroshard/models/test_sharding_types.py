@@ -1,4 +1,4 @@
-"""Models made of one for each kernel call, and one for each collective."""
+"""Cost models with a model for each kernel call and each collective."""
 
 from dataclasses import replace
 
@@ -143,7 +143,7 @@ def test_margin_of_a_sharding_type_or_collective_widens_the_margin_of_the_cost()
 
 
 def _outside(models, plan):
-    """The places of a plan's warnings of values outside the training range."""
+    """Return the quantities of a plan that warnings name as outside the training range."""
     return {one.where for one in Simulator(models).warnings(plan) if one.code == "values-outside-training-range"}
 
 

@@ -1,4 +1,4 @@
-"""The pre-trained models that come with the package keep their promise."""
+"""The shipped pre-trained models: cards, kernel calls, and training ranges."""
 
 from dataclasses import replace
 

@@ -135,7 +135,7 @@ def test_models_refuse_sharding_types_that_they_cannot_cost():
 
 
 def test_kernels_of_different_sharding_types_are_called_one_after_the_other():
-    """Each with its launch, and the exchanges of each with its latency."""
+    """Each kernel call has a launch time, and each exchange a latency."""
     task = toy_task(6)
     plan, models = _mixed(task), CostModels.load("roofline:h100")
     cost = Simulator(models).cost(task, plan)

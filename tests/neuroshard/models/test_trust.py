@@ -1,4 +1,4 @@
-"""Models know their range, and how far they may be off."""
+"""Training ranges and error margins of models."""
 
 from dataclasses import replace
 

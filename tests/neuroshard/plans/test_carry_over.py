@@ -1,4 +1,4 @@
-"""What of a plan stays when tables come and go, or devices do."""
+"""Carrying a plan over to a task with other tables, devices or limits."""
 
 from dataclasses import replace
 
@@ -65,7 +65,7 @@ STATISTICS = {"pooling_factor": 9.0, "reuse": (0.5, 0.5, *[0.0] * 15)}
 @pytest.mark.parametrize("where", LAID_OUT.values(), ids=LAID_OUT)
 @pytest.mark.parametrize("other", [{"rows": 15}, {"rows": 7}, {"bytes_per_element": 2}, STATISTICS, {"dim": 16}])
 def test_carrying_over_a_changed_table_keeps_its_devices(where, other):
-    """But for one that was cut in columns, which has other shards if it is wider."""
+    """A changed table keeps its devices unless it was split by columns and is now wider."""
     before, after = _task("ab"), _task("bxa")
     grown = {table.name: replace(table, **other) if table.name == "a" else table for table in after.tables}
     after = replace(after, tables=tuple(grown.values()))
@@ -88,7 +88,7 @@ def test_carrying_over_leaves_out_tables_with_too_few_rows_for_their_blocks():
 
 
 def test_carry_over_keeps_a_wide_table_with_more_rows_on_its_device():
-    """Above 2,048 columns a table is several shards on its device."""
+    """A table of more than 2,048 columns has several shards on its device."""
     before = _task("ab", memory=1 << 30)
     before = replace(before, tables=tuple(replace(table, dim=4096) for table in before.tables))
     after = replace(before, tables=(replace(before.tables[0], rows=20), before.tables[1]))
@@ -133,7 +133,7 @@ FORBIDDEN = {
 
 @pytest.mark.parametrize(("where", "limits"), FORBIDDEN.values(), ids=FORBIDDEN)
 def test_carry_over_frees_only_the_table_whose_rule_forbids_its_placement(where, limits):
-    """What stays is what the plan's own check of limits accepts."""
+    """A table keeps its placement if and only if the plan's check of limits accepts the placement."""
     before = laid_out(TASK_OF_TWO_HOSTS, where, 1)
     task = replace(TASK_OF_TWO_HOSTS, constraints=Constraints((TableRule("a", **limits),)))
     assert replace(before, task=task).violations

@@ -1,4 +1,4 @@
-"""What is moved between plans whose tables or devices are others, and which plans ask the same of hardware."""
+"""Moved bytes between plans, of changed tables and devices too, and plans that are equivalent for the hardware."""
 
 from dataclasses import replace
 
@@ -87,7 +87,7 @@ def test_moved_bytes_count_rowwise_state_only_on_devices_without_a_shard_before(
 
 
 def test_moved_bytes_are_0_if_equal_pinned_and_free_shards_swap_devices():
-    """Two devices change their parts of a table, as wide: nothing moves, whichever part is pinned."""
+    """Two devices swap equally wide shards of a table: nothing moves, whichever shard is pinned."""
     pinned = Constraints(pinned=(PinnedShard("a", 4, (0, 1)), PinnedShard("a", 4, (0, 1))))
     plan = laid_out(_task("ab", constraints=pinned), {0: 4, 1: 4}, 0)
     one, two, other = plan.placements
@@ -158,7 +158,7 @@ def test_table_that_grew_moves_only_its_old_rows_and_columns(other, moved):
 
 
 def test_moved_bytes_of_a_grown_row_wise_table_are_old_rows_that_change_blocks():
-    """Two blocks of 5 rows become two of 8: the first takes rows 5 to 7 of what the second had; the rest is new."""
+    """Two blocks of 5 rows become two of 8: rows 5 to 7 move from the second to the first block; other rows are new."""
     before = laid_out(_task("a"), [0, 1])
     after = replace(before.task, tables=(replace(before.task.tables[0], rows=16),))
     assert moved_bytes(before, laid_out(after, [0, 1])) == 3 * 8 * 4

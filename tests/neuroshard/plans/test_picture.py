@@ -1,4 +1,4 @@
-"""Pictures: text is text, and many devices are no smear."""
+"""Pictures of plans and curves: text with markup, and many devices."""
 
 from itertools import pairwise
 
@@ -76,7 +76,7 @@ def test_labels_are_short_and_shown_in_legends():
 
 
 def test_canvas_restores_matplotlib_settings_afterwards():
-    """The setting is of the picture alone."""
+    """The settings of a picture do not outlast it."""
     from matplotlib import rcParams
 
     with canvas(1, 1):
@@ -97,7 +97,7 @@ def test_plan_picture_draws_device_numbers_without_overlap(num_devices, figures)
 
 
 def test_plan_picture_of_many_devices_has_one_shape_per_part(figures):
-    """A thousand bars of three parts would be thousands of shapes."""
+    """A bar per device and part would be thousands of shapes, which are slow to draw."""
     plan_png(*_plan(1000), "title")
     assert sum(len(axes.patches) for axes in figures[0].axes) == 4
 
@@ -137,7 +137,7 @@ SETTINGS = {}, IN_STEPS, IN_STEPS | {"dense_ms": 8}, IN_STEPS | {"exchange_dtype
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("name", known_names())
 def test_plans_are_drawn_by_every_installed_model(name, settings, figures):
-    """Every part that counts has a colour of its own."""
+    """Each part that counts has its own colour."""
     try:
         simulator = Simulator(CostModels.load(name, **settings))
     except UserError as error:

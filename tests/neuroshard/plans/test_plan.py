@@ -1,4 +1,4 @@
-"""Plans: their sharding types, their text for people, and their files."""
+"""Plans: sharding types, printed text, and files."""
 
 import json
 import re

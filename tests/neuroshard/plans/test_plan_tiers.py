@@ -1,4 +1,4 @@
-"""Tables in host memory: what plans say of them, count and refuse."""
+"""Plans with tables in host memory: text, counted bytes, and refusals."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What people read of a plan: what its cost and its GiB count, how many shards it has, what device memory lacks."""
+"""The printed text of plans: the parts that cost and memory count, the number of shards, and warnings."""
 
 import re
 from dataclasses import replace
@@ -92,7 +92,7 @@ def test_printed_plan_warns_of_tables_that_exceed_device_memory():
 
 @pytest.mark.parametrize("pooling_factor", [1e-9, 1 / TASK.batch_size])
 def test_warnings_ignore_tables_that_are_looked_up_once_or_never(pooling_factor):
-    """A file's pooling factor of 0 counts as one lookup in a batch."""
+    """A pooling factor of 0 in a file counts as one lookup per batch."""
     simulator = Simulator(CostModels.load("cpu"))
     odd = replace(TASK.tables[0], rows=10**9, pooling_factor=pooling_factor)
     unread = whole(replace(TASK, tables=(odd, *TASK.tables[1:])))

@@ -1,4 +1,4 @@
-"""Places for everybody, against trying all."""
+"""Assignments of distinct places, compared with trying all."""
 
 from itertools import permutations
 
@@ -22,7 +22,7 @@ def test_own_places_finds_distinct_places_if_and_only_if_there_are_any(seed):
 
 
 def test_own_places_handles_hundreds_of_places():
-    """Trying all would take longer than the universe has; each but the last wants what all before it want too."""
+    """Trying all assignments would never end: each item allows the places of the item before it, and one more."""
     assert own_places(np.tril(np.ones((200, 200), dtype=np.bool_))) is not None
     crowded = np.zeros((40, 60), dtype=np.bool_)
     crowded[:, :39] = True

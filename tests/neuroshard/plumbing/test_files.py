@@ -1,4 +1,4 @@
-"""What is read, and what isn't; one run in a directory at a time."""
+"""Readable and refused files, and directories locked by a run."""
 
 import errno
 import json
@@ -104,7 +104,7 @@ def test_read_yaml_returns_plain_values_only(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("place", ["pathlib.Path.write_bytes", "os.fsync", "os.open"])
 def test_full_disk_error_names_the_path_and_keeps_the_old_file(tmp_path, monkeypatch, place):
-    """Writing to an open file fails without a name, and the name of a temporary file helps nobody."""
+    """Errors of open files have no path, and the path of the temporary file would not help the user."""
     path = tmp_path / "plan.json"
     path.write_text("before")
 

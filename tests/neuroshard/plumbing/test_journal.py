@@ -1,4 +1,4 @@
-"""Values in a journal outlive whoever made them."""
+"""A journal keeps finished values if the process that wrote them is killed."""
 
 from dataclasses import dataclass
 

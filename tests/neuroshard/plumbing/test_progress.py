@@ -1,4 +1,4 @@
-"""Names are shown as they are, whatever they hold; without a terminal, lines say how far the work is."""
+"""Progress bars in a terminal, and lines of progress in a file; markup in names is shown as text."""
 
 from io import StringIO
 from queue import Queue
@@ -33,7 +33,7 @@ def test_progress_description_with_markup_is_shown_as_text():
 
 
 class Ticks:
-    """A clock that goes on when it is told to."""
+    """A clock that advances only when a test says so."""
 
     def __init__(self):
         self._asked, self._answers = Semaphore(0), Queue()
@@ -43,7 +43,7 @@ class Ticks:
         return self._answers.get(timeout=PATIENCE_S)
 
     def tick(self):
-        """Let the next line be due, and wait until it is printed."""
+        """Make the next line due, and wait until the line is printed."""
         assert self._asked.acquire(timeout=PATIENCE_S)
         self._answers.put(False)
         assert self._asked.acquire(timeout=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""What `conf/` describes is built, and settings that a class does not take are refused."""
+"""Objects are built from the configs in `conf/`, and settings that a class does not have are refused."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""One thread inside, as many as before outside, the same plans."""
+"""Numbers of threads: limits, parallel work, and plans that do not depend on them."""
 
 from threading import Barrier, get_ident
 

@@ -1,4 +1,4 @@
-"""Which plan is taken if nobody says how long the dense network computes: the one with the least worst-case regret."""
+"""If the time of the dense network is unknown, a search takes the plan with the least worst-case regret."""
 
 from dataclasses import dataclass, replace
 
@@ -21,13 +21,13 @@ EIGHT = Task(load_tables("dlrm_like", num_tables=8, batch_size=32768), Topology(
 
 
 def _launched_in(ms_per_call):
-    """Models of steps whose hosts take that long to launch each kernel call, and whose devices compute in no time."""
+    """Make models of steps whose hosts take `ms_per_call` to launch a kernel call, and whose devices take no time."""
     return replace(SHEET, framework=Framework(1e-6, {}, {}, {}, {"calls": ms_per_call})).in_torchrec()
 
 
 @dataclass(frozen=True)
 class _ByDenseTime(Searcher):
-    """Takes one plan beside short dense networks, and another one beside long ones; counts how often it is asked."""
+    """Finds one plan for short dense networks and another plan for long ones, and counts its calls."""
 
     asked: list
 
@@ -39,7 +39,7 @@ class _ByDenseTime(Searcher):
 
 
 def _regret_ms(plan, others, models):
-    """The most that a plan costs beyond the best of others, at any dense time."""
+    """Return the largest regret of a plan in ms: its cost above the cheapest plan, at any dense time."""
     task, regrets = plan.task, []
     for dense_ms in TIMES_MS:
         simulator = Simulator(models.with_dense_ms(float(dense_ms)))

@@ -1,4 +1,4 @@
-"""A search method that returns anything but a Found is told so, whoever calls it."""
+"""A search method that does not return a Found is refused by name, whatever function calls it."""
 
 import pytest
 
@@ -16,21 +16,21 @@ TASK, SIMULATOR = toy_task(5), ns.Simulator(linear_models())
 
 
 class GivesPlan(ns.Searcher):
-    """Forgets to make a Found of its plan."""
+    """Returns a plan instead of a Found."""
 
     def find(self, task, simulator):
         return whole(task)
 
 
 class GivesNothing(ns.Searcher):
-    """Forgets to return anything."""
+    """Returns nothing."""
 
     def find(self, task, simulator):
         pass
 
 
 class GivesPlanOnHosts(ns.Searcher):
-    """Finds nothing without hosts, and forgets to make a Found of what it finds with them."""
+    """Finds no plan without hosts, and returns a plan instead of a Found with hosts."""
 
     @within_hosts
     def find(self, task, simulator):

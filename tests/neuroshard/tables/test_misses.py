@@ -23,7 +23,7 @@ def _rates(rows, exponent, lookups):
 
 
 def _simulated(chances, lookups, cached_rows, batches=1000, warm=800, seed=0):
-    """Mean unique rows of a batch, and rows missed in an LRU cache of each size, warm, looked up at random."""
+    """Return mean unique rows of a batch of random lookups, and mean rows missed in a warm LRU cache of each size."""
     rng = np.random.default_rng(seed)
     last = np.full(len(chances), -1.0)
     unique, missed = [], []
@@ -57,7 +57,7 @@ def test_popularity_predicts_the_misses_of_a_simulated_cache(exponent):
 @pytest.mark.parametrize("exponent", [0.0, 0.8, 1.0, 1.2])
 @pytest.mark.parametrize(("rows", "lookups"), [(10**6, 10**5), (10**5, 10**5), (10**6, 5000), (20_000, 200_000)])
 def test_missed_share_follows_from_the_reuse_histogram(exponent, rows, lookups):
-    """Of the rows that a batch touches, within 7% of them; how many these are hangs on `touched_rows`."""
+    """The number of missed rows is within 7% of the unique rows of a batch."""
     rates = _rates(rows, exponent, lookups)
     right = np.array([rates.missed_share(np.array([share]))[0] for share in SHARES])
     counts = np.random.default_rng(0).poisson(lookups * _chances(rows, exponent))
@@ -109,7 +109,7 @@ def test_tables_without_lookups_have_no_misses():
 
 
 def test_cache_misses_of_a_table_do_not_depend_on_other_tables():
-    """Whatever others are asked of at the same time, and in whatever order."""
+    """The misses of a table do not depend on the other tables of the call, or on their order."""
     rng = np.random.default_rng(0)
     rows, lookups = rng.integers(1, 10**6, 12) * 1.0, rng.uniform(1, 1e5, 12)
     reuse, cached = rng.dirichlet(np.ones(17), 12), rng.uniform(0, 1, 12)

@@ -1,4 +1,4 @@
-"""Reuse histograms, and what ranges of rows get of their table's lookups, against counting."""
+"""Reuse histograms, and the lookups of ranges of rows, compared with counting."""
 
 import subprocess
 import sys
@@ -114,7 +114,7 @@ def test_reuse_at_a_smaller_share_gives_no_numerical_warning():
 
 
 def test_reuse_at_an_eighth_of_a_zipf_batch_is_near_the_zipf_histogram():
-    """What a Zipf law says of both batches, far from where counts within a bin are uniform."""
+    """Both batches follow a Zipf law, with counts that are far from uniform within a bin."""
     rows, lookups = 100_000, 4_000_000
     whole, part = np.array(zipf_reuse(rows, lookups)), np.array(zipf_reuse(rows, lookups / 8))
     assert np.abs(reuse_at(whole, 1 / 8) - part).sum() < 0.1 < np.abs(whole - part).sum()
@@ -145,7 +145,7 @@ def _counted(exponent, rows=200_000, lookups=800_000):
 
 @pytest.mark.parametrize("exponent", [0.6, 0.8, 1.05])
 def test_unique_rows_of_blocks_agree_with_counted_rows(exponent):
-    """With the table's histogram everywhere the coldest block would have a third of them, or less."""
+    """With the histogram of the whole table, the coldest block would have less than half of its unique rows."""
     counts, table = _counted(exponent)
     first, rows = np.arange(8) * 25_000, np.full(8, 25_000)
     found = len(counts) * 4 * lookup_share(table, first, rows) / (range_reuse(table, 8e5, first, rows) @ MEAN_COUNTS)

@@ -1,4 +1,4 @@
-"""Plans in other systems' words, read back by what these systems do with them; tasks that keep to such words."""
+"""Exported plans for other systems, checked by how these systems read them, and tasks constrained for these systems."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ def _task(tables, num_devices=4, host_size=2):
 
 
 def _homed(plan, *homes):
-    """The plan with these tiers for its first tables."""
+    """Return the plan with these tiers for its first tables."""
     given = dict(enumerate(homes))
     return replace(
         plan,
@@ -45,7 +45,7 @@ NAMES = ("user", "item page", "clicks", "country", "history")
 
 
 def _golden_plan(target):
-    """A plan that shows all that a target has words for."""
+    """Return a plan with all placements that a target can express."""
     task = _task([table(name, 1000 * (n + 1)) for n, name in enumerate(NAMES[:4])] + [table("history", 1 << 27, 32)])
     if target == "sok":
         plan = laid_out(task, 3, 1, range(4), 2, range(4))

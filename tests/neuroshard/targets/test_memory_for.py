@@ -1,4 +1,4 @@
-"""What memory counts if nobody says: what training takes for systems that train, else the weights alone."""
+"""The default of `memory`: training memory for targets that train, else weights alone."""
 
 import warnings
 from dataclasses import replace

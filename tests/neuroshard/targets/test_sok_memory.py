@@ -1,4 +1,4 @@
-"""Tables in host memory take what SOK's hash tables take: in searches for it, and where plans are checked."""
+"""Tables in host memory count the memory of SOK's hash tables, in searches for SOK and in checks of plans."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def _task(rows, devices=2, memory=8 * GIB, dim=16, constraints=CACHED):
 
 
 def _gpu_bytes(plan, gpu):
-    """What an export makes SOK take of a GPU: static variables, slots and whole GiB of vectors."""
+    """Return the bytes of a GPU that SOK takes for an export: static variables, slots and whole GiB of vectors."""
     taken, gpus = 0, plan.task.topology.num_devices
     for variable in export_plan(plan, "sok").content["variables"]:
         share = gpus if variable["mode"] == "distributed" else 1
@@ -84,7 +84,7 @@ def test_searches_for_sok_keep_within_gpus_with_keys_and_scores(name, rows):
 
 
 def test_sok_table_whose_keys_exceed_a_gpu_is_refused_or_spread_over_gpus():
-    """17 GiB of keys and scores: four GPUs of 8 GiB have room for a quarter each, one has not."""
+    """The table has 17 GiB of keys and scores: a quarter fits on each of four GPUs of 8 GiB, all do not fit on one."""
     with refused("device-memory-too-small", names=["17 GiB", "8 GiB"], kind=InfeasibleError):
         NeuroShard().find(SOK.constrained(_task(4 * 10**8, 1)), H100)
     plan = NeuroShard().find(SOK.constrained(_task(4 * 10**8, 4)), H100).plan

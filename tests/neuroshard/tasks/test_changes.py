@@ -1,4 +1,4 @@
-"""What a task has otherwise than an earlier one: tables are known by their names."""
+"""Changes between two tasks; tables are matched by name."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Constraints are checked before anything is searched, and found broken where a plan breaks them."""
+"""Constraints are checked before a search, and broken constraints of plans are reported."""
 
 import re
 from dataclasses import replace
@@ -103,7 +103,7 @@ def test_tables_kept_together_are_violated_by_row_wise_placements():
 
 
 def test_many_pins_of_one_table_are_checked_at_once():
-    """Of 24 that want the same width, one can't be met: trying all orders would never end."""
+    """Of 24 pins of equal width, one cannot be kept: trying all orders would never end."""
     pins = [PinnedShard("t", 4, tuple(range(25)))] * 23
     rules = Constraints(pinned=(*pins, PinnedShard("t", 8, (25,))))
     task = Task((table(dim=100),), Topology(26, 1 << 30), 64, constraints=rules)
@@ -315,7 +315,7 @@ def test_constraints_for_some_tables_drop_rules_of_other_tables():
 
 @given(st.lists(st.sampled_from(["user", "user_*", "us?r", "item", "[ui]ser", "*", "item[*]"]), max_size=8))
 def test_rule_applies_to_every_table_that_the_pattern_matches(patterns):
-    """However many rules there are for single names."""
+    """The lowest limit of all matching rules applies, of rules for patterns and of rules for single names."""
     rules = tuple(TableRule(pattern, max_shards=2 + number) for number, pattern in enumerate(patterns))
     for name in ("user", "user_id", "item", "item*", "iser"):
         most = [rule.max_shards for rule in rules if fnmatchcase(name, rule.tables)]

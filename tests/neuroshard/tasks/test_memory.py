@@ -29,7 +29,7 @@ def test_received_indices_count_for_every_batch_in_flight():
     [("none", 2, 1, 1), ("sparse_dist", 4, 1, 3), ("prefetch", 6, 1, 3), ("semi_sync", 6, 2, 3)],
 )
 def test_pipeline_memory_of_each_column_shard_counts_all_permuted_indices(pipeline, permuted, outputs, loaded):
-    """All bytes by hand: indices and offsets of the whole batch on both devices, the output's columns on one each."""
+    """Bytes by hand: both devices have indices and offsets of the whole batch, and the output of their columns."""
     task = Task((TABLE,), Topology(2, 1 << 20), 64, MemoryUse("sgd", pipeline=pipeline))
     indices, columns = 8 * (160 + 64), 2 * 4 * 64 * 8
     whole, halves = laid_out(task, 0), laid_out(task, {0: 4, 1: 4})
@@ -92,7 +92,7 @@ def test_memory_counts_offsets_and_outputs_for_every_feature():
 
 
 def test_data_parallel_table_too_large_with_its_gradient_is_refused():
-    """State of 12 bytes for each of 2^56 elements fits in 2^60; 4 bytes more for each don't, with any buffers."""
+    """12 bytes for each of 2^56 elements are within 2^60 bytes; 16 bytes for each are not, with any buffers."""
     whole, use = Loads.of([LARGEST], 64), MemoryUse("adam", 1)
     assert use.device_bytes(whole)[0] > 12 << 56
     with refused("memory-table-too-large", where="memory", names=["2^60", "adam", "64 samples"]):
@@ -119,7 +119,7 @@ def _exact_bytes(table, use, batch_size):
 
 
 def _bytes_in_shards(table, use, batch_size):
-    """Each shard of a table that is wider than one may be has all rows' state, and buffers all lookups."""
+    """Each shard of a table above the width limit has the state of all rows, and buffers of all lookups."""
     return sum(_exact_bytes(table.with_dim(dim), use, batch_size) for dim in shard_widths(table, table.dim))
 
 
@@ -147,7 +147,7 @@ LARGEST = table("t", MAX_ROWS, MAX_DIM, MAX_POOLING_FACTOR, features=MAX_FEATURE
 @example(table("t", 1, 4, 0.1), MemoryUse("sgd", 1), 10)
 @settings(max_examples=500)
 def test_device_bytes_of_a_table_are_exact_or_refused(table, use, batch_size):
-    """As whole numbers of any size, over everything that a table, a batch and their use may be."""
+    """Bytes equal those of exact integers, over all allowed tables, batches and memory settings."""
     expected, shards = _exact_bytes(table, use, batch_size), Loads.of([table], batch_size)
     if expected > MAX_BYTES:
         with refused("memory-table-too-large"):
@@ -183,7 +183,7 @@ def test_bytes_of_several_tables_on_a_device_are_exact(some, use, batch_size, da
 
 
 def test_memory_sizes_above_64_bits_are_refused():
-    """2^64 bytes of weights, and buffers beyond 2^63, once came out as next to nothing."""
+    """2^64 bytes of weights, and buffers above 2^63 bytes, once overflowed to almost nothing."""
     huge = table("huge", MAX_ROWS, MAX_DIM, 1.0)
     with refused("task-tables-too-large", where="task", names=["2^60 bytes"]):
         Task((huge,) * 20, Topology(2, 4 << 30), 1024)

@@ -1,4 +1,4 @@
-"""Bandwidths of TorchRec's topology: used by analytic exchanges, refused aloud by measured ones."""
+"""Bandwidths of TorchRec's topology: used by analytic exchange models, ignored with a warning by measured ones."""
 
 import pytest
 from torchrec.distributed.planner import ParameterConstraints

@@ -41,7 +41,7 @@ def _plan(kind, optimizer=BY_ROW):
 
 
 def _trained(kind, optimizer, dense, rank):
-    """The optimizers of a model that took a step."""
+    """Return the optimizers of a model after one training step."""
     sharder = EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.1})
     plan = to_sharding_plan(_plan(kind), "bags", compute_device="cpu", local_world_size=2)
     job = sharded(nn.ModuleDict({"bags": bags("a", "b", device=CPU)}), plan, [sharder])

@@ -1,4 +1,4 @@
-"""Tables with dense kernels train as fused kernels would train them; real gloo processes."""
+"""The optimizer of data-parallel tables trains them as fused kernels do; with real gloo processes."""
 
 import copy
 from itertools import pairwise
@@ -74,7 +74,7 @@ class _Model(nn.Module):
 
 
 def _job(kind, fused_params):
-    """Shard the model with every table in the same way, from the same weights."""
+    """Shard the model with the sharding `kind` for all tables, from the same weights."""
     model, sharder = _Model(), EmbeddingBagCollectionSharder(fused_params)
     numbered = {name: number for number, name in enumerate(TABLES)}
     plan = ShardingPlan(
@@ -108,7 +108,7 @@ def _documented(model):
 
 
 def _filtered(model):
-    """As scripts have it that filter parameters by their optimizer."""
+    """Make optimizers like a script that filters parameters by their optimizer."""
     tables = data_parallel_optimizer(model)
     others = in_backward_optimizer_filter(model.named_parameters())
     dense = KeyedOptimizerWrapper({name: its for name, its in others if name not in tables.params}, _adam)
@@ -116,7 +116,7 @@ def _filtered(model):
 
 
 def _named(model):
-    """As scripts have it that filter parameters by name."""
+    """Make optimizers like a script that filters parameters by name."""
     dense = {name: its for name, its in model.named_parameters() if "embedding_bags" not in name}
     return CombinedOptimizer(
         [model.fused_optimizer, data_parallel_optimizer(model), KeyedOptimizerWrapper(dense, _adam)]

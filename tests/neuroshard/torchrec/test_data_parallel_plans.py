@@ -1,4 +1,4 @@
-"""Which tables the planner makes data-parallel, what it counts for them, and whom it warns of their optimizer."""
+"""Data-parallel tables of the planner: when it chooses them, their memory, and warnings of their optimizer."""
 
 import logging
 from functools import partial
@@ -82,7 +82,7 @@ def test_planner_warns_of_data_parallel_optimizers_with_a_kept_plan_too(tmp_path
 
 @pytest.mark.parametrize("make", [SMALL, partial(SMALL, data_type=DataType.INT8), partial(sequences, "a")])
 def test_planner_makes_no_table_data_parallel_unless_requested(make, caplog):
-    """TorchRec's planner, to which tables of INT8 are delegated, does not choose the type either."""
+    """TorchRec's planner, to which INT8 tables are delegated, does not choose data_parallel either."""
     _, plan = planned(make(), **ON_GPUS)
     assert places(plan)["a"][0] != "data_parallel"
     assert not _warnings(caplog)
@@ -96,7 +96,7 @@ def test_planner_makes_only_the_named_table_data_parallel():
 
 @pytest.mark.parametrize("dim", [1, 10])
 def test_tables_of_odd_width_cost_as_much_as_if_padded(dim):
-    """A delegated table cost nothing: four tables of one column looked cheaper than the same padded to four."""
+    """When delegated tables cost nothing, four tables of one column looked cheaper than after padding to four."""
     padded = -(-dim // 4) * 4
     names, shape = "abcd", {"rows": 5_000_000}
     odd, _ = planned(bags(*names, **shape, dim=dim), **ON_GPUS | {"cap": 40 << 30})
@@ -109,7 +109,7 @@ def test_tables_of_odd_width_cost_as_much_as_if_padded(dim):
 
 @pytest.mark.parametrize(("dense", "copies"), [("sgd", 2), ("adagrad", 3), ("adam", 4)])
 def test_memory_counts_the_optimizer_of_data_parallel_tables(dense, copies):
-    """Weights, a gradient, and the state of the optimizer that the user gives them."""
+    """Data-parallel tables take weights, a gradient, and the state of the user's optimizer."""
     memory = MemoryUse("sgd", batches_in_flight=1, dense_optimizer=dense)
     ours, _ = planned(SMALL(), **ON_GPUS | NAMED | {"memory": memory, "batch_size": 1})
     weights = 1000 * 128 * 4

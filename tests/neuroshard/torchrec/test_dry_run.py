@@ -1,4 +1,4 @@
-"""TorchRec's dry run with our planner."""
+"""The dry run of TorchRec with NeuroShard's planner."""
 
 import logging
 

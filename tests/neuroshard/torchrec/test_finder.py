@@ -1,4 +1,4 @@
-"""Plans that are measured before a job gets them, and plans that change: what moves is little, and is said."""
+"""Plans that are verified by measurements, and replanned plans with few and reported moves."""
 
 import logging
 import subprocess
@@ -33,7 +33,7 @@ print(len(planner.plan(model).plan[""]), "tables are planned")
 
 @dataclass(frozen=True)
 class _TakesTheLast:
-    """Takes the last candidate plan, and says so."""
+    """A verifier that takes the last candidate plan, with a remark."""
 
     candidate_plans: int = 3
 
@@ -166,7 +166,7 @@ def test_replanning_moves_shards_if_the_cost_falls():
 
 
 def test_forced_moves_count_first_against_the_limit():
-    """Of two devices, one goes away."""
+    """One of two devices is removed."""
     before = _unperturbed().search(bags("a", "b", "c", "d"))
     gone = sum(placed.shard.dim * 100 * 4 for placed in before.placements if placed.device == 1)
     with refused("replan-moves-exceed-limit", names=["max_moved_bytes", 10, gone]):
@@ -177,7 +177,7 @@ def test_forced_moves_count_first_against_the_limit():
 
 
 def test_shards_that_no_longer_fit_are_moved():
-    """Of two devices with two tables each, which now hold one and a half, to four."""
+    """Two devices with two tables each, and now with memory for 1.5 tables each, become four devices."""
     before = _unperturbed(max_splits=0).search(bags("a", "b", "c", "d"))
     changed = _unperturbed(4, SIZE * 3 // 2).replan(bags("a", "b", "c", "d"), previous=before)
     assert changed.plan.violations == ()
@@ -185,7 +185,7 @@ def test_shards_that_no_longer_fit_are_moved():
 
 
 def test_replan_plans_from_nothing_if_constraints_forbid_the_previous_plan(caplog):
-    """Each table may stay, but no two that are on one device."""
+    """Each table may stay alone, but no two tables of one device may stay together."""
     pairs, model = (("a", "b"), ("c", "d")), bags(*"abcd")
     before = _unperturbed(rules=Constraints(together=pairs)).search(model)
     changed = _unperturbed(rules=Constraints(apart=pairs)).replan(model, previous=before)

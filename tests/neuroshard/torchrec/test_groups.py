@@ -1,4 +1,4 @@
-"""Plans of one of several sharding groups, and DMPCollection on them; real gloo processes."""
+"""Plans for one of several sharding groups, and DMPCollection with these plans, in real gloo processes."""
 
 import pytest
 import torch
@@ -153,7 +153,7 @@ def _loss(output):
 
 
 def _train(rank, world_size, num_groups, apart):
-    """Some steps of every group by itself, then the mean of all: what whole modules give by hand."""
+    """Each group trains some steps by itself, then all take the mean; compared with whole modules."""
     sharders = [EmbeddingBagCollectionSharder(training.sgd(RATE))]
     given = {"num_groups": num_groups, "sync_steps": STEPS, "use_inter_host_allreduce": apart, "constraints": SAID}
     ours = planner(world_size, cap=GIB, models="roofline:h100", batch_size=SAMPLES, **given)

@@ -1,4 +1,4 @@
-"""Sequence tables of which each device asks for an index once: what TorchRec exchanges is what tasks say."""
+"""Index deduplication of sequence tables: the lookups of tasks equal the lookups that TorchRec exchanges."""
 
 from contextlib import contextmanager
 from dataclasses import replace

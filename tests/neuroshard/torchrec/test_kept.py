@@ -1,4 +1,4 @@
-"""Plans that outlive a job: kept in a file, read where the same is asked, changed or made again where not."""
+"""Plans kept in a file: used again for equal inputs, and adapted or replaced for other inputs."""
 
 import json
 import re
@@ -107,7 +107,7 @@ SIZE = 100 * 16 * 4  # bytes of each of the tables
 )
 @pytest.mark.parametrize(("device", "memory"), [("cpu", "ddr_cap"), ("cuda", "hbm_cap"), ("cuda", "ddr_cap")])
 def test_kept_plan_is_used_as_long_as_it_fits_the_free_memory(path, caplog, device, memory, factor, kept):
-    """Both are on one device, which has room for four."""
+    """Both tables are on one device, which has memory for four."""
     cap = 4 * SIZE
     planned = _planner(path, topology=topology(2, device, cap)).plan(bags("a", "b"))
     caplog.clear()
@@ -135,7 +135,7 @@ def test_kept_plan_is_outdated_if_devices_have_less_memory_than_it_needs(path):
 @pytest.mark.parametrize("tier", [Tier.DEVICE, Tier.UVM])
 @pytest.mark.parametrize("free", [0, 10])
 def test_kept_plan_is_outdated_if_a_host_has_less_memory_than_it_needs(path, tier, free):
-    """One of two hosts has less; `free` bytes of it are left beside both tables, or what would be both."""
+    """One of two hosts has less memory; `free` bytes of the host's memory are left beside both tables."""
     _planner(path, topology=topology(4, "cuda", on_host=2)).plan(bags("a", "b"))
     kept = KeptPlan.load(path)
     assert kept.host_memory == (2 << 20, 2 << 20)
@@ -148,7 +148,7 @@ def test_kept_plan_is_outdated_if_a_host_has_less_memory_than_it_needs(path, tie
 
 
 def test_kept_plan_is_outdated_if_a_host_filled_by_other_tables_has_less_memory(path):
-    """Tables that TorchRec plans have all of their memory."""
+    """Delegated tables take all memory of the host."""
     _planner(path, topology=topology(2, "cuda")).plan(bags("a"))
     kept = KeptPlan.load(path)
     task = replace(kept.plan.task, topology=replace(kept.plan.task.topology, host_memory_bytes=0))
@@ -182,7 +182,7 @@ def test_kept_plan_without_host_memory_is_loaded_with_that_of_its_task(path, dev
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize(("optimizer", "kept"), [(torch.optim.SGD, True), (LAMB, False), (torch.optim.Adam, False)])
 def test_kept_plan_is_outdated_if_optimizer_state_of_delegated_tables_changes(path, caplog, given, optimizer, kept):
-    """They take memory that is then left to none: of tables that TorchRec plans, and of those of a given plan."""
+    """Optimizer state reduces the free memory, both of tables that TorchRec plans and of tables of a given plan."""
     model, also = (nn.ModuleDict({"bags": bags("a"), "others": bags("b")}) for _ in range(2))
     asked = {"device": "cuda", "constraints": {"b": ParameterConstraints(sharding_types=["table_row_wise"])}}
     if given:
@@ -197,7 +197,7 @@ def test_kept_plan_is_outdated_if_optimizer_state_of_delegated_tables_changes(pa
 
 
 def test_kept_plan_is_outdated_if_buffers_of_delegated_modules_grow(path, caplog):
-    """They take memory that is then left to none."""
+    """Buffers reduce the free memory of devices."""
     for size in (10, 10, 20):
         caplog.clear()
         quantised, plain = sequences("b", data_type=DataType.INT8), bags("a")
@@ -212,7 +212,7 @@ QUICK = {"searcher": "neuroshard", "improvement": {"perturbations": 0}, "max_spl
 
 
 def test_kept_plan_is_adapted_to_added_and_removed_tables_and_devices(path, caplog):
-    """One of the tables is a sequence table, in halves."""
+    """One of the tables is a sequence table in two shards."""
     given = QUICK | {"rules": Constraints((TableRule("s", min_shards=2, sharding_types=("column_wise",)),))}
     _planner(path, **given).plan(_model("a", "b", "c"))
     ours = _planner(path, **given)
@@ -256,7 +256,7 @@ RESTARTS = {
 
 @pytest.mark.parametrize(("before", "after", "said"), RESTARTS.values(), ids=RESTARTS)
 def test_replanning_a_kept_plan_keeps_devices_of_changed_tables(path, caplog, before, after, said):
-    """All lie on the last device, which nobody who searches would choose."""
+    """All tables are on the last device, where no search would place all of them."""
     model = {name: value for name, value in after.items() if name in ("shapes", "data_type")}
     asked = before | {name: value for name, value in after.items() if name not in model}
     first = places(_planner(path, **before).plan(_shaped()))
@@ -283,7 +283,7 @@ def test_grown_delegated_table_moves_no_table_of_a_kept_plan(path, caplog):
 
 
 def test_adapting_a_kept_plan_moves_only_the_grown_table_that_no_longer_fits(path):
-    """All three lie on the last of two devices, as rules want that are gone afterwards; it has room for four."""
+    """Rules of the first plan place all three tables on the last of two devices, which has memory for four."""
     asked = QUICK | {"cap": 4 * SIZE, "memory": MemoryUse()}
     last = Constraints((TableRule("*", devices=(1,)),))
     first = places(_planner(path, rules=last, **asked).plan(_shaped()))
@@ -309,7 +309,7 @@ def test_kept_plan_warns_of_possible_savings_and_moves_nothing(path, caplog, sea
 
 
 def test_explain_and_export_read_plans_kept_by_the_planner(path, tmp_path):
-    """As those that a search writes."""
+    """The commands read a kept plan like a plan file of a search."""
     ours = _planner(path, models="cpu", searcher="dim_greedy")
     ours.plan(_shaped())
     (explained,) = Explain(str(path)).run().explanations
@@ -325,7 +325,7 @@ def test_explain_and_export_read_plans_kept_by_the_planner(path, tmp_path):
 @pytest.mark.parametrize("other", [{"batch_size": 8}, {"devices": 4}])
 @pytest.mark.parametrize("keep_types", [False, True])
 def test_planner_warns_of_types_that_lose_optimizer_state_or_keeps_types(path, caplog, other, keep_types):
-    """Searched again and adapted: the first plan's types follow from rules that are gone afterwards."""
+    """The plan is searched again or adapted; its first types follow from rules that the second planner lacks."""
     asked = QUICK | {"memory": MemoryUse(), "tables": _known(200.0), "acceptance": None}
     _planner(path, **asked, rules=Constraints((TableRule("*", sharding_types=("column_wise",)),))).plan(_shaped())
     ours = _planner(path, **asked | other, keep_types=keep_types, data_parallel=True)
@@ -348,7 +348,7 @@ def test_planner_warns_of_lost_state_if_rules_split_a_table_in_any_groups(path, 
 
 @pytest.mark.parametrize(("batch", "said"), [(4, "devices"), (8, "devices, batch size")])
 def test_kept_plan_is_adapted_to_fewer_devices_at_any_batch_size(path, caplog, batch, said):
-    """Of three devices the last goes, with all tables; jobs may keep the batch of all devices or that of each."""
+    """The last of three devices is removed with all tables; the job keeps the global or the local batch size."""
     asked = {"models": "roofline:h100", "memory": MemoryUse()}
     _planner(path, devices=3, **asked).plan(_shaped())
     caplog.clear()
@@ -401,7 +401,7 @@ def test_foreign_file_is_never_overwritten_by_keep(path, content):
 
 
 def test_jobs_run_if_the_plan_cannot_be_written(path, caplog):
-    """A file that comes while searching stays, as does one where a directory should be."""
+    """A file that appears during the search is kept, and so is a file in place of a directory."""
 
     class Late(AllOnLast):
         def find(self, task, simulator):

@@ -1,4 +1,4 @@
-"""Every kind of module that holds tables: planned here, delegated to TorchRec's planner, or given."""
+"""Every kind of module with tables: planned by NeuroShard, delegated to TorchRec's planner, or in a given plan."""
 
 import logging
 from dataclasses import replace
@@ -80,12 +80,12 @@ def _beside(other):
 
 
 def _said(table, **fields):
-    """Constraints of one table; none where there are no fields."""
+    """Return constraints of one table, or none if there are no fields."""
     return {table: ParameterConstraints(**fields)} if fields else {}
 
 
 def _ours(planner):
-    """The names of the tables that were planned here."""
+    """Return the names of the tables that NeuroShard planned."""
     return [table.name for table in planner.last_plan.task.tables]
 
 
@@ -193,7 +193,7 @@ def test_planner_delegates_sequence_tables_that_models_do_not_know(settings, nam
     ],
 )
 def test_sequence_tables_are_halved_or_row_wise_if_devices_are_small(share, types, found):
-    """Of three devices, one holds the table, or two its halves, or all of them its rows."""
+    """Three devices: the table is on one device, halved on two, or row-wise on all."""
     model, size = _sequences("s", rows=6400), 6400 * DIM * 4
     ours = planner(3, cap=int(size * share), models="roofline:h100", constraints=_said("s", **types))
     if found is None:
@@ -225,7 +225,7 @@ def test_constraints_of_a_sequence_table_limit_its_types_and_shards(types, may, 
 
 
 def test_whole_sequence_tables_are_not_column_wise_beside_halves():
-    """TorchRec takes all shards of columns to be as wide as the first one."""
+    """TorchRec assumes that all column shards are as wide as the first one."""
     model = EmbeddingCollection([sequence("s", ROWS, DIM), sequence("t", 6400, DIM)], device=META)
     rules = Constraints((TableRule("s", max_shards=1),))
     constraints = {name: ParameterConstraints(sharding_types=["column_wise"]) for name in ("s", "t")}
@@ -235,7 +235,7 @@ def test_whole_sequence_tables_are_not_column_wise_beside_halves():
 
 
 def test_sequence_tables_beside_delegated_ones_of_their_collection_stay_whole():
-    """Else both planners might cut them, each into another width. They may be row-wise if asked to."""
+    """Otherwise both planners could split these tables, into different widths. Row-wise is allowed if requested."""
     delegated = _said("t", sharding_types=["data_parallel"])
     rows = _said("s", sharding_types=["table_wise", "column_wise", "row_wise"])
     found = []
@@ -269,7 +269,7 @@ def test_tables_of_one_collection_may_be_partly_delegated(caplog):
     ],
 )
 def test_plans_have_the_types_and_kernels_that_constraints_allow(make, asked, found):
-    """Data-parallel sequence tables are TorchRec's; everything else is planned here."""
+    """Data-parallel sequence tables are delegated to TorchRec; NeuroShard plans all other tables."""
     constraints = _said("b", **asked)
     ours, plan = planned(make("a", "b"), device="cuda", models="roofline:h100", constraints=constraints)
     assert (plan.plan[""]["b"].sharding_type, plan.plan[""]["b"].compute_kernel) == found
@@ -330,7 +330,7 @@ def test_module_in_two_places_is_planned_once():
 
 
 def test_memory_of_delegated_tables_is_subtracted_from_their_devices():
-    """A device that TorchRec fills has no room for ours."""
+    """A device filled by delegated tables has no memory for other tables."""
     size = ROWS * DIM * 4
 
     def filled(cap, *names):
@@ -496,7 +496,7 @@ def test_memory_counts_the_optimizer_of_a_fused_collection():
 
 
 def _on_hosts(model, sharders=None, **said):
-    """The plan of a model on four GPUs of two hosts, and the bytes that it leaves of each device, and of a host."""
+    """Plan a model on four GPUs of two hosts; return the plan, and the bytes taken from each device and from a host."""
     gpus = topology(4, "cuda", 1 << 30, on_host=2, ddr_cap=HOST // 2)
     ours, plan = planned(model, sharders, topology=gpus, constraints=_said("v", **said))
     left = ours.last_plan.task.topology
@@ -536,7 +536,7 @@ def test_delegated_uvm_tables_are_subtracted_from_host_memory():
 
 
 class _Triton(EmbeddingBagCollectionSharder):
-    """A sharder whose tables may be served by the kernels in Triton."""
+    """A sharder whose tables may use Triton kernels."""
 
     def compute_kernels(self, sharding_type, compute_device_type):
         return [*super().compute_kernels(sharding_type, compute_device_type), "fused_triton"]

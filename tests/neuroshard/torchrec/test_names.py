@@ -1,4 +1,4 @@
-"""The names of tables in constraints, rules and statistics: plain, or behind the path of their module."""
+"""Names of tables in constraints, rules and statistics: the plain name, or the path of the module and the name."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ PATHS = ("one.user", "one.item", "other.user", "other.ad")  # of the tables, in 
 
 
 def _only_row_wise(ours):
-    """The tables that may be row-wise only, by path."""
+    """Return the paths of the tables that may only be row-wise."""
     task = ours.search(MODEL).task
     pairs = zip(PATHS, task.tables, strict=True)
     return {path for path, table in pairs if task.constraints.limits(table, 2).sharding_types == {"row_wise"}}

@@ -1,4 +1,4 @@
-"""The drop-in planner, in one process and on some of a job's ranks."""
+"""The drop-in planner, in one process and on some of the ranks of a job."""
 
 import subprocess
 import sys
@@ -111,7 +111,7 @@ def test_planner_warns_if_exchange_dtype_differs_from_the_output_dtype(dtype, wa
     ],
 )
 def test_optimizer_set_on_weights_overrides_the_sharders_fused_params(fused, on_weights, counted):
-    """What is set on the weights counts more than the sharders'."""
+    """An optimizer that is set on weights takes precedence over that of the sharder."""
     collection = bags("a")
     if on_weights:
         apply_optimizer_in_backward(on_weights, collection.parameters(), {"lr": 0.1})
@@ -143,7 +143,7 @@ def test_planner_keeps_parameter_constraints_and_rules_together():
     ],
 )
 def test_tables_are_data_parallel_only_if_sharding_types_and_kernels_allow_it(types, kernels, found, caplog):
-    """Six small tables on eight devices: data_parallel costs least."""
+    """With six small tables on eight devices, data_parallel costs least."""
     given = ParameterConstraints(sharding_types=types, compute_kernels=kernels)
     constraints = dict.fromkeys("abcdef", given) if types else {}
     settings = {"models": "roofline:h100", "batch_size": 8192, "constraints": constraints}
@@ -295,7 +295,7 @@ def test_planner_counts_memory_of_the_pipeline_instead_of_one_batch():
 
 
 def test_planner_refuses_a_plan_that_exceeds_memory_in_the_pipeline():
-    """Half of 256 KB of weights on each device; 104 KB of indices and lengths on both, for each permuted batch."""
+    """Each device has half of 256 KB of weights, and 104 KB of indices and lengths per permuted batch."""
     weights, outputs, batch = ROWS * DIM * 4 // 2, 2 * 4 * 2 * BATCH_SIZE * DIM, 8 * 2 * BATCH_SIZE * (LOOKUPS + 1)
     room, more = (int((weights + outputs + batches * batch) / 0.85) for batches in (2, 6))
     assert _in_pipeline(None, cap=room)[1].fits
@@ -356,7 +356,7 @@ def test_given_plan_for_another_number_of_ranks_is_refused(devices, code, named)
 
 
 def test_constraints_of_a_table_do_not_apply_to_a_table_of_the_same_name():
-    """Ten columns become data-parallel; weights of eight bits are TorchRec's: data-parallel, they would not fit."""
+    """Tables of ten columns become data-parallel; INT8 tables are delegated, and would not fit if data-parallel."""
     odd, large = bags("t", rows=1000, dim=10), bags("t", rows=200_000, dim=16, data_type=DataType.INT8)
     plan = planner(2, "cuda", batch_size=64, cap=4 << 20).plan(nn.ModuleDict({"odd": odd, "large": large}))
     types = {path: its["t"].sharding_type for path, its in plan.plan.items()}

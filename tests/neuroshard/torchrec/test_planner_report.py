@@ -1,4 +1,4 @@
-"""What TorchRec's reports and callbacks are told of our plans."""
+"""TorchRec's reports and callbacks with plans of NeuroShard."""
 
 import logging
 import re
@@ -32,7 +32,7 @@ def _model():
 
 
 def _planned(model=None, **settings):
-    """The planner, its plan, and what a report was told of it."""
+    """Return the planner, its plan, and the arguments of a report."""
     listening, reservation = _Listening(), FixedPercentageStorageReservation(0.1)
     given = {"stats": listening, "storage_reservation": reservation} | settings
     ours = planner(4, "cuda", 1 << 30, on_host=2, **given)
@@ -60,7 +60,7 @@ def test_planner_report_covers_all_modules_of_the_model():
 
 
 def test_planner_report_splits_compute_into_forward_and_backward_as_torchrec_does():
-    """Backward compute is twice forward compute, and the sum is what was predicted."""
+    """Backward compute is twice forward compute, and both add up to the predicted compute."""
     ours, _, told = _planned(models="roofline:h100")
     perfs = [shard.perf for option in told["best_plan"] for shard in option.shards]
     assert all(perf.bwd_compute == pytest.approx(2 * perf.fwd_compute) for perf in perfs)
@@ -71,7 +71,7 @@ def test_planner_report_splits_compute_into_forward_and_backward_as_torchrec_doe
 
 
 def test_reports_share_communication_by_output_columns_of_sequence_tables():
-    """Communication of a device is shared out by the columns that samples get, not by those of the tables."""
+    """Communication of a device is divided by output columns of samples, not by columns of tables."""
     constraints = {n: ParameterConstraints(sharding_types=["table_wise"]) for n in "abcs"}
     constraints["s"].pooling_factors = [20.0]
     rules = Constraints((TableRule("*", devices=(0,)),))
@@ -129,7 +129,7 @@ def test_reports_have_the_time_that_devices_wait_for_their_hosts(models, waits, 
     ],
 )
 def test_reports_have_the_lookups_used_for_planning(given, told):
-    """What constraints say is scaled to what was measured; reports multiply it by the constraints' poolings."""
+    """Lookups of constraints are scaled to profiled lookups, because reports multiply by the pooling factors."""
     model = bags("a", rows=ROWS, dim=DIM, features=("f", "g"))
     constraints = {"a": ParameterConstraints(**given)} if given else {}
     _, _, reported = _planned(model, constraints=constraints, tables=MEASURED[:1])

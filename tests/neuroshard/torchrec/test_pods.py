@@ -1,4 +1,4 @@
-"""Hosts, pods and groups: a plan and what TorchRec runs it with have the same number of ranks for a table's rows."""
+"""Hosts, pods and groups: plans split the rows of a table over as many ranks as TorchRec does at run time."""
 
 import os
 from contextlib import nullcontext
@@ -71,7 +71,7 @@ def _chunks(ranks, size):
 
 
 def _shares(peers, links):
-    """How many ranks of every group each run of `links` ranks has that has any."""
+    """Return the numbers of ranks of a group that are in the same run of `links` ranks."""
     return {sum(rank // links == run for rank in its) for its in peers for run in {rank // links for rank in its}}
 
 
@@ -96,7 +96,7 @@ def test_groups_and_dmp_collection_agree_on_ranks_joined_by_fast_links():
 
 
 class _OneLink:
-    """Models whose exchanges say how many neighbours they were told that fast links join."""
+    """An exchange model that records the number of ranks joined by fast links."""
 
     num_devices, collectives = None, range(99)
 
@@ -178,7 +178,7 @@ def test_planner_warns_if_a_plan_needs_a_pod_size_at_run_time(pod, variable, war
     [(4, 1, []), (2, 1, ["LOCAL_WORLD_SIZE=2", f"{POD_SIZE}=1"]), (2, 2, ["LOCAL_WORLD_SIZE=2", f"{POD_SIZE}=2"])],
 )
 def test_pod_size_remark_is_given_if_hosts_of_the_job_differ_from_the_topology(host, pod, settings):
-    """The process is a rank of a job that was started with hosts of 4."""
+    """The process is a rank of a job with 4 ranks per host."""
     ours, model = _planned(_job(8, host, pod))
     plan = ours.plan(model)
     with mirrored_world(0, 8, 4, lambda *_: nullcontext()):
@@ -223,7 +223,7 @@ def test_planner_refuses_a_given_plan_for_other_hosts(host, pod, name):
 
 
 def _owned(job):
-    """How many ranks have each element of every table, (rows, columns)."""
+    """Count the ranks that have each element of each table, (rows, columns)."""
     held = {name: np.zeros(shape, dtype=int) for name, shape in TRAINED.items()}
     for name, window, _ in training.held(job, TRAINED):
         held[name][window] += 1

@@ -1,4 +1,4 @@
-"""Pipelines that prefetch: TorchRec's kernels are told wherever memory counts it, and contradictions are refused."""
+"""Prefetching pipelines: kernels prefetch if and only if memory counts it, and contradictions are refused."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ def _behind_cache(cache=None, **fields):
 
 
 def _constraints(cache=None):
-    """Of three tables behind caches, of which TorchRec plans the second, and of one in device memory."""
+    """A model of three cached tables, the second one delegated to TorchRec, and a table in device memory."""
     on_device = ParameterConstraints(compute_kernels=["fused"], pooling_factors=[2.0])
     its = _behind_cache(cache)
     return {
@@ -52,7 +52,7 @@ def _planner(**settings):
 
 
 def _flags(plan):
-    """Whether each cached table of a plan prefetches; nothing else may be set up to."""
+    """Return whether each cached table of a plan prefetches, after checking that no other table does."""
     flags = {}
     for _, name, sharding in parameters_in(plan):
         cache = sharding.cache_params
@@ -64,7 +64,7 @@ def _flags(plan):
 
 
 def _given(flag=None):
-    """The plan of one of the tables, as users give it."""
+    """Return a given plan for one of the tables."""
     its = _planner().plan(nn.ModuleDict({"given": MODEL["given"]}))
     sharding = its.plan["given"]["c"]
     sharding.cache_params = replace(sharding.cache_params or CacheParams(), prefetch_pipeline=flag)
@@ -74,7 +74,7 @@ def _given(flag=None):
 @pytest.mark.parametrize("said", ["pipeline", "memory"])
 @pytest.mark.parametrize("pipeline", PIPELINES)
 def test_cached_tables_prefetch_exactly_if_the_pipeline_prefetches(pipeline, said):
-    """Ours, TorchRec's and given ones; the given plan itself stays as it was."""
+    """Tables planned by NeuroShard and TorchRec and tables of a given plan; the given plan itself is unchanged."""
     asked = {"pipeline": pipeline} if said == "pipeline" else {"memory": MemoryUse(pipeline=pipeline)}
     given = _given()
     plan = _planner(given=given, **asked).plan(MODEL)
@@ -225,7 +225,7 @@ def test_measured_steps_use_the_measured_pipeline_and_remark_on_another_planned_
 
 def test_step_bench_builds_the_plan_for_the_measured_pipeline(monkeypatch):
     class Told(Exception):
-        """The plan that is translated for TorchRec."""
+        """Raised with the pipeline of the plan that is converted for TorchRec."""
 
     def told(plan, *_args, **_settings):
         raise Told(plan.task.memory.pipeline)
@@ -272,7 +272,7 @@ def test_costs_that_count_another_exchange_of_indices_than_the_pipeline_are_warn
     ],
 )
 def test_memory_of_delegated_tables_counts_the_pipeline_too(pipeline, theirs, monkeypatch):
-    """In TorchRec's own planner, and in what is taken off ours."""
+    """In TorchRec's planner, and in the memory left to NeuroShard's tables."""
     told = []
     estimate = EmbeddingStorageEstimator.estimate
     monkeypatch.setattr(

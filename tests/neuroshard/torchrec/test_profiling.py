@@ -1,4 +1,4 @@
-"""Statistics of a model's tables from TorchRec's tensors, beside those from plain lookups; and in place of guesses."""
+"""Statistics of tables profiled from TorchRec's tensors, compared with plain lookups, and used by the planner."""
 
 from dataclasses import dataclass, replace
 
@@ -25,7 +25,7 @@ REUSE = (*(0.0,) * 16, 1.0)
 
 
 def _drawn(samples, seed):
-    """Lookups by features."""
+    """Draw the lookups of each feature."""
     rows = {feature: SHAPES[table][0] for table, features in FEATURES.items() for feature in features}
     return drawn_lookups(rows, samples, seed, step=0).to_dict()
 
@@ -36,7 +36,7 @@ def _tensor(drawn, *features):
 
 
 def _plain(batches, size):
-    """The same lookups by `ns.tables_from_batches`: of every sample those of one feature after those of the other."""
+    """Count the same lookups by `ns.tables_from_batches`, with the lookups of all features of a table together."""
     shapes = [ns.TableShape(name, *shape) for name, shape in SHAPES.items()]
     given = []
     for drawn in batches:
@@ -47,7 +47,7 @@ def _plain(batches, size):
 
 
 def _statistics(found):
-    """What was counted, without what else a model knows of its tables."""
+    """Return the counted statistics without the fields that come from the model."""
     return [
         (table.name, table.rows, table.dim, table.pooling_factor, table.reuse, table.row_lookups)
         for table in found.tables
@@ -64,7 +64,7 @@ BATCHES = [_tensor(drawn, *KEYS) for drawn in DRAWN]
     [({"world_size": 3}, 48, 2), ({"world_size": 1}, 16, 6), ({"global_batch_size": 16}, 16, 6)],
 )
 def test_profiles_of_tensors_and_plain_lookups_are_equal(settings, size, batches):
-    """Local batches of several devices make a global one; of shared tables, both features count."""
+    """Local batches of all devices make up a global batch; both features of a shared table count."""
     found, plain = profile(MODEL, BATCHES, **settings), _plain(DRAWN, size)
     assert _statistics(found) == _statistics(plain)
     assert {table.reuse_batch_size for table in found.tables} == {size}
@@ -81,7 +81,7 @@ TIMES = KeyedJaggedTensor(["time"], torch.arange(40), lengths=torch.ones(40).int
 
 @dataclass
 class _Batch:
-    """As a data loader gives it."""
+    """A batch as a data loader yields it."""
 
     dense: torch.Tensor
     sparse: KeyedJaggedTensor
@@ -105,7 +105,7 @@ def test_profile_extracts_tensors_from_batches_by_features(made, features):
 
 
 def test_profile_names_tables_as_plans_name_them():
-    """Both collections have a table of one name."""
+    """Both collections have a table of the same name."""
     users, narrow = {"user": SHAPES["user"]}, {"data_type": DataType.FP16}
     model = nn.ModuleDict({"one": shaped_bags(users, FEATURES), "other": shaped_bags(SHAPES, FEATURES, **narrow)})
     found = profile(model, BATCHES, world_size=2)
@@ -182,14 +182,14 @@ def test_profile_refuses_invalid_arguments(arguments, code, names):
 
 
 def _planned(known, constraints=None, model=NARROW, **settings):
-    """The tables of the task that a model's plan is for."""
+    """Return the tables that the planner counts for a model."""
     ours = planner(constraints=constraints, tables=known, **settings)
     ours.plan(model)
     return ours.last_plan.task.tables
 
 
 def test_planner_uses_profiled_statistics_of_pooled_and_sequence_tables(tmp_path):
-    """Of pooled tables and of sequence tables alike."""
+    """Statistics of pooled and of sequence tables."""
     configs = [sequence(name, *shape, FEATURES[name]) for name, shape in SHAPES.items()]
     followed = EmbeddingCollection(configs, device=META)
     pooled, sequences = (profile(model, BATCHES, world_size=2) for model in (MODEL, followed))
@@ -256,7 +256,7 @@ def test_planner_reads_table_statistics_from_a_file(tmp_path):
 
 
 def test_planner_uses_statistics_of_a_table_that_grew_with_a_warning(caplog):
-    """The table is the same, by its name: a saved profile outlives growth."""
+    """Statistics are matched by name, so that a saved profile can be used after a table grew."""
     known = _table(rows=90, dim=4)
     (planned,) = (table for table in _planned([known]) if table.name == "b")
     assert (planned.pooling_factor, planned.reuse) == (known.pooling_factor, known.reuse)

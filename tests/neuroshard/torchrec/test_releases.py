@@ -1,4 +1,4 @@
-"""What releases of TorchRec do differently: each test holds with all of them."""
+"""Differences between releases of TorchRec; each test passes with every supported release."""
 
 import logging
 import subprocess
@@ -37,7 +37,7 @@ def test_dry_run_with_a_release_without_one_is_refused():
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mtia"])
 def test_planner_delegates_all_tables_on_device_types_without_models(device, caplog):
-    """Those for which there are no cost models get TorchRec's."""
+    """Tables on types of devices without cost models are delegated to TorchRec."""
     model = nn.ModuleDict({"bags": bags(*"abc"), "s": sequences("s")})
     ours = planner(device=device, models=None)
     plan = ours.plan(model)
@@ -151,7 +151,7 @@ def test_sku_aware_reservation_leaves_its_stated_memory(settings, left, caplog):
 
 
 def test_get_selected_options_lists_all_parameters_of_the_plan():
-    """As TorchRec's executor reads them: all parameters, also those that TorchRec planned."""
+    """The executor of TorchRec reads options of all parameters, of delegated ones too."""
     model = nn.ModuleDict({"bags": bags(*"abc", rows=128, dim=32), "s": sequences("s")})
     ours = planner(device="cuda")
     assert ours.get_selected_options() == []

@@ -1,4 +1,4 @@
-"""Tables of running jobs that move: weights, optimizer state and outputs survive; real gloo processes."""
+"""Moving tables of running jobs keeps weights, optimizer state and outputs; with real gloo processes."""
 
 import re
 from functools import partial
@@ -25,7 +25,7 @@ SAMPLES = 8
 
 
 def _planned(placed, kind="column_wise", devices=2, **changes):
-    """TorchRec's plan of (table, columns, device): ranges of columns in the order that they are given."""
+    """Return TorchRec's plan of (table, columns, device), with column ranges in the given order."""
     tables = tuple(Table(name, *shape, 2.0, ONCE) for name, shape in SHAPES.items())
     column, placements = [0] * len(tables), []
     for table, dim, device in placed:
@@ -69,7 +69,7 @@ def _train(job, rank, steps):
 
 
 def _reshard(rank, first, second, devices, optimizer):
-    """Compare a job that moves after two steps with one that doesn't."""
+    """Compare a job whose tables move after two steps with a job whose tables stay."""
     before, after = (_planned(placed, devices=devices) for placed in (first, second))
     moving, staying = _job(before, optimizer), _job(before, optimizer)
     for job in (moving, staying):
@@ -118,7 +118,7 @@ class _TablesAlone(nn.Module):
 
 
 def _at_another_rate(rank, make, path):
-    """Move tables to a rank that had none, when the schedule has come to its end: training changes nothing any more."""
+    """Move tables to a rank without tables when the schedule has set the learning rate to 0: weights stay equal."""
     before, after = (ShardingPlan({path: _planned(placed).plan["bags"]}) for placed in (ASIDE, SWAPPED))
     job = sharded(make(), before, [EmbeddingBagCollectionSharder({"learning_rate": 0.5})])
     weights = drawn_weights(SHAPES)
@@ -189,7 +189,7 @@ def test_a_table_requested_column_wise_is_column_wise_even_if_whole():
 
 
 def _refused(rank):
-    """Ask for what would fail in the middle: it is refused before anything moves."""
+    """Request moves that would fail halfway; they are refused before any table moves."""
     job = _job(_planned(WHOLE), EmbOptimType.EXACT_ADAGRAD)
     with refused("reshard-gloo-own-message", names=["gloo", "NCCL"]):
         reshard(_job(_planned(WHOLE), EmbOptimType.EXACT_SGD), _planned(CUT))

@@ -1,4 +1,4 @@
-"""Optimizers over a table's whole gradient move rows as FBGEMM's kernels do."""
+"""Optimizers that see the whole gradient of a table update rows as FBGEMM's kernels do."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from neuroshard.torchrec.row_updates import RULES, RowSettings
 
 
 def _reference(weights, gradients, settings):
-    """Train rows one after the other, as FBGEMM's CUDA kernels are written."""
+    """Train rows one after the other, like FBGEMM's CUDA kernels."""
     kind, mode, rate = settings.optimizer, settings.weight_decay_mode, settings.lr
     rows, decay = weights.double().clone(), settings.weight_decay
     mean, square = torch.zeros_like(rows), torch.zeros_like(rows)

@@ -1,4 +1,4 @@
-"""Plans to TorchRec's sharding plans and back."""
+"""Conversion of plans to TorchRec's sharding plans and back."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def _rectangles(sharding):
 
 
 def test_sharding_plan_makes_whole_tables_column_wise_only_together_with_split_tables():
-    """TorchRec exchanges and looks up for every sharding type by itself: one word for all columns of a collection."""
+    """TorchRec exchanges each sharding type separately, so all column-wise tables of a collection have one type."""
     exported = to_sharding_plan(PLAN, "b", local_world_size=2).plan["b"]
     assert (exported["a"].sharding_type, exported["a"].ranks) == ("column_wise", [3])
     alone = to_sharding_plan(PLAN, {"a": "x", "b.c": "b"}, local_world_size=2).plan
@@ -279,7 +279,7 @@ def _spec(*rectangles):
 
 @pytest.mark.parametrize("rows", [(2, 3, 3, 2), (4, 4, 1, 1), (4, 3, 2, 1)])
 def test_reading_row_blocks_not_split_by_ceil_is_refused(rows):
-    """TorchRec would train other rows, with a line on stderr and no error."""
+    """TorchRec would train other rows, and print a line on stderr instead of an error."""
     blocks = ([sum(rows[:rank]), 0, count, 16] for rank, count in enumerate(rows))
     with refused("plan-block-rows", where="columns 0 to 15 of table 'rows'"):
         from_sharding_plan(HOSTS, _broken("rows", MIXED, sharding_spec=_spec(*blocks)))

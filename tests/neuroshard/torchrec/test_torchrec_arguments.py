@@ -1,4 +1,4 @@
-"""What TorchRec's own planner accepts, given to ours: plan loaders, a timeout, every reservation of memory."""
+"""Arguments of TorchRec's planner in NeuroShard's planner: plan loaders, timeouts and storage reservations."""
 
 import logging
 from copy import deepcopy
@@ -28,7 +28,7 @@ CAP = 1 << 20
 
 @dataclass
 class Stored(PlanLoader):
-    """A plan as jobs store it: options by their hash, and the hash of what it was made for."""
+    """A stored plan: options by their hash, and the hash of the planning context."""
 
     options: dict | None
     context: str | None
@@ -41,7 +41,7 @@ class Stored(PlanLoader):
 
 
 class BySku(StorageReservation):
-    """As jobs write it for machines of several kinds: large devices keep more back than small ones."""
+    """A reservation for several kinds of machines: large devices reserve more memory than small ones."""
 
     def __init__(self):
         self.last = None
@@ -75,7 +75,7 @@ def stored_plan(model, reservation=None, hashed=True, **settings):
 
 @pytest.mark.parametrize(("device", "hashed"), [("cpu", True), ("cuda", True), ("cpu", False)])
 def test_planner_uses_the_plan_of_a_plan_loader(device, hashed, caplog):
-    """One without a hash too, as TorchRec does."""
+    """A stored plan without a hash is used too, as in TorchRec."""
     plan, stored = stored_plan(bags(*"abc"), device=device)
     stored.context = stored.context if hashed else None
     ours = planner(device=device, plan_loader=stored, models="roofline:h100")
@@ -86,7 +86,7 @@ def test_planner_uses_the_plan_of_a_plan_loader(device, hashed, caplog):
 
 
 def test_torchrec_stores_and_loads_plans_of_our_planner(caplog):
-    """Shards of ours are of any width; TorchRec's hash of an option is of their number."""
+    """Our shards have any width; TorchRec's hash of an option depends on the number of shards."""
     found, whole = [], {name: ParameterConstraints(min_partition=4) for name in "ab"}
 
     def store(options):
@@ -167,7 +167,7 @@ def test_planner_replans_if_the_plan_of_the_plan_loader_does_not_fit(
 
 
 def _elsewhere(stored):
-    """Rows that begin in the middle of a host."""
+    """Move the rows of a stored plan so that they begin in the middle of a host."""
     stored.context = None
     for shard in (shard for option in stored.options.values() for shard in option.shards):
         shard.rank = (shard.rank + 1) % 4

@@ -1,4 +1,4 @@
-"""DistributedModelParallel on our plans trains as the unsharded model does, and keeps weights; real gloo processes."""
+"""DistributedModelParallel with our plans trains like the unsharded model and keeps weights; real gloo processes."""
 
 from copy import deepcopy
 
@@ -69,7 +69,7 @@ def _formed(world_size):
 
 
 def _loss(output):
-    """A sharded module orders its features as it likes."""
+    """Return the loss with features in a fixed order, because sharded modules reorder features."""
     return training.uneven_loss(output[feature] for feature in FEATURES)
 
 
@@ -126,7 +126,7 @@ def _read_by(name):
 
 
 class _EveryKind(nn.Module):
-    """A collection of each kind, and a loss over all that they look up."""
+    """A model with a collection of each kind, and a loss over all outputs."""
 
     def __init__(self, device):
         super().__init__()
@@ -166,7 +166,7 @@ def _planner_of_every_kind(world_size, keep):
 
 
 def _planned(rank, world_size, keep, model, sharders):
-    """The plan, kept and read again."""
+    """Return the plan after keeping it in a file and reading it again."""
     ours = _planner_of_every_kind(world_size, keep / f"{rank}.json")
     plan = ours.collective_plan(model, sharders)
     dist.barrier()
@@ -219,7 +219,7 @@ def _job_of_one_table(widths):
 
 
 def _load(rank, *widths):
-    """A job's weights load into another one on the same plan as they are sharded, or whole."""
+    """Sharded or whole weights of a job load into another job with the same plan."""
     weights = torch.arange(20 * 16, dtype=torch.float32).view(20, 16)
     saved, job = _job_of_one_table(widths), _job_of_one_table(widths)
     state = saved.state_dict()

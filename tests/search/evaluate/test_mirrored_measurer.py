@@ -1,4 +1,4 @@
-"""Plans in mirrored steps, in small."""
+"""Small evaluations of plans in mirrored steps."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.xdist_group("measures")
 
 @pytest.fixture
 def plans(tmp_path):
-    """One column-wise plan, and one that mixes sharding types, for more devices than are here."""
+    """Save a column-wise plan and a plan of mixed sharding types, for more devices than this machine has."""
     tables = tuple(replace(table, rows=table.rows + 32) for table in toy_task(4, num_devices=16).tables)
     task = Task(tables, Topology(16, 1 << 30), 64)
     whole(task).save(tmp_path / "columns.json")
@@ -65,7 +65,7 @@ def test_mirrored_evaluation_measures_plans_for_16_devices_on_one_and_resumes(pl
 
 
 def test_mirrored_exchange_time_includes_the_input_dist_unless_a_pipeline_hides_it(plans, tmp_path):
-    """Behind a dense part of many columns a pipeline hides them all; a loop waits for them."""
+    """With a wide dense network, a pipeline hides the whole input dist; a training loop waits for it."""
     wide = replace(MEASURE.protocol, turns=1, dense=(1024, 1024))
     found = {}
     for pipeline in PIPELINES:

@@ -1,4 +1,4 @@
-"""Plans in TorchRec's training steps, on two real processes, in small; what builds say of plans, and their files."""
+"""Small evaluations of plans in TorchRec's training steps on two real processes: comparisons and files."""
 
 from dataclasses import replace
 from functools import partial
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.xdist_group("measures")
 
 @pytest.fixture
 def plans(tmp_path):
-    """One column-wise plan, and one that mixes sharding types, of pooled, shared and sequence tables."""
+    """Save a column-wise plan and a plan of mixed sharding types, of pooled, shared and sequence tables."""
     tables = list(toy_task(5, num_devices=2).tables)
     tables[3], tables[4] = replace(tables[3], features=2), replace(tables[4], pooled=False)
     task = Task(tuple(tables), Topology(2, 1 << 30), 64)

@@ -1,4 +1,4 @@
-"""What passes over candidate plans prove: differences beyond chance, and nothing where there is chance alone."""
+"""Verdicts on measured candidate plans: only differences beyond chance change the plan."""
 
 import re
 
@@ -13,7 +13,7 @@ NAN = float("nan")
 
 
 def _measured(true_ms, passes, noise, rng):
-    """(K, P) ms; every pass is slower or faster as a whole, too."""
+    """Draw measured ms (K, P); each pass is slower or faster as a whole, in addition to noise."""
     speed = np.exp(0.1 * rng.standard_normal(passes))
     return np.array(true_ms)[:, None] * speed * np.exp(noise * rng.standard_normal((len(true_ms), passes)))
 
@@ -85,7 +85,7 @@ def _numbers(verdict):
     ],
 )
 def test_verdict_is_printed_as_one_line_with_cost_plans_gain_and_error(costs, taken, numbers):
-    """The measured cost, the number of other plans, how much less a plan costs, and the error of that."""
+    """The line has the measured cost, the number of other plans, the gain and the error of the gain."""
     verdict = Verdict.of(np.array(costs))
     error = f"{verdict.error:.1%}"
     assert verdict.taken == taken

@@ -1,4 +1,4 @@
-"""Candidate plans on hardware: the best is taken if its gain is larger than the error; nothing measured is lost."""
+"""Verification of candidate plans on hardware: gains above the error are taken, and measurements are kept."""
 
 import os
 import subprocess
@@ -81,7 +81,7 @@ def test_verified_plans_truly_cost_less_than_predicted_ones_if_models_are_wrong(
 
 
 def _beside_the_predicted_best(count, tmp_path, monkeypatch):
-    """What verified plans of so many tasks truly cost, over what the predicted best ones do."""
+    """Return the true costs of verified plans of `count` tasks over those of the plans predicted to be best."""
     monkeypatch.setattr(CostModels, "of", staticmethod(lambda *_: HOME.truth))
     truth, verify = Simulator(AWAY.truth), Verify(replace(NOISY, noise=0.01), candidate_plans=6, passes=6)
     verified = _search("home", tmp_path / "verified", verify, _dlrm_tasks(count)).run().saved.plans()
@@ -91,7 +91,7 @@ def _beside_the_predicted_best(count, tmp_path, monkeypatch):
 
 @cache
 def _predicted_best(count):
-    """What a search of so many tasks finds that measures nothing, by their numbers."""
+    """Return the plans of `count` tasks found without measuring, by task number."""
     return {number: SMALL.find(task, Simulator(HOME.truth)).plan for number, task in enumerate(_dlrm_tasks(count))}
 
 
@@ -158,7 +158,7 @@ class _Killed(Exception):
 
 @dataclass(frozen=True)
 class _Counter(Meter):
-    """Counts kernel calls, and dies at one of them."""
+    """A meter that counts kernel calls, and fails at one batch of them."""
 
     meter: Meter
     counts: dict
@@ -182,7 +182,7 @@ class _Counter(Meter):
 
 
 class _Counted(MadeUpHardware):
-    """Beside its settings it has counts."""
+    """Hardware with a counter beside its settings."""
 
     def compute_meter(self, warn):
         return _Counter(super().compute_meter(warn), self.counts)
@@ -260,7 +260,7 @@ def test_tasks_without_a_plan_are_recorded(bundle, tmp_path):
 
 
 def test_verify_accepts_plans_with_rules_added_for_the_target(tmp_path, monkeypatch):
-    """A table in four equal parts, which the task itself doesn't ask for."""
+    """The plan splits a table into four equal parts, a rule that the task itself does not have."""
     monkeypatch.setattr(CostModels, "of", staticmethod(lambda *_: linear_models(4)))
     hot, *rest = toy_task(5).tables
     tables = (replace(hot, dim=64, pooling_factor=30.0), *(replace(table, dim=4) for table in rest))
@@ -374,7 +374,7 @@ def test_searches_and_evaluations_run_under_torchrun(command, tmp_path):
 @pytest.mark.xdist_group("measures")
 @pytest.mark.parametrize("pipeline", ["sparse_dist", pytest.param("none", marks=pytest.mark.slow)])
 def test_candidate_plans_are_verified_by_training_steps(bundle, tmp_path, pipeline):
-    """A pass is a build of all of them, on two real processes."""
+    """Each pass is a build of all candidate plans, on two real processes."""
     measure = StepMeasurer(StepProtocol(turns=2, steps=2, dense=(), pipeline=pipeline))
     result = _search(bundle, tmp_path / "run", Verify(CPU, candidate_plans=2, passes=2, measure=measure), (TASK,)).run()
     searched = CandidatePlanFiles(tmp_path / "run", 0).read(TASK)

@@ -1,4 +1,4 @@
-"""What ends the local search: counts, and no clock."""
+"""The limits of the local search are counts, not times."""
 
 import time
 from itertools import count
@@ -50,7 +50,7 @@ def test_shared_improvement_divides_perturbations_and_max_plans(whole, count, pa
 
 
 def test_max_plans_is_shared_by_local_searches_from_several_plans(monkeypatch):
-    """Each begins with some steps whatever is left to it."""
+    """Each local search makes some steps first, even if nothing of its share is left."""
     looked, improve = [], Improvement.improve
 
     def counted(self, local, plan):
@@ -78,7 +78,7 @@ def test_improvement_of_a_small_task_uses_all_its_perturbations(monkeypatch):
 
 @pytest.mark.parametrize("name", ["neuroshard", "neuroshard_published", "replan", "random"])
 def test_searchers_find_the_same_plan_whatever_the_clock_shows(name, monkeypatch):
-    """Whatever a search might look at, time has jumped by hours: plans are the same."""
+    """All clocks of the time module jump by hours between readings."""
     task, simulator = toy_task(20), Simulator(random_models())
     searcher = Replan(Random(1).find(task, simulator).plan) if name == "replan" else build("searcher", name)
     expected = searcher.find(task, simulator).plan

@@ -1,4 +1,4 @@
-"""Local search costs what the simulator costs, and its steps lose nothing."""
+"""Steps of the local search: costs equal those of the simulator, and all columns are kept."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from tests.kit.tasks import hot_table, plain_task
 
 
 def _random_held(task, rng):
-    """Every table cut into random pieces on random devices."""
+    """Split every table into random shards on random devices."""
     held = np.zeros((len(task.tables), task.topology.num_devices), dtype=np.int64)
     for t, table in enumerate(task.tables):
         left = table.dim // 4
@@ -54,7 +54,7 @@ def _local(task, simulator, start=None, max_moved_bytes=None):
 
 
 def _check(task, simulator, found, rel):
-    """A plan that was found keeps all limits, and is what the simulator says of it."""
+    """Check that a found plan keeps all limits and costs what the simulator predicts."""
     plan = SearchSpace.of_task(task).plan(found.widths)
     assert plan.violations == ()
     assert (found.widths >= 0).all()
@@ -93,7 +93,7 @@ def test_perturbed_plans_depend_only_on_their_seed():
 
 
 def test_local_search_reduces_exchange_costs_too():
-    """A device may compute little and still be the slowest by its columns."""
+    """A device may have little compute and still be the straggler because of its columns."""
     task, _, local = _search(0, 3)
     start = local.costed(_random_held(task, np.random.default_rng(3)))
     (improved,) = local.others(start, 0, [0])
@@ -176,7 +176,7 @@ def test_even_splits_leave_no_divisible_shard_above_its_share(most):
 
 
 def test_local_search_splits_tables_further_if_devices_are_many():
-    """Where the published search's ten splits leave most devices empty."""
+    """With the ten splits of the published search most devices would be empty."""
     task, simulator = plain_task([64] * 3, lookups=8.0, devices=24), Simulator(linear_models(24))
     searchers = (
         BeamSearch(max_splits=2),
@@ -187,7 +187,7 @@ def test_local_search_splits_tables_further_if_devices_are_many():
 
 
 def test_perturbation_relieves_the_device_with_by_far_the_largest_output():
-    """Estimates tell what twice the mean costs from what seven times the mean does."""
+    """Estimates distinguish twice the mean output from seven times the mean."""
     hot = hot_table("hot", 10_000, 64, 60, pooled=False)
     cold = plain_task([16] * 7, lookups=4.0, devices=8, batch_size=16384)
     task, simulator = replace(cold, tables=(hot, *cold.tables)), Simulator(CostModels.load("roofline:h100"))

@@ -1,4 +1,4 @@
-"""Searches of sequence tables and of two data types cost what the simulator costs, and halve sequences at most."""
+"""Local search with sequence tables and two data types: costs equal the simulator's, sequences are halved at most."""
 
 from dataclasses import replace
 

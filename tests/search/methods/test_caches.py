@@ -39,7 +39,7 @@ def _task(memory_mib, devices=2, shapes=SHAPES, pipeline=None, **rule):
 
 
 def _hot(memory_mib, pipeline=None, tiers=("uvm_caching", "uvm")):
-    """Two tables, both in host memory, of which a few rows are looked up most: caches pay."""
+    """Two tables in host memory with few hot rows, so that caches lower the cost."""
     shapes = zip("ab", *reversed(SHAPES), strict=True)
     topology = Topology(1, int(memory_mib * MIB), host_memory_bytes=1 << 40)
     hot, rules = tuple(hot_table(*shape, 20.0, 4096) for shape in shapes), (TableRule("*", tiers=tiers),)
@@ -119,7 +119,7 @@ def test_replan_of_a_task_with_shared_caches_breaks_no_limit():
 @given(st.integers(0, 1000), st.integers(0, 1 << 20))
 @settings(max_examples=60, deadline=None)
 def test_shard_bytes_add_up_to_no_less_than_the_device_bytes_of_plans(seed, placing):
-    """Of whole or halved cached tables, on random devices."""
+    """Whole or split cached tables on random devices."""
     task, rng = cached_task(seed), np.random.default_rng(placing)
     space = SearchSpace.of_task(task)
     held = np.zeros((space.shards.num_items, task.topology.num_devices), dtype=np.int64)
@@ -143,7 +143,7 @@ def test_width_classes_take_the_fewest_cache_bytes(seed, count):
     rooms = np.ceil(task.loads.rows * 0.2)
 
     def columns(edges):
-        """Count the elements of all caches."""
+        """Return the number of elements of all caches."""
         return (rooms * np.array(edges)[np.searchsorted(edges, dims)]).sum()
 
     widths = sorted(set(dims.tolist()))
@@ -154,7 +154,7 @@ def test_width_classes_take_the_fewest_cache_bytes(seed, count):
 @given(st.integers(0, 1000))
 @settings(max_examples=40, deadline=None)
 def test_plan_with_fixed_tiers_fits_the_upper_bounds_of_caches(seed):
-    """Whatever devices its cached tables share: as bounds, bytes are those of the plan."""
+    """With fixed tiers, the bytes that a search adds up are no more than those of the plan."""
     task, rng = cached_task(seed), np.random.default_rng(seed)
     devices = task.topology.num_devices
     free = laid_out(task, *rng.integers(devices, size=len(task.tables)).tolist())

@@ -1,4 +1,4 @@
-"""Plans for hardware to decide between: they differ, keep the task's rules, and are found again."""
+"""Candidate plans to be measured: they differ, keep the rules of the task, and include the found plan."""
 
 from dataclasses import replace
 

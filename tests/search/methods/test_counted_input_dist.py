@@ -1,4 +1,4 @@
-"""Where the exchange of indices counts, searches move shards by it."""
+"""Searches place shards by the input dist if it counts."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ BATCH, DEVICES = 4096, 4
 
 
 def _task(seed):
-    """Some tables are narrow and looked up often, others wide and hardly ever: indices and columns want other plans."""
+    """Narrow tables with many lookups and wide tables with few: index and output traffic favour different plans."""
     rng = np.random.default_rng(seed)
     tables = []
     for number in range(24):

@@ -1,4 +1,4 @@
-"""Heuristics halve what no device has room for, as little as need be, so that there is something to compare with."""
+"""Heuristics halve tables that fit on no device, as few times as possible."""
 
 import pytest
 
@@ -69,7 +69,7 @@ def test_greedy_halves_tables_only_as_far_as_rules_allow(rule):
     ],
 )
 def test_tables_with_the_fewest_allowed_devices_are_placed_first(name, limits):
-    """Larger ones would take the only device of another."""
+    """Otherwise larger tables would fill the only allowed device of another table."""
     assert search(_task([64, 32, 16, 64], constraints=limits), SIMULATOR, name).violations == ()
 
 

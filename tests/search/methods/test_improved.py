@@ -1,4 +1,4 @@
-"""Searches are composed: first plans from anywhere, then local search."""
+"""Improved searches: first plans of any searchers, then local search."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -28,7 +28,7 @@ NONE, FEW, STEPS = Improvement(perturbations=0, max_plans=1), Improvement(pertur
 
 @dataclass(frozen=True)
 class _OneDevice:
-    """A start of somebody else's: everything on one device, or nothing at all."""
+    """A user's first search: all tables on one device, or no plan."""
 
     device: int | None
 
@@ -55,7 +55,7 @@ def test_improved_search_lowers_the_cost_of_any_start(compute):
 
 
 def _started_from(*starts):
-    """The plan of the start that is chosen: no byte may be moved away from it."""
+    """Return the chosen start: with no bytes to move, local search leaves it unchanged."""
     return ImprovedSearch(starts, NONE, max_moved_bytes=0).find(toy_task(8), Simulator(linear_models())).plan
 
 
@@ -68,7 +68,7 @@ def test_improved_search_starts_from_the_cheapest_start_or_the_first_of_equals()
 
 @pytest.mark.parametrize("seed", range(4))
 def test_improved_search_from_several_starts_costs_no_more_than_from_each_alone(seed):
-    """Of three starts none alone leads to a cheaper plan, however much more than the cheapest it costs itself."""
+    """No single one of three starts leads to a cheaper plan than all starts together."""
     task, simulator = toy_task(8, seed=seed), Simulator(random_models(seed=seed))
     starts = (_OneDevice(0), *(Greedy(score) for score in ("size", "lookup")))
     alone = [ImprovedSearch((start,), STEPS).find(task, simulator).plan for start in starts]
@@ -92,7 +92,7 @@ def test_max_moved_bytes_of_improved_search_count_from_the_start():
 
 
 def test_neuroshard_is_an_improved_search_from_the_published_plan_and_other_starts():
-    """A composition: each setting goes to the part that it is of, by the same name and with the same default."""
+    """Each setting of NeuroShard is passed to its component, with the same name and default."""
     grid, improvement = GridSettings(points=3), Improvement(perturbations=7)
     acceptance = Acceptance(margin_fraction=0.3)
     ours = NeuroShard(4, 2, 5, grid, improvement, acceptance)
@@ -117,7 +117,7 @@ def test_settings_of_neuroshard_published_have_the_same_names_in_neuroshard():
 
 
 def test_even_layouts_cost_much_less_than_the_published_packing_in_tight_memory():
-    """The published search packs by bytes alone there, at several times the cost."""
+    """In so little memory the published search packs by bytes alone, which costs much more."""
     tables = criteo()
     task = Task(tables, Topology(8, int(1.02 * sum(table.size_bytes for table in tables) / 8)), 65536)
     space = costed_space_of(task, H100)

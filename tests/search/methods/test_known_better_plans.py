@@ -1,4 +1,4 @@
-"""Tasks on which more freedom leads the default search to a worse plan than one that is known.
+"""Tasks on which the default search finds a more expensive plan than a known one, found with fewer options.
 
 Those in `STILL_WORSE` are expected to fail until the search finds a plan that costs no more than the known one. The
 costs of the known plans are checked, too.

@@ -1,4 +1,4 @@
-"""The default search on random tasks: never more expensive than simpler searches, and near the best of all plans."""
+"""The default search on random tasks: no more expensive than simpler searches, and near the best of all plans."""
 
 from collections.abc import Iterator
 from dataclasses import replace

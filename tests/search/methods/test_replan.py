@@ -1,4 +1,4 @@
-"""Re-planning: little is moved, nothing gets worse, mistakes are said."""
+"""Replan: few moved bytes, no higher cost, and refusals."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ FEW = Improvement(perturbations=5)
 
 
 class _FromRandom(Searcher):
-    """Re-plans a random plan."""
+    """Replans a random plan."""
 
     def find(self, task, simulator):
         return Replan(Random().find(task, simulator).plan, improvement=FEW).find(task, simulator)
@@ -48,7 +48,7 @@ def _started(compute, **settings):
 
 @pytest.mark.parametrize(("compute", "known"), [(LinearCompute(), 0.99), (OpaqueCompute(), 0.94)])
 def test_replan_finds_cheaper_plans_if_more_bytes_may_move(compute, known):
-    """A sum in place of an opaque model is fitted at the start plan, and knows less of plans farther away."""
+    """A sum model in place of an opaque model is fitted at the start plan, and is less accurate for other plans."""
     total, after = toy_task(14).size_bytes, []
     for limit in (0, total // 20, total // 5, None):
         start, plan, cost_ms = _started(compute, max_moved_bytes=limit)
@@ -77,7 +77,7 @@ def test_replan_accepts_a_start_file_of_another_load(tmp_path):
 
 
 def test_replan_remark_names_the_cost_and_the_moved_bytes_that_explain_shows():
-    """Weights and optimizer state, both of them."""
+    """Moved bytes are weights and optimizer state."""
     task, simulator = replace(toy_task(10), memory=ns.MemoryUse("adam")), Simulator(random_models())
     start = Random().find(task, simulator).plan
     found = Replan(start, improvement=FEW).find(task, simulator)
@@ -94,7 +94,7 @@ def test_replan_refuses_starting_plans_of_other_tables():
 
 
 def _where(plan):
-    """(device, columns) of every table, by name."""
+    """Return (device, columns) of each shard of each table, by name."""
     found = {table.name: [] for table in plan.task.tables}
     for placed in sorted(plan.placements):
         found[plan.task.tables[placed.shard.table].name].append((placed.device, placed.shard.dim))
@@ -102,7 +102,7 @@ def _where(plan):
 
 
 def test_unaffected_tables_stay_if_tables_or_devices_change():
-    """Nothing is moved but what has to be, as long as nothing else is worth it."""
+    """Only forced moves are made, because no other move gains enough."""
     task, few = toy_task(8), {"improvement": FEW, "min_gain": 1e9}
     simulator, start = Simulator(linear_models()), Random().find(task, Simulator(linear_models())).plan
     extra = replace(toy_task(9).tables[8], name="new")
@@ -133,7 +133,7 @@ OTHERS = {"rows": {"rows": 300}, "data type": {"bytes_per_element": 2}, "lookups
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 def test_replan_keeps_changed_tables_in_place_and_counts_their_bytes_if_moved(other):
-    """They stay, what the step costs with them is known, and their bytes count if they move."""
+    """Changed tables stay, the remark has the cost of the step with them, and their bytes count if they move."""
     task, simulator = toy_task(8), Simulator(linear_models())
     start = Random().find(task, simulator).plan
     changed = replace(task, tables=(replace(task.tables[0], **other), *task.tables[1:]))
@@ -220,7 +220,7 @@ def _others(plan):
 
 
 class _FromForms(Searcher):
-    """Re-plans a plan of all sharding types that the models know, with few bytes to move."""
+    """Replans a plan of all sharding types that the models know, with few bytes to move."""
 
     def find(self, task, simulator):
         start = NeuroShard(improvement=Improvement(perturbations=0), acceptance=None).find(task, simulator).plan
@@ -253,7 +253,7 @@ def test_column_wise_tables_move_while_row_wise_and_data_parallel_tables_stay(us
 
 
 def test_replan_moves_column_wise_tables_off_the_host_of_a_hot_row_wise_table():
-    """The hot table's rows keep the first host busy: tables that are on one device are spread over the second host."""
+    """The rows of the hot table load the first host, so column-wise tables are spread over the second host."""
     narrow = (hot_table(f"narrow{i}", 1_000_000, 16, 40) for i in range(12))
     tables = (hot_table("hot", 10_000_000, 64, 300), *narrow)
     task = Task(tables, Topology(4, "80GiB", devices_per_host=2), BATCH)
@@ -286,7 +286,7 @@ def test_tables_change_their_sharding_type_if_that_helps_and_moves_bytes_within_
 @pytest.mark.parametrize("relative", [0.001, 0.5])
 @pytest.mark.parametrize("types", [(), FORMS])
 def test_replan_accepts_the_gains_that_the_default_search_accepts(relative, types):
-    """Whether tables change their sharding type or not: replan rejects the gains that the default search rejects."""
+    """With and without changes of sharding types, replan rejects the gains that the default search rejects."""
     task, simulator = replace(_criteo(), topology=Topology(4, "80GiB")), uncertain(H100, relative)
     start = laid_out(task, *(i % 4 for i in range(16)))
     found = Replan(start, improvement=FEW, sharding_types=types).find(task, simulator)
@@ -301,7 +301,7 @@ def test_replan_accepts_the_gains_that_the_default_search_accepts(relative, type
 
 
 def test_tables_keep_their_types_and_numbers_of_shards_if_asked():
-    """Without, a warning names the tables whose optimizer state is lost to checkpoints."""
+    """Without `keep_types`, a warning names the tables whose optimizer state checkpoints lose."""
     task = replace(_criteo(), topology=Topology(4, "80GiB"), memory=ns.MemoryUse("rowwise_adagrad"))
     start = laid_out(task, range(4), {0: 64, 1: 64}, DATA_PARALLEL, *[0] * 13)
     free, held = (Replan(start, improvement=FEW, keep_types=keep).find(task, H100) for keep in (False, True))

@@ -1,4 +1,4 @@
-"""Row-wise and data-parallel tables: when the default search chooses them, and what it never does."""
+"""Row-wise and data-parallel tables in the default search: when they are chosen, limits, and errors."""
 
 import re
 from contextlib import suppress
@@ -60,7 +60,7 @@ def _tiny_on_three(seed):
 
 
 def _tiny_sequences(seed):
-    """In rows, one device would compute the first table all the same."""
+    """Row-wise, one device would still compute all lookups of the first table."""
     first, *others = (replace(table, pooled=False) for table in _tiny(seed).tables)
     return replace(_tiny(seed), tables=(replace(first, row_lookups=(1.0, 0.0)), *others))
 
@@ -71,7 +71,7 @@ def _tiny_of_two_types(seed):
 
 
 def _layouts(task):
-    """All layouts of each table: row-wise; if pooled, data-parallel and any column split, else equal column splits."""
+    """Yield all layouts of each table: row-wise; if pooled, data-parallel and any column split, else equal splits."""
     devices = task.topology.num_devices
     for index, table in enumerate(task.tables):
         splits = product(range(table.dim // 4 + 1), repeat=devices)
@@ -123,7 +123,7 @@ def test_search_places_one_data_type_per_device_if_kernel_calls_are_expensive():
 
 @pytest.mark.parametrize("share", [0.52, pytest.param(0.7, marks=pytest.mark.slow)])
 def test_search_finds_a_plan_in_tight_memory_if_any_sharding_type_has_one(share):
-    """Two devices that hold hardly more than all tables: a plan is found if there is one of any sharding type."""
+    """The two devices have hardly more memory than all tables need; a plan is found if any sharding types have one."""
     best_found = 0
     for seed in range(8):
         task = _tiny(seed, share)
@@ -147,7 +147,7 @@ def test_small_tables_of_the_mlperf_workload_are_data_parallel():
 
 
 def test_search_makes_a_narrow_hot_table_row_wise():
-    """8 columns go to 2 devices at most; rows to all."""
+    """A table of 8 columns can be split over 2 devices, its rows over all."""
     task = Task((hot_table("hot", 10_000_000, 8, 200), *criteo()[:8]), ON_HOSTS, BATCH)
     plan = ALL.find(task, H100).plan
     assert plan.forms[0] is Form.ROW_WISE
@@ -155,7 +155,7 @@ def test_search_makes_a_narrow_hot_table_row_wise():
 
 
 def test_row_wise_saves_less_if_one_block_has_all_lookups():
-    """If one block has all lookups, its device has as many as column-wise: only the exchange gets cheaper."""
+    """If one block has all lookups, its device has as many as with a column-wise table: only exchanges are cheaper."""
     spread = hot_table("hot", 10_000_000, 8, 200)
     hot = [replace(spread, row_lookups=tuple(np.eye(16)[block])) for block in (0, 15)]
     tasks = [Task((table, *criteo()[:8]), Topology(16, "80GiB"), BATCH) for table in (spread, *hot)]
@@ -175,7 +175,7 @@ def test_row_wise_saves_less_if_one_block_has_all_lookups():
     ids=["pooled", "sequence"],
 )
 def test_a_table_that_fits_with_no_column_split_is_row_wise(table, topology, memory, names):
-    """With their optimizer state, or a half of a sequence table: a shard that takes more than a device holds."""
+    """Column shards exceed a device because of optimizer state, or because a sequence table can only be halved."""
     task = Task((table, *criteo()[:3]), topology, BATCH, memory)
     with refused("table-exceeds-device", names=names, kind=InfeasibleError):
         ALONE.find(task, H100)
@@ -187,7 +187,7 @@ def test_a_table_that_fits_with_no_column_split_is_row_wise(table, topology, mem
 
 
 def test_tables_that_do_not_pack_column_wise_are_row_wise():
-    """Three tables of 4 columns on two devices that hold one and a half each."""
+    """Three tables of 4 columns on two devices with memory for 1.5 tables each."""
     tables = tuple(hot_table(f"t{i}", 1_000_000, 4, 1) for i in range(3))
     task = Task(tables, Topology(2, int(tables[0].size_bytes * 1.5)), BATCH)
     with refused("plan-not-found", kind=InfeasibleError):
@@ -240,7 +240,7 @@ def test_tables_kept_together_are_column_wise_if_one_of_them_must_be():
 
 
 def _tight(memory_bytes, num_devices, shapes, together=()):
-    """A task whose devices hold hardly more than all tables, (rows, columns, lookups) each."""
+    """Make a task with hardly more memory than tables need; tables are (rows, columns, lookups)."""
     tables = tuple(hot_table(f"t{i}", *shape, batch_size=4096) for i, shape in enumerate(shapes))
     return Task(tables, Topology(num_devices, memory_bytes), 4096, constraints=Constraints(together=together))
 
@@ -255,7 +255,7 @@ def _tight(memory_bytes, num_devices, shapes, together=()):
     ],
 )
 def test_search_is_near_the_best_plan_if_estimates_underrate_column_wise_costs(task):
-    """Column-wise tables find no place or an expensive one, so plans without them are tried all the same."""
+    """Estimates underrate column-wise tables, which do not fit or cost more, so other plans must be tried too."""
     simulator = Simulator(CostModels.load("cpu"))
     plan = found(replace(ALL, acceptance=None), task, simulator)
     assert ms_of(plan, simulator) < best_ms(task, _layouts(task), simulator) * 1.03
@@ -275,7 +275,7 @@ def test_search_refuses_a_sharding_type_that_a_table_cannot_have():
 
 
 class _Asked:
-    """Notes how many tables it is asked to place."""
+    """Records the number of tables in each call."""
 
     def __init__(self, start):
         self.start, self.asked = start, []
@@ -300,7 +300,7 @@ class _Recorded:
 
 
 def _searched_by(monkeypatch, columns, quick=None):
-    """Every default search searches columns so from now on."""
+    """Replace the column-wise search of every default search."""
     monkeypatch.setattr(NeuroShard, "column_search", columns)
     monkeypatch.setattr(NeuroShard, "beside_search", columns)
     monkeypatch.setattr(NeuroShard, "quick", quick or EvenLayouts())
@@ -338,7 +338,7 @@ def test_sharding_type_trials_limit_the_number_of_placed_choices(monkeypatch):
     ids=["pooled", "sequences, sum", "sequences, by call"],
 )
 def test_choices_are_ranked_by_the_cost_of_their_plans(task, models, rel):
-    """Placed quickly, without a plan, a choice costs what a plan of the same placements does."""
+    """The quick cost of a choice equals the cost of a plan with the same placements."""
     start, simulator, count = EvenLayouts(), Simulator(models), len(task.tables)
     choices = OptionTable(task, simulator, allowed_types(task, CALLS), start, task)
     rng, in_rows_too = np.random.default_rng(0), 0
@@ -414,7 +414,7 @@ def test_sequence_tables_stay_column_wise_if_models_do_not_know_row_wise_ones():
     ],
 )
 def test_error_names_the_table_without_an_allowed_sharding_type(searcher, rows, devices, rule, numbers):
-    """With the reason: the rows or shards that the table has or would have, and the devices."""
+    """The error has the reason: the rows or shards of the table, and the number of devices."""
     rules = Constraints((TableRule("t0", sharding_types=("row_wise",), **rule),))
     task = plain_task([32, 64], [rows, 100], devices=devices, constraints=rules)
     with refused("constraints-no-sharding-type", where="constraints", names=["'t0'"]) as caught:
@@ -489,7 +489,7 @@ def test_buffers_that_leave_no_memory_are_named_for_all_sharding_types_and_tiers
 
 
 def test_sharding_types_are_changed_from_a_fitting_choice_if_estimates_lead_to_none():
-    """In so tight memory neither all columns nor the ends of local searches have their place, but all rows."""
+    """In so little memory, only the plan with all tables row-wise fits; local searches end at other choices."""
     shapes = ((4_354, 128, 1.0, 4), (4_562, 12, 1.0, 4), (15_825, 8, 0.1, 2), (601_718, 32, 3.7, 4), (145, 20, 20.0, 4))
     tables = tuple(
         replace(hot_table(f"t{i}", rows, dim, lookups, 1024), pooled=i > 0, bytes_per_element=element)

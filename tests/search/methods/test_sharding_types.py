@@ -1,4 +1,4 @@
-"""The sharding types that a search and rules allow: plans have these only, and each name means what TorchRec means."""
+"""Sharding types allowed by searches and rules: plans have only these types, named as in TorchRec."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_table_column_wise_splits_tables_on_one_host_only(host, splits):
 
 
 def test_rows_are_on_one_host_if_only_table_row_wise_is_allowed():
-    """By the searcher's setting, and by a rule for one table."""
+    """Allowed by the setting of the searcher, or by a rule for one table."""
     rows = [TableRule("hot", sharding_types=("row_wise", "table_row_wise"))]
     assert _searched("column_wise", "row_wise", task=_task(rows)).sharding_types[1] == "row_wise"
     assert _searched("column_wise", "table_row_wise", task=_task(rows)).sharding_types[1] == "table_row_wise"
@@ -59,7 +59,7 @@ def test_rows_are_on_one_host_if_only_table_row_wise_is_allowed():
 
 @pytest.mark.parametrize("name", SHARDING_TYPES)
 def test_rule_on_a_sharding_type_allows_the_plans_of_torchrecs_type_of_that_name(name):
-    """Of plans with one table of each kind, on four devices in two hosts."""
+    """Each plan has one table, of another sharding type, on four devices of two hosts."""
     kinds = {
         "table_wise": 0,
         "column_wise": {0: 64, 2: 64},

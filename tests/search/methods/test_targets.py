@@ -1,4 +1,4 @@
-"""Searches for a target: the best of what it can express, not a plan for everything that is cut down."""
+"""Searches for a target find the best plan that the target can express."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from tests.kit.searches import H100
 
 
 def _hot_task():
-    """A table that is best cut in three, among others, on three devices."""
+    """Make a task with a table that is best split in three, on three devices."""
     task = toy_task(4, 3)
     hot, *rest = (replace(table, dim=4, pooling_factor=1.0) for table in task.tables)
     return replace(task, tables=(replace(hot, name="hot", dim=64, pooling_factor=30.0), *rest))
@@ -41,7 +41,7 @@ def test_search_for_a_target_finds_a_plan_that_the_target_can_express():
 
 
 def test_large_tables_for_sok_are_row_wise():
-    """Where models know those, and no device holds one alone."""
+    """A table is row-wise if models know row-wise tables, and no device has memory for the whole table."""
     task = _hot_task()
     large = replace(task.tables[0], rows=10_000)
     task = replace(task, tables=(large, *task.tables[1:]), topology=replace(task.topology, memory_bytes=1_500_000))

@@ -1,4 +1,4 @@
-"""Tables in host memory: put there where devices have too little, no more of them than need be, nor than hosts hold."""
+"""Host tiers in searches: tables are in host memory only if devices lack memory, within the memory of hosts."""
 
 import re
 from dataclasses import replace
@@ -42,7 +42,7 @@ LARGE = tuple(table.with_dim(32) for table in dlrm_like(seed=3, batch_size=BATCH
 
 
 def _task(share, count=8, devices=4, host_share=2.0, devices_per_host=None, **fields):
-    """Devices with room for a share of the tables."""
+    """Make a task on devices with memory for a share of the tables."""
     tables = LARGE[:count]
     total = sum(table.size_bytes for table in tables)
     memory = max(int(total * share / devices), 1)
@@ -101,7 +101,7 @@ def test_plans_of_tiny_tasks_are_near_the_best(tasks):
     ("share", "count"), [(0.8, 6), *(pytest.param(share, 8, marks=pytest.mark.slow) for share in (0.3, 0.6))]
 )
 def test_search_costs_at_most_1_percent_more_than_any_fixed_choice_of_tiers(share, count):
-    """By the same search with every table bound to the memory that the choice gives it."""
+    """Each choice is searched by the same search, with rules that fix the tier of every table."""
     task = _task(share, count)
     options = TierOptions.of(task, H100.compute_for(task))
     bound = (
@@ -254,7 +254,7 @@ def test_host_memory_named_by_an_error_suffices():
 
 @EVERY
 def test_plan_that_exceeds_host_memory_is_refused_without_a_claim_about_all_plans(searcher):
-    """Where nothing is found, it is said of what was found, not of all plans."""
+    """The error is about the plan that was found, and does not claim that no plan exists."""
     task = _in_gib([60, 60, 60], 91, (TableRule("*", tiers=("uvm",), max_shards=1),))
     with refused("plan-breaks-limits", names=["host 0"], kind=InfeasibleError):
         searcher.find(task, H100)

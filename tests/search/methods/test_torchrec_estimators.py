@@ -1,4 +1,4 @@
-"""Our cost models inside TorchRec's own planner."""
+"""NeuroShard's cost models inside TorchRec's planner."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from tests.kit.torchrec_models import shaped_bags, topology
 
 
 def _options(task, plan):
-    """The plan as TorchRec's proposals are."""
+    """Return a plan in the form of TorchRec's proposals."""
     tables = find_tables(shaped_bags({table.name: (table.rows, table.dim) for table in task.tables}))
     return sharding_options(to_sharding_plan(plan), tables, task.batch_size, topology(task.topology.num_devices))
 

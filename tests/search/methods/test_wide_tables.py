@@ -43,18 +43,18 @@ DIMS = (2048, 2052, 4096, 4100, 6000)
 
 
 def wide_task(devices=2, dims=DIMS, memory_bytes=1 << 30, **fields):
-    """A task of tables of these widths beside narrow ones."""
+    """Make a task of tables of these widths and of narrow tables."""
     wide = tuple(table(f"w{dim}", 300, dim, 1.5) for dim in dims)
     return Task((*wide, *toy_tables(3)), Topology(devices, memory_bytes), 256, **fields)
 
 
 def widths_of(plan, index):
-    """The widths of a table's shards, in order of columns."""
+    """Return the widths of the shards of a table, in order of columns."""
     return [placed.shard.dim for placed in sorted(plan.by_table[index], key=lambda one: one.shard.column)]
 
 
 def check_width(plan):
-    """Check that no shard is wider than kernels take, and that devices cut what they hold as little as that takes."""
+    """Check that no shard exceeds the width limit, and that devices have as few shards as this limit allows."""
     assert plan.violations == ()
     assert max(placed.shard.dim for placed in plan.placements) <= LIMIT
     for whole, placed in zip(plan.task.tables, plan.by_table, strict=True):

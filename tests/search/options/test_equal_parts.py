@@ -1,4 +1,4 @@
-"""Tables that may be cut in equal parts only, and are worth more than two."""
+"""Tables that may only be split into equal parts, and for which more than two parts pay."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ SEARCH = build("searcher", "neuroshard")
 
 
 def _task(constraints=None, **hot):
-    """A table that is best cut in four, among others, on four devices."""
+    """Make a task with a table that is best split in four, on four devices."""
     task = toy_task(5, 4)
     first, *rest = (replace(table, dim=4, pooling_factor=1.0) for table in task.tables)
     wide = replace(first, **{"name": "hot", "rows": 1000, "dim": 64, "pooling_factor": 30.0} | hot)
@@ -59,7 +59,7 @@ def test_search_splits_a_table_into_no_more_parts_than_its_rules_allow(constrain
 
 
 def _halved(task):
-    """The task, whose tables may have two parts at most."""
+    """Return the task with at most two parts per table."""
     return task.with_rules([TableRule("*", max_shards=2)])
 
 

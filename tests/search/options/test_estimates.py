@@ -84,7 +84,7 @@ def test_estimates_of_row_wise_and_data_parallel_tables_are_exact(forms, simulat
 @pytest.mark.parametrize("simulator", [H100, BY_FORM], ids=["kernels", "a model for each sharding type"])
 @pytest.mark.parametrize("sequences", [[False] * 12, [True, False] * 6, [True] * 12], ids=["none", "some", "all"])
 def test_placed_column_wise_tables_cost_what_their_plan_does_beside_any_sharding_types(sequences, simulator):
-    """Rows of sequence tables are calls of their own, exchanged like columns: in one all-to-all with them."""
+    """Row-wise sequence tables have separate kernel calls, and share the all-to-all of column-wise tables."""
     base, rng = _task(), np.random.default_rng(5)
     tables = tuple(replace(t, pooled=not its) for t, its in zip(base.tables, sequences, strict=True))
     task, one_in_columns = replace(base, tables=tables), np.where(np.arange(12) == 1, COLUMN_WISE, ROW_WISE)
@@ -105,7 +105,7 @@ def test_placed_column_wise_tables_cost_what_their_plan_does_beside_any_sharding
 
 
 def test_estimates_of_column_wise_tables_are_near_their_cost():
-    """Many tables on few devices can be spread nearly evenly."""
+    """Many tables on few devices can be spread nearly evenly, as estimates assume."""
     task, rng = _task(), np.random.default_rng(1)
     choices = np.stack([np.full(12, COLUMN_WISE), *rng.choice(len(FORMS), (8, 12), p=[0.6, 0.2, 0.2])])
     costs = np.array([_cost(task, forms) for forms in choices])
@@ -162,7 +162,7 @@ def test_estimates_with_constraints_are_finite_and_no_lower_than_without():
 
 
 def test_estimates_are_unchanged_by_leaving_out_beaten_cuts(monkeypatch):
-    """Of cuts that are no more expensive and no wider, one is costed."""
+    """Of cuts that are no more expensive and no wider than others, one is costed."""
     task = _task(30, 16)
     choices = np.random.default_rng(3).choice(len(FORMS), (50, 30), p=[0.8, 0.1, 0.1])
     few = _estimates(task).costs(TypeChoices(choices))
@@ -182,7 +182,7 @@ def _same_loads(one, other):
 
 
 def test_slowest_loads_equal_the_loads_of_placed_tables():
-    """Of rows, the block that is looked up most; without `row_lookups` the first."""
+    """The slowest block of a row-wise table has the most lookups; without `row_lookups` it is the first."""
     base = _task()
     hot = replace(base.tables[2], row_lookups=(0.1, 0.1, 0.7, 0.1))
     task = replace(base, tables=(*base.tables[:2], hot, *base.tables[3:]))

@@ -1,4 +1,4 @@
-"""Rows on one host: where they pay they are found, and no plan gets more expensive by them."""
+"""Rows on one host: found if they lower the cost, and never more expensive."""
 
 from dataclasses import replace
 
@@ -35,12 +35,12 @@ def _task(dims, num_devices=32, host=8, constraints=IN_ROWS, memory="80GiB"):
 
 
 def _everywhere(task):
-    """All tables but the last row-wise on all devices."""
+    """Return the plan with all tables but the last row-wise on all devices."""
     return laid_out(task, *[range(task.topology.num_devices)] * (len(task.tables) - 1), 0)
 
 
 def _hosts(plan):
-    """The hosts of each table's shards."""
+    """Return the hosts of the shards of each table."""
     return [{placed.device // plan.task.topology.host_size for placed in its} for its in plan.by_table]
 
 
@@ -94,7 +94,7 @@ def test_rows_stay_on_all_devices_if_one_host_is_too_small(task):
 
 
 def test_move_rows_to_hosts_stays_within_device_memory():
-    """Seven tables of 5.12 GB: in blocks on all 32 devices 1.12 GB on each, two of them on one host 1.28 GB."""
+    """Seven tables of 5.12 GB take 1.12 GB per device if row-wise on all 32 devices; two on one host take 1.28 GB."""
     for memory, moved in ((80 << 30, range(7, 8)), (1_200_000_000, range(7))):
         plan = move_rows_to_hosts(_everywhere(_task([128] * 7, memory=memory)), H100)
         assert plan.violations == ()

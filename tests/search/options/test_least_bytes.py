@@ -28,7 +28,7 @@ TOTAL = sum(table.size_bytes for table in TABLES)
 
 
 def _task(share, host_share=0.0, tables=TABLES, training=False, **fields):
-    """Four devices on two hosts, with room for shares of the tables' weights."""
+    """Make a task on four devices of two hosts, with memory for shares of the weights of tables."""
     memory = MemoryUse("rowwise_adagrad", 1) if training else MemoryUse()
     topology = Topology(4, int(TOTAL * share / 4), devices_per_host=2, host_memory_bytes=int(TOTAL * host_share / 2))
     return Task(tables, topology, 256, memory, **fields)
@@ -36,7 +36,7 @@ def _task(share, host_share=0.0, tables=TABLES, training=False, **fields):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """How often the cost models are asked."""
+    """Record the calls of the cost models."""
     counts = []
     for owner, name in ((RooflineCompute, "embed"), (RooflineComm, "transfer_ms")):
         method = getattr(owner, name)

@@ -57,7 +57,7 @@ def test_constraints_limit_the_sharding_types_of_a_table(constraints, first):
 
 @pytest.mark.parametrize(("rows", "may"), [(1, "mp"), (3, "mp"), (4, "mrp"), (5, "mp"), (7, "mrp")])
 def test_tables_are_row_wise_only_with_enough_rows_for_blocks(rows, may):
-    """Five rows make blocks of two, two and one: the fourth would be empty."""
+    """Five rows on four devices make blocks of two, two and one row: the fourth block would be empty."""
     assert _allowed(Task((replace(TABLES[0], rows=rows),), TASK.topology, 64)) == [may]
 
 
@@ -118,7 +118,7 @@ def test_slice_of_choices_has_the_types_at_these_positions(of):
 
 @pytest.mark.parametrize("always", [0, 5, 40])
 def test_largest_of_choices_equals_the_largest_number_of_the_chosen_tables(always):
-    """Also where some tables are in all choices, or none in one, or choices are alike."""
+    """Some tables may be chosen by all choices, and one choice may choose all tables or none."""
     rng = np.random.default_rng(4)
     numbers = rng.uniform(size=(40, 3))
     chosen = rng.uniform(size=(30, 40)) < rng.uniform(size=(30, 1)) ** 3

@@ -1,4 +1,4 @@
-"""More free memory on the fullest device at hardly any cost: what is given up, and what stays as it was found."""
+"""Spreading memory: more free memory on the fullest device, within the tolerance of the cost."""
 
 from dataclasses import replace
 
@@ -78,7 +78,7 @@ def test_spreading_memory_lowers_the_fullest_device_within_the_allowed_cost(seed
 
 @pytest.mark.parametrize("rows", [1_000, 4_000_000])
 def test_the_default_search_leaves_the_fullest_device_more_free_memory_within_its_tolerance(rows):
-    """Large tables that are hardly looked up, beside small hot ones: the large ones may be anywhere."""
+    """Large tables with few lookups and small hot tables: the large tables may be on any device."""
     hot = tuple(replace(table, name=f"hot_{table.name}") for table in _tables(8, 100_000, 40.0))
     task = Task((*hot, *_tables(12, rows, 0.01)), Topology(4, "80GiB"), 4096)
     cheapest, plan = (replace(QUICK, tolerance=share).find(task, H100).plan for share in (0.0, 0.005))

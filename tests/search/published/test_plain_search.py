@@ -1,4 +1,4 @@
-"""The compiled lockstep search agrees with the plain one."""
+"""The compiled published search agrees with a plain implementation."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Explanations against numbers worked out by hand."""
+"""Explanations compared with numbers computed by hand."""
 
 import re
 from dataclasses import replace
@@ -49,7 +49,7 @@ def test_explanation_names_the_slowest_device_and_costs_of_its_tables():
 
 
 def test_bottleneck_is_the_widest_device_if_exchanges_cost_most():
-    """The first device computes a little longer, the second has nearly all columns, which cost much more."""
+    """The first device computes a little longer; the second device has nearly all columns, which cost much more."""
     tables = (Table("long", 100, 4, 40.0, ONCE), Table("wide", 100, 128, 1.0, ONCE))
     task = Task(tables, Topology(2, 1 << 30), 256)
     models = linear_models(2)
@@ -222,7 +222,7 @@ def test_a_page_shows_every_move_a_terminal_the_first(files, capsys):
 
 
 def test_explanation_shows_names_with_markup_as_plain_text(files, capsys):
-    """Markup of a terminal, of HTML and of formulas is text."""
+    """Markup of terminals, HTML and formulas in names is shown as text."""
     name = "[bold]x[/nope] <b>$\\frac{$ & _y^"
     tables = (Table(name, 100, 32, 1.0, ONCE), Table("other", 100, 32, 1.0, ONCE))
     task = Task(tables, Topology(2, 1 << 30), 256)
@@ -305,7 +305,7 @@ def test_explaining_two_plans_costs_both_on_one_task_with_a_note(files, capsys):
 
 
 def test_plans_whose_tables_grew_are_compared(files, capsys):
-    """In any order, and beside a table whose shape rules out its place; bytes are what replan counts."""
+    """Tables are matched by name in any order, and moved bytes are those of replan."""
     plan = Plan.load(files / "two.json")
     first, *rest = plan.task.tables
     grown = replace(plan.task, tables=(*rest, replace(first, rows=2 * first.rows)))
@@ -372,7 +372,7 @@ def test_explanation_of_a_balanced_plan_names_no_bottleneck():
 
 
 def test_plan_and_explanation_count_the_same_columns():
-    """Data-parallel and row-wise tables count none: in the lines of a plan as in its explanation."""
+    """Data-parallel and row-wise tables have no columns, in the text of a plan and in its explanation."""
     plan = laid_out(_task([32, 32]), DATA_PARALLEL, 1)
     found = explain(plan, H100)
     (devices,) = (section for section in sections(found) if section.title == "Devices")

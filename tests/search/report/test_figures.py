@@ -1,4 +1,4 @@
-"""Figures of a report: numbers on their axes are numbers, however they are spaced."""
+"""Figures of a report: axes and legends."""
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ from neuroshard.stages.search.report.figures import comparison_bars, scatter, se
 
 @pytest.fixture
 def axes(monkeypatch):
-    """The axes of the last figure that was saved."""
+    """Record the axes of each saved figure."""
     saved = []
     save = Figure.savefig
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Sections as a page and in a terminal, and CSV: every text is shown as it is."""
+"""Sections on pages, in terminals and in CSV: every text is shown unchanged."""
 
 import csv
 from io import StringIO

@@ -1,4 +1,4 @@
-"""Learning: toy tasks whose optimum is known, cost networks that fit, trainings that repeat."""
+"""Learning: toy tasks with known optimum, repeatable trainings, and saved policies."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Policies and cost networks: what they are invariant to, and that playing and replaying agree."""
+"""Policies and cost networks: invariances, and equal results of playing and replaying."""
 
 from functools import partial
 
@@ -56,7 +56,7 @@ def test_policies_place_any_number_of_tables_and_devices(name):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_device_scores_follow_a_permutation_of_devices(name):
-    """Permuting devices permutes their scores."""
+    """A permutation of devices permutes the scores of devices."""
     policy = _policy(name, playground([toy_task(5, 4)], random_models))
     order = torch.tensor([2, 0, 3, 1])
     devices, costs = torch.rand(3, 4, 8), torch.rand(3, 4, 3)
@@ -66,7 +66,7 @@ def test_device_scores_follow_a_permutation_of_devices(name):
 
 
 def test_environment_costs_equal_those_that_the_cost_network_predicts_at_once():
-    """What the environment adds up step by step is what `predict` sees at once."""
+    """The environment adds up states step by step; `predict` computes them at once."""
     torch.manual_seed(0)
     network = CostNetwork(NETWORK)
     batch = TaskBatch.of([toy_task(6, 3, seed=1), toy_task(6, 3, seed=2)], "test")

@@ -1,4 +1,4 @@
-"""`compare=torchrec`: the plan of TorchRec's default planner beside those of a search, and of an explanation."""
+"""`compare=torchrec`: costs of TorchRec's default plan in searches and explanations."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Plans on real hardware, in small; and what is counted when they can't run."""
+"""Small evaluations of plans, on real hardware too, and plans that cannot run."""
 
 import json
 import re
@@ -158,7 +158,7 @@ def _entry(method, task, measured):
     ],
 )
 def test_comparison_uses_tasks_solved_by_every_method_that_solved_any(entries, success, left_out):
-    """The caption names the number of these tasks, and the methods that solved none."""
+    """The caption has the number of these tasks, and the methods without a solved task."""
     grid = comparison([_entry(*one) for one in entries])
     console = Console(record=True, width=120)
     console.print(grid)
@@ -193,7 +193,7 @@ def _measured_by(monkeypatch, measure):
 
 @pytest.fixture
 def fixed(monkeypatch):
-    """Measuring gives the same of every plan, in tests that are about something else."""
+    """Replace measuring by equal costs of every plan."""
     its = cost_of(np.full(2, 4.0), np.ones(2), np.ones(2))
     _measured_by(monkeypatch, lambda _meters, plans, *_rest: [its] * len(plans))
 
@@ -305,7 +305,7 @@ OTHER_SCOPE, OTHER_HARDWARE = "predicted-scope-differs", "predicted-for-other-ha
 
 
 class _Coded(Message):
-    """A message that is rendered with its code."""
+    """A message that is shown with its code."""
 
     def __str__(self):
         return f"[{self.code}] {super().__str__()}"

@@ -1,4 +1,4 @@
-"""Reports: what is gathered, what is compared, and a page that needs nothing but itself."""
+"""Reports: comparisons, sensitivities, and a page with all pictures embedded."""
 
 import re
 from base64 import b64decode
@@ -202,7 +202,7 @@ def test_equal_names_of_different_runs_are_made_distinct(runs, tmp_path):
 
 
 def _reported(tmp_path):
-    """What a report of all runs says, without its styles and pictures, and of how many sections it is."""
+    """Make a report of all runs; return its text without styles and pictures, and its number of sections."""
     result = Report(str(tmp_path / "runs"), str(tmp_path / "out")).run()
     text = re.sub(r"(?s)<style>.*?</style>|<[^>]*>", " ", (tmp_path / "out" / "report.html").read_text())
     return " ".join(text.split()), result.num_sections

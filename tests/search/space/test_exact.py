@@ -1,4 +1,4 @@
-"""Packing: plans of small tasks are found if there are any; errors name the total first, and memory that suffices."""
+"""Packing: plans of small tasks are found if any exist, and errors name an amount of memory that suffices."""
 
 import os
 import re
@@ -173,7 +173,7 @@ def test_packings_of_constrained_tasks_break_no_limit():
 
 
 def _tight(seed, most_devices=3, tables=(2, 3)):
-    """A few small tables, batches in flight counted, with about as much memory as some sharding type of each needs."""
+    """Draw a task of a few small tables, with about the memory that some sharding types of them need."""
     rng = np.random.default_rng(seed)
     devices = int(rng.integers(2, most_devices + 1))
     drawn = tuple(
@@ -200,7 +200,7 @@ def _has_plan(task):
 
 
 def _columns_task(base):
-    """The column-wise tables as a task of their own, with the memory that others leave: a byte at least."""
+    """Return a task of the column-wise tables alone, with the memory that other tables leave, at least one byte."""
     task, tables = base.task, tuple(base.task.tables[table] for table in base.column_wise)
     columns, devices = sum(table.output_columns for table in tables), task.topology.num_devices
     received = task.memory.received_bytes(columns, task.batch_size, devices)
@@ -225,7 +225,7 @@ def test_small_tasks_have_no_plan_of_any_sharding_type_if_none_is_found():
 
 @pytest.mark.parametrize("seed", [19, 67, 91, 238])
 def test_search_changes_sharding_types_of_tables_until_all_fit(seed):
-    """All tables do not fit column-wise, and neither do the largest row-wise with the rest column-wise."""
+    """Tables fit neither all column-wise, nor with the largest table row-wise and the rest column-wise."""
     task = _tight(seed, most_devices=4, tables=(4, 8))
     with pytest.raises(InfeasibleError):
         BeamSearch(max_splits=1).find(task, H100)
@@ -253,7 +253,7 @@ def _of_kib(sizes_kib, memory_bytes, use, reserved_bytes=0):
 @pytest.mark.parametrize("use", [MemoryUse(), MemoryUse("adam", 1)], ids=["weights", "training"])
 @pytest.mark.parametrize("space", [[3000], [3500, 3500, 3500], [200] * 50, [200, 200, 200, 3, 7]])
 def test_memory_named_by_an_error_suffices_for_the_tables(space, use):
-    """Of one table, whose narrowest shards fit no device, as of many."""
+    """Errors of one table whose narrowest shards fit on no device, and errors of several tables."""
     task = _of_kib(space, 160 * KIB, use, reserved_bytes=40 * KIB)
     for searcher in (QUICKLY, BeamSearch(max_splits=2)):
         with refused("tables-exceed-devices", names=["4 devices"], kind=InfeasibleError) as caught:
@@ -275,7 +275,7 @@ def test_error_on_unequal_devices_names_the_factor_of_memory_that_suffices():
 
 
 def _with_named_memory(task, error):
-    """The task on devices with the memory that an error says to give them; None if the error names no amount.
+    """Return the task with the memory that an error advises; None if the error names no amount.
 
     An amount without a unit is a factor of the memory of each device.
     """

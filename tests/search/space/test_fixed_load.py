@@ -1,4 +1,4 @@
-"""Tables on devices already: column-wise tables get the memory that is left, and cost what whole plans do."""
+"""Fixed loads: column-wise tables get the memory that is left, and costs equal those of whole plans."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ def _fixed_load(plan):
 
 @pytest.mark.parametrize("models", [H100.models, random_form_models()], ids=["roofline", "random"])
 def test_costs_of_a_space_with_fixed_tables_equal_costs_of_whole_plans(models):
-    """Rows on one host load its devices more than others."""
+    """Rows on one host load the devices of this host more than other devices."""
     task = replace(toy_task(6), topology=Topology(4, 1 << 40, devices_per_host=2))
     others = (*place_row_wise(task, 0, [2, 3]), *place_row_wise(task, 1, range(4)), *place_data_parallel(task, 2))
     simulator = Simulator(models)

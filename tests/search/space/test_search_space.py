@@ -99,7 +99,7 @@ def test_plans_with_row_wise_or_data_parallel_tables_are_not_items():
 
 
 def _random_held(shards, rng):
-    """Every item on one to three devices, allowed there or not."""
+    """Draw widths with every item on one to three devices, allowed or not."""
     held, most_shards = np.zeros(shards.rules.allowed.shape, dtype=np.int64), shards.rules.max_shards.tolist()
     for item, (most, width) in enumerate(zip(most_shards, shards.full_width.tolist(), strict=True)):
         devices = rng.permutation(held.shape[1])[: rng.integers(1, min(3, most, width, held.shape[1]) + 1)]
@@ -162,7 +162,7 @@ def _room(task):
 
 @SEEDS
 def test_device_room_is_the_memory_and_units_left(seed):
-    """Shards are put wherever they may be; what may be put is worked out again each time."""
+    """Place shards on random allowed devices, and recompute the allowed devices after each shard."""
     task, rng = constrained_task(seed), np.random.default_rng(seed)
     space, room = _room(task)
     room.free_units[:] = cap = int(space.shards.full_width.sum() * 0.6)
@@ -212,7 +212,7 @@ def test_legal_actions_of_policies_are_the_devices_with_room(seed):
 
 
 def _whole_tables(task):
-    """Without what wants tables split, and without the pinned shards, that make tasks differ in their items."""
+    """Return the task without rules that split tables and without pinned shards, so that tasks have equal items."""
     constraints = task.constraints
     rules = tuple(rule for rule in constraints.rules if (rule.min_shards or 1) == 1)
     roomy = Topology(task.topology.num_devices, sum(t.size_bytes for t in task.tables) * 4)
@@ -234,7 +234,7 @@ def test_moved_bytes_are_those_of_plans_and_of_weights_alone_columns_times_rows(
 
 
 def _sorted(sets):
-    """Each set's loads as rows of numbers, in an order of their own."""
+    """Return the loads of each set as rows of numbers, sorted."""
     loads = [getattr(sets.loads, field.name) for field in fields(Loads)]
     rows = np.column_stack(loads)
     return [sorted(map(tuple, part.tolist())) for part in np.split(rows, sets.counts.cumsum()[:-1])]

@@ -1,4 +1,4 @@
-"""Lookups as they are drawn: as histograms say, in blocks of rows, and of rows that stay popular."""
+"""Drawn lookups match reuse histograms, row blocks, and rows that stay popular over batches."""
 
 from dataclasses import replace
 

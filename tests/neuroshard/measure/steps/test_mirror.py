@@ -1,4 +1,4 @@
-"""Mirrored ranks: their exchanges are those of real ranks, at any size."""
+"""Mirrored steps: one process runs one rank of a larger job, with the exchanges of real ranks."""
 
 import os
 import pickle
@@ -70,7 +70,7 @@ def _steps_beside_mirrors(rank, plan, protocol, folder):
 
 
 def _rows(rank, outcome):
-    """The rows of a rank's step, which must not have failed."""
+    """Return the measurement rows of the step of a rank, after checking that the step did not fail."""
     rows = rows_of_rank(0, 0, rank, outcome)
     assert error_of(rows) is None
     return rows
@@ -224,7 +224,7 @@ def test_a_step_waits_for_the_last_rank_at_every_exchange():
 
 
 def test_ranks_in_a_pipeline_do_not_wait_for_the_input_dist():
-    """Splits are sent before lookups, indices between the dense part's forward and backward."""
+    """The pipeline sends splits before lookups, and indices between forward and backward of the dense network."""
     stretches = (
         *(Stretch("input", "all_to_all"), Stretch("outputs", "all_to_all"), Stretch("dense", "")),
         *(Stretch("input", "all_to_all"), Stretch("dense", "all_to_all"), Stretch("backward", "")),

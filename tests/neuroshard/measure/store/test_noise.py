@@ -1,4 +1,4 @@
-"""How far two passes differ, of steps: what devices do for plans counts."""
+"""The noise of steps: differences between two passes count for phases that depend on the plan."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Nothing is written where something else is."""
+"""Directories with files of another stage are refused and left unchanged."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The measurements of plans come back as they were stored, and files with other contents are refused."""
+"""Measurements of plans are read back unchanged, and files of other plans are refused."""
 
 from dataclasses import replace
 

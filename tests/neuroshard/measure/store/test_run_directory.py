@@ -1,4 +1,4 @@
-"""Directories of runs: claimed once, gone on with by the same run only, marked when they are whole."""
+"""Run directories: used by one run at a time, resumed only by the same run, marked when the run is finished."""
 
 import json
 from pathlib import Path

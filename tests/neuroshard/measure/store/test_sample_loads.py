@@ -1,4 +1,4 @@
-"""What models are asked with to say what was measured."""
+"""The loads and traffic of measured samples, from which models predict the measured times."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The machine's speed in each spell, from samples that two spells measured."""
+"""The slowness of a machine in each spell, from samples that were measured in two spells."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from neuroshard.testing import toy_task
 
 
 def _slowness(speeds, noise=0.0, pairs=5, seed=0, more=()):
-    """The slowness found of spells, each but the first with second measurements of what the ones before took."""
+    """Return the estimated slowness of spells; each spell but the first measures samples of earlier spells again."""
     rng = np.random.default_rng(seed)
     found = []
     for later, speed in enumerate(speeds):

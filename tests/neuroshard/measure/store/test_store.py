@@ -167,7 +167,7 @@ def test_reading_a_chunk_without_a_column_is_refused_with_advice_to_collect_agai
 
 
 def test_stored_tables_and_manifest_are_read_back_unchanged(tmp_path):
-    """A run that goes on compares them with its own."""
+    """A run that resumes compares the stored tables and manifest with its own."""
     plain, known, *others = toy_tables(4)
     shared = [replace(table, features=2 + i, pooled=i > 0) for i, table in enumerate(others)]
     tables, directory = (plain, replace(known, row_lookups=(0.75, 0.25)), *shared), DataDirectory(tmp_path)

@@ -1,4 +1,4 @@
-"""Statistics counted from batches, against counting by brute force."""
+"""Statistics counted from batches, compared with brute force."""
 
 import tracemalloc
 import warnings
@@ -25,7 +25,7 @@ SHAPES = (ns.TableShape("a", 50, 8), ns.TableShape("b", 7, 16, 2))
 
 
 def _batch(samples, rng=None):
-    """Lookups of every table, as offsets; some samples have none."""
+    """Draw the lookups of each table with offsets; some samples have no lookups."""
     rng, found = rng or np.random.default_rng(0), {}
     for shape in SHAPES:
         lengths = rng.integers(0, 4, size=samples)
@@ -35,7 +35,7 @@ def _batch(samples, rng=None):
 
 
 def _joined(batches):
-    """One batch of all samples, one batch after the other."""
+    """Join batches into one batch of all samples."""
     found = {}
     for name in batches[0]:
         lengths = np.concatenate([np.diff(batch[name][1]) for batch in batches])
@@ -61,7 +61,7 @@ def _close(table, other):
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(1, 40), st.integers(0, 99))
 def test_counted_statistics_equal_those_of_each_global_batch_counted_by_itself(sizes, global_size, seed):
-    """However samples come in batches, sums and histograms are those of counting every global batch by itself."""
+    """Statistics are those of counting each global batch by itself, however samples are split into batches."""
     rng = np.random.default_rng(seed)
     batches = [_batch(size, rng) for size in [*sizes, 1]]
     total = sum(sizes) + 1
@@ -118,7 +118,7 @@ def test_batches_and_traces_give_equal_statistics():
 
 
 class _Elsewhere:
-    """A tensor on another device, which is no array before it has been copied."""
+    """A tensor on another device, which must be copied before it can become an array."""
 
     def __init__(self, values):
         self._values = torch.tensor(values)
@@ -284,7 +284,7 @@ def test_row_counts_of_parts_equal_counts_of_all_lookups(rows, lookups, seed):
 
 
 def test_halved_row_counts_count_a_share_of_rows_in_full_that_differs_by_salt():
-    """Row r is looked up r times, so counts say which rows there are; then all of them as often again."""
+    """Row r is looked up r times, so that counts identify rows; then all rows are looked up as often again."""
     indices = np.repeat(np.arange(1, 401), np.arange(1, 401))
     found = []
     for salt in range(3):
@@ -341,7 +341,7 @@ def _tally(shape, batches, most_held):
 @settings(max_examples=15, derandomize=True)  # of so many draws some are beyond 4 errors now and then
 @given(st.floats(0, 1.2), st.integers(0, 999))
 def test_estimated_errors_of_few_batches_match_true_errors(exponent, seed):
-    """Each batch has other rows in its share, so errors of their mean get smaller."""
+    """Each batch samples other rows, so the error of the mean histogram falls with the number of batches."""
     shape = ns.TableShape("a", 50_000, 8)
     batches = [_zipf_lookups(50_000, 60_000, exponent, [seed, number]) for number in range(4)]
     exact, sketch = _tally(shape, batches, 1 << 20), _tally(shape, batches, 4096)
@@ -359,7 +359,7 @@ def test_counting_within_max_bytes_equals_counting_without_a_limit():
 
 
 def test_shared_room_samples_large_tables_and_counts_small_ones_in_full():
-    """The large one is sampled, the small one counted in full."""
+    """The rows of the large table are sampled, those of the small table counted in full."""
     room = SharedRoom(2, 4096, 0)
     rng = np.random.default_rng(0)
     small = rng.integers(0, 300, size=2000)
@@ -373,7 +373,7 @@ def test_shared_room_samples_large_tables_and_counts_small_ones_in_full():
 
 
 def test_counting_a_large_batch_stays_within_the_memory_limit():
-    """A batch of 16 MiB of lookups, nearly all of other rows, counted in 8 MiB."""
+    """A batch has 16 MiB of lookups, nearly all of different rows, and is counted in 8 MiB."""
     shape, limit = ns.TableShape("a", 1 << 40, 8), 8 << 20
     indices = np.random.default_rng(0).integers(0, 1 << 40, size=1 << 21)
     batch = {"a": (indices, np.linspace(0, len(indices), 65, dtype=np.int64))}
