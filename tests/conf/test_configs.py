@@ -49,7 +49,7 @@ pytestmark = pytest.mark.xdist_group("configs")  # what one test composed serves
 
 
 def _compose(command, choices, settings=()):
-    """Return the config of a command; configs read Hydra's settings, which are set to those of the command's defaults."""
+    """Return the config of a command; configs read the settings of Hydra, set to the defaults."""
     HydraConfig.instance().set_config(with_hydra(command, ()))
     config = compose_config(command, choices)
     for setting in settings:

@@ -19,7 +19,7 @@ from neuroshard.testing import ONCE, OpaqueCompute, SearcherConformance, linear_
 from tests.kit.messages import refused
 from tests.kit.searches import ms_of
 from tests.kit.tasks import plain_tables, plain_task
-from tests.search.published.plain_search import oracle_search
+from tests.search.published.plain_search import plain_search
 
 WHOLE = BeamSearch(max_splits=0)
 
@@ -117,7 +117,7 @@ def test_models_of_any_sharding_type_are_searched():
     )
     found = (one.find(task, simulator).plan for one in (Greedy("lookup"), *few_splits))
     greedy, published, ours = (ms_of(plan, simulator) for plan in found)
-    _, expected = oracle_search(task, simulator, max_splits=3)
+    _, expected = plain_search(task, simulator, max_splits=3)
     # Searched by a sum, in proportion to costs of tables alone.
     assert expected * (1 - 1e-4) <= published < expected * 1.01
     assert ours < published <= greedy
