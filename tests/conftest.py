@@ -1,12 +1,12 @@
-"""What every test stands on: one thread of arithmetic, examples that repeat, no deadlines, logging as it was."""
+"""Settings of all tests: one thread of arithmetic, repeatable examples without deadlines, and restored logging."""
 
 import gc
 import logging
 import os
 from collections.abc import Iterator
 
-# Before numpy or torch are imported, and for every subprocess: idle threads that spin take the cores from whoever
-# else works, and tests run side by side.
+# Set before numpy or torch are imported, and for every subprocess: idle threads that spin would take the cores from
+# other tests, which run at the same time.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
@@ -22,14 +22,14 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector pass over what was imported and collected: it stays, and took it 5% of the time."""
+    """Exempt imported modules and collected tests from garbage collection, which took 5% of the time of tests."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """Undo what Hydra does to logging when a test runs a command in this process: tests after it read log records."""
+    """Undo the changes of Hydra to logging after each test, because later tests read log records."""
     root, raises = logging.getLogger(), logging.raiseExceptions
     level, before = root.level, set(root.handlers)
     yield
@@ -39,4 +39,4 @@ def logging_as_before() -> Iterator[None]:
         root.removeHandler(handler)
 
 
-_HYDRAS = (logging.StreamHandler, logging.FileHandler)  # the types of Hydra's handlers; pytest's are others
+_HYDRAS = (logging.StreamHandler, logging.FileHandler)  # the types of Hydra's handlers; pytest has other types

@@ -1,4 +1,4 @@
-"""What GitHub and releases expect: the workflow, the issue templates and the changelog."""
+"""Conventions of GitHub and of releases: the workflow, the issue templates and the changelog."""
 
 import re
 from pathlib import Path

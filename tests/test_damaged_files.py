@@ -1,4 +1,4 @@
-"""Every reader answers a damaged file with one line, whatever is wrong with it.
+"""Every reader refuses damaged files in one line.
 
 NEUROSHARD_FUZZ=10000 pytest tests/test_damaged_files.py tries 10,000 of each kind instead of a few.
 """
@@ -51,7 +51,7 @@ TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "15"))
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    """A directory with a sound file of every kind."""
+    """A directory with an undamaged file of every kind."""
     root = tmp_path_factory.mktemp("good")
     task = constrained_task(1)
     plan = whole(toy_task(5), *range(4))

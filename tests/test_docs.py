@@ -1,4 +1,4 @@
-"""The pages say what is: generated ones are current, commands are commands, links lead somewhere."""
+"""The pages agree with the code: generated pages are current, commands compose, and links lead to files."""
 
 import importlib
 import re
@@ -28,7 +28,7 @@ OWN_PARTS = ("hydra.searchpath", "--config-dir")  # need the package of a page, 
 
 
 def _blocks(text):
-    """Code blocks that are no language's."""
+    """Yield the code blocks without a language."""
     language, lines = None, []
     for line in text.splitlines():
         if line.startswith("```"):
@@ -40,7 +40,7 @@ def _blocks(text):
 
 
 def _commands(page):
-    """Every command line of the page, in blocks and in tables, as arguments after `neuroshard`."""
+    """Yield the command lines of a page, in blocks and tables, as arguments after `neuroshard`."""
     text = "\n".join(_blocks(page.read_text())).replace("\\\n", " ")
     lines = [line.strip() for line in text.splitlines()] + re.findall(r"`(neuroshard [^`\n]+)`", page.read_text())
     for line in lines:
@@ -72,7 +72,7 @@ def test_commands_shown_in_pages_compose(page, arguments):
 
 
 def _first_job(texts):
-    """The settings of the first job of a sweep, or of a command that is no sweep."""
+    """Return the settings of the first job of a sweep, or of a single command."""
     parser, flags = OverridesParser.create(), ("-", "job")
     for text in (text for text in texts if not text.startswith(flags)):
         (override,) = parser.parse_overrides([text])

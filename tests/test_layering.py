@@ -35,9 +35,9 @@ SEARCH_PACKAGES = (
 
 @cache
 def _imported_names(path, for_types=False):
-    """(module, name) of everything that a file imports at run time, wherever it does; None for a whole module.
+    """Return (module, name) of all imports of a file at run time, at any place; the name is None for a whole module.
 
-    With `for_types`, also of what it imports under TYPE_CHECKING.
+    With `for_types`, also return the imports under TYPE_CHECKING.
     """
     found, nodes = [], [ast.parse(path.read_text())]
     for node in nodes:
@@ -60,7 +60,7 @@ def _files(directory):
 
 
 @pytest.mark.parametrize(("folder", "its_own"), [("neuroshard", set()), *((stage, {stage}) for stage in STAGES)])
-def test_the_core_imports_no_stage_and_stages_no_other(folder, its_own):
+def test_core_imports_no_stage_and_stages_import_only_allowed_stages(folder, its_own):
     files = _files(folder)
     assert files
     for path in files:
@@ -76,7 +76,7 @@ def test_code_that_users_run_does_not_import_tests(folder):
 
 
 @pytest.mark.parametrize("name", [*(f"stages/{stage}" for stage in STAGES), "conf"])
-def test_stages_are_reached_through_committed_links(name):
+def test_stages_in_the_package_are_committed_links_to_their_folders(name):
     link = ROOT / "neuroshard" / name
     assert link.is_symlink()
     assert (link.parent / link.readlink()).resolve() == ROOT / link.name
@@ -96,14 +96,14 @@ def test_importing_a_module_loads_no_heavy_package(imported, heavy):
 
 
 def _module(path):
-    """The name by which a file is imported."""
+    """Return the name of the module of a file."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     parts = parts if parts[0] == "neuroshard" else ("neuroshard", "stages", *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def _graph(for_types=False):
-    """Which modules each module imports; a package is its `__init__.py`."""
+    """Return the modules that each module imports; a package stands for its `__init__.py`."""
     files = {_module(path): path for folder in ("neuroshard", *STAGES) for path in _files(folder)}
     graph = {}
     for module, path in files.items():
@@ -132,7 +132,7 @@ def test_imports_between_modules_have_no_cycle():
     assert _cycle(graph) != []
 
 
-def test_plans_import_nothing_in_a_circle_for_types_either():
+def test_plans_package_has_no_import_cycle_even_for_types():
     graph = _graph(for_types=True)
     assert "neuroshard.layouts" in graph["neuroshard.plans.plan"]
     for module in graph:
@@ -140,7 +140,7 @@ def test_plans_import_nothing_in_a_circle_for_types_either():
 
 
 def _reached(graph, module):
-    """All that a module imports, and what that imports."""
+    """Return all modules that a module imports, directly or indirectly."""
     reached, new = set(), set(graph[module])
     while new:
         reached |= new
@@ -194,7 +194,7 @@ ABOUT_TASKS = {"words", "tables", "cost", "layouts", "tasks", "plans", "models",
 
 
 def test_published_search_imports_few_other_modules():
-    """It works on arrays, so a reader who has only the paper need not open what the arrays are made of."""
+    """The published search works on arrays, so that readers of the paper need few other modules."""
     graph = _graph(for_types=True)
     files = {_module(path): path for folder in ("neuroshard", *STAGES) for path in _files(folder)}
     own = {module for module in graph if module.startswith(PUBLISHED)}
@@ -210,6 +210,6 @@ def test_published_search_imports_few_other_modules():
 
 
 def _and_packages(module):
-    """A module, and the packages around it, which Python imports first."""
+    """Return a module and the packages around it, which Python imports first."""
     parts = module.split(".")
     return {".".join(parts[:count]) for count in range(1, len(parts) + 1)}

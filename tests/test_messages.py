@@ -1,4 +1,4 @@
-"""Every message has a code of its own, and its text stands in tests/golden/messages.json."""
+"""Every message has a unique code, and its text is in tests/golden/messages.json."""
 
 import json
 import re

@@ -94,8 +94,8 @@ def test_wheel_has_only_the_package_at_the_top(unpacked):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("searcher", ["dim_greedy", "neuroshard"])
-def test_a_first_search_works_outside_the_checkout_with_the_configs_and_models_inside(unpacked, tmp_path, searcher):
-    """From Python, then as a command, in one process: importing takes longest."""
+def test_first_search_works_with_the_wheel_outside_the_checkout(unpacked, tmp_path, searcher):
+    """From Python, then as a command, in one process, because imports take most of the time."""
     given = ["search", "tables=criteo", "topology.memory_bytes=34359738368", f"searcher={searcher}", "out=found"]
     code = (
         "import neuroshard as ns; print(ns.__file__)\n"

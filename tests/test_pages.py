@@ -1,4 +1,4 @@
-"""Pages stay short enough to read: their lines, and the columns and cells of their tables."""
+"""Pages are short: their lines, and the columns and cells of their tables."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ LINES, COLUMNS, WORDS = 150, 7, 15
 
 
 def _rows(page):
-    """The cells of every table row outside code."""
+    """Return the cells of each table row outside code."""
     in_code = False
     for line in page.read_text().splitlines():
         in_code ^= line.startswith("```")

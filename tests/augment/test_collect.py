@@ -1,4 +1,4 @@
-"""Whole collect runs: on real hardware in small, and killed while they write."""
+"""Whole collect runs: small runs on real hardware, and runs that are killed while they write."""
 
 import json
 import re
@@ -43,14 +43,14 @@ def _measured(shape, sample, seed):
 
 
 def _steps(sample, seed):
-    """Those of one rank; every third fails."""
+    """Local samples of one rank; every third fails."""
     steps = Outcome(Repeats(np.full((2, 3, 1), 2.5), np.zeros(2)), None, 0.01, (Stretch("input", "all_to_all"),))
     return steps if seed % 3 else _measured((), sample, seed)
 
 
 @dataclass(frozen=True)
 class FakeHardware(Hardware):
-    """The CPU, without running anything."""
+    """A CPU on which nothing runs."""
 
     def compute_meter(self, warn):
         return Answering(partial(_measured, (2,)))
@@ -98,7 +98,7 @@ ACROSS = {"collectives": ("host_reduce_scatter",)}
 
 
 def _changed(run, settings):
-    """The run with other settings, nested ones merged into its own."""
+    """Return the run with changed settings; nested settings are merged with those of the run."""
     own = {key: replace(getattr(run, key), **its) for key, its in settings.items() if isinstance(its, dict)}
     return replace(run, **settings | own)
 
@@ -152,7 +152,7 @@ def test_collect_run_on_a_cpu_measures_every_sample(tmp_path):
     assert 0 < summary["compute"].busy_s < summary["compute"].wall_s
 
 
-def test_failed_samples_are_recorded_and_summed_up(tmp_path):
+def test_collect_records_failed_samples_and_counts_them_in_the_summary(tmp_path):
     summary = collect_run(tmp_path / "data").run()
     failed = [m for m in DataDirectory(tmp_path / "data").compute().read() if not m.second_pass and m.error is not None]
     assert summary["compute"].failed == len(failed) > 0
@@ -161,7 +161,7 @@ def test_failed_samples_are_recorded_and_summed_up(tmp_path):
     assert "MemoryError: too much" in shown(summary)
 
 
-def test_a_finished_run_measures_nothing_again(tmp_path):
+def test_running_a_finished_collect_run_again_measures_nothing(tmp_path):
     collect_run(tmp_path / "data").run()
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*.parquet")}
     assert collect_run(tmp_path / "data").run()["compute"].busy_s == 0
@@ -177,7 +177,7 @@ def test_collecting_with_the_same_seed_draws_the_same_samples(tmp_path):
 
 
 def _collect_and_die(out, number, when):
-    """Collect in this process, which kills itself before or after it puts its file of this number in place."""
+    """Collect in this process, which kills itself before or after it moves the file of this number to its path."""
     die_at_file(number, when)
     collect_run(out).run()
 
@@ -186,7 +186,7 @@ KILLS = [*product(range(3), ("before", "after"))]
 
 
 @pytest.mark.parametrize("kills", [KILLS[1::2], pytest.param(KILLS, marks=pytest.mark.slow)])
-def test_killed_runs_lose_nothing_and_repeat_nothing(tmp_path, kills):
+def test_killed_collect_run_keeps_finished_parts_and_resumes_to_the_same_data(tmp_path, kills):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     collect_run(whole).run()
     kept: dict[Path, int] = {}
@@ -213,7 +213,7 @@ def test_collecting_into_data_of_other_hardware_is_refused(tmp_path):
         collect_run(tmp_path / "data").run()
 
 
-def test_exchanges_take_turns_among_device_counts(tmp_path):
+def test_exchange_samples_are_measured_for_each_listed_device_count_and_batch_size(tmp_path):
     run = collect_run(tmp_path / "data")
     run = replace(run, comm=replace(run.comm, num_devices=(2, 3)), batch_sizes=(16, 64), num_second_pass=6)
     run.run()
@@ -265,8 +265,8 @@ def test_samples_disturbed_by_other_load_are_measured_again(tmp_path, spell, aga
     assert summary["compute"].noise < 1e-9
 
 
-def test_a_machine_that_stays_busy_is_refused_and_measured_on_later(tmp_path):
-    """Busy from its second batch on, then all the time, it agrees with itself on most samples; then it is quiet."""
+def test_collect_refuses_noise_of_a_busy_machine_and_resumes_once_the_machine_is_quiet(tmp_path):
+    """The machine is busy from its second batch on in the first run, always in the second, and never in the third."""
     _busy_run(tmp_path / "quiet", []).run()
     for begin, parts in ((1, 6), (0, 8)):
         with refused("measurements-too-noisy", names=["compute: ", "100.0%", "max_noise", 0.5, tmp_path / "busy"]):
@@ -358,7 +358,7 @@ def test_collecting_into_the_directory_of_another_run_is_refused(tmp_path):
         ("references", 0.06, 0.0),
     ],
 )
-def test_runs_resume_only_if_samples_are_drawn_equally(tmp_path, name, before, after):
+def test_collect_run_resumes_only_if_settings_that_draw_samples_are_unchanged(tmp_path, name, before, after):
     run, (setting, _, inner) = collect_run(tmp_path / "data", samples=1), name.partition(".")
     changed = {setting: {inner: after} if inner else after}
     run.run()

@@ -1,4 +1,4 @@
-"""Collect runs whose processes are on several hosts."""
+"""Collect runs with processes on several hosts."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Random plans whose steps are measured."""
+"""Random plans of which training steps are measured."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_plan_augmentation_with_the_same_seed_draws_the_same_plans(drawn):
     ]
 
 
-def test_the_same_plans_are_drawn_in_several_precisions(drawn):
+def test_plan_augmentation_draws_the_same_plans_whatever_precisions_are_listed(drawn):
     again = _drawn(PlanAugmentation(precisions=("fp32", "fp16")), 20)
     assert [(sample.plan, sample.rank) for sample, _ in again] == [
         (sample.plan, sample.rank) for sample, _ in drawn[:20]
@@ -46,7 +46,7 @@ def test_the_same_plans_are_drawn_in_several_precisions(drawn):
         ("fp17", "unknown-name", ["'fp17'", "'fp16'"]),
     ],
 )
-def test_plan_augmentation_refuses_precisions_that_some_exchanges_lack(name, code, names):
+def test_plan_augmentation_refuses_invalid_precisions(name, code, names):
     with refused(code, names=names):
         PlanAugmentation(precisions=("fp32", name))
 
@@ -55,7 +55,7 @@ def test_narrowest_table_is_drawn_if_no_table_fits():
     assert all(len(sample.plan.task.tables) >= 1 for sample, _ in _drawn(PlanAugmentation(max_copy_bytes=1), 40))
 
 
-def test_plan_augmentation_refuses_limits_that_no_plan_keeps():
+def test_plan_augmentation_refuses_limits_that_allow_no_plan():
     with refused("local-tables-too-large", names=["local.max_bytes", 1, "'like0_79'", "864 bytes", "4 columns"]):
         PlanAugmentation(max_bytes=1).check(SPLIT)
     with refused("max-dim-not-halvable", names=["max_dim", 12]):
@@ -74,7 +74,7 @@ def test_drawn_plans_have_all_sharding_types_and_many_sizes(drawn):
     assert any(form == "row_wise" and len(its) < plan.task.topology.num_devices for plan, its, form in placed)
 
 
-def test_plans_for_steps_use_tables_of_their_split_only(drawn):
+def test_drawn_plans_contain_only_tables_of_the_split_of_the_sample(drawn):
     for sample, split in drawn:
         names = {table.name for table in SPLIT[split]}
         assert {table.name for table in sample.plan.task.tables} <= names
@@ -89,6 +89,6 @@ def test_drawn_plans_keep_limits_on_batch_bytes_and_outputs(drawn):
         assert all(table.size_bytes <= augmentation.max_bytes for table in task.tables)
         outputs = [4 * each * table.output_columns for table in task.tables]
         assert len(task.tables) == 1 or sum(outputs) <= augmentation.max_output_bytes
-        copies = [t for t, form in zip(task.tables, plan.forms, strict=True) if form == "data_parallel"]
-        assert all(table.pooled and table.size_bytes <= augmentation.max_copy_bytes for table in copies)
+        data_parallel = [t for t, form in zip(task.tables, plan.forms, strict=True) if form == "data_parallel"]
+        assert all(table.pooled and table.size_bytes <= augmentation.max_copy_bytes for table in data_parallel)
         assert 0 <= sample.rank < task.topology.num_devices

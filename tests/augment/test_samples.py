@@ -24,7 +24,7 @@ KINDS = {ComputeAugmentation: "compute", CommAugmentation: "comm"}
 
 
 def _drawn(augmentation, count):
-    """Combinations that follow one another."""
+    """Draw `count` samples with one generator."""
     rng = np.random.default_rng(0)
     return [augmentation.draw(SPLIT, 256, rng)[0] for _ in range(count)]
 
@@ -58,8 +58,8 @@ def test_drawn_combinations_have_tables_of_one_precision():
 
 
 @pytest.mark.parametrize("pooled", [True, False])
-def test_a_users_tables_are_combined_as_asked_whether_they_are_pooled_or_not(pooled):
-    """A model may have both: what a call is measured of hangs on settings alone."""
+def test_pooled_setting_decides_if_drawn_tables_are_pooled_whatever_the_source_tables_are(pooled):
+    """A user's model may have pooled and sequence tables; only the setting `pooled` decides which ones are drawn."""
     sequences = tuple(replace(table, pooled=n % 3 == 0) for n, table in enumerate(TABLES))
     augmentation, rng = ComputeAugmentation(pooled=(pooled,)), np.random.default_rng(0)
     drawn = [augmentation.draw(split_tables(sequences, 0), 256, rng)[0] for _ in range(20)]
@@ -80,7 +80,7 @@ def test_arbitrary_dim_fraction_draws_tables_of_any_width():
     assert 0.1 < odd < 0.3
 
 
-def test_tables_are_read_by_as_many_features_as_are_listed():
+def test_drawn_tables_have_a_listed_number_of_features_and_ignore_that_of_the_source():
     plain, shared = ComputeAugmentation(), ComputeAugmentation(features=(1, 4))
     found = [_of_seed(shared, seed) for seed in range(60)]
     assert Counter(table.features for sample in found for table in sample.tables).keys() == {1, 4}
@@ -95,7 +95,7 @@ def test_tables_are_read_by_as_many_features_as_are_listed():
     st.sampled_from([0.3, 1.0]),
     st.sampled_from(["column_wise", "row_wise"]),
 )
-def test_caches_keep_the_cap_with_rows_as_wide_as_the_widest_table(seed, max_bytes, share, form):
+def test_drawn_caches_stay_within_max_bytes_with_rows_as_wide_as_the_widest_table(seed, max_bytes, share, form):
     augmentation = ComputeAugmentation(
         128, 1, 15, max_bytes, sharding_types=(form,), tiers=("uvm_caching",), cache_load_factor=(share,)
     )
@@ -124,8 +124,8 @@ def test_combinations_have_the_tiers_that_are_listed():
     )
     blocks = [_of_seed(in_rows, seed) for seed in range(10)]
     assert {(sample.call.name, sample.hot_first) for sample in blocks} == {("uvm_caching_row_wise", 0.0)}
-    copies = ComputeAugmentation(sharding_types=("data_parallel",), tiers=("uvm",))
-    assert _of_seed(copies, 0).tier_assignment == TierAssignment()  # which have no other memory
+    data_parallel = ComputeAugmentation(sharding_types=("data_parallel",), tiers=("uvm",))
+    assert _of_seed(data_parallel, 0).tier_assignment == TierAssignment()  # which have no other memory
 
 
 @given(st.integers(0, 10_000), st.integers(1, 15), st.sampled_from(["column_wise", "row_wise"]))
@@ -149,7 +149,7 @@ def test_sequence_tables_have_one_width_and_outputs_below_a_cap(seed, max_tables
     assert outputs <= (1 << 20) * (3 if form == "row_wise" else 1)
 
 
-def test_sequence_tables_come_as_often_as_listed_and_are_never_data_parallel():
+def test_sequence_tables_are_drawn_as_often_as_listed_and_never_data_parallel():
     augmentation = ComputeAugmentation(
         sharding_types=("column_wise", "row_wise", "data_parallel"), pooled=(True, False), max_tables=3
     )
@@ -161,7 +161,7 @@ def test_sequence_tables_come_as_often_as_listed_and_are_never_data_parallel():
     assert (alone.dim, alone.pooled) == (4, False)
 
 
-def test_a_small_group_repeats_tables_at_other_widths_only():
+def test_combinations_from_few_tables_repeat_a_table_only_at_another_width():
     rng = np.random.default_rng(0)
     for _ in range(50):
         sample, _ = ComputeAugmentation(max_dim=16).draw(split_tables(toy_tables(3), 0), 256, rng)
@@ -169,7 +169,7 @@ def test_a_small_group_repeats_tables_at_other_widths_only():
 
 
 @given(st.integers(0, 10_000), st.integers(1, 15), st.integers(200_000, 10_000_000))
-def test_drawn_row_blocks_are_blocks_of_one_of_several_devices(seed, max_tables, max_bytes):
+def test_drawn_row_blocks_split_a_table_over_a_listed_number_of_devices_within_max_bytes(seed, max_tables, max_bytes):
     augmentation = ComputeAugmentation(128, 1, max_tables, max_bytes, sharding_types=("row_wise",), sharers=(2, 3, 8))
     sample = _of_seed(augmentation, seed)
     assert sample.form is Form.ROW_WISE
@@ -190,7 +190,7 @@ def test_every_block_and_some_hot_first_blocks_are_drawn():
     assert 0.18 < ordered < 0.32
 
 
-def test_data_parallel_tables_are_small_and_see_a_devices_own_samples():
+def test_drawn_data_parallel_tables_stay_within_max_copy_bytes_and_use_the_local_batch():
     samples = _drawn(
         ComputeAugmentation(sharding_types=("data_parallel",), sharers=(2, 8), max_copy_bytes=100_000), 100
     )
@@ -214,7 +214,7 @@ def test_sharding_types_and_collectives_are_drawn_as_often_as_listed():
 @pytest.mark.parametrize("collective", Collective)
 @given(seed=st.integers(0, 10_000), num_devices=st.sampled_from([2, 4, 6, 8]))
 @settings(max_examples=20)
-def test_exchanges_of_every_collective_are_possible(collective, seed, num_devices):
+def test_drawn_exchanges_of_every_collective_have_valid_sizes(collective, seed, num_devices):
     augmentation = CommAugmentation(collectives=(name_of(collective),), max_gradient_bytes=1 << 20)
     sample, name = augmentation.draw(num_devices, 256, np.random.default_rng(seed), num_devices // 2)
     assert sample.collective is collective
@@ -226,8 +226,8 @@ def test_exchanges_of_every_collective_are_possible(collective, seed, num_device
     assert name in ("train", "valid", "test")
 
 
-def test_the_shipped_samples_are_still_drawn():
-    """The same settings and seed give the same."""
+def test_settings_of_the_shipped_data_still_draw_the_shipped_samples():
+    """Equal settings and seeds draw the samples of benchmarks/data/cpu."""
     directory = DataDirectory(Path(__file__).parents[2] / "benchmarks" / "data" / "cpu")
     manifest, tables = directory.manifest(), tuple(directory.tables().values())
     split, batch_sizes = split_tables(tables, manifest.seed), manifest.config["batch_sizes"]
@@ -258,8 +258,8 @@ def test_exchanges_range_from_balanced_to_unbalanced():
 
 
 @pytest.mark.parametrize(("share", "most"), [(0.0, 1.7), (0.5, 2.0), (1.0, 2.0)])
-def test_some_exchanges_are_nearly_one_devices_alone(share, most):
-    """Most stay balanced all the same."""
+def test_skewed_fraction_draws_some_exchanges_of_nearly_one_device_alone(share, most):
+    """Most exchanges stay balanced with any `skewed_fraction`."""
     drawn = [
         CommAugmentation((2,), skewed_fraction=share).draw(2, 256, np.random.default_rng(n))[0] for n in range(300)
     ]
@@ -322,10 +322,10 @@ def test_split_tables_puts_each_table_in_one_split():
         ),
     ],
 )
-def test_augmentations_refuse_settings_that_allow_no_draw(kind, settings, code, names):
+def test_augmentations_refuse_settings_that_allow_no_sample(kind, settings, code, names):
     with refused(code, names=names):
         kind(**settings).check(SPLIT if kind is ComputeAugmentation else None)
 
 
-def test_limits_of_other_sharding_types_do_not_count():
+def test_compute_augmentation_ignores_limits_of_sharding_types_that_are_not_listed():
     ComputeAugmentation(sharding_types=("column_wise",), sharers=(4096,), max_copy_bytes=10).check(SPLIT)

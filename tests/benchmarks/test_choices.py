@@ -16,7 +16,7 @@ import choices
 
 @dataclass(frozen=True)
 class _Said:
-    """What models say of a plan, as far as rules look at it."""
+    """The predicted values of a plan that the rules use."""
 
     total_ms: float
     expected_ms: float
@@ -32,8 +32,8 @@ class _Said:
 
 
 @pytest.mark.slow
-def test_every_available_plan_is_judged_and_the_same_again():
-    """Models are fitted to what a made-up device "measures", whose true costs are known."""
+def test_choices_benchmark_judges_the_plan_of_each_searcher_and_repeats_its_results():
+    """Models are fitted to measurements of a made-up device, whose true costs are known."""
     setting = choices.Setting("cpu", num_devices=2, samples=60, epochs=2)
     first, again = (choices._judged(setting, 2) for _ in range(2))
     assert len(first) == 2
@@ -56,7 +56,7 @@ def test_gains_are_grouped_by_predicted_gain(monkeypatch):
     assert rows["expected"].tolist() == ["1.25%", "5.00%"]
 
 
-def test_the_default_takes_the_least_expected_of_those_predicted_no_more_expensive_than_the_published_and_known():
+def test_each_choice_rule_picks_its_plan_from_predicted_and_expected_costs():
     said = [(10.0, 12.0, 1.0), (9.0, 11.7, 1.0), (11.0, 11.0, 1.0), (9.5, 11.2, 1.1), (9.6, 11.5, 1.0)]
     costs = [_Said(*numbers) for numbers in said]
     plans = choices.AvailablePlans(toy_task(2), Simulator(linear_models()), costs, [3.0, 4.0, 5.0, 6.0, 2.0])

@@ -1,4 +1,4 @@
-"""What README and docs quote stands in files that scripts wrote or in the archive, and tables aren't made twice."""
+"""Figures in README and docs are in files written by scripts or in the archive, and no table is made twice."""
 
 import importlib
 import re
@@ -37,13 +37,13 @@ ADDRESS = re.compile(r"https?://[^)\s]+")
 
 
 def _paragraphs(page):
-    """The text outside code, a list's items and table rows one by one."""
+    """Return paragraphs, list items and table rows of a page, without code."""
     text = re.sub(r"```.*?```|<!-- table.*?<!-- end -->|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
     return [part for part in re.split(r"\n\n|\n(?=- |\d\. |\| )", text) if part.strip()]
 
 
 def _linked(page, paragraph):
-    """The pages of figures that a paragraph links to."""
+    """Return the texts of the pages to which a paragraph links, without the pages of results."""
     targets = (page.parent / target for target in re.findall(r"\]\(([^)#]+\.md)", paragraph) if "://" not in target)
     return [target.read_text() for target in targets if target.resolve() not in results.PAGES]
 
@@ -110,7 +110,7 @@ def test_h100_pages_contain_the_measured_figures():
 
 
 @pytest.mark.slow
-def test_the_page_on_an_h100_holds_the_steps_that_were_trained():
+def test_h100_pages_contain_the_tables_of_trained_steps():
     text = "".join(page.read_text() for page in h100.PAGES)
     trained = {name: partial(h100.shown, name) for name in ("steps", "steps_little", "methods")}
     assert with_tables(text, trained) == text, "python benchmarks/h100.py"
@@ -122,7 +122,7 @@ def test_results_tables_record_date_machine_models_and_noise(path):
     assert results.facts(path)["models"] == results.models_of(path.stem), "make results"
 
 
-def test_a_finished_table_is_made_again_with_other_models_only(tmp_path, monkeypatch):
+def test_results_table_is_made_again_only_if_the_models_change(tmp_path, monkeypatch):
     made = []
 
     def maker(_work, _small):

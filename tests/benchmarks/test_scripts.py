@@ -1,4 +1,4 @@
-"""Scripts that no other test runs find what they import."""
+"""Scripts that no other test runs can be imported."""
 
 import runpy
 from pathlib import Path

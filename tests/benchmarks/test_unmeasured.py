@@ -10,8 +10,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import unmeasured
 
 
-def test_plans_are_costed_by_the_models_and_in_truth():
-    """By models that are the truth all that is predicted comes true; on another device it does not."""
+def test_true_costs_equal_predictions_on_the_device_of_the_models_and_differ_on_another():
+    """The models predict the true costs of their own device; on another device the true costs differ."""
     device, other = MADE_UP["cpu"], unmeasured._another("cpu", 0)
     own, elsewhere = (unmeasured._judged(unmeasured.Case(device.truth, on), 0, 2) for on in (device, other))
     assert own.shape == elsewhere.shape == (2, 2, 2)  # tasks, searchers, predicted and true

@@ -1,4 +1,4 @@
-"""Every config composes and builds what it says."""
+"""Every config can be composed, and its objects can be built."""
 
 import re
 from copy import deepcopy
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.xdist_group("configs")  # what one test composed serves
 
 
 def _compose(command, choices, settings=()):
-    """The config of a command, where Hydra's own can be read: of its defaults, what builds doesn't hang on the rest."""
+    """Return the config of a command; configs read the settings of Hydra, set to the defaults."""
     HydraConfig.instance().set_config(with_hydra(command, ()))
     config = compose_config(command, choices)
     for setting in settings:
@@ -59,7 +59,7 @@ def _compose(command, choices, settings=()):
 
 
 def _chosen(command, given, files):
-    """The config of a command under a choice of a group, with the settings that have to be given."""
+    """Return the config of a command with a choice of a group, and with the settings that must be given."""
     needed = [text for group, name in given.items() for text in NEEDED.get(group, {}).get(name, [])]
     needed = [f"{key}={files.get(value, value)}" for key, value in (text.split("=") for text in needed)]
     choices = [f"{group}={name}" for group, name in given.items()]
@@ -168,15 +168,15 @@ def test_config_folder_has_one_file_for_each_command():
 
 
 def test_slurm_launcher_override_selects_the_partition():
-    """As far as that can be seen without a cluster."""
+    """Without a cluster, only the composed settings can be tested."""
     overrides = ["experiment=search_beam", "hydra/launcher=submitit_slurm", "hydra.launcher.partition=cpu"]
     launcher = with_hydra("search", tuple(overrides)).hydra.launcher
     assert launcher._target_.endswith("SlurmLauncher")
     assert launcher.partition == "cpu"
 
 
-def test_a_plain_search_is_in_the_training_range_of_the_installed_models():
-    """Its task, laid out by any sensible plan; tasks that are drawn are drawn from all tables still."""
+def test_default_search_is_in_the_training_range_of_the_installed_models():
+    """The task of the default search, in any sensible plan; drawn tasks are drawn from all tables."""
     search = instantiate_config(_compose("search", []).run)
     (task,) = search.tasks
     simulator = Simulator(CostModels.load(search.model))

@@ -1,4 +1,4 @@
-"""A setting's default stands once: in the class that takes it, or in `conf/`; the classes write `conf/settings/`."""
+"""Each default is written once, in the class with the setting or in `conf/`; classes generate `conf/settings/`."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_settings_in_config_files_have_comments():
                 assert " # " in line or above.strip().startswith("# "), f"{path.stem}: {line}"
 
 
-def test_the_writer_reads_dataclasses_functions_and_bases(tmp_path):
+def test_settings_writer_includes_fields_of_base_classes_and_nested_classes(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass, field\n"
         "@dataclass\n"
@@ -80,7 +80,7 @@ def _leaves(node, prefix=""):
 
 
 def _included(file):
-    """What the other files of a config's defaults list hold: everything but the values in the file itself."""
+    """Return the values of all other files in the defaults list of a config, without those of the file itself."""
     held = _read(file)
     group = str(Path(file).parent) if "/" in file else ""
     settings = {}

@@ -22,13 +22,13 @@ def site():
     return module
 
 
-def test_sections_of_the_index_become_the_navigation(site):
+def test_navigation_has_the_sections_and_linked_pages_of_the_index(site):
     first = "- [First](tutorials/first_plan.md): see [that](x.md)"
     index = f"# Docs\nText.\n\n## Tutorials\n{first}\n\nMore.\n\n## Commands\n| a |\n"
     assert site.navigation(index)[1:] == [{"Tutorials": [{"First": "docs/tutorials/first_plan.md"}]}]
 
 
-def test_lists_are_set_apart_from_paragraphs_but_not_in_code(site):
+def test_site_pages_get_a_blank_line_before_lists_except_in_code_blocks(site):
     page = "They are:\n- one\n- two\n  more\n\n```\ncode\n- kept\n```\n# Title\n- three"
     assert site.with_lists_apart(page) == page.replace("They are:\n", "They are:\n\n")
 
@@ -58,7 +58,7 @@ def test_pages_are_short_and_tables_are_narrow(page):
 
 
 def test_messages_quoted_by_the_troubleshooting_page_are_printed_by_the_code():
-    """Every message that the troubleshooting page quotes is one that NeuroShard prints, up to values (`...`)."""
+    """NeuroShard has every message that the troubleshooting page quotes, except for values (`...`)."""
     known = json.loads((ROOT / "tests" / "golden" / "messages.json").read_text())
     texts = [text for entry in known.values() for text in entry["messages"]]
     page = (DOCS / "how-to" / "troubleshooting.md").read_text()
@@ -70,5 +70,5 @@ def test_messages_quoted_by_the_troubleshooting_page_are_printed_by_the_code():
 
 
 def _words(cell):
-    """Return what a reader reads of a cell as words; code and the title of a link count, the address does not."""
+    """Return the words of a cell that readers see, with code and titles of links, and without addresses."""
     return re.sub(r"\]\([^)]*\)", "]", cell).split()

@@ -1,4 +1,4 @@
-"""The examples run as their first lines say."""
+"""The examples run with the commands of their first lines."""
 
 import ast
 import importlib.util
@@ -75,8 +75,8 @@ def _assert_trained(tables, train):
 
 
 @pytest.mark.xdist_group("measures")
-def test_torchrec_dlrm_trains_every_table_whatever_the_plan():
-    """Tables of ten columns are data-parallel, whatever constraints say; and some plans have the others so."""
+def test_torchrec_dlrm_trains_every_table_of_any_plan():
+    """Tables of ten columns are always data-parallel; other tables are in some of the plans."""
     cases = {
         "as it stands": (2, 64, None),
         "of ten columns": (2, 10, None),
@@ -87,8 +87,8 @@ def test_torchrec_dlrm_trains_every_table_whatever_the_plan():
 
 
 @pytest.mark.xdist_group("measures")
-def test_torchrec_dlrm_cuda_trains_every_table_whatever_the_plan():
-    """On CPUs, in the pipeline: tables by TorchRec's fused optimizer, by ours, and by both."""
+def test_torchrec_dlrm_cuda_trains_every_table_of_any_plan():
+    """On CPUs, in the pipeline: TorchRec's fused optimizer trains the tables, or our optimizer, or both."""
     cases = {
         "as it stands": (2, None),
         "data-parallel": (2, ["data_parallel"]),
@@ -123,8 +123,8 @@ def test_torchrec_dlrm_cuda_plans_every_table_for_eight_gpus():
 @pytest.mark.slow
 @pytest.mark.xdist_group("measures")
 @pytest.mark.filterwarnings("ignore::neuroshard.NeuroShardWarning")
-def test_python_pipeline_and_commands_leave_equal_files(tmp_path, capsys):
-    """The commands take what it wrote for their own, unfinished or not, and change nothing."""
+def test_python_pipeline_and_commands_write_equal_files_and_models(tmp_path, capsys):
+    """The commands accept the files of the Python pipeline as their own, and leave all but pictures unchanged."""
     example = _example("pipeline")
     measured = example.main(tmp_path, num_calls=60, num_exchanges=24)
     assert set(measured) == set(example.SEARCHERS)
@@ -142,7 +142,7 @@ def test_python_pipeline_and_commands_leave_equal_files(tmp_path, capsys):
 
 
 def test_readme_example_passes_only_existing_parameters():
-    """Each keyword of each call in the Python block is a parameter of what it calls."""
+    """Each keyword of each call in the Python block is a parameter of the called function."""
     tree = ast.parse(re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1])
     names = {}
     for node in tree.body:

@@ -1,4 +1,4 @@
-"""The tasks of the golden set, by name: of every kind that there is, and small enough that a search takes a second."""
+"""The tasks of the golden set, by name: tasks of every kind, each small enough for a search of about a second."""
 
 from dataclasses import replace
 from functools import cache
@@ -15,12 +15,12 @@ DIMS = (8, 16, 32, 64, 128)
 
 @cache
 def all_tasks():
-    """Every task; names of a kind begin alike."""
+    """Return all tasks; the names of tasks of a kind begin with the same word."""
     return papers() | constrained() | in_memory() | of_other_tables() | on_hosts() | in_tiers()
 
 
 def papers():
-    """Drawn as in the papers, on 4 and 8 devices, by the command's own settings."""
+    """Tasks drawn as in the papers, on 4 and 8 devices, by the settings of the command."""
     four = _drawn("tasks.draw.count=12", "topology.num_devices=4", "batch_size=4096")
     eight = _drawn("tasks.draw.count=8", "topology.num_devices=8", "batch_size=8192", "tasks.draw.seed=1")
     return _numbered("paper_4dev", four) | _numbered("paper_8dev", eight)
@@ -36,7 +36,7 @@ def _numbered(name, tasks):
 
 
 def some_tables(count, seed, widths=DIMS, prefix="t"):
-    """Tables t0, t1, ... of the synthetic ones, of random widths."""
+    """Draw tables t0, t1, ... from the synthetic ones, with random widths."""
     rng, pool = np.random.default_rng(seed), ns.load_tables("dlrm_like", num_tables=200, batch_size=BATCH_SIZE)
     chosen, dims = rng.choice(len(pool), count, replace=False), rng.choice(widths, count)
     return tuple(
@@ -45,7 +45,7 @@ def some_tables(count, seed, widths=DIMS, prefix="t"):
 
 
 def task_of(tables, num_devices=4, room=3.0, memory=None, rules=None, **topology):
-    """Devices have `room` times what the weights take, each as much, where `topology` doesn't say what they have."""
+    """Make a task; devices have equal memory of `room` times the weights in all, unless `topology` is given."""
     total = sum(table.rows * table.dim * table.bytes_per_element for table in tables)
     topology.setdefault("memory_bytes", int(total * room / num_devices))
     return ns.Task(
@@ -81,7 +81,7 @@ def constrained():
 
 
 def in_memory():
-    """Little of it, unlike devices, optimizers with state; and too little."""
+    """Tasks with little memory, unequal devices, or optimizers with state, and with too little memory."""
     tables = some_tables(16, 1)
     sizes = (6 << 30, 2 << 30, 2 << 30, 1 << 30)
     return {
@@ -95,7 +95,7 @@ def in_memory():
 
 
 def of_other_tables():
-    """Sequence tables, tables of several features, of half precision, with hot rows; few and many."""
+    """Tasks with sequence tables, several features, half precision or hot rows, and with few and many tables."""
     tables, buffers = some_tables(12, 2, (16, 32, 64)), ns.MemoryUse("sgd", 1)
     half = tuple(replace(table, pooled=i % 2 > 0) for i, table in enumerate(tables))
     every = tuple(replace(table, dim=32, pooled=False) for table in tables)
@@ -124,7 +124,7 @@ def of_other_tables():
 
 
 def on_hosts():
-    """Devices on several hosts; and the tables of MLPerf's DLRM."""
+    """Tasks with devices on several hosts, and with the tables of MLPerf's DLRM."""
     tables, criteo = some_tables(14, 5), ns.load_tables("criteo", batch_size=65536)
     return {
         "hosts_2x2": task_of(tables, devices_per_host=2),
@@ -134,7 +134,7 @@ def on_hosts():
 
 
 def in_tiers():
-    """More than devices have room for, beside memory of hosts."""
+    """Tasks with tables that exceed the memory of devices, and with host memory."""
     tables = some_tables(12, 6)
     half = tuple(replace(table, pooled=i % 2 > 0) for i, table in enumerate(tables))
     cached = ns.TableRule("t[0-2]", tiers=("uvm_caching",), cache_load_factor=0.1)
@@ -153,7 +153,7 @@ def in_tiers():
 
 
 def replanned():
-    """(task that a plan was for, today's task, settings of re-planning) by name."""
+    """Return (task of the previous plan, new task, settings of replan) by name."""
     tables = some_tables(12, 7)
     busier = tuple(
         replace(table, pooling_factor=table.pooling_factor * (3 if i % 3 else 1)) for i, table in enumerate(tables)

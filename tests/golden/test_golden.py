@@ -1,12 +1,12 @@
-"""The golden set: plans, bundles and measurements that stay as they are while the code is rebuilt.
+"""The golden set: plans, bundles and measurements that must not change while the code is rebuilt.
 
-`make golden` makes them again and compares each with its line in golden.json: a few words on it and the first 16 digits
-of its SHA-256, or the line that a search without a plan ends with. `make golden UPDATE=1` writes the file. Numbers are
-rounded to six digits before they are digested; still, processors round differently, and what is nearly equal can be
-decided or fitted differently. So on another processor than the file's only data must be equal, and of plans by
-datasheets what they cost and are made of: sums are taken in an order that hangs on the width of a processor's vectors,
-so that another of equally cheap plans may be found. Other differences are listed, and prove nothing: make the file
-there, at the commit to compare with.
+`make golden` makes them again and compares each with its line in golden.json: a short description and the first 16
+digits of its SHA-256, or the error of a search without a plan. `make golden UPDATE=1` writes the file. Numbers are
+rounded to six digits before hashing. Still, processors round differently, so that nearly equal values may lead to other
+decisions or fits. On a processor other than that of the file, only data must be equal, and the costs and contents of
+plans by datasheets: the width of a processor's vectors decides the order of sums, so that another of equally cheap
+plans may be found. Other differences are listed, but prove nothing there: to compare on such a processor, write the
+file there at the older commit.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ TARGETS = {
 
 
 def _check(section, found):
-    """Compare the lines of a section with the file's, or write them there."""
+    """Compare the lines of a section with those of the file, or write them to the file."""
     known, here = json.loads(FILE.read_text()) if FILE.exists() else {}, fingerprint("cpu")
     processor = f"{here.device} {here.revision}"
     if UPDATE:
@@ -78,7 +78,7 @@ def _check(section, found):
 
 
 def _undigested(line):
-    """A line without its digest."""
+    """Return a line without its digest."""
     return str(line).rpartition(", ")[0]
 
 
@@ -88,7 +88,7 @@ def _digest(content):
 
 
 def _rounded(content):
-    """The same with six digits of every number that isn't whole."""
+    """Return the value with all fractions rounded to six digits."""
     if isinstance(content, dict):
         return {key: _rounded(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
@@ -97,7 +97,7 @@ def _rounded(content):
 
 
 def _line(plan):
-    """A plan as its file has it, but for words: its cost, what it is made of, and the digest of it all."""
+    """Return the line of a plan: its cost, its contents, and the digest of its file without texts."""
     content = plan.to_json()
     for words in ("scope", "caveat"):
         content["prediction"].pop(words, None)
@@ -105,7 +105,7 @@ def _line(plan):
 
 
 def _of(make):
-    """The line of what `make` gives; or of why it gives nothing."""
+    """Return the line of the result of `make`, or of its error."""
     try:
         return make()
     except ns.UserError as error:
@@ -118,7 +118,7 @@ def _simulator(model):
 
 
 def _settings(searcher, model):
-    """Other models than those that judge, where a searcher has models of its own; fewer cuts for the peers."""
+    """Return settings of a searcher: other models if it has its own, and fewer splits for TorchRec's planner."""
     if searcher in ("with_other_models", "without_augmentation"):
         return {"models": {"model": MODELS[1 - MODELS.index(model)]}}
     return {"split_factors": [1, 2]} if searcher in PEERS else {}
@@ -160,7 +160,7 @@ def test_plans_for_targets_match_their_golden_digests(target, model):
 
 
 class Moody(MadeUpHardware):
-    """Takes now more, now less time, for two batches each."""
+    """Hardware of changing speed, with each speed for two batches."""
 
     def compute_meter(self, warn):
         return SlowerBy(super().compute_meter(warn), ((1.0, 0.8, 1.2)[batch // 2 % 3] for batch in count()))
@@ -226,14 +226,14 @@ FITTED = {  # settings of neuroshard pretrain
 
 
 def _run(command, *overrides, **changes):
-    """Run a command with these settings; `changes` are what no setting can say."""
+    """Run a command with these settings; `changes` replace objects that no setting can change."""
     run = instantiate_config(compose_config(command, [*overrides]).run)
     return replace(run, **changes).run()
 
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """A directory with all that is measured."""
+    """Return a directory with all measurements."""
     here = tmp_path_factory.mktemp("golden")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)  # manifests and cards name directories as they are given
@@ -245,7 +245,7 @@ def measured(tmp_path_factory):
 
 
 def _line_of_parts(pattern):
-    """What Parquet files hold, whatever their bytes are."""
+    """Return the contents of Parquet files, independent of their bytes."""
     tables = [pq.read_table(path) for path in sorted(Path().glob(pattern))]
     held = [[str(table.schema), table.to_pydict()] for table in tables]
     return f"{len(tables)} parts, {sum(len(table) for table in tables)} rows, {_digest(held)}"
@@ -270,7 +270,7 @@ def test_bundles_match_their_golden_digests(measured):
 
 
 def _bundle_lines(path):
-    """What a bundle says, the digest of its weights, and a plan that is found with it."""
+    """Return the description of a bundle, the digest of its weights, and a plan found with its models."""
     content = json.loads(Path(path, "bundle.json").read_text())
     weights = content.pop("weights")
     del content["card"]["versions"]

@@ -1,4 +1,4 @@
-"""Bundles in tests: models with all that one can hold, and changes of what stands in its files."""
+"""Bundles in tests: models that use every field of a bundle, and functions that read and write the files."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from tests.kit.random_models import random_by_widest, random_ensemble, random_se
 
 
 def newer_models() -> CostModels:
-    """Make an ensemble of two kinds, and exchanges of any number of devices and batch size, with ranges and margins."""
+    """Make cost models with an ensemble of two kinds, exchange models for any number of devices, ranges and margins."""
     samples = [ComputeSample(toy_tables(n, seed=n), 64 * n) for n in range(1, 4)]
     ranges = Ranges.of(samples, [CommSample.of_columns((8, 16), (0.0, 1.0), 64)])
     ranges = replace(ranges, others={"compute.row_wise": (Range("rows", 0.0, 1.0),)})
@@ -27,13 +27,13 @@ def newer_models() -> CostModels:
 
 
 def parts_of(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read what a bundle's description says, and its tensors."""
+    """Return the description and the tensors of a bundle."""
     (weights,) = path.glob("weights-*.safetensors")
     return json.loads((path / "bundle.json").read_text()), safetensors.numpy.load(weights.read_bytes())
 
 
 def write_parts(path: Path, described: dict[str, Any], tensors: dict[str, Any] | bytes) -> None:
-    """Write a bundle in place of all that is there, as somebody who knows of the hash would; tensors may be a file."""
+    """Replace all files of a directory by a bundle with a correct hash; `tensors` may be the content of a file."""
     for file in path.iterdir():
         file.unlink()
     stored = tensors if isinstance(tensors, bytes) else safetensors.numpy.save(tensors)

@@ -1,4 +1,4 @@
-"""Commands as people give them, in tests."""
+"""Commands of the command line, run in the process of a test."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from neuroshard.app import cli
 
 
 def run_command(capsys: Any, *arguments: object) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a command; `capsys` is pytest's."""
+    """Return exit code, standard output and standard error of a command; `capsys` is the fixture of pytest."""
     code: Any = 0
     try:
         cli.main([str(argument) for argument in arguments])
@@ -19,10 +19,10 @@ def run_command(capsys: Any, *arguments: object) -> tuple[int, str, str]:
 
 
 def done(capsys: Any, *arguments: object) -> str:
-    """Return what a command writes to standard output.
+    """Run a command that must succeed; return the text that it writes to standard output.
 
     Raises:
-        AssertionError: it doesn't end with 0; the message is what it writes to standard error.
+        AssertionError: the exit code is not 0; the message is the command's standard error.
     """
     code, out, err = run_command(capsys, *arguments)
     assert code == 0, err
@@ -30,7 +30,7 @@ def done(capsys: Any, *arguments: object) -> str:
 
 
 def shown(result: Any, width: int = 160) -> str:
-    """Return what a result, by its `show`, writes to a terminal of this width."""
+    """Return the text that `result.show` writes to a terminal of `width` columns."""
     console = Console(record=True, width=width)
     result.show(console)
     return console.export_text()

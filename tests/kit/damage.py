@@ -1,4 +1,4 @@
-"""Damaged copies of files: what a reader may be handed."""
+"""Damaged copies of files, for tests of the functions that read them."""
 
 from collections.abc import Callable
 
@@ -10,9 +10,10 @@ _Change = Callable[[bytes, np.random.Generator], bytes]
 
 
 def damaged(content: bytes, rng: np.random.Generator) -> bytes:
-    """A copy of a file with one to three things wrong: bytes of any file, and values if its format is known.
+    """Return a file's content with one to three random changes, of bytes or, if the format is known, of values.
 
-    Three copies of four are well-formed, with values that are wrong: what gets past a parser is where readers go wrong.
+    If the format is known, three of four results are well-formed with wrong values, because most mistakes of readers
+    only show after the parser has accepted a file.
     """
     change = change_for(content)
     values = change is not None and rng.random() < 0.75

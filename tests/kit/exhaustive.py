@@ -1,7 +1,7 @@
-"""Tiny tasks under every kind of constraint, and whether any plan exists, by trying all.
+"""Tiny tasks under every kind of constraint, with a brute-force check whether any plan exists.
 
-What searches are held against, sharing no code with them: constraints are read as docs/how-to/constraints.md states
-them, bytes are Python integers.
+Tests compare searches with this check, which shares no code with them: it reads constraints as
+docs/how-to/constraints.md states them, and counts bytes as Python integers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ from neuroshard.words.topology import Topology
 
 _BATCH_SIZE = 256
 _DIM = 4  # the narrowest shard
-_GAVE_UP = ("plan-not-found", "constraints-no-plan-found")  # codes of errors after which a plan may exist yet
+_GAVE_UP = ("plan-not-found", "constraints-no-plan-found")  # codes of errors after which a plan may still exist
 _STATE_FLOATS = {
     "sgd": (0, 0), "rowwise_adagrad": (0, 1), "adagrad": (1, 0), "partial_rowwise_adam": (1, 1), "adam": (2, 0),
 }  # fmt: skip
@@ -36,13 +36,13 @@ SpreadPlacements = tuple[int, ...]  # (D,) columns of one table on each device
 
 @dataclass(frozen=True)
 class TinyTask:
-    """A task without constraints, and constraints for it that may contradict each other."""
+    """A task without constraints, and constraints for it, which may contradict each other."""
 
     free: Task
     constraints: Constraints
 
     def task(self) -> Task:
-        """Both together.
+        """Return the task with its constraints.
 
         Raises:
             UserError: the constraints contradict each other.
@@ -50,11 +50,11 @@ class TinyTask:
         return Task(self.free.tables, self.free.topology, self.free.batch_size, self.free.memory, self.constraints)
 
     def has_plan(self) -> bool:
-        """Whether any plan keeps the memory and all constraints."""
+        """Return True if any plan keeps within memory and keeps all constraints."""
         return self._completed([], self._options())
 
     def plans(self) -> Iterator[Plan]:
-        """Every plan that keeps the memory and all constraints."""
+        """Yield every plan that keeps within memory and keeps all constraints."""
         task = self.task()
         for spreads in product(*self._options()):
             if self._keeps(list(spreads)):
@@ -63,7 +63,7 @@ class TinyTask:
 
     @property
     def num_spreads(self) -> int:
-        """How many plans `plans` looks at: those that keep what is said of every table alone."""
+        """Number of plans that `plans` checks: combinations of the spreads of each table that keep its own rules."""
         return prod(map(len, self._options()))
 
     def _options(self) -> list[list[SpreadPlacements]]:
@@ -74,7 +74,7 @@ class TinyTask:
         return self.free.topology.num_devices
 
     def _completed(self, spreads: list[SpreadPlacements], options: list[list[SpreadPlacements]]) -> bool:
-        """Whether the first tables' spreads can be made a plan."""
+        """Return True if the spreads of the first tables can be completed to a plan."""
         if not self._keeps(spreads):
             return False
         if len(spreads) == len(options):
@@ -82,7 +82,7 @@ class TinyTask:
         return any(self._completed([*spreads, spread], options) for spread in options[len(spreads)])
 
     def _keeps(self, spreads: list[SpreadPlacements]) -> bool:
-        """Memory and groups, as far as some tables' spreads go."""
+        """Return True if the spreads of the first tables keep within memory and keep all groups of tables."""
         held = {table.name: spread for table, spread in zip(self.free.tables, spreads, strict=False)}
         for device in range(self._num_devices):
             used = sum(
@@ -107,11 +107,11 @@ class TinyTask:
 def checked_plan(
     searcher: Searcher, tiny: TinyTask, seed: int, simulator: Simulator | None = None, may_give_up: bool = True
 ) -> Plan | UserError:
-    """The plan that a searcher finds for the task, by linear models unless told otherwise; where it finds none, why.
+    """Return the plan that a searcher finds for the task, or its error; the default models are linear.
 
     Raises:
-        AssertionError: trying all says otherwise, unless the search may give up and does; or the plan breaks a limit.
-            Names the seed.
+        AssertionError: the plan breaks a limit, or brute force disagrees with the searcher (unless it may give up and
+            does). The message has the seed.
     """
     try:
         task = tiny.task()
@@ -136,12 +136,12 @@ def _shard_bytes(table: Table, dim: int, use: MemoryUse, batch_size: int) -> int
 
 
 def _outputs(table: Table) -> float:
-    """Return how many vectors of a table a sample gets: one a feature, or one a lookup if it isn't pooled."""
+    """Return the number of output vectors per sample: one per feature if the table is pooled, else one per lookup."""
     return table.features if table.pooled else table.pooling_factor
 
 
 def _spreads_of(table: Table, constraints: Constraints, num_devices: int) -> Iterator[SpreadPlacements]:
-    """Every spread of one table that keeps what is said of it alone."""
+    """Yield every spread of a table that keeps the rules of this table alone."""
     rules = [rule for rule in constraints.rules if fnmatchcase(table.name, rule.tables)]
     pinned = [shard for shard in constraints.pinned if shard.table == table.name]
     for spread in product(range(0, table.dim + 1, _DIM), repeat=num_devices):
@@ -167,7 +167,7 @@ def _rule_kept(rule: TableRule, spread: SpreadPlacements, devices: list[int]) ->
 
 
 def _equal(spread: SpreadPlacements, devices: list[int], rules: list[TableRule]) -> bool:
-    """Whether the table is whole, or in as many equal parts as there may be: halves, or the fewest that rules allow."""
+    """Return True if the table is whole, or in equal parts: halves, or as many parts as rules require."""
     parts = max(2, *(rule.min_shards or 1 for rule in rules))
     return len(devices) == 1 or (len(devices) == parts and len({spread[device] for device in devices}) == 1)
 
@@ -182,9 +182,10 @@ def _pins_kept(pinned: list[PinnedShard], spread: SpreadPlacements) -> bool:
 def tiny_task(
     seed: int, most_rows: int = 30, pooled: Sequence[bool] = (True,), rules: tuple[TableRule, ...] = ()
 ) -> TinyTask:
-    """1 to 4 tables of 4 to 16 columns on 2 or 3 devices; most of them with little memory to spare.
+    """Draw a task of 1 to 4 tables of 4 to 16 columns on 2 or 3 devices, most often with little free memory.
 
-    Some are read by several features; each is `pooled` as one of these says. `rules` are added to those of the task.
+    Some tables have several features. Each table is pooled or not by a random value of `pooled`. `rules` are added to
+    the drawn rules.
     """
     rng = np.random.default_rng(seed)
     features, kinds = (np.random.default_rng([seed, stream]) for stream in (1, 2))

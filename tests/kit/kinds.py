@@ -1,4 +1,4 @@
-"""Random tasks of kinds that no default was tuned to: hot, narrow, wide, of one width, small, few, mixed tables."""
+"""Random tasks with tables that no default was tuned to: hot, narrow, wide, of one width, small, few, mixed."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ _LEAST_MEMORY = 64 << 20
 
 
 def task_of(number: int) -> Task:
-    """Task `number`: its kinds alternate, on 2, 4 or 8 devices with much, some or hardly any memory to spare."""
+    """Return task `number`, of alternating kinds, on 2, 4 or 8 devices with much, some or hardly any free memory."""
     rng = np.random.default_rng([7, number])
     devices, batch_size = int(rng.choice([2, 2, 4, 8])), int(rng.choice([1024, 4096, 16384]))
     tables = _tables(KINDS[number % len(KINDS)], rng, int(rng.integers(10, 40)), batch_size)

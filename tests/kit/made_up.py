@@ -1,4 +1,4 @@
-"""What was measured on made-up devices, and what is fitted to it where it doesn't matter how well, in tests."""
+"""Measurements of made-up devices, and short training settings for tests that need no accurate models."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +32,7 @@ BRIEF_SETS = {
 
 @dataclass(frozen=True)
 class OnTwoHosts(MadeUpHardware):
-    """A made-up device, half of whose processes are on each of two hosts."""
+    """Made-up hardware with half of the devices on each of two hosts."""
 
     def devices_per_host(self, num_devices: int) -> int:
         """Return half of the devices."""
@@ -42,7 +42,7 @@ class OnTwoHosts(MadeUpHardware):
 def begun(
     path: Path, tables: Sequence[Table], machine: Fingerprint = MACHINE, versions: dict[str, str] | None = None
 ) -> DataDirectory:
-    """Begin a data directory of a machine, with nothing measured in it."""
+    """Begin a data directory of a machine, without measurements."""
     directory = DataDirectory(path)
     directory.begin(Manifest(asdict(machine), versions or {}, {}, 0), tables)
     return directory
@@ -57,7 +57,10 @@ def collected(
     devices_per_host: int | None = None,
     device: MadeUpDevice = MADE_UP["cpu"],
 ) -> DataDirectory:
-    """Begin a data directory with so many random kernel calls and exchanges of 4 devices, measured with some noise."""
+    """Make a data directory with measurements of random kernel calls and exchanges among 4 devices, with 3% noise.
+
+    `calls` and `exchanges` are each the number of samples and the augmentation that draws them.
+    """
     rng, split, directory = np.random.default_rng(0), split_tables(tables, 0), begun(path, tables)
     compute = [calls[1].draw(split, batch_size, rng) for _ in range(calls[0])]
     comm = [exchanges[1].draw(4, batch_size, rng, devices_per_host) for _ in range(exchanges[0])]
@@ -74,9 +77,9 @@ def measured(
 
 
 def drifting(factors: Iterable[float], **settings: Any) -> MadeUpHardware:
-    """Make hardware that is now slower, now faster: each batch of kernel calls takes the next factor times as long.
+    """Make hardware of changing speed: the times of each batch of kernel calls are multiplied by the next factor.
 
-    Of an iterator, a meter goes on where the last one stopped; of a list, each begins with the first.
+    If `factors` is an iterator, each meter continues where the last meter stopped; if a list, each starts at the first.
     """
 
     class Drifting(MadeUpHardware):

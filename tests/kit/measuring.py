@@ -1,4 +1,4 @@
-"""What measures in tests: this machine's CPU, with as few repeats as there may be, and what only seems to."""
+"""Meters in tests: the CPU of this machine with as few repeats as allowed, and a meter that measures nothing."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ CPU = Hardware(DeviceSpec("cpu"), EmbeddingSettings(), QUICKLY, QUICKLY, timeout
 
 @dataclass(frozen=True)
 class Answering(Meter[Any]):
-    """A meter that measures nothing: it answers each sample and its seed."""
+    """A meter that returns `answer(sample, seed)` for each sample instead of measuring."""
 
     answer: Callable[[Any, int], Outcome]
 
     def close(self) -> None:
-        """End nothing."""
+        """Do nothing: the meter has no processes."""
 
     def measure(self, samples: Sequence[Any], seeds: Sequence[int]) -> list[Outcome]:
-        """Answer each sample."""
+        """Return the answer to each sample and seed."""
         return [self.answer(*each) for each in zip(samples, seeds, strict=True)]

@@ -1,7 +1,7 @@
-"""Errors and warnings in tests: tests compare codes and places, and messages.json alone holds wording.
+"""Errors and warnings in tests: tests compare codes, places and values; only messages.json contains the wording.
 
-tests/golden/messages.json has for each code a test that causes the message, and the message with the values of that
-test; when this test runs, the texts are compared. `make messages` writes the file anew: review the difference.
+tests/golden/messages.json has for each code that tests cause one test, and the texts that this test causes. If this
+test runs, its texts are compared with the file. `make messages` rewrites the file: review the difference.
 """
 
 import json
@@ -26,8 +26,8 @@ from tests.golden.gather_messages import FILE
 from tests.kit.commands import run_command
 
 _WRITTEN_WITH = "1.8."  # the release of TorchRec with which the file is written: a few messages depend on the release
-UPDATE = os.environ.get("NEUROSHARD_MESSAGES_UPDATE")  # a directory in which every process writes what it has seen
-_DIFFERENT_ELSEWHERE = (  # parts of messages that differ between machines, and what the file has in their place
+UPDATE = os.environ.get("NEUROSHARD_MESSAGES_UPDATE")  # a directory for the messages that each process has seen
+_DIFFERENT_ELSEWHERE = (  # parts of messages that differ between machines, and their replacements in the file
     (re.compile(r"[^ '=\[]*/pytest-of-[^/]+/pytest-[0-9]+/(popen-gw[0-9]+/)?[^/ ':,]+"), "TMP"),
     (re.compile(r"neuroshard-[a-z0-9_]{8}\b"), "neuroshard-RANDOM"),
     (re.compile(r"worker [0-9]+ died"), "worker N died"),
@@ -39,10 +39,10 @@ _DIFFERENT_ELSEWHERE = (  # parts of messages that differ between machines, and 
 
 @contextmanager
 def refused(code: str, *, where: str | None = None, names: Sequence[object] = (), kind: type = UserError) -> Iterator:
-    """Expect a UserError with this code; yields pytest's record of it.
+    """Expect a UserError with this code in the block; yield the `ExceptionInfo` of pytest.
 
     Args:
-        code: of the message.
+        code: the code of the message.
         where: the place that the message must name, if the test knows it.
         names: values, tables and settings that the message must contain.
         kind: the class of the error.
@@ -65,7 +65,7 @@ def warned(*codes: str) -> Iterator[None]:
 
 
 def logged(caplog: Any) -> list[Message]:
-    """Return the messages that were logged, at any level; each is compared with the file."""
+    """Return the messages logged at any level, after comparing each with messages.json."""
     messages = [record.msg for record in caplog.records if isinstance(record.msg, Message)]
     for message in messages:
         check(message, message.code)
@@ -78,7 +78,7 @@ def logged_codes(caplog: Any) -> list[str]:
 
 
 def logged_one(caplog: Any, code: str, *, where: str | None = None, names: Sequence[object] = ()) -> Message:
-    """Return the message of this code that was logged exactly once; `where` and `names` are those of `refused`."""
+    """Return the message of this code, which must be logged exactly once; `where` and `names` are as in `refused`."""
     messages = [message for message in logged(caplog) if message.code == code]
     assert len(messages) == 1, f"{len(messages)} messages {code} among {logged_codes(caplog)}"
     check(messages[0], code, where=where, names=names)
@@ -100,7 +100,7 @@ def refused_command(
 
 @contextmanager
 def reported() -> Iterator[list[Message]]:
-    """Record the messages that commands report as errors in this process; when the block ends, each is compared."""
+    """Record the errors that commands report in this process; compare each with messages.json when the block ends."""
     messages: list[Message] = []
     with patch.object(cli, "complain", lambda message: messages.append(message) or complain(message)):
         yield messages
@@ -109,7 +109,7 @@ def reported() -> Iterator[list[Message]]:
 
 
 def check(message: Message, code: str, *, where: str | None = None, names: Sequence[object] = ()) -> None:
-    """Compare a message with a code, a place and values, and its text with the file if the file has this test's."""
+    """Check code, place and values of a message, and its text if messages.json has the texts of the running test."""
     assert message.code == code, f"{message.code}: {message}"
     assert where is None or message.where == where, message
     missing = [name for name in names if str(name) not in str(message)]

@@ -1,4 +1,4 @@
-"""What plain torch computes of a sample's lookups, beside the kernels that are measured."""
+"""Outputs and gradients of a kernel call computed by plain PyTorch, to compare with the measured kernels."""
 
 import torch
 
@@ -9,7 +9,7 @@ from neuroshard.measure.store.samples import ComputeSample
 def plain_torch(
     sample: ComputeSample, weights: list[torch.Tensor], inputs: Inputs
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Compute the output of a call, pooled or one for each lookup, and the gradient of each table."""
+    """Return the output of a call, a row per sample if pooled and else per lookup, and the gradient of each table."""
     found, size = [weight.clone().requires_grad_() for weight in weights], sample.batch_size
     of_features = [its for one, its in zip(sample.tables, found, strict=True) for _ in range(one.features)]
     outputs = []

@@ -1,4 +1,4 @@
-"""Processes in tests: groups of them that work together, and ones that kill themselves."""
+"""Processes in tests: groups of processes that work together, and processes that kill themselves."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from neuroshard.measure._workers.workers import forked_warm
 
 PATIENCE_S = 600.0
-"""The one limit of every wait in a test: a guard against hanging, never a statement about speed."""
+"""The limit of every wait in a test. It guards against hanging and says nothing about speed."""
 
 
 def on_gloo(world_size: int, work: Callable[..., None], *args: Any, local_world_size: int | None = None) -> None:
@@ -21,12 +21,12 @@ def on_gloo(world_size: int, work: Callable[..., None], *args: Any, local_world_
 
     Args:
         world_size: processes of the group.
-        work: found by its module and name, as are the arguments' types.
-        args: pickled.
-        local_world_size: what processes are told that a host has; None tells them of one host.
+        work: a function that other processes can import, as they must be able to import the types of `args`.
+        args: arguments that can be pickled.
+        local_world_size: number of processes on a host, as processes see it; None means that all are on one host.
 
     Raises:
-        AssertionError: processes failed or ended early; it holds their tracebacks.
+        AssertionError: processes failed or ended early; the message has their tracebacks.
     """
     _in_processes(world_size, {"LOCAL_WORLD_SIZE": str(local_world_size or world_size)}, _in_group, (work, *args))
 
@@ -34,9 +34,9 @@ def on_gloo(world_size: int, work: Callable[..., None], *args: Any, local_world_
 def as_if_under_torchrun(
     world_size: int, work: Callable[..., None], *args: Any, local_world_size: int | None = None
 ) -> None:
-    """Call `work(rank, *args)` in processes that are told what torchrun tells its own, and import nothing again.
+    """Call `work(rank, *args)` in processes with the environment variables that torchrun sets.
 
-    Args and errors are those of `on_gloo`; the processes join no group.
+    Arguments and errors are those of `on_gloo`. The processes join no group, and are forked with all imports done.
     """
     local = str(local_world_size or world_size)
     environment = {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": local, "GLOO_SOCKET_IFNAME": "lo"}
@@ -46,7 +46,7 @@ def as_if_under_torchrun(
 def _in_processes(
     world_size: int, environment: dict[str, str], work: Callable[..., None], args: tuple[Any, ...]
 ) -> None:
-    """Call `work(rank, *args)` in processes that know where to meet."""
+    """Call `work(rank, *args)` in processes with the address of a rendezvous in their environment."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         environment = environment | {
@@ -66,7 +66,7 @@ def _in_processes(
     try:
         for rank, (process, (receiving, _)) in enumerate(zip(processes, pipes, strict=True)):
             wait([receiving, process.sentinel], PATIENCE_S)
-            said = receiving.recv() if receiving.poll() else "it says nothing"
+            said = receiving.recv() if receiving.poll() else "no traceback was sent"
             process.join(PATIENCE_S if said is None else 0)
             if said is not None or process.exitcode:
                 failures.append(f"rank {rank}, exit code {process.exitcode}: {said}")
@@ -77,7 +77,7 @@ def _in_processes(
 
 
 def of_all(rank: int, work: Callable[..., None], cases: Mapping[str, tuple[Any, ...]]) -> None:
-    """Call `work(rank, *case)` for all cases by name, one after the other: processes are slow to start."""
+    """Call `work(rank, *case)` for all cases in the same processes, because starting processes is slow."""
     for name, case in cases.items():
         try:
             work(rank, *case)
@@ -97,7 +97,7 @@ def _in_group(rank: int, work: Callable[..., None], *args: Any) -> None:
 def _process(
     rank: int, environment: dict[str, str], sending: Connection, work: Callable[..., None], args: tuple[Any, ...]
 ) -> None:
-    """Sends None when the work is done, or what stopped it."""
+    """Run the work; send None when it is done, or the traceback if it fails."""
     import torch
 
     try:
@@ -113,14 +113,14 @@ When = Literal["before", "after"]
 
 
 def die_at_file(number: int, when: When) -> None:
-    """From now on, this process kills itself before or after it puts its file of this number in place.
+    """Make this process kill itself before or after it moves the file of this number to its final path.
 
-    Files count from 0 on; what counts is `Path.replace`, by which all are put in place.
+    Files are counted from 0, by calls of `Path.replace`, which moves every written file to its final path.
     """
     files, rename = count(), Path.replace
 
     def deadly(self: Path, target: str | os.PathLike[str]) -> Path:
-        """Rename a file, and kill this process before or after the fatal one."""
+        """Rename a file; kill this process before or after the file of the given number."""
         fatal = next(files) == number
         if fatal and when == "before":
             os.kill(os.getpid(), signal.SIGKILL)

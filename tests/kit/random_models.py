@@ -18,7 +18,7 @@ from neuroshard.words.placement import Tier
 
 
 def random_ensemble(seed: int = 0) -> ComputeEnsemble:
-    """Make two additive models with random weights, of the signs that pre-training gives them."""
+    """Make an ensemble of two additive models with random weights that have the signs of pre-trained weights."""
     rng, features = np.random.default_rng(seed), FeatureSet("physical_reuse")
     signs = np.array(features.signs)
     turns = np.array([1, -1, 1, -1], np.float32)
@@ -34,7 +34,7 @@ def random_ensemble(seed: int = 0) -> ComputeEnsemble:
 
 
 def random_by_widest(seed: int = 0) -> ComputeEnsemble:
-    """Make two random models of kernels that save up to half where no table is wider than 16, 32 or 64 columns."""
+    """Make an ensemble of two random models whose calls cost less if no table exceeds 16, 32 or 64 columns."""
     rng, widths = np.random.default_rng(seed), (16, 32, 64)
     members = [
         ByWidestCompute(**vars(member), kernel_widths=widths, saved=rng.uniform(0.1, 0.5, 3).astype(np.float32))
@@ -44,13 +44,13 @@ def random_by_widest(seed: int = 0) -> ComputeEnsemble:
 
 
 def random_regression(seed: int = 0) -> RegressionCompute:
-    """Make a regression with random weights, none negative."""
+    """Make a regression with random weights, none of them negative."""
     rng, features = np.random.default_rng(seed), FeatureSet("physical")
     return RegressionCompute(features, rng.uniform(0, 1e-6, len(features.columns)), np.array([0.1]))
 
 
 def random_set_comm(seed: int = 0) -> SetComm:
-    """Make a model for any number of devices, with random weights of the signs that pre-training gives them."""
+    """Make an exchange model for any number of devices, with random weights of the signs of pre-trained weights."""
     rng, segments = np.random.default_rng(seed), 3
     network = _monotone_mlp(np.array(FEATURE_SIGNS), 16, 1 + segments, rng)
     share, lead = (
@@ -60,7 +60,7 @@ def random_set_comm(seed: int = 0) -> SetComm:
 
 
 def random_by_form(seed: int = 0) -> KernelModels:
-    """Make a random model of each kernel call: ensembles for column_wise and row_wise, formulas for host memory."""
+    """Make a random model of each kernel call: ensembles for column_wise and row_wise, formulas for host tiers."""
     others = map(random_regression, range(seed, seed + len(FORMS) - 2))
     pooled = random_ensemble(seed), random_ensemble(seed + 1), *others
     sequences = random_ensemble(seed + 2), *map(random_regression, range(seed + 3, seed + 2 + len(CUT_FORMS)))
@@ -71,7 +71,7 @@ def random_by_form(seed: int = 0) -> KernelModels:
 
 
 def random_by_collective(seed: int = 0) -> ExchangeModels:
-    """Make a model of each collective of a step, with random weights."""
+    """Make an exchange model of each collective of a step, with random weights."""
     exchanges: dict[Collective, CommModel] = {
         one: random_set_comm(seed + one) for one in Collective if one is not Collective.INPUT
     }
@@ -79,13 +79,13 @@ def random_by_collective(seed: int = 0) -> ExchangeModels:
 
 
 def random_form_models(seed: int = 0) -> CostModels:
-    """Make models of all sharding types and collectives, the input too, with random weights."""
+    """Make cost models of all sharding types and collectives and of the input dist, with random weights."""
     forward, backward = random_by_collective(seed), random_by_collective(seed + 10)
     return CostModels(random_by_form(seed), forward, backward, None, input=random_set_comm(seed + 20))
 
 
 def _monotone_mlp(signs: IntArray, hidden: int, outputs: int, rng: np.random.Generator) -> Mlp:
-    """Make one hidden layer whose outputs go the wanted way with each input; 0: either way."""
+    """Make a network of one hidden layer; outputs rise or fall with each input as its sign says, either way if 0."""
     plain, turns = random_mlp((len(signs), hidden, outputs), rng), 1 - 2 * (np.arange(hidden) % 2)
     wanted = signs[:, None] * turns[None, :]
     first = np.where(wanted == 0, plain.weights[0], np.abs(plain.weights[0]) * wanted).astype(np.float32)

@@ -1,4 +1,4 @@
-"""A gloo group of real ranks that tells of every exchange: what mirrored ranks are compared with."""
+"""A gloo process group of real ranks that records every exchange, to compare with the exchanges of mirrored ranks."""
 
 from datetime import timedelta
 
@@ -8,7 +8,7 @@ from neuroshard.measure.steps._mirror import Mirror, World
 
 
 class Relay(Mirror):
-    """Gloo's exchanges, each told of and waited for."""
+    """A process group that reports each exchange of gloo to `watch`, and waits until the exchange ends."""
 
     def __init__(self, store, rank, size, world):
         super().__init__(rank, size, world)
@@ -50,7 +50,7 @@ class Relay(Mirror):
 
 
 def join_relay(rank, size, meet_at, watch):
-    """Make the default group one that tells `watch` of its exchanges; `meet_at` is a file that isn't there yet."""
+    """Make a default process group that reports its exchanges to `watch`; `meet_at` is the path of a new file."""
     world = World(rank, size, watch)
     dist.Backend.register_backend("relay", lambda store, r, n, _: Relay(store, r, n, world), devices=["cpu"])
     dist.init_process_group("relay", rank=rank, world_size=size, store=dist.FileStore(str(meet_at), size))

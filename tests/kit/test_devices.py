@@ -39,7 +39,7 @@ def test_costs_are_not_a_sum_over_tables(device):
 
 @pytest.mark.parametrize("device", MADE_UP.values(), ids=MADE_UP)
 def test_data_parallel_tables_update_all_rows(device):
-    """However few rows are looked up; the cost of column-wise tables does not depend on the number of rows."""
+    """The cost of column-wise tables does not depend on the number of rows; a data-parallel update covers all rows."""
     small, large = (ComputeSample((replace(_TABLES[0], rows=rows),), 64) for rows in (10**5, 10**7))
     calls = [replace(sample, form=form) for form in (Form.COLUMN_WISE, Form.DATA_PARALLEL) for sample in (small, large)]
     in_columns, _, copied, copied_large = device.compute.predict(loads_of(calls))
@@ -70,7 +70,7 @@ def test_gpu_sectors_make_narrow_tables_as_expensive_as_wider_tables():
     assert eight < 1.1 * four
 
 
-def test_cpu_widths_that_fill_no_vector_are_more_expensive_than_the_next_that_does():
+def test_made_up_cpu_takes_longer_for_60_columns_than_for_64_that_fill_whole_vectors():
     rest, full = (MadeUpCpu().predict(LoadSets.of([[_TABLES[0].with_dim(w)]], 4096))[0] for w in (60, 64))
     assert rest > full
 

@@ -1,4 +1,4 @@
-"""Work in processes that make up a group: what goes wrong in one of them is said."""
+"""Process groups in tests: errors of a process are reported."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""TorchRec in tests: collections without memory, devices that nobody has, our planner, and what its plans say."""
+"""TorchRec in tests: collections on the meta device, topologies of any devices, our planner, and its plans."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 def _config(
     kind: Any, name: str, rows: int = 100, dim: int = 16, features: Sequence[str] = (), **fields: Any
 ) -> EmbeddingBagConfig | EmbeddingConfig:
-    """Make the config of a table; without names of its features, one called f_NAME reads it."""
+    """Make the config of a table; if no features are given, the table has one, called f_NAME."""
     return kind(name=name, num_embeddings=rows, embedding_dim=dim, feature_names=[*features] or [f"f_{name}"], **fields)
 
 
@@ -31,12 +31,12 @@ bag, sequence = partial(_config, EmbeddingBagConfig), partial(_config, Embedding
 
 
 def bags(*names: str, device: torch.device = META, **fields: Any) -> EmbeddingBagCollection:
-    """Make a collection of pooled tables that are alike; `fields` are those of `bag`."""
+    """Make a collection of pooled tables of equal shape; `fields` are those of `bag`."""
     return EmbeddingBagCollection([bag(name, **fields) for name in names], device=device)
 
 
 def sequences(*names: str, device: torch.device = META, **fields: Any) -> EmbeddingCollection:
-    """Make a collection of sequence tables that are alike; `fields` are those of `bag`."""
+    """Make a collection of sequence tables of equal shape; `fields` are those of `sequence`."""
     return EmbeddingCollection([sequence(name, **fields) for name in names], device=device)
 
 
@@ -46,7 +46,7 @@ def shaped_bags(
     device: torch.device = META,
     **fields: Any,
 ) -> EmbeddingBagCollection:
-    """Make a collection of pooled tables by name: their rows and columns, and the features that read them."""
+    """Make a collection of pooled tables; `shapes` has rows and columns by name, `features` the features by name."""
     read_by = features or {}
     configs = [bag(name, *shape, read_by.get(name, ()), **fields) for name, shape in shapes.items()]
     return EmbeddingBagCollection(configs, device=device)
@@ -55,7 +55,7 @@ def shaped_bags(
 def topology(
     devices: int = 2, device: str = "cpu", cap: int = 1 << 20, on_host: int | None = None, **fields: Any
 ) -> Topology:
-    """Make devices of `cap` bytes, and as many for each on hosts; on one host if `on_host` doesn't say how many."""
+    """Make a topology of `on_host` devices per host (default: all), with `cap` bytes of device and host memory each."""
     given = {"ddr_cap": cap, "hbm_cap": cap, "local_world_size": on_host or devices} | fields
     return Topology(devices, device, created_by_factory=True, **given)
 
@@ -63,9 +63,9 @@ def topology(
 def planner(
     devices: int = 2, device: str = "cpu", cap: int = 1 << 20, on_host: int | None = None, **settings: Any
 ) -> NeuroShardPlanner:
-    """Make a planner for the devices of `topology`, or for those of the settings.
+    """Make a planner for `topology(devices, ...)`, or for the setting `topology` if given.
 
-    What `settings` leave open: linear models of any batch size, 4 samples a device, all memory for tables, and few
+    Defaults of `settings`: linear models of any batch size, 4 samples per device, all memory for tables, and few
     perturbations of the default search.
     """
     where = settings.pop("topology", None) or topology(devices, device, cap, on_host)
@@ -80,18 +80,18 @@ def planner(
 
 
 def planned(model: nn.Module, sharders: Any = None, **settings: Any) -> tuple[NeuroShardPlanner, ShardingPlan]:
-    """Plan a model: the planner of these settings, and what it found."""
+    """Make a planner with these settings and plan a model; return the planner and the plan."""
     ours = planner(**settings)
     return ours, ours.plan(model, sharders)
 
 
 def places(plan: ShardingPlan, module: str = "") -> dict[str, tuple[str, list[int]]]:
-    """The sharding type of a module's tables, and their ranks."""
+    """Return the sharding type and the ranks of each table of a module, by name."""
     return {name: (sharding.sharding_type, sharding.ranks) for name, sharding in plan.plan[module].items()}
 
 
 class AllOnLast(Searcher):
-    """Somebody's own method: everything on the last device; counts how often it is asked."""
+    """A user's own search method: it places all tables on the last device, and counts its calls."""
 
     def __init__(self) -> None:
         self.asked = 0

@@ -1,4 +1,4 @@
-"""TorchRec's models that train in tests, sharded and whole: lookups, weights, and the ranks of the weights."""
+"""Training of TorchRec models in tests, sharded and unsharded: lookups, weights, and the ranks of shards."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ Window = tuple[slice, slice]  # rows and columns of a table
 
 
 def sgd(rate: float) -> dict[str, Any]:
-    """What sharders are given for tables to be trained as `descend` does it."""
+    """Return the settings of sharders with which tables train as `descend` trains them."""
     return {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": rate}
 
 
@@ -31,7 +31,7 @@ def sharded(model: nn.Module, plan: ShardingPlan, sharders: Sequence[Any]) -> Di
 
 
 class _OnCpu(DMPCollection):
-    """DMPCollection, which asserts that its device is a GPU, and numbers CPUs: behind that, all is on the CPU."""
+    """DMPCollection on CPUs. It accepts only GPUs and numbers the CPUs, so its device and placements are replaced."""
 
     device = _device = property(lambda self: CPU, lambda self, device: None)
 
@@ -43,7 +43,7 @@ class _OnCpu(DMPCollection):
 
 
 def grouped(model: nn.Module, plan: ShardingPlan, sharders: Sequence[Any], groups: Groups) -> DMPCollection:
-    """Shard a model over the CPUs of every sharding group of the process group, on a plan of one of them."""
+    """Shard a model over the CPUs of each sharding group of the process group, by the plan of one sharding group."""
     return _OnCpu(
         module=model,
         device=SimpleNamespace(type="cuda"),
@@ -55,7 +55,10 @@ def grouped(model: nn.Module, plan: ShardingPlan, sharders: Sequence[Any], group
 
 
 def drawn_lookups(rows: Mapping[str, int], samples: int, rank: int, step: int) -> KeyedJaggedTensor:
-    """Draw up to four lookups for each sample and feature, by the rows of its table; others on every rank and step."""
+    """Draw up to four lookups for each sample and feature, different on each rank and step.
+
+    `rows` has the number of rows of the table of each feature.
+    """
     generator = torch.Generator().manual_seed(100 * step + rank)
     lengths = torch.randint(0, 5, (len(rows), samples), generator=generator)
     counts = lengths.sum(dim=1).tolist()
@@ -64,24 +67,24 @@ def drawn_lookups(rows: Mapping[str, int], samples: int, rank: int, step: int) -
 
 
 def drawn_weights(shapes: Mapping[str, tuple[int, int]]) -> dict[str, torch.Tensor]:
-    """Draw the weights of tables by their rows and columns: the same ones in all processes."""
+    """Draw the weights of tables of these rows and columns, equal in all processes."""
     generator = torch.Generator().manual_seed(1)
     return {name: torch.randn(*shape, generator=generator) / 10 for name, shape in shapes.items()}
 
 
 def uneven_loss(parts: Iterable[torch.Tensor]) -> Any:
-    """Make a loss for which every element counts differently."""
+    """Return a loss in which every element has a different weight."""
     return sum((part * torch.linspace(-1, 1, part.numel()).view_as(part)).square().sum() for part in parts)
 
 
 def tables_of(model: nn.Module, names: Collection[str]) -> dict[str, nn.Parameter]:
-    """The parameters of a model that are weights of tables of these names, by name."""
+    """Return the parameters of a model that are weights of the named tables, by name."""
     found = ((name.split(".")[-2], parameter) for name, parameter in model.named_parameters())
     return {table: parameter for table, parameter in found if table in names}
 
 
 def held(model: nn.Module, names: Collection[str]) -> Iterator[tuple[str, Window, torch.Tensor]]:
-    """The table, rows and columns, and weights of each shard on this rank, data-parallel and whole tables too."""
+    """Yield table, rows and columns, and weights of each shard on this rank, of data-parallel tables too."""
     for name, tensor in model.state_dict().items():
         if (table := name.split(".")[-2]) in names:
             for (row, column), shard in _shards(tensor):
@@ -90,7 +93,7 @@ def held(model: nn.Module, names: Collection[str]) -> Iterator[tuple[str, Window
 
 
 def _shards(tensor: Any) -> Iterable[tuple[Sequence[int], torch.Tensor]]:
-    """The first row and column of each, and its weights."""
+    """Return the first row and column and the weights of each shard of a tensor on this rank."""
     if hasattr(tensor, "to_local"):  # as DMPCollection has them
         local = tensor.to_local()
         return zip(local.local_offsets(), local.local_shards(), strict=False)
@@ -100,13 +103,13 @@ def _shards(tensor: Any) -> Iterable[tuple[Sequence[int], torch.Tensor]]:
 
 
 def set_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
-    """Give a model, sharded or whole, the weights of its tables."""
+    """Set the weights of the tables of a model, sharded or unsharded."""
     for name, window, shard in held(model, weights):
         shard.copy_(weights[name][window])
 
 
 def descend(tables: Mapping[str, nn.Parameter], losses: Sequence[torch.Tensor], rate: float) -> None:
-    """Take a step of plain SGD with whole tables: ranks that shard a model average their gradients."""
+    """Take a step of plain SGD with whole tables on the mean of the losses, because ranks average their gradients."""
     for weights in tables.values():
         weights.grad = None
     (sum(losses) / len(losses)).backward()

@@ -1,4 +1,4 @@
-"""Well-formed files with wrong values: JSON, text (CSV, YAML), Parquet, safetensors and torch.save."""
+"""Changes that keep files well-formed but make values wrong: JSON, CSV, YAML, Parquet, safetensors, torch.save."""
 
 import io
 import json
@@ -36,7 +36,7 @@ _WORDS = (
 
 
 def change_for(content: bytes) -> Change | None:
-    """What makes one value of a file wrong, by what the file looks like; None where it looks like nothing known."""
+    """Return the function that makes one value of a file wrong, chosen by the file's content; None if unknown."""
     if content[:1] in (b"{", b"["):
         return _changed_json
     if content[:4] == b"PAR1":
@@ -56,7 +56,7 @@ def _one(choices: Any, rng: np.random.Generator) -> Any:
 
 
 def _changed_json(content: bytes, rng: np.random.Generator) -> bytes:
-    """One value replaced, removed, put a level deeper, moved, or given twice."""
+    """Replace, remove, nest, move or repeat one value of a JSON file."""
     try:
         tree = json.loads(content)
         places = list(_places(tree))
@@ -88,18 +88,18 @@ def _changed_json(content: bytes, rng: np.random.Generator) -> bytes:
     return json.dumps(tree).encode()
 
 
-_MOST = 10**300  # what arithmetic is done with: a second change may meet the junk of a first one
+_MOST = 10**300  # largest number that is changed by arithmetic: an earlier change may have put in a larger one
 
 
 def _near(value: Any, rng: np.random.Generator) -> Any:
-    """A value like this one, of another type or size."""
+    """Return a value similar to this one, of another type or size."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > _MOST:
         return str(value)
     return _one((str(value), float(value), -value, value + 1, value * 1000, value * 1e-6, value + 0.5, [value]), rng)
 
 
 def _places(tree: Any) -> list[tuple[Any, Any]]:
-    """(holder, key) of every value inside."""
+    """Return the container and the key of every value inside."""
     found: list[tuple[Any, Any]] = []
     stack = [tree]
     while stack:
@@ -111,7 +111,7 @@ def _places(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def _changed_text(content: bytes, rng: np.random.Generator) -> bytes:
-    """One word or line of a text replaced, removed or given twice."""
+    """Replace, remove or repeat one word or line of a text."""
     text = content.decode(errors="replace")
     pieces = re.findall(r"[\w.*+-]+|\s+|.", text, re.DOTALL)
     lines = text.splitlines(keepends=True)
@@ -133,7 +133,7 @@ def _changed_text(content: bytes, rng: np.random.Generator) -> bytes:
 
 
 def _changed_parquet(content: bytes, rng: np.random.Generator) -> bytes:
-    """One column with a wrong cell, of another type, renamed, twice, or gone; or rows gone or twice."""
+    """Change a cell, or change, rename, repeat or remove a column, or repeat or remove rows, of a Parquet file."""
     try:
         table = pq.read_table(pa.BufferReader(content))
     except (OSError, ValueError, pa.ArrowException):
@@ -197,7 +197,7 @@ def _changed_cell(cell: Any, rng: np.random.Generator) -> Any:
 
 
 def _changed_safetensors(content: bytes, rng: np.random.Generator) -> bytes:
-    """One tensor of another shape, type, name or size, or gone; metadata as JSON."""
+    """Change, rename, repeat or remove one tensor of a safetensors file, or change its metadata as JSON."""
     try:
         tensors = load(content)
         metadata = _metadata(content)
@@ -229,7 +229,7 @@ def _metadata(content: bytes) -> dict[str, str]:
 
 
 def _changed_saved(content: bytes, rng: np.random.Generator) -> bytes:
-    """One of the tensors in a tuple that torch.save wrote."""
+    """Change, replace or remove one tensor of a tuple written by torch.save."""
     try:
         parts = list(torch.load(io.BytesIO(content), weights_only=True))
     except Exception:  # whatever is wrong with it already
@@ -258,7 +258,7 @@ _NUMBERS = (float("nan"), float("inf"), -float("inf"), 0.0, -1.0, 1e-38, 3e38, 1
 
 
 def changed_tensor(tensor: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """A tensor with a wrong number in it, or of another type or shape."""
+    """Return a tensor with other numbers, or of another type or shape."""
     with suppress(RuntimeError, IndexError, TypeError, ValueError):
         what = int(rng.integers(7))
         if what == 0:

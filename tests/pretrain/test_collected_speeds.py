@@ -1,4 +1,4 @@
-"""What is collected while a made-up machine changes its speed: by its references it comes nearer to the truth."""
+"""Data collected while a made-up machine changes its speed: reference samples bring it nearer to the truth."""
 
 from dataclasses import replace
 from itertools import cycle
@@ -26,7 +26,7 @@ SPEEDS = np.repeat((1.0, 0.75, 1.3), 4)  # four batches each
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Data directories by their share of references, collected on the same machine, which repeats."""
+    """Data directories with different shares of references, collected on the same machine with equal noise."""
     out = tmp_path_factory.mktemp("data")
     comm = CommAugmentation(num_devices=(2,), max_dim=16, min_tables=2, max_tables=6, max_start_ms=2.0)
     compute = ComputeAugmentation(max_dim=64, max_tables=6)
@@ -42,7 +42,7 @@ def _measured(data, share):
 
 
 def _off(ms, of):
-    """(n,) logarithms of times, but for a factor that all have in common, beside the true ones."""
+    """Return the logarithms (n,) of times over true times, without the factor common to all."""
     logs = np.log(ms / TRUTH.predict(loads_of([m.sample for m in of])))
     return logs - np.median(logs)
 
@@ -51,7 +51,7 @@ def _of_measurements(its):
     return _off(np.array([m.repeats.times_ms.mean() for m in its.train]), its.train)
 
 
-def test_measurements_are_nearer_to_the_truth(data):
+def test_references_bring_measurements_nearer_to_the_truth(data):
     known, unknown = (_measured(data, share).level.columns for share in (0.25, 0.0))
     assert np.std(_of_measurements(unknown)) > 0.2
     assert np.std(_of_measurements(known)) < 0.09  # 0.05 of it is the noise of every single one
@@ -64,8 +64,8 @@ def test_measurements_without_references_are_not_corrected(data):
         assert m.repeats.times_ms.tolist() == level.repeats.times_ms.tolist()
 
 
-def test_the_noise_stays_that_of_the_measurements(data):
-    """References don't make second passes agree: only what they tell of the machine's speed does."""
+def test_references_halve_the_noise_and_are_not_measurements_themselves(data):
+    """References lower the noise of second passes only through the speed of the machine."""
     measured = _measured(data, 0.25).columns
     raw, level = (pass_repeatability(its.everything) for its in (measured, measured.level))
     assert len(raw) == 24
@@ -73,7 +73,7 @@ def test_the_noise_stays_that_of_the_measurements(data):
     assert not any(m.split == "reference" for m in measured.everything)
 
 
-def test_models_are_nearer_to_the_truth_and_their_card_says_the_speeds(data, tmp_path):
+def test_models_fitted_with_references_are_nearer_to_the_truth_and_record_speeds(data, tmp_path):
     off = {}
     for share in (0.25, 0.0):
         out = tmp_path / str(share)

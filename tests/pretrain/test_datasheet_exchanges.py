@@ -1,4 +1,4 @@
-"""Models of a machine whose kernels were measured, and whose exchanges are a datasheet's."""
+"""Models of a machine with measured kernels, and with exchanges from a datasheet."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from neuroshard.words.collective import Collective, name_of
 from neuroshard.words.form import Form
 from tests.kit.made_up import BRIEF_SETS, collected
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 
 SHEET = "roofline:h100"
 H100 = CostModels.load(SHEET)
@@ -59,7 +59,9 @@ def test_bundle_with_datasheet_exchanges_predicts_datasheet_times(bundle):
     rng = np.random.default_rng(0)
     for task in _tasks():
         devices = task.topology.num_devices
-        traffic = laid_out(task, range(devices), range(task.topology.domain_size), COPIES, *range(1, 4), 2, 3).traffic
+        traffic = laid_out(
+            task, range(devices), range(task.topology.domain_size), DATA_PARALLEL, *range(1, 4), 2, 3
+        ).traffic
         starts = rng.uniform(0, 5, size=(1, devices))
         for name in (FORWARD, BACKWARD, INPUT):
             one, other = (getattr(its, name).predict(traffic, starts) for its in (models, H100))
@@ -83,7 +85,7 @@ def test_unmeasured_exchanges_have_datasheet_margins_and_no_ranges(bundle):
         assert not [one for one in warnings if one.where.startswith(("devices", "columns on a device"))]
 
 
-def test_costs_say_that_exchanges_are_a_datasheets_and_kernels_are_not(bundle):
+def test_cost_caveat_says_that_only_exchanges_are_from_a_datasheet(bundle):
     task = Task(TABLES[:8], Topology(4, 1 << 36), BATCH_SIZE)
     told = [Simulator(models).cost(task, whole(task)).caveat for models in (CostModels.load(bundle), H100)]
     assert all(DATASHEET in one for one in told)
@@ -91,7 +93,7 @@ def test_costs_say_that_exchanges_are_a_datasheets_and_kernels_are_not(bundle):
     assert [one.count(str(Coverage.COVERED)) for one in told] == [1, 2]  # of exchanges, and of kernels
 
 
-def test_measured_exchanges_take_the_place_of_the_datasheets(bundle, tmp_path):
+def test_exchanges_fitted_to_measurements_replace_those_of_the_datasheet(bundle, tmp_path):
     data = _collected(tmp_path / "data", exchanges=400)
     _pretrain(data, tmp_path / "fitted", init=str(bundle), allow_regression=True)
     models, card = load_bundle(tmp_path / "fitted")

@@ -1,4 +1,4 @@
-"""What TorchRec adds, learned from local work that is known."""
+"""Framework overhead fitted to local work with known coefficients."""
 
 from dataclasses import replace
 
@@ -52,7 +52,7 @@ def _called(models, sample):
 
 
 def _measured(count, first=0, models=MODELS, drawn=AUGMENTATION):
-    """What ranks of random plans truly take: the dense network and pauses of other phases are none of it."""
+    """Return measurements of ranks of random plans, with true coefficients and a dense network."""
     found = []
     for number in range(first, first + count):
         sample, split = drawn.draw(SPLIT, np.random.default_rng(number))
@@ -80,8 +80,8 @@ def test_fit_recovers_true_coefficients_without_noise():
         np.testing.assert_allclose(predicted.predicted_ms, predicted.measured_ms, rtol=0.02, err_msg=name)
 
 
-def test_kernels_hang_on_little_that_ranks_determine():
-    """Noise is explained by inputs of any other part, but not if gains of data-parallel tables became uncertain."""
+def test_noise_is_not_fitted_to_the_kernels_part_of_framework_overhead():
+    """Noise may be fitted by terms of other parts, but not of kernels, which decide gains of data-parallel tables."""
     rng = np.random.default_rng(0)
     noisy = [replace(m, repeats=m.repeats.times(float(np.exp(rng.normal(0, 0.3))))) for m in _measured(60)]
     fitted = fit_framework(MODELS, noisy)
@@ -96,12 +96,12 @@ def test_kernels_hang_on_little_that_ranks_determine():
 
 
 def _missed(its):
-    """Share of what was measured."""
+    """Return the relative error of the fitted framework overhead."""
     return np.abs(its.predicted_ms - its.measured_ms).sum() / its.measured_ms.sum()
 
 
 def test_framework_fit_ignores_measurements_ten_times_too_long():
-    """All others agree on what each amount takes; under squares of errors they would give way."""
+    """All other measurements agree on the coefficients; a fit of squared errors would follow the outliers."""
     some = [replace(m, repeats=m.repeats.times(10.0)) if n % 50 == 0 else m for n, m in enumerate(_measured(60))]
     learned = replace(MODELS, framework=fit_framework(MODELS, some))
     assert learned.framework.factor == pytest.approx(TRUTH.factor, rel=1e-3)
@@ -110,7 +110,7 @@ def test_framework_fit_ignores_measurements_ten_times_too_long():
 
 
 def test_few_samples_refine_the_coefficients_of_another_machine():
-    """Those take half as long again; a fifth of noise misleads who begins with nothing."""
+    """The other machine has 1.5 times the true coefficients; with 20% noise, a fit from nothing is worse."""
     rng, start = np.random.default_rng(0), TRUTH.scaled(1.5)
     few = [replace(m, repeats=m.repeats.times(float(np.exp(rng.normal(0, 0.2))))) for m in _measured(20)]
     drawn, alone = (replace(MODELS, framework=fit_framework(MODELS, few, begun)) for begun in (start, None))
@@ -148,7 +148,7 @@ def test_predicted_framework_has_the_names_of_the_step_parts():
     assert predicted_framework(replace(MODELS, framework=TRUTH), []) == {}
 
 
-def test_whole_steps_are_predicted_by_the_cost():
+def test_cost_of_the_true_framework_equals_measured_local_work():
     sample = _measured(1)[0].sample
     cost = Simulator(replace(MODELS, framework=TRUTH).in_torchrec()).cost(sample.plan.task, sample.plan)
     local_ms = sum(cost.ms(part.name) for part in TRUTH.parts) + cost.compute
@@ -174,7 +174,7 @@ def test_pretrain_fits_framework_overhead_if_steps_were_measured(tmp_path):
 
 
 def _beside_hosts(count, first=0):
-    """What ranks take that a host launches, of which every third, with little dense work, waits for the host."""
+    """Return measurements of ranks launched by hosts; every third rank has little dense work and waits for its host."""
     slopes, found = replace(TRUTH, host=HOST).per_term("host"), []
     for m in _measured(count, first):
         host_ms = terms_of(_called(MODELS, m.sample), "framework.host")[0, m.sample.rank] @ slopes
@@ -204,5 +204,5 @@ def test_host_bound_samples_keep_the_initial_device_coefficients():
         fit_framework(MODELS, waiting)
 
 
-def test_devices_that_are_their_own_hosts_wait_for_none():
+def test_framework_fit_has_no_host_part_if_devices_do_not_launch_asynchronously():
     assert fit_framework(MODELS, _measured(20), replace(TRUTH, host=HOST)).host == {}

@@ -1,4 +1,4 @@
-"""Figures of tables in host memory, fitted to made-up measurements."""
+"""The figures of host tiers fitted to made-up measurements."""
 
 from dataclasses import replace
 
@@ -58,7 +58,7 @@ def test_fit_host_tiers_recovers_the_figures_of_measurements(noise):
     assert found.predict(loads) == pytest.approx(TRUTH.predict(loads), rel=0.01 + noise)
 
 
-def test_without_a_cache_there_is_no_care_to_be_fitted():
+def test_fit_host_tiers_without_caches_has_no_cost_per_cache_lookup():
     samples = [sample for sample, _ in _drawn(("uvm",), 200)]
     found = fit_host_tiers(_measured(samples, 0.0))
     assert found.cache_lookup_ns == 0

@@ -1,4 +1,4 @@
-"""What parts of a step take, by the repeats that say so."""
+"""The measured ms of parts of a step."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ _DELAYED, _TOGETHER = 7.0, 2.0
 
 
 def _measured(collective):
-    """An exchange of two devices, one of them late, that takes other times with delays than without."""
+    """Make the measurement of an exchange of two devices, one of them late; times with and without delays differ."""
     repeats = Repeats(np.tile([[_DELAYED] * 2, [_TOGETHER] * 2], (3, 1, 1)), np.zeros(3))
     return Measurement(CommSample((64, 64), (0.0, 5.0), 16, collective), 0, TRAIN, 0, repeats)
 
@@ -28,7 +28,7 @@ def _measured(collective):
         (Collective.INPUT, {FORWARD: _TOGETHER}),
     ],
 )
-def test_delays_count_only_of_what_devices_begin_when_they_have_computed(collective, took):
+def test_measured_ms_count_delays_only_of_exchanges_that_follow_compute(collective, took):
     one = _measured(collective)
     parts = Measured({}, {collective: SplitMeasurements.of([one])}).parts
     found = {part.direction: part.predict(LinearComm(2), [one]).measured_ms.tolist() for part in parts}
@@ -36,7 +36,7 @@ def test_delays_count_only_of_what_devices_begin_when_they_have_computed(collect
 
 
 @pytest.mark.parametrize("known", [(), (FRAMEWORK,)])
-def test_local_work_with_an_empty_split_counts_where_a_model_of_it_is_known(known):
+def test_local_work_with_an_empty_split_is_fittable_only_from_a_known_model(known):
     local = SplitMeasurements.of([_measured(Collective.ALL_TO_ALL)])
     assert local.empty == (VALID, TEST)
     found = Measured({}, {}, local).fittable(known)

@@ -1,4 +1,4 @@
-"""Models fitted to what was measured of plans, on made-up devices whose costs are known."""
+"""Models fitted to measurements of plans on made-up devices with known costs."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from neuroshard.words.form import Form
 from tests.kit.devices.made_up import MadeUpHardware
 from tests.kit.made_up import BRIEF_SETS, drifting
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 
 HARDWARE = MadeUpHardware(noise=0.01)
 TASKS = tuple(toy_task(12, num_devices=4, seed=seed) for seed in range(6))
@@ -55,7 +55,7 @@ def _measured(run, plans, meters, passes):
 
 def test_plan_data_stores_data_parallel_tables_under_a_second_name(tmp_path):
     task = TASKS[0]
-    plan = laid_out(task, COPIES, range(4), *(i % 4 for i in range(2, 12)))
+    plan = laid_out(task, DATA_PARALLEL, range(4), *(i % 4 for i in range(2, 12)))
     in_one = whole(task, *range(4))
     with meters_of(HARDWARE, print) as meters:
         directory = _measured(tmp_path, [in_one, plan], meters, 2)
@@ -66,13 +66,13 @@ def test_plan_data_stores_data_parallel_tables_under_a_second_name(tmp_path):
     assert all(m.sample.lookups for m in calls if m.sample.form == Form.ROW_WISE)
 
 
-def test_the_same_run_is_gone_on_with_on_the_same_hardware_only(tmp_path):
+def test_plan_records_of_other_hardware_settings_are_refused(tmp_path):
     PlanRecords.of_run(tmp_path, HARDWARE)
     with refused("out-begun-otherwise", names=["noise=0.01", "0.5"]):
         PlanRecords.of_run(tmp_path, replace(HARDWARE, noise=0.5))
 
 
-def test_calls_count_as_if_measured_at_one_speed(tmp_path):
+def test_plan_measurements_of_a_drifting_machine_are_levelled_to_one_speed(tmp_path):
     plans = [*_searched(tmp_path / "plain").saved.plans().values()]
     found = {}
     for name, factors in {"even": [1.0] * 6, "drifting": [0.8, 0.8, 1.25, 1.25, 1.0, 1.0]}.items():

@@ -1,4 +1,4 @@
-"""Networks, the training loop and whole pretrain runs on made-up measurements."""
+"""Networks, the training loop, and whole pretrain runs, on made-up measurements."""
 
 import errno
 import json
@@ -133,7 +133,7 @@ def test_pretrain_fits_and_saves_models(data, by_sets, kinds):
 
 
 @SETS_GROUP
-def test_fitting_further_starts_where_the_bundle_is(data, by_sets):
+def test_fitting_further_starts_from_the_init_bundle_and_keeps_its_ranges(data, by_sets):
     start = by_sets[0] / "bundle"
     still = TrainingSettings(epochs=1, learning_rate=1e-12)
     unmoved = {
@@ -158,7 +158,7 @@ def test_fitting_further_starts_where_the_bundle_is(data, by_sets):
 
 @SETS_GROUP
 def test_models_worse_than_their_initial_models_are_not_written(data, by_sets):
-    """They are led astray by training and validation samples that were measured on a machine three times as slow."""
+    """Training and validation samples are from a machine three times as slow, so that fitting makes models worse."""
     slow = [
         m if m.split == "test" else replace(m, repeats=m.repeats.times(3.0))
         for m in DataDirectory(data / "data").compute().read()
@@ -200,7 +200,7 @@ def _several_device_counts(directory):
     ("measure", "values", "setting"),
     [(_several_batch_sizes, "128, 256", "features"), (_several_device_counts, "3, 4", "comm_model=set")],
 )
-def test_models_of_one_size_refuse_several(data, measure, values, setting):
+def test_paper_networks_refuse_samples_of_several_sizes_that_set_networks_fit(data, measure, values, setting):
     measure(DataDirectory(data / "data"))
     with refused("samples-values-differ", names=[values]) as caught:
         _pretrain(data).run()
@@ -230,7 +230,7 @@ PARTIAL = {name: {"train": 24, "valid": 0, "test": 8} for name in ("compute.data
 
 @pytest.fixture
 def partial(data):
-    """A data set with data-parallel tables and their exchange, for which there are no samples for validation."""
+    """A data set whose data-parallel calls and exchanges have no validation samples."""
     copies = [replace(m, sample=replace(m.sample, form=Form.DATA_PARALLEL)) for m in _compute(40) if m.split != "valid"]
     gathered = [
         replace(m, sample=CommSample((4096,) * 3, m.sample.start_ms, 64, Collective.ALL_REDUCE))
@@ -242,7 +242,7 @@ def partial(data):
     return data
 
 
-def test_parts_with_an_empty_split_are_left_out(partial):
+def test_pretrain_leaves_out_parts_with_an_empty_split_unless_named(partial):
     result = _pretrain(partial).run()
     assert result.left_out == PARTIAL
     assert result.metrics.keys() == {"compute", "forward", "backward"}
@@ -253,7 +253,7 @@ def test_parts_with_an_empty_split_are_left_out(partial):
         _pretrain(partial, calls=("data_parallel",)).run()
 
 
-def test_to_models_that_are_known_a_part_of_the_splits_tells_the_speed(partial):
+def test_fitting_further_scales_parts_with_an_empty_split(partial):
     still = replace(QUICK, epochs=1)
     kinds = {"compute_model": Ensemble(Additive(training_further=still), 2)}
     kinds |= {"comm_model": SetCommunication(training_further=still)}
@@ -293,7 +293,7 @@ def test_invalid_init_bundle_is_refused_before_fitting(data):
 
 
 def _full_disk(monkeypatch, *full):
-    """No room below some directories."""
+    """Make the disk full below some directories."""
     write = files.write_atomically
 
     def write_where_there_is_room(path, fill):
@@ -329,7 +329,7 @@ def test_a_full_disk_does_not_lose_the_training(data, tmp_path_factory, monkeypa
     assert list(spare.iterdir()) == [kept]
 
 
-def test_threads_are_as_before_after_a_run(data):
+def test_pretrain_fits_on_one_thread_and_restores_the_number_of_threads(data):
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     seen = []
@@ -377,7 +377,7 @@ def test_exported_and_trained_networks_predict_equally():
     assert np.allclose(to_mlp(network.head)(sums), trained, atol=1e-5)
 
 
-def test_comm_tables_take_the_wait_out():
+def test_comm_table_subtracts_waiting_time_from_transfers():
     table, dims = CommTable.of(_comm(10), 0), np.array([m.sample.dims for m in _comm(10)])
     assert np.allclose(table.transfer_ms, 0.002 * dims.max(axis=1, keepdims=True))
     assert (CommTable.of(_comm(10), 1).features[:, 3:] == 0).all()
@@ -398,7 +398,7 @@ def test_the_best_epoch_is_kept_and_patience_ends_the_run():
     assert float(loss) == pytest.approx(min(seen))
 
 
-def test_a_regression_finds_costs_that_are_linear(data):
+def test_regression_recovers_linear_costs(data):
     result = _pretrain(data, compute_model=Regression()).run()
     assert result.metrics["compute"].test.mape < 1e-3
     model = CostModels.load(data / "bundle").compute
@@ -428,7 +428,7 @@ def test_training_settings_outside_limits_are_refused(kind, setting):
 
 @SETS_GROUP
 def test_a_starting_model_of_another_kind_is_refused_before_anything_is_fitted(data, by_sets, monkeypatch):
-    """The communication model's too."""
+    """The communication model is checked too."""
     monkeypatch.setattr(Ensemble, "fit", lambda *_: pytest.fail("fitted"))
     mixed = BRIEF_SETS | {"comm_model": BRIEF_PAPER["comm_model"]}
     with refused("init-model-kind", names=["forward", by_sets[0] / "bundle"]):

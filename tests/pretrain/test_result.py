@@ -1,4 +1,4 @@
-"""Errors of predictions: metrics, when those of the same samples are worse, and when few samples merely say so."""
+"""Errors of predictions: metrics, and when one model counts as worse than another on the same samples."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ from tests.kit.commands import shown
 
 
 def _predicted(errors, devices=1):
-    """Predictions of samples that each are off by so much, on so many devices."""
+    """Make predictions with these relative errors of samples, each on `devices` devices."""
     off, one = np.repeat(errors, devices), np.ones(len(errors) * devices)
     return Predicted(1 + off, 0 * one, one, 0 * one, np.full(len(errors), devices))
 
 
-def test_the_mean_error_counts_every_device_alike():
+def test_relative_error_is_the_mean_over_devices():
     errors, one = np.array([0.1, 0.2, 0.3, 0.4]), np.ones(4)
     predicted = Predicted(1 + errors, 0 * one, one, 0 * one, np.array([1, 3]))
     assert predicted.relative_error() == pytest.approx(0.25)
@@ -33,11 +33,11 @@ def test_the_mean_error_counts_every_device_alike():
         ([0.10], [0.90], False),
     ],
 )
-def test_errors_are_worse_if_most_samples_say_so(before, after, worse):
+def test_is_beaten_by_compares_the_errors_of_most_samples(before, after, worse):
     assert _predicted(after).is_beaten_by(_predicted(before)) is worse
 
 
-def test_devices_of_an_exchange_are_no_further_evidence():
+def test_is_beaten_by_counts_devices_of_an_exchange_as_one_sample():
     before, after = [0.12, 0.51, 0.11, 0.40, 0.16], [0.26, 0.52, 0.17, 0.43, 0.18]
     assert not _predicted(after, 8).is_beaten_by(_predicted(before, 8))
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Made-up devices: what they cost is known exactly, so that gains which models promise can be told from true ones."""
+"""Made-up devices with known costs, so that tests can compare predicted gains with true gains."""
 
 from tests.kit.devices.made_up import MADE_UP, MadeUpDevice, MadeUpExchange, measured_comm, measured_compute
 from tests.kit.devices.made_up_kernels import MadeUpCpu, MadeUpGpu

@@ -1,4 +1,4 @@
-"""The made-up devices whole, and measuring on them in the place of hardware: what is measured is known, and repeats."""
+"""Made-up devices, and made-up hardware that measures on them: measurements repeat, and their true values are known."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,9 +21,9 @@ from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import FORMS
 from tests.kit.devices.made_up_kernels import MadeUpCpu, MadeUpGpu, bounded_by
 
-_HELD_UP = 0.7  # of the straggler's time, which all others take at least
+_HELD_UP = 0.7  # all other devices take at least this share of the straggler's time
 
-# How many times an all-to-all's bytes go over a link: sums are sent on and sent back, or made on the way.
+# Multiples of the bytes of an all-to-all that go over a link; collectives that sum may send bytes more than once.
 _ROUNDS = {
     Collective.ALL_TO_ALL: 1.0,
     Collective.REDUCE_SCATTER: 1.3,
@@ -31,19 +31,19 @@ _ROUNDS = {
     Collective.HOST_ALL_TO_ALL: 1.0,
     Collective.ALL_REDUCE: 2.2,
 }
-_LEAST_SHARE = 0.2  # of the lookups that a block would have if they were spread evenly
+_LEAST_SHARE = 0.2  # least lookups of a block, as a share of evenly spread lookups
 Drawn = Sequence[tuple[Sample, str]]  # samples with the names of their splits
-_LIVE = 16  # samples of a batch: each a chunk on disk
+_LIVE = 16  # samples per batch; each batch is a chunk on disk
 
 
 @dataclass(frozen=True)
 class MadeUpExchange(CommModel):
-    """A latency, and bytes over a link; all devices wait for the straggler, and for a switch that carries everything.
+    """An exchange that takes a latency and the time of its bytes on a link; the straggler and the switch bound it too.
 
     Attributes:
-        latency_ms: of an exchange.
-        link_bytes_per_ms: of one device, in one direction.
-        switch_links: so many links' bytes the switch carries at once.
+        latency_ms: latency of an exchange.
+        link_bytes_per_ms: bandwidth of the link of a device in one direction.
+        switch_links: bandwidth of the switch, as a multiple of the bandwidth of a link.
     """
 
     latency_ms: float
@@ -53,7 +53,7 @@ class MadeUpExchange(CommModel):
     num_devices = None  # it serves any number
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Compute (B, D) ms of the all-to-all: own traffic, the busiest device's and the switch bound it."""
+        """Return the ms (B, D) of an all-to-all, bounded by own traffic, that of the straggler, and the switch."""
         to_each = traffic.size_bytes[..., Collective.ALL_TO_ALL] / traffic.num_devices
         sent, received = to_each * (traffic.num_devices - 1), to_each.sum(axis=1, keepdims=True) - to_each
         own = np.maximum(sent, received) / self.link_bytes_per_ms
@@ -65,7 +65,7 @@ class MadeUpExchange(CommModel):
 
 
 def every_collective(exchange: MadeUpExchange) -> ExchangeModels:
-    """Make models of a step's collectives between devices whose all-to-alls are these."""
+    """Make exchange models of all collectives of a step from the model of all-to-alls."""
     exchanges: dict[Collective, CommModel] = {
         collective: replace(exchange, link_bytes_per_ms=exchange.link_bytes_per_ms / rounds)
         for collective, rounds in _ROUNDS.items()
@@ -75,9 +75,9 @@ def every_collective(exchange: MadeUpExchange) -> ExchangeModels:
 
 @dataclass(frozen=True)
 class MadeUpDevice:
-    """A device's true costs by sharding type, and the global batch size and longest start delay of measurements.
+    """The true costs of a made-up device, and the global batch size and the longest start delay of its measurements.
 
-    `forward` and `backward` are of all-to-alls; other collectives take as many more rounds on the same links.
+    `forward` and `backward` are models of all-to-alls; other collectives send multiples of the bytes (`_ROUNDS`).
     """
 
     compute: ComputeModel
@@ -88,13 +88,13 @@ class MadeUpDevice:
 
     @property
     def truth(self) -> CostModels:
-        """The true costs as cost models, for a simulator that knows the truth."""
+        """Cost models that predict the true costs."""
         both = every_collective(self.forward), every_collective(self.backward)
         return CostModels(self.compute, *both, None, input=self.input)
 
     @property
     def input(self) -> MadeUpExchange:
-        """Two all-to-alls, one after the other: of the numbers of indices, and of the indices."""
+        """The input dist: two all-to-alls, first of the numbers of indices, then of the indices."""
         return replace(self.forward, latency_ms=2 * self.forward.latency_ms)
 
 
@@ -111,9 +111,9 @@ MADE_UP = {
 def measured_compute(
     device: MadeUpDevice, drawn: Drawn[ComputeSample], noise: float, rng: np.random.Generator
 ) -> list[Measurement[ComputeSample]]:
-    """Measure each sample once: its time, times a lognormal factor whose logarithm has the standard deviation `noise`.
+    """Measure each sample once: its true time, multiplied by a random factor whose logarithm has deviation `noise`.
 
-    The factor stands for what a measurement's repeats have in common; so there is one repeat.
+    The factor is common to all repeats of a measurement, so that one repeat suffices.
     """
     seen = [(_looked_up(sample, rng), split) for sample, split in drawn]
     true_ms = device.compute.predict(loads_of([sample for sample, _ in seen])).tolist() if seen else []
@@ -121,7 +121,7 @@ def measured_compute(
 
 
 def _looked_up(sample: ComputeSample, rng: np.random.Generator) -> ComputeSample:
-    """Draw what a batch looks up in a sample's blocks of rows: about as much as in other rows, with the same reuse."""
+    """Draw the lookups of a batch in the row blocks of a sample: 0.2 to 1.8 times an even share, with equal reuse."""
     lookups = []
     for table, block in zip(sample.tables, sample.blocks, strict=False):
         even = sample.batch_size * table.pooling_factor * block.rows / table.rows
@@ -132,12 +132,12 @@ def _looked_up(sample: ComputeSample, rng: np.random.Generator) -> ComputeSample
 def measured_comm(
     device: MadeUpDevice, drawn: Drawn[CommSample], noise: float, rng: np.random.Generator
 ) -> list[Measurement[CommSample]]:
-    """Measure each exchange once in both directions; the factors are on transfers, not on waits."""
+    """Measure each exchange once in both directions; the noise factors apply to transfers, not to waits."""
     return _measurements(drawn, [_exchange_ms(device, sample, noise, rng)[None] for sample, _ in drawn])
 
 
 def _exchange_ms(device: MadeUpDevice, sample: CommSample, noise: float, rng: np.random.Generator) -> FloatArray:
-    """Measure ms, (2, D): forward after the start delays, backward with none; input and all-reduces alike both ways."""
+    """Measure ms (2, D) of an exchange: forward after the start delays, then backward without delays."""
     traffic, (there, back) = own_traffic(sample), _models(device, sample.collective)
     groups, alone = traffic.groups(sample.collective), traffic.alone(sample.collective)
     wait_ms = waits(np.array(sample.start_ms)[groups])
@@ -149,7 +149,7 @@ def _exchange_ms(device: MadeUpDevice, sample: CommSample, noise: float, rng: np
 
 
 def _models(device: MadeUpDevice, collective: Collective) -> tuple[CommModel, CommModel]:
-    """Return the models of what the collective takes with the delays, and without."""
+    """Return the exchange models of a collective after the start delays, and without delays."""
     if collective is Collective.INPUT:
         return device.input, device.input
     forward, backward = every_collective(device.forward), every_collective(device.backward)
@@ -170,7 +170,7 @@ def _measurements(drawn: Drawn[Sample], times_ms: Sequence[FloatArray]) -> list[
 
 @dataclass(frozen=True)
 class MadeUpHardware(Hardware):
-    """A made-up device that is measured with some noise, as `measured_compute` says; the same seed, the same noise."""
+    """Hardware that measures a made-up device with noise, as `measured_compute` does; equal seeds give equal noise."""
 
     device: DeviceSpec = field(default_factory=lambda: DeviceSpec("cpu"))
     compute_timing: TimingProtocol = field(default_factory=lambda: TimingProtocol(live=_LIVE))
@@ -180,18 +180,18 @@ class MadeUpHardware(Hardware):
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """A fingerprint that no real machine has."""
+        """The fingerprint of the made-up machine, which no real machine has."""
         return Fingerprint("cpu", "made up", 1, 1 << 40)
 
     def check(self) -> None:
-        """Accept this machine: made-up hardware can always be measured on."""
+        """Do nothing: made-up hardware can always be measured."""
 
     def compute_meter(self, warn: Warn) -> Meter[ComputeSample]:
-        """Make the meter that says what kernel calls cost on the device."""
+        """Make the meter of kernel calls."""
         return _Meter(measured_compute, self.made_up, self.noise)
 
     def comm_meter(self, num_devices: int, warn: Warn) -> Meter[CommSample]:
-        """Make the meter that says what exchanges cost."""
+        """Make the meter of exchanges."""
         return _Meter(measured_comm, self.made_up, self.noise)
 
 
@@ -202,10 +202,10 @@ class _Meter(Meter[Sample]):
     noise: float
 
     def close(self) -> None:
-        """Do nothing: there is nothing to end."""
+        """Do nothing: the meter has no processes."""
 
     def measure(self, samples: Sequence[Sample], seeds: Sequence[int]) -> list[Outcome]:
-        """Measure each sample by itself, so that its noise depends on its seed alone."""
+        """Measure each sample separately, so that its noise depends only on its seed."""
         return [
             _outcome(self.measured(self.device, [(sample, "train")], self.noise, np.random.default_rng(seed))[0])
             for sample, seed in zip(samples, seeds, strict=True)
@@ -219,17 +219,17 @@ def _outcome(measurement: Measurement[Any]) -> Outcome:
 
 @dataclass(frozen=True)
 class SlowerBy(Meter[Any]):
-    """A meter under which a machine is now faster, now slower: each batch takes the next factor times as long."""
+    """A meter of a machine of changing speed: the times of each batch are multiplied by the next factor."""
 
     meter: Meter[Any]
     factors: Iterator[float]
 
     def close(self) -> None:
-        """End the meter's processes."""
+        """End the processes of the wrapped meter."""
         self.meter.close()
 
     def measure(self, samples: Sequence[Any], seeds: Sequence[int]) -> list[Outcome]:
-        """Measure as the meter does, times the next factor."""
+        """Measure by the wrapped meter; multiply the times by the next factor."""
         factor = next(self.factors)
         outcomes = self.meter.measure(samples, seeds)
         return [replace(one, repeats=None if one.repeats is None else one.repeats.times(factor)) for one in outcomes]

@@ -1,4 +1,4 @@
-"""Kernels of made-up devices: costs are arithmetic on caches, vector registers, warps, sectors and memory."""
+"""Kernels of made-up devices, whose costs are computed from caches, vector registers, warps, sectors and memory."""
 
 from dataclasses import dataclass, fields
 
@@ -12,7 +12,7 @@ from neuroshard.tables.reuse import MEAN_COUNTS
 from neuroshard.words.collective import ELEMENT_BYTES
 from neuroshard.words.form import ON_DEVICE_CALLS
 
-_SHARPNESS = 4.0  # of the change from one bound to another
+_SHARPNESS = 4.0  # of the transition between bounds
 _LINE_BYTES = 64
 _GRADIENT_BYTES = 4
 _LANES = 16
@@ -22,57 +22,57 @@ _WARP_COLUMNS = 32
 
 
 def unique_rows(loads: Loads) -> FloatArray:
-    """Compute (n,) unique rows that a batch looks up."""
+    """Return the unique rows (n,) that a batch looks up."""
     lookups = np.maximum(loads.lookups, 1)
     unique: FloatArray = np.clip(lookups / (loads.reuse @ MEAN_COUNTS), 1, np.minimum(loads.rows, lookups))
     return unique
 
 
 def rounded_up(size_bytes: FloatArray, piece_bytes: int) -> FloatArray:
-    """Round bytes up to what is moved where memory comes in pieces, (n,)."""
+    """Round bytes (n,) up to whole pieces, in which memory is moved."""
     whole: FloatArray = np.ceil(size_bytes / piece_bytes) * piece_bytes
     return whole
 
 
 def hit_share(cache_bytes: float, used_bytes: FloatArray) -> FloatArray:
-    """Compute (n,) cache hit rates of repeated lookups: 1 where all fits; else the hottest rows hit."""
+    """Return the hit rates (n,) of repeated lookups in a cache: 1 if all rows fit, else those of the hottest rows."""
     share: FloatArray = np.minimum(1.0, np.sqrt(cache_bytes / np.maximum(used_bytes, 1.0)))
     return share
 
 
 def bounded_by(*times_ms: FloatArray) -> FloatArray:
-    """Compute about the largest of times (n,) that overlap, ms; those that are near it add to it."""
+    """Return approximately the largest of overlapping times (n,), in ms; times near the largest add to it."""
     largest: FloatArray = sum(time**_SHARPNESS for time in times_ms) ** (1 / _SHARPNESS)
     return largest
 
 
 def dense_update_bytes(loads: Loads) -> FloatArray:
-    """Count bytes of a dense update, (n,): gradients cleared and read, weights read and written; 0 if not dense."""
+    """Return the bytes (n,) of a dense update, 0 if not dense: gradients cleared and read, weights read and written."""
     dense = are(loads, lambda layout: layout.dense)
     moved: FloatArray = 2 * loads.rows * loads.dim * (loads.bytes_per_element + ELEMENT_BYTES) * dense
     return moved
 
 
 class _OnDevice(ComputeModel):
-    """Kernels of both devices: they know no memory but the device's."""
+    """Kernels in device memory only."""
 
     calls = frozenset(ON_DEVICE_CALLS)  # row-wise as other tables, data-parallel with an update of every row
 
 
 @dataclass(frozen=True)
 class MadeUpCpu(_OnDevice):
-    """Tables one after the other, so forward costs add up; backward finds in the last cache what all of them left.
+    """A CPU that computes table after table: costs add up, except that all tables share the last cache backward.
 
-    A row is served by the second cache, the last one or memory, each with a latency and a time for every line. Vector
-    registers hold 16 columns; a rest of fewer takes as long as several full ones.
+    A row comes from the second-level cache, the last-level cache or memory, each with a latency and a time per line.
+    Vector registers hold 16 columns; a rest of fewer columns takes as long as `rest_vectors` full registers.
 
     Attributes:
-        table_ms: of a table, forward and backward together.
+        table_ms: fixed time of a table, forward and backward together.
         near_bytes, last_bytes: sizes of the two caches.
-        near_ms, last_ms, memory_ms: of a row from each.
-        last_line_ms, memory_line_ms: of each of its lines.
-        vector_ms: of 16 columns of a lookup.
-        rest_vectors: that a rest of fewer columns is worth.
+        near_ms, last_ms, memory_ms: latency of a row from each cache and from memory.
+        last_line_ms, memory_line_ms: time of each line of a row from the last cache and from memory.
+        vector_ms: time of 16 columns of a lookup.
+        rest_vectors: registers that take as long as a rest of fewer than 16 columns.
     """
 
     table_ms: float = 0.03
@@ -107,7 +107,7 @@ class MadeUpCpu(_OnDevice):
         return update + gradients + self._vectors_ms(loads)
 
     def _row_ms(self, loads: Loads) -> tuple[FloatArray, FloatArray]:
-        """Compute the ms of a row from the last cache, and from memory, (n,) each."""
+        """Return the ms of a row from the last cache and from memory, (n,) each."""
         lines = rounded_up(loads.dim * loads.bytes_per_element, _LINE_BYTES) / _LINE_BYTES
         return self.last_ms + lines * self.last_line_ms, self.memory_ms + lines * self.memory_line_ms
 
@@ -118,7 +118,7 @@ class MadeUpCpu(_OnDevice):
 
 
 def drawn_cpu(rng: np.random.Generator, times: float = 3.0) -> MadeUpCpu:
-    """Draw a CPU whose every size and time is the usual one times or over a factor of up to `times`, each its own."""
+    """Draw a CPU with each size and time multiplied by its own random factor between 1 / `times` and `times`."""
     usual = MadeUpCpu()
     changed = {
         field.name: getattr(usual, field.name) * times ** rng.uniform(-1, 1)
@@ -130,17 +130,17 @@ def drawn_cpu(rng: np.random.Generator, times: float = 3.0) -> MadeUpCpu:
 
 @dataclass(frozen=True)
 class MadeUpGpu(_OnDevice):
-    """One fused call forward and one backward, each as long as its tightest bound; not a sum over tables.
+    """A GPU with one fused call forward and one backward, each bounded by its slowest resource; not a sum over tables.
 
     Memory moves sectors of 32 bytes. All tables of a call share the L2, so each table's misses depend on all others. A
     call is bound by memory, by the L2, by instructions (one for every 32 columns of a lookup), or, backward, by the
-    table whose updates crowd most on few rows.
+    table with the most updates per row.
 
     Attributes:
-        launch_ms: of a call.
+        launch_ms: launch time of a call.
         memory_bytes_per_ms, l2_bytes_per_ms, l2_bytes: bandwidths and the cache's size.
-        instruction_ms, sort_ms: of 32 columns of a lookup; of a lookup, when gradients are grouped by row.
-        crowd_ms: of an update that waits for another one of the same row.
+        instruction_ms, sort_ms: time of 32 columns of a lookup; time per lookup of grouping gradients by row.
+        crowd_ms: time of an update that waits for another update of the same row.
     """
 
     launch_ms: float = 0.03
@@ -188,7 +188,7 @@ class MadeUpGpu(_OnDevice):
 
 
 def _rows_uses(reuse: FloatArray) -> FloatArray:
-    """Compute how often the row of a lookup is looked up, mean over lookups, (n,)."""
+    """Return how often the row of a lookup is looked up, on average over lookups, (n,)."""
     lookups = reuse * MEAN_COUNTS
     uses: FloatArray = (lookups @ MEAN_COUNTS) / lookups.sum(axis=1)
     return uses

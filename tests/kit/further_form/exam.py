@@ -1,4 +1,4 @@
-"""What becomes of host copies: in searches and reports, and from the first measurement to plans; printed as JSON."""
+"""Prints the results of all stages with the made-up sharding type as JSON: searches, reports, measurements, plans."""
 
 import json
 import sys
@@ -48,7 +48,7 @@ def _ms(plan):
 
 
 def _estimates(task):
-    """(estimated, real) ms of all tables with the sharding type."""
+    """Return the estimated and the predicted ms of a plan with all tables of the made-up type."""
     layout, number = LAYOUTS[Form.HOST_COPIES], FORMS.index(Form.HOST_COPIES)
     estimates = CostEstimates.of(task, SIMULATOR, allowed_types(task, CALLS), None)
     devices = range(task.topology.num_devices)
@@ -65,7 +65,7 @@ def _refused(check, plan):
 
 
 def _drawn(tables):
-    """Sharding types of calls and of plans that are drawn to be measured."""
+    """Count the sharding types of kernel calls and of plans that are drawn for measurement."""
     split, rng = dict.fromkeys((TRAIN, VALID, TEST), tables), np.random.default_rng(0)
     calls = ComputeAugmentation(sharding_types=tuple(FORMS), sharers=(2,))
     plans = PlanAugmentation(num_devices=(4,), max_batch_size=64)
@@ -78,7 +78,7 @@ def _hosts(tables, memory="30GiB"):
 
 
 def _short():
-    """What is found of five tables that can't be cut, on four devices that have room for one and a half each."""
+    """Return the plan for five tables that cannot be split, on four devices with memory for 1.5 tables each."""
     rows = 1 << 20
     tables = tuple(Table(f"t{number}", rows, 4, 1.0, zipf_reuse(rows, BATCH, 1.05)) for number in range(5))
     return ns.search(

@@ -1,4 +1,4 @@
-"""Host copies, a made-up sharding type: blocks of rows over the devices of each host, the same on both hosts."""
+"""Host copies, a made-up sharding type: each of two hosts has all rows of a table, in blocks on its devices."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,9 +22,9 @@ _HOSTS = 2
 
 
 class HostCopies(Layout):
-    """A host looks up its own samples in its blocks, whose gradients are added up over both hosts: all in one go.
+    """Each host looks up its own samples in its blocks; one all-reduce adds up the gradients over both hosts.
 
-    So all blocks of a table have equally many rows.
+    Because one all-reduce adds up all blocks of a table, these blocks must have equally many rows.
     """
 
     form: ClassVar[Form] = Form.HOST_COPIES

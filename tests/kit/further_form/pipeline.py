@@ -1,4 +1,4 @@
-"""What becomes of host copies that nothing is known of: collected, pre-trained, searched, explained, evaluated."""
+"""Takes host copies, of which no models know, through all stages: collect, pretrain, search, explain, evaluate."""
 
 import sys
 from collections import Counter
@@ -33,7 +33,7 @@ BATCH, CPUS, SLOWER = 4096, MADE_UP["cpu"], 10.0
 
 
 class Exchange(MadeUpExchange):
-    """Takes longer where devices are on several hosts."""
+    """An exchange that takes longer if its devices are on several hosts."""
 
     def transfer_ms(self, traffic, wait_ms):
         ms = super().transfer_ms(traffic, wait_ms)
@@ -57,8 +57,8 @@ def _task(rows):
     return ns.Task(tuple(tables), ns.Topology(4, "8GiB", devices_per_host=2), BATCH)
 
 
-# Links between hosts are slow. Gradients of few rows take less of them than what is looked up, and half as much as
-# those of copies on every device; gradients of many rows take more.
+# Links between hosts are slow. Gradients of few rows send fewer bytes over these links than outputs do, and half as
+# many as gradients of data-parallel tables; gradients of many rows send more.
 TASKS = {"few rows": _task(700), "many rows": _task(200_000)}
 
 
@@ -79,7 +79,7 @@ def _collect(data):
 
 
 def _pretrain(data, models):
-    """Return by how much each model is off on tables that it wasn't fitted to, relative."""
+    """Return the mean relative error of each model on test tables."""
     result = Pretrain(str(data), str(models), *FITTERS).run()
     return {part: metric.test.mape for part, metric in result.metrics.items()}
 
@@ -91,7 +91,7 @@ def _search(models, out):
 
 
 def _evaluate(folder, plans):
-    """Return what is measured of each plan."""
+    """Return the measured cost of each plan."""
     for number, plan in enumerate(plans):
         plan.save(folder / f"{number}.json")
     files = [str(folder / f"{number}.json") for number in range(len(plans))]
@@ -99,12 +99,12 @@ def _evaluate(folder, plans):
 
 
 def _parts(cost):
-    """Return what the slowest device takes in each part of a step, and in all, by name."""
+    """Return the ms of each part of a step on its slowest device, and the total ms, by name."""
     return {part.name: part.ms.max() for part in cost.parts if part.name != INPUT} | {"total": cost.total_ms}
 
 
 def _looked_up(plan):
-    """Return how many rows the first device's real kernel looks up, and how many its load says."""
+    """Return the lookups that the real kernel of the first device counts, and those of the device's load."""
     (call,) = kernel_calls(plan)[0]
     with CPU.compute_meter(sys.stderr.write) as meter:
         (outcome,) = meter.measure([call], [0])
@@ -113,7 +113,7 @@ def _looked_up(plan):
 
 
 def facts(folder):
-    """Return what the exam asks of each stage."""
+    """Return the results of each stage that the exam checks."""
     data, models = folder / "data", folder / "models"
     measured, errors = _collect(data), _pretrain(data, models)
     found = _search(models, folder / "found")

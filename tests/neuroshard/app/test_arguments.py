@@ -1,4 +1,4 @@
-"""What people write behind a command becomes what Hydra reads, or one clear line."""
+"""Arguments of commands are translated for Hydra, or refused in one clear line."""
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -44,7 +44,7 @@ def test_quoted_path_is_read_back_unchanged(path):
         assert config.out == expected
 
 
-def test_files_stand_for_the_choice_that_reads_them():
+def test_file_as_a_value_selects_the_choice_that_reads_the_file():
     assert _pairs("search", "tables=my tables.csv") == [("tables", "user_file"), ("tables.path", "my tables.csv")]
     assert _pairs("search", "tables=set.pt.gz") == [("tables", "dlrm"), ("tables.path", "set.pt.gz")]
     assert _pairs("search", "tasks=t.json", "constraints=c.yaml") == [
@@ -53,7 +53,7 @@ def test_files_stand_for_the_choice_that_reads_them():
     assert _pairs("search", "tables=criteo") == [("tables", "criteo")]
 
 
-def test_several_files_are_swept_if_one_choice_reads_them(tmp_path, monkeypatch):
+def test_several_files_are_a_sweep_if_one_choice_reads_all_of_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert for_hydra("search", ["tables=a.csv,b.csv"]) == ["tables=user_file", "tables.path='a.csv','b.csv'"]
     for text in ("tables=criteo,a.csv", "tables=a.csv,b.pt"):
@@ -63,12 +63,12 @@ def test_several_files_are_swept_if_one_choice_reads_them(tmp_path, monkeypatch)
     assert _pairs("search", "tables=a,b.csv") == [("tables", "user_file"), ("tables.path", "a,b.csv")]
 
 
-def test_with_reader_accepts_sweeps_of_more_values_than_a_file_name_can_have():
+def test_with_reader_accepts_sweeps_longer_than_a_file_name_can_be():
     seeds = f"searcher.seed={','.join(map(str, range(200)))}"
     assert list(with_reader(seeds)) == [seeds]
 
 
-def test_paths_without_a_key_become_plans(tmp_path, monkeypatch):
+def test_paths_without_a_key_become_the_plans_of_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a=b.json").write_text("{}")
     pairs = _pairs("explain", "a=b.json", "p,q.json", "out=x.html", "${oc.env:HOME}")

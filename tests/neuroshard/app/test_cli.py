@@ -1,4 +1,4 @@
-"""The command line as a user meets it: one clear line, exit code 2, nothing written."""
+"""The command line: user errors are one clear line with exit code 2, and write no files."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def _search(here, *more):
 
 
 def _failed(capsys, code, *arguments, names=()):
-    """Return what a command prints, on both streams, that ends with a user's mistake, and the messages it reports."""
+    """Run a command that must end with a user error; return standard output, standard error and the messages."""
     with reported() as messages:
         exit_code, out, err = run_command(capsys, *arguments)
     assert exit_code == 2, err
@@ -97,7 +97,7 @@ def test_sweep_writes_one_run_directory_per_combination(here, capsys):
     assert [path.name for path in sorted(Path("runs/search").iterdir())] == ["0001-random", "0002-dim_greedy"]
 
 
-def test_too_little_memory_is_one_line_whose_advice_helps(here, capsys):
+def test_search_succeeds_with_the_memory_that_the_out_of_memory_error_advises(here, capsys):
     sizes = ["16.6 KiB", 4, "1.46 KiB", "5.86 KiB"]
     short = _search(here, "topology.memory_bytes=1500", "out=short")
     _, _, messages = _failed(capsys, "tables-exceed-devices", *short, names=sizes)
@@ -239,7 +239,7 @@ def test_search_help_lists_searchers_and_settings(capsys, here):
 
 
 def test_shell_completion_offers_commands_and_settings(tmp_path):
-    """By the script that Hydra installs; commands are ours."""
+    """The completion script is that of Hydra; the offered commands are those of NeuroShard."""
     lines = ("neuroshard se", "neuroshard search searcher=siz", "neuroshard search topology.mem", "neuroshard ex")
     asked = "\n".join(
         f'COMP_LINE="{line}" COMP_CWORD={line.count(" ")}; hydra_bash_completion; echo "${{COMPREPLY[@]}}"'
@@ -270,7 +270,7 @@ def test_hydra_output_options_print_the_output_of_hydra(here, capfd, flags):
     assert "Random" in capfd.readouterr().out
 
 
-def test_hydras_variable_shows_the_whole_trace(here, monkeypatch, capsys):
+def test_hydra_full_error_variable_raises_the_error_with_its_trace(here, monkeypatch, capsys):
     for name in ("HYDRA_FULL_ERROR", "NEUROSHARD_FULL_ERROR"):  # the command sets the second one by the first
         monkeypatch.setenv(name, "1")
     with pytest.raises(UserError):
@@ -289,7 +289,7 @@ def test_export_command_takes_the_path_of_a_plan(here, capsys):
     assert Path("plain.json").exists()
 
 
-def test_constraints_and_memory_on_the_command_line(here, capsys):
+def test_search_keeps_constraints_and_memory_settings_of_the_command_line(here, capsys):
     rules = ["constraints.apart=[[a,b,c]]", "constraints.pinned=[{table: c, dim: 8, devices: [3]}]"]
     memory = ["memory=training", "topology.memory_bytes=[120000,120000,120000,70000]", "topology.reserved_bytes=1000"]
     done(capsys, *_search(here, "out=found", *rules, *memory))
@@ -328,7 +328,7 @@ def test_models_command_lists_bundles_and_prints_cards(here, capsys):
     assert "no test" not in told["beside published points"]["alltoall, 8 devices"]
 
 
-def test_torchrecs_planner_leaves_a_run_like_everyone(capsys, here):
+def test_search_with_torchrecs_planner_writes_a_search_run(capsys, here):
     fewer = ("searcher.split_factors=[2]", "searcher.sort_by=[perf]", "out=found")
     out = done(capsys, *_search(here, "searcher=torchrec", *fewer))
     assert "1 of 1 task" in out
@@ -368,7 +368,7 @@ def test_command_into_a_directory_in_use_is_refused(here, capsys, command):
 
 
 @pytest.mark.slow
-def test_sweeps_run_in_parallel_and_go_on(capsys, here):
+def test_sweep_with_joblib_writes_every_run_and_can_be_repeated(capsys, here):
     parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "out='swept/${method}'")
     for _ in range(2):
         done(capsys, *_search(here, "-m", "searcher=random,dim_greedy", *parallel))
@@ -380,7 +380,7 @@ def test_version_option_prints_the_version(capsys):
     assert run_command(capsys, "--version") == (0, f"neuroshard {ns.__version__}\n", "")
 
 
-def test_the_defaults_of_a_search_have_a_plan_for_any_table_file(here, capsys):
+def test_search_with_default_settings_finds_a_plan_for_a_table_file(here, capsys):
     assert "1 of 1 task" in done(capsys, "search", "searcher=size_greedy")
     out = done(capsys, "search", f"tables={here}/tables.csv", "searcher=random")
     assert "3 tables: 3 table-wise on 4 devices" in out
@@ -429,26 +429,26 @@ def test_continuing_a_search_with_other_models_is_refused(here, capsys):
     _failed(capsys, "out-begun-otherwise", *_search(here, "searcher=random", "out=x"), names=["models"])
 
 
-def test_places_that_cannot_be_are_refused_before_the_search(here, capsys, monkeypatch):
+def test_search_refuses_an_out_path_under_a_file_before_searching(here, capsys, monkeypatch):
     monkeypatch.setattr("neuroshard.stages.search.runs.search.search_task", None)
     (here / "file").write_text("")
     for out in (f"out={here}/file", f"out={here}/file/inside"):
         _refused(capsys, "out-under-file", *_search(here, out), where=out, names=[here / "file"])
 
 
-def test_paths_are_paths_and_nothing_else(here, capsys):
+def test_out_paths_with_a_tilde_or_a_url_scheme_are_plain_paths(here, capsys):
     for out in ("'~/x'", "http:/x"):
         done(capsys, *_search(here, "searcher=random", f"out={out}"))
     assert Path("~/x/results.parquet").exists()
     assert Path("http:/x/results.parquet").exists()
 
 
-def test_sizes_are_written_as_people_do(here, capsys):
+def test_memory_size_on_the_command_line_may_have_a_unit(here, capsys):
     done(capsys, *_search(here, "topology.memory_bytes=1.5GiB", "searcher=random", "out=a"))
     assert Plan.load("a/plans/task-0000.json").task.topology.memory_bytes == 3 << 29
 
 
-def test_hardware_that_is_not_here_leaves_nothing_behind(here, capsys, monkeypatch):
+def test_collecting_on_a_missing_gpu_is_refused_and_writes_nothing(here, capsys, monkeypatch):
     none = Fingerprint("cuda", "none", 0, 1)
     monkeypatch.setattr("neuroshard.measure.hardware.fingerprint", lambda kind: none)
     _refused(capsys, "hardware-no-gpu", "collect", "hardware=cuda", "out=x", where="hardware=cuda")

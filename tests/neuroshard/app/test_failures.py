@@ -1,4 +1,4 @@
-"""Only a UserError is the user's: any other error, wherever it is raised, is a defect with a traceback in a file."""
+"""A UserError is a mistake of the user. Any other error, wherever raised, is a defect with a traceback in a file."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ METHODS = methods.__name__
 
 @pytest.fixture
 def logs(tmp_path, monkeypatch):
-    """The directory of the tracebacks; the working directory holds three tables."""
+    """The directory of tracebacks; the working directory has a file of three tables."""
     for name in ("work", "logs"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "work")
@@ -157,7 +157,7 @@ def test_a_defect_anywhere_ends_with_70_and_a_traceback_in_a_file(logs, capsys, 
 
 
 @pytest.mark.parametrize("fail", DEFECTS)
-def test_a_sweep_with_a_defect_does_its_other_jobs_and_ends_with_70(logs, capsys, monkeypatch, fail):
+def test_sweep_with_a_defect_runs_its_other_jobs_and_exits_with_70(logs, capsys, monkeypatch, fail):
     _in_find(monkeypatch, fail)
     monkeypatch.setattr(Greedy, "find", lambda *_: fail())
     with reported() as messages:
@@ -173,7 +173,7 @@ def test_a_sweep_with_a_defect_does_its_other_jobs_and_ends_with_70(logs, capsys
 
 
 @pytest.mark.parametrize("place", [_in_constructor, _in_import])
-def test_a_sweep_whose_parts_cannot_be_built_by_a_defect_ends_with_70(logs, capsys, monkeypatch, place):
+def test_sweep_whose_parts_cannot_be_built_because_of_a_defect_exits_with_70(logs, capsys, monkeypatch, place):
     place(monkeypatch, _system_exit)
     code, out, _ = run_command(capsys, *SWEEP)
     assert code == EXIT_BUG
@@ -181,7 +181,7 @@ def test_a_sweep_whose_parts_cannot_be_built_by_a_defect_ends_with_70(logs, caps
     assert all("_system_exit" in log.read_text() for log in logs.glob("neuroshard-*.log"))
 
 
-def test_a_sweep_with_a_defect_and_a_mistake_ends_with_70_one_with_mistakes_alone_with_2(logs, capsys, monkeypatch):
+def test_sweep_exits_with_2_after_user_errors_and_with_70_after_a_defect_as_well(logs, capsys, monkeypatch):
     small = ("topology.memory_bytes=1KiB,1GiB", "out=swept/${method}-${topology.memory_bytes}")
     with reported() as messages:
         code, _, err = run_command(capsys, *SWEEP, *small)
@@ -212,7 +212,7 @@ def test_user_error_anywhere_is_printed_as_one_line(logs, capsys, monkeypatch, p
 
 @pytest.mark.parametrize("error", [FileNotFoundError(2, "no such file", "x"), OSError(28, "full"), MemoryError()])
 @pytest.mark.parametrize("place", PLACES)
-def test_disks_and_memory_are_the_users_anywhere(logs, capsys, monkeypatch, place, error):
+def test_disk_and_memory_errors_anywhere_in_a_command_are_user_errors(logs, capsys, monkeypatch, place, error):
     def fail():
         raise error
 
@@ -247,7 +247,7 @@ def test_mistakes_in_settings_are_reported_in_one_line(logs, capsys, code, names
     assert list(logs.iterdir()) == []
 
 
-def test_a_defect_before_anything_is_built_is_no_mistake_in_hydras_settings(monkeypatch, logs, capsys):
+def test_defect_before_building_is_reported_as_a_defect_and_not_as_a_settings_error(monkeypatch, logs, capsys):
     monkeypatch.setattr(cli, "_ESCAPED", None)  # for `_run`, before it builds anything
     with reported() as messages:
         code, _, err = run_command(capsys, *SEARCH)

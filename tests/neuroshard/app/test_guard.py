@@ -1,4 +1,4 @@
-"""Whatever goes wrong becomes one line; only defects leave a traceback, in a file."""
+"""Every error is printed as one line; only defects write a traceback, to a file."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ def test_user_error_prints_only_its_message():
     assert exit_code(error) == EXIT_USER_ERROR
 
 
-def test_disks_and_memory_are_the_users_to_mend():
+def test_disk_and_memory_errors_exit_as_user_errors():
     check(report_of(OSError(28, "disk is full", "plan.json")), "system-refused", names=["disk is full", "plan.json"])
     check(report_of(MemoryError()), "memory-exhausted")
     assert exit_code(OSError()) == exit_code(MemoryError()) == EXIT_USER_ERROR
@@ -43,7 +43,7 @@ def test_report_of_a_defect_writes_the_traceback_to_a_log(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("x"), RecursionError("deep")])
-def test_a_command_that_breaks_ends_with_one_line(monkeypatch, capsys, error):
+def test_defect_in_the_command_line_prints_one_line_and_exits_with_70(monkeypatch, capsys, error):
     def broken(_given):
         raise error
 

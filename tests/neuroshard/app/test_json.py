@@ -22,7 +22,7 @@ from tests.kit.commands import done, run_command
 
 @pytest.fixture
 def search(tmp_path, monkeypatch):
-    """The arguments of a search in an empty directory, with the table file and the models beside it."""
+    """The arguments of a search in an empty directory, with a table file and models in another directory."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     save_bundle(tmp_path / "models", random_models(), Card())
@@ -52,7 +52,7 @@ def test_sweep_with_json_prints_settings_and_outcome_of_each_job(search, capsys)
     assert all(len(job["outcome"]["costs_ms"]) == 1 for job in jobs)
 
 
-def test_the_figures_of_a_sweep_over_devices_are_those_of_the_plans(search, capsys):
+def test_json_of_a_sweep_over_devices_has_devices_headroom_and_scope_of_each_plan(search, capsys):
     command, _, *settings = search
     sweep = command, "model=cpu", *settings, "-m", "searcher=random", "topology.num_devices=2,4"
     outcomes = [job["outcome"] for job in _object(capsys, *sweep)["jobs"]]
@@ -92,12 +92,12 @@ class _Row:
     path: Path
 
 
-def test_numbers_of_numpy_and_unknown_numbers_are_plain_json():
+def test_as_json_writes_numpy_numbers_as_plain_numbers_and_nan_as_null():
     row = _Row(np.float64(1.5), math.nan, np.arange(2), Path("a/b"))
     assert json.loads(as_json(row)) == {"known": 1.5, "unknown": None, "array": [0, 1], "path": "a/b"}
 
 
-def test_prints_of_libraries_and_of_processes_go_to_standard_error(capfd):
+def test_stdout_to_stderr_redirects_prints_of_libraries_and_processes(capfd):
     with stdout_to_stderr():
         print("python")
         os.write(1, b"library\n")

@@ -1,4 +1,4 @@
-"""The list of installed models, as people read it."""
+"""The printed list of installed models."""
 
 from rich.console import Console
 
@@ -8,7 +8,7 @@ from neuroshard.models import load_bundle
 
 
 def _row(name):
-    """The cells of a model's row: name, hardware, batch sizes, devices, sharding types, errors of three models."""
+    """Return the cells of a row: name, hardware, batch sizes, devices, sharding types, and errors of three models."""
     console = Console(record=True, width=400)
     show_models([], console)
     (line,) = (line for line in console.export_text().splitlines() if line.startswith(f"│ {name} "))

@@ -1,4 +1,4 @@
-"""The tutorial own_parts.md, to the letter: a package outside the checkout adds a searcher, models and tables."""
+"""The code of the tutorial own_parts.md: a package outside the checkout adds a searcher, models and tables."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def here(tmp_path, monkeypatch):
 
 
 def _run(here, line):
-    """What a command line prints, in a process of its own; PYTHONPATH leads to the package."""
+    """Return the output of a command in a new process, with the package on PYTHONPATH."""
     command = [sys.executable, "-m", "neuroshard", *shlex.split(line)[1:]]
     environment = os.environ | {"PYTHONPATH": f"{here}{os.pathsep}{ROOT}"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=here, check=False)
@@ -47,7 +47,7 @@ def _found(here):
     return [json.loads(path.read_text()) for path in sorted(here.rglob("run.json"))]
 
 
-def test_sweep_of_the_page_lists_own_parts_and_ours(here):
+def test_sweep_of_the_own_parts_page_lists_own_and_shipped_parts(here):
     out = _run(here, SWEEP)
     rows = [line for line in out.splitlines() if "1/1" in line]
     assert len(rows) == 8
@@ -59,7 +59,7 @@ def test_sweep_of_the_page_lists_own_parts_and_ours(here):
 
 
 @pytest.mark.parametrize("launcher", ["joblib", pytest.param("submitit_local", marks=pytest.mark.slow)])
-def test_sweep_with_each_launcher_finds_the_users_package(here, launcher):
+def test_sweep_with_each_launcher_imports_the_users_package(here, launcher):
     line = PARALLEL.replace("hydra/launcher=joblib hydra.launcher.n_jobs=2", f"hydra/launcher={launcher}")
     out = _run(here, f"{line} 'out=swept/${{method}}'")
     assert all(re.search(rf"{name} .*1/1", out) for name in ("round_robin", "size_greedy")), out
@@ -67,7 +67,7 @@ def test_sweep_with_each_launcher_finds_the_users_package(here, launcher):
 
 
 @pytest.mark.parametrize("added", [[PACKAGE], ["--config-dir", "mine/conf"]], ids=["package", "folder"])
-def test_mistakes_in_settings_of_users_parts_are_reported_in_one_line(here, capsys, added):
+def test_wrong_settings_of_users_own_parts_are_refused_in_one_line(here, capsys, added):
     own = ("search", *added, "searcher=round_robin", "tables=equal", "model=roofline:h100")
     refused_command(capsys, "unknown-name", *own, "searcher.frist=1", names=["searcher.first"])
     refused_command(capsys, "unknown-name", *own, "searcher=round_robbin", names=["round_robin"])

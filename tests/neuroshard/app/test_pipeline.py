@@ -23,7 +23,7 @@ from tests.kit.messages import check, refused
 from tests.kit.plans import whole
 
 
-def test_all_warnings_of_a_search_are_one_warning(capsys):
+def test_search_joins_its_warnings_into_one_that_prints_one_line(capsys):
     """The messages of `Simulator.warnings`, joined; nothing of the caller's source is printed below."""
     task = toy_task(5)
     fitted_to = Range("batch size", 1, 2)

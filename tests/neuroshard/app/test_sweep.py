@@ -21,7 +21,7 @@ def _job(number, *settings, costs=None, tasks="same", failure=None):
     return Job(number, settings, None if costs is None else JobFigures(tasks, tuple(costs), 0.5), failure)
 
 
-def test_costs_are_means_over_the_tasks_that_all_solved():
+def test_sweep_costs_are_means_over_tasks_that_every_solving_job_solved():
     first = _job(0, "searcher=a", "seed=1", costs=[1.0, 2.0, 90.0])
     second = _job(1, "searcher=b", "seed=1", costs=[3.0, 5.0, None])
     none = _job(2, "searcher=c", "seed=1", costs=[None, None, None])
@@ -35,7 +35,7 @@ def test_costs_are_means_over_the_tasks_that_all_solved():
     ]
 
 
-def test_jobs_of_other_tasks_do_not_decide_which_tasks_count():
+def test_sweep_costs_of_a_job_ignore_which_tasks_jobs_with_other_tasks_solved():
     few = _job(0, "devices=2", costs=[8.0, None], tasks="on 2")
     many = _job(1, "devices=4", costs=[1.0, 3.0], tasks="on 4")
     assert [row[1:3] for row in _shown(few, many)[1:]] == [["1/2", "8.00"], ["2/2", "2.00"]]
@@ -51,7 +51,7 @@ def test_a_sweep_over_devices_shows_devices_memory_and_scope():
     assert "memory headroom" not in _shown(jobs[0])[0]
 
 
-def test_jobs_without_figures_have_their_results():
+def test_sweep_table_shows_the_result_of_jobs_without_costs():
     assert _shown(_job(0, "seed=1"), _job(1, "seed=2", failure="failed")) == [
         ["seed", "result"],
         ["1", "done"],
@@ -78,7 +78,7 @@ def test_jobs_are_kept_in_the_sweeps_folder_in_order():
     assert not folder.exists()
 
 
-def test_jobs_on_other_machines_share_a_folder(tmp_path, monkeypatch):
+def test_sweep_folder_of_slurm_jobs_is_in_the_current_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with sweep_folder(["-m", "hydra/launcher=submitit_slurm"]) as folder:
         _job(0).keep(folder)

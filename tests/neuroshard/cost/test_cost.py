@@ -64,7 +64,7 @@ def test_plan_from_json_with_wrong_prediction_is_refused(wrong, code, names):
         Plan.from_json(_plan().to_json() | {"prediction": wrong})
 
 
-def test_searches_from_python_know_their_models():
+def test_search_from_python_stores_the_model_choice_cost_and_scope_as_prediction():
     task = toy_task(4)
     simulator = ns.Simulator(replace(linear_models(), choice=ModelChoice("mine")))
     plan = ns.search(task, simulator, searcher="dim_greedy")
@@ -106,7 +106,7 @@ HERE = Fingerprint("cpu", "EPYC", 2, 1 << 30, "25/17/1")
         (None, False),
     ],
 )
-def test_models_of_other_hardware_are_noticed(monkeypatch, measured, warned):
+def test_hardware_warning_is_given_only_if_models_were_measured_on_other_hardware(monkeypatch, measured, warned):
     none = Fingerprint("cuda", "none", 0, 1)
     monkeypatch.setattr("neuroshard.models.trust.fingerprint", lambda kind: HERE if kind == "cpu" else none)
     warning = hardware_warning("cpu", measured)
@@ -120,7 +120,7 @@ def test_fingerprint_of_this_machine_matches_itself():
     assert fingerprint("cpu").same_hardware(asdict(fingerprint("cpu")))
 
 
-def test_searches_predict_the_expected_cost():
+def test_prediction_has_the_expected_cost_only_if_models_have_margins():
     task = toy_task(6)
     margins = Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
     for models, known in ((linear_models(), False), (replace(linear_models(), margins=margins), True)):
@@ -138,7 +138,7 @@ def _cost(compute, margin=0.0, backward=0.0):
 
 
 @pytest.mark.parametrize("compute", [[3.0, 2.0, 1.0], [3.0], [0.0, 0.0]])
-def test_without_errors_the_predicted_cost_is_expected(compute):
+def test_expected_cost_equals_the_predicted_cost_without_errors(compute):
     assert _cost(compute).expected_ms == pytest.approx(max(compute), rel=1e-6, abs=0)
 
 
@@ -169,7 +169,7 @@ def _took(name, *ms, counts=True):
     return part.when, lambda _: part
 
 
-def test_parts_follow_one_another_by_their_places_and_stand_as_listed():
+def test_step_parts_run_in_order_of_their_place_and_are_listed_in_the_given_order():
     shown = _took("input", 9.0, 9.0, counts=False)
     works = [_took("compute", 1.0, 4.0), (When.FORWARD, _waits), _took("backward", 3.0, 1.0), shown]
     step = Step.of(works, (2,))
@@ -205,7 +205,7 @@ def test_users_own_step_part_adds_to_the_cost_and_delays_exchanges(tmp_path):
         save_bundle(tmp_path, own, Card())
 
 
-def test_waiting_for_hosts_hides_slower_devices():
+def test_long_wait_for_hosts_hides_errors_of_slow_devices_in_the_expected_cost():
     alone = _cost([10.0] * 8, 1.0)
     expected = [alone.expected_ms, alone.total_ms + 5.0]  # of 10 ms, and more than 0.3 above it
     for waited_ms, expected_ms in zip((0.3, 5.0), expected, strict=True):

@@ -14,7 +14,7 @@ from neuroshard.tables.reuse import MEAN_COUNTS, reuse_at
 from neuroshard.testing import toy_task
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import FORMS, Form
-from tests.kit.plans import COPIES, laid_out, placed, table, tables, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, placed, table, tables, whole
 
 BATCH = 64
 REUSE = zipf_reuse(10, 128)
@@ -52,7 +52,7 @@ def _forms(*names):
             | {"lookups": pytest.approx([BATCH] * 4 + [2 * BATCH], rel=1e-7)},
         ),
         (
-            COPIES,
+            DATA_PARALLEL,
             {"rows": [10] * 4 + [6], "samples": [BATCH / 4] * 4 + [BATCH], "lookups": [2 * BATCH / 4] * 4 + [2 * BATCH]}
             | {
                 "form": _forms(*["data_parallel"] * 4, "column_wise"),
@@ -62,16 +62,16 @@ def _forms(*names):
     ],
     ids=["column_wise", "row_wise", "rows on each host", "data_parallel"],
 )
-def test_the_load_of_a_table_beside_another_follows_its_sharding_type(where, expected):
+def test_loads_of_a_table_depend_on_its_sharding_type(where, expected):
     """All lookups of their columns; those of their rows, or of their own samples."""
     found = _placed(where, 0)
     assert {name: getattr(found, name).tolist() for name in expected} == expected
     assert found.outputs.tolist() == found.samples.tolist()
 
 
-def test_row_wise_blocks_have_the_histogram_of_the_table_and_data_parallel_tables_of_their_samples():
+def test_row_wise_blocks_have_the_table_histogram_and_data_parallel_tables_the_local_one():
     np.testing.assert_array_equal(_placed(range(4), 0).reuse, Loads.of([TABLE], BATCH).reuse.repeat(5, axis=0))
-    found = _placed(COPIES, 0)
+    found = _placed(DATA_PARALLEL, 0)
     np.testing.assert_allclose(found.reuse, [reuse_at(np.array(REUSE), 1 / 4)] * 4 + [REUSE])
     unique = found.lookups / (found.reuse @ MEAN_COUNTS)
     assert unique[0] > unique[4] / 4  # the devices touch the hot rows all
@@ -84,17 +84,17 @@ def test_hot_rows_are_looked_up_on_their_device():
     assert found.sharers.tolist() == [2, 2, 1]
 
 
-def test_loads_of_all_devices_add_up_to_the_table():
+def test_loads_of_all_devices_add_up_to_bytes_and_lookups_of_each_table():
     """Shards add up to the table; data-parallel tables have all weights on each device and all lookups together."""
     task = Task(tuple(replace(TABLE, name=name) for name in "abc"), TASK.topology, BATCH)
-    loads = laid_out(task, range(4), COPIES, {0: 12, 3: 4}).device_loads.loads
+    loads = laid_out(task, range(4), DATA_PARALLEL, {0: 12, 3: 4}).device_loads.loads
     size = [loads.size_bytes[loads.form == form].sum() for form in range(3)]
     assert size == [TABLE.size_bytes, TABLE.size_bytes, 4 * TABLE.size_bytes]
     lookups = [loads.lookups[loads.form == form].sum() for form in range(3)]
     np.testing.assert_allclose(lookups, [2 * 2 * BATCH, 2 * BATCH, 2 * BATCH])
 
 
-def test_sets_by_kernel_have_the_loads_of_each_kernel_call():
+def test_by_kernel_splits_load_sets_into_the_loads_of_each_kernel_call():
     loads = Loads.of([replace(TABLE, dim=4 * (1 + i), pooled=i != 4) for i in range(6)], BATCH)
     loads = replace(loads, form=np.array([2, 0, 0, 1, 0, 0]))
     calls, of_kernels = LoadSets(loads, np.array([3, 0, 3])).by_kernel()
@@ -104,14 +104,14 @@ def test_sets_by_kernel_have_the_loads_of_each_kernel_call():
     assert calls.calls.reshape(3, -1).tolist() == [[0, -1, 2, -1], [-1] * 4, [0, 1, -1, 3]]
 
 
-def test_sets_of_columns_alone_are_called_in_their_own_order():
+def test_by_kernel_keeps_sets_of_column_wise_tables_alone_in_order():
     loads = Loads.of([replace(TABLE, dim=4 * (1 + i)) for i in range(5)], BATCH)
     calls, of_kernels = LoadSets(loads, np.array([3, 0, 2])).by_kernel()
     assert (calls.counts.tolist(), of_kernels.tolist()) == ([3, 0, 2], [0])
     assert calls.loads.dim.tolist() == loads.dim.tolist()
 
 
-def test_kernels_look_up_one_data_type_and_sequences_of_one_width():
+def test_kernel_calls_have_one_data_type_and_sequence_tables_of_one_width():
     some = [(4, 8, True), (2, 8, True), (4, 16, True), (4, 8, False), (4, 16, False), (2, 16, False), (4, 16, False)]
     loads = Loads.of([replace(TABLE, bytes_per_element=b, dim=dim, pooled=its) for b, dim, its in some], BATCH)
     kernels = loads.kernel.tolist()
@@ -123,7 +123,7 @@ def test_kernels_look_up_one_data_type_and_sequences_of_one_width():
     assert calls.counts.sum() == len(loads)
 
 
-def test_sets_of_nothing_look_up_nothing():
+def test_by_kernel_of_empty_sets_has_one_call_without_loads():
     calls, of_kernels = LoadSets(Loads.of([], BATCH), np.array([0, 0])).by_kernel()
     assert (calls.counts.tolist(), len(of_kernels)) == ([0, 0], 1)
 
@@ -132,13 +132,13 @@ def test_sets_of_nothing_look_up_nothing():
     st.lists(st.tuples(st.integers(1, 1024), st.floats(0.1, 50), st.sampled_from(list(Form))), min_size=1, max_size=5),
     st.integers(4, 10_000),
 )
-def test_outputs_grow_with_features_in_every_sharding_type(drawn, batch_size):
+def test_outputs_grow_with_features_and_other_loads_do_not_in_every_sharding_type(drawn, batch_size):
     """And none needs other lookups: those of a table are of all its features."""
     tables = tuple(
         table(f"t{i}", pooling_factor=pooling, reuse=REUSE, features=f) for i, (f, pooling, _) in enumerate(drawn)
     )
     task = Task(tables, TASK.topology, batch_size)
-    places = {Form.COLUMN_WISE: {0: 4, 2: 12}, Form.ROW_WISE: range(4), Form.DATA_PARALLEL: COPIES}
+    places = {Form.COLUMN_WISE: {0: 4, 2: 12}, Form.ROW_WISE: range(4), Form.DATA_PARALLEL: DATA_PARALLEL}
     plan = laid_out(task, *(places[form] for _, _, form in drawn))
     single = replace(task, tables=tuple(replace(its, features=1) for its in tables))
     found, plain = plan.device_loads.loads, Plan(single, plan.placements).device_loads.loads
@@ -149,7 +149,7 @@ def test_outputs_grow_with_features_in_every_sharding_type(drawn, batch_size):
 
 
 @pytest.mark.parametrize("share", [1.0, 0.25])
-def test_taking_some_loads_keeps_form_sharers_and_samples(share):
+def test_taking_some_loads_keeps_sharding_type_sharers_and_samples(share):
     loads = _placed(range(4), 0)
     taken = replace(loads, samples=loads.samples * share).take(np.array([3, 4]))
     assert taken.form.tolist() == [FORMS.index(Form.ROW_WISE), FORMS.index(Form.COLUMN_WISE)]
@@ -168,13 +168,13 @@ def test_loads_of_placed_shards_match_their_sharding_types():
     even = replace(TASK, tables=EVEN)
     blocks = _placed(range(4), range(4), task=even)
     _assert_same(LAYOUTS[Form.ROW_WISE].share(Loads.of(EVEN, BATCH), 4), blocks.take(np.array([0, 4])))
-    copies = _placed(COPIES, COPIES)
+    copies = _placed(DATA_PARALLEL, DATA_PARALLEL)
     _assert_same(LAYOUTS[Form.DATA_PARALLEL].share(whole, 4), copies.take(np.array([0, 4])))
 
 
 TABLES = tables("abcd", 10)
 IN_ALL_FORMS = Task(TABLES, TASK.topology, BATCH)
-PLAN = laid_out(IN_ALL_FORMS, range(4), [2, 3], COPIES, {1: 4, 3: 12})
+PLAN = laid_out(IN_ALL_FORMS, range(4), [2, 3], DATA_PARALLEL, {1: 4, 3: 12})
 POOLED = BATCH * 4  # bytes of a column
 
 
@@ -199,7 +199,7 @@ def test_input_dist_sends_indices_to_devices_that_look_them_up():
     assert _given(Collective.INPUT) == expected.tolist()
 
 
-def test_data_parallel_tables_exchange_nothing_forward():
+def test_forward_traffic_has_no_all_reduce_of_data_parallel_tables():
     forward = PLAN.traffic.forward
     assert _given(Collective.ALL_REDUCE, forward) == [0] * 4
     for collective in set(Collective) - {Collective.ALL_REDUCE}:
@@ -207,13 +207,13 @@ def test_data_parallel_tables_exchange_nothing_forward():
     assert _given(Collective.ALL_REDUCE) != [0] * 4
 
 
-def test_blocks_on_the_only_host_are_exchanged_among_all():
+def test_row_blocks_on_the_only_host_use_the_reduce_scatter_of_all_devices():
     traffic = laid_out(Task(TABLES[:1], Topology(4, 1 << 20), BATCH), range(4)).traffic
     assert _given(Collective.REDUCE_SCATTER, traffic) == [16 * POOLED] * 4
     assert _given(Collective.HOST_REDUCE_SCATTER, traffic) == [0] * 4
 
 
-def test_columns_alone_are_the_same_either_way():
+def test_traffic_of_columns_equals_the_traffic_of_a_column_wise_plan():
     task = toy_task(20)
     plan = whole(task)
     quick = Traffic.of_columns(np.array([plan.device_dims]), task.batch_size)
@@ -226,7 +226,7 @@ def test_columns_alone_are_the_same_either_way():
 
 @given(st.integers(1, 1024))
 @settings(max_examples=20)
-def test_columns_and_lengths_sent_grow_with_features(features):
+def test_sent_columns_and_lengths_grow_with_features_and_all_reduce_bytes_do_not(features):
     """Pooled embeddings and lengths grow with features; indices and data-parallel gradients do not."""
     task = replace(IN_ALL_FORMS, tables=tuple(replace(table, features=features) for table in TABLES))
     shared = Plan(task, PLAN.placements)
@@ -241,7 +241,7 @@ def test_columns_and_lengths_sent_grow_with_features(features):
     assert more.tolist() == ((features - 1) * lengths).tolist()
 
 
-def test_joined_traffic_keeps_the_order_of_exchanges():
+def test_joined_traffic_has_the_exchanges_of_each_part_in_order():
     joined = Traffic.joined([PLAN.traffic, PLAN.traffic.forward])
     assert len(joined) == 2
     assert joined.batch_size.tolist() == [BATCH] * 2

@@ -1,4 +1,4 @@
-"""Collectives between real gloo processes move what they are timed for."""
+"""The timed collectives between real gloo processes move the right data."""
 
 import os
 
@@ -68,7 +68,7 @@ def test_reduce_scatter_adds_partial_sums_and_gathers_them_back(run):
         assert backward[0] == [1111.0] * 128
 
 
-def test_hosts_reduce_among_themselves_and_exchange_across(run):
+def test_host_collectives_reduce_within_hosts_and_exchange_between_hosts(run):
     seen = run(_sample((512, 512, 256, 256), Collective.HOST_REDUCE_SCATTER))
     assert [forward[1] for forward, _ in seen] == [[11.0] * 64] * 2 + [[1100.0] * 32] * 2
     assert [len(backward[0]) for _, backward in seen] == [128, 128, 64, 64]
@@ -81,7 +81,7 @@ def test_all_reduce_adds_up_whole_gradients(run):
         assert forward == [[1111.0] * 10]
 
 
-def test_input_brings_every_device_the_indices_of_its_tables(run):
+def test_input_dist_brings_every_device_the_indices_of_its_tables(run):
     sizes = (32, 0, 320, 64)
     for rank, (forward, _) in enumerate(run(_sample(sizes, Collective.INPUT))):
         got, counted = forward[1], forward[3]

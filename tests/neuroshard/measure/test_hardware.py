@@ -1,4 +1,4 @@
-"""Real kernels and real gloo processes, in small."""
+"""Small measurements of real kernels and real gloo processes."""
 
 import os
 import subprocess
@@ -136,7 +136,7 @@ def test_hosts_follow_the_environment_of_torchrun(monkeypatch):
         CPU.devices_per_host(8)
 
 
-def test_steps_take_hosts_that_fast_links_join_for_one(monkeypatch):
+def test_step_meter_takes_hosts_in_a_domain_of_fast_links_for_one_host(monkeypatch):
     given = []
     monkeypatch.setattr(Hardware, "_group_meter", lambda its, *values: given.append(values[2]))
     for domain in (None, 4):

@@ -1,4 +1,4 @@
-"""How the measured costs of a plan come of its kernel calls and exchanges, on hardware that only counts."""
+"""The measured cost of a plan is computed from its kernel calls and exchanges, here of made-up times."""
 
 from dataclasses import dataclass, replace
 from functools import partial

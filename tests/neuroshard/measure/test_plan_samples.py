@@ -1,4 +1,4 @@
-"""What is measured of a plan with several sharding types."""
+"""The kernel calls and exchanges that are measured of a plan."""
 
 from dataclasses import replace
 
@@ -14,14 +14,14 @@ from neuroshard.testing import toy_tables
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
 from neuroshard.words.placement import ON_DEVICE
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 
 TABLES = toy_tables(5, seed=3)
 TASK = Task(TABLES, Topology(4, 1 << 30, devices_per_host=2), 256)
-MIXED = laid_out(TASK, range(4), [2, 3], 0, 3, COPIES)
+MIXED = laid_out(TASK, range(4), [2, 3], 0, 3, DATA_PARALLEL)
 
 
-def test_every_device_calls_a_kernel_for_each_sharding_type():
+def test_kernel_calls_have_one_call_for_each_sharding_type_on_each_device():
     calls = kernel_calls(MIXED)
     assert [[call.form for call in its] for its in calls] == [
         [Form.COLUMN_WISE, Form.ROW_WISE, Form.DATA_PARALLEL],
@@ -34,7 +34,7 @@ def test_every_device_calls_a_kernel_for_each_sharding_type():
     assert {call.batch_size for its in calls for call in its if call.form is Form.DATA_PARALLEL} == {64}
 
 
-def test_tables_of_each_memory_have_a_call_and_share_a_cache():
+def test_kernel_calls_have_one_call_for_each_tier_and_cached_tables_share_a_cache():
     homes = (
         TierAssignment(Tier.UVM_CACHING, 0.5),
         TierAssignment(Tier.UVM_CACHING, 0.1),
@@ -69,7 +69,7 @@ def test_sequence_tables_have_a_call_for_each_sharding_type_and_width():
 
 def test_tables_of_each_data_type_have_a_call():
     tables = tuple(replace(table, bytes_per_element=4 - 2 * (i % 2)) for i, table in enumerate(TABLES))
-    *_, last = kernel_calls(laid_out(replace(TASK, tables=tables), range(4), [2, 3], 0, 3, COPIES))
+    *_, last = kernel_calls(laid_out(replace(TASK, tables=tables), range(4), [2, 3], 0, 3, DATA_PARALLEL))
     assert [[table.name for table in call.tables] for call in last] == [["toy3"], ["toy1"], ["toy0"], ["toy4"]]
     assert [call.form for call in last] == [Form.COLUMN_WISE, Form.ROW_WISE, Form.ROW_WISE, Form.DATA_PARALLEL]
 

@@ -1,4 +1,4 @@
-"""What is measured is kept batch by batch, and never measured again."""
+"""The recorder stores measurements batch by batch, and measures no stored sample again."""
 
 import pytest
 
@@ -12,7 +12,7 @@ TABLES = toy_tables(4)
 
 
 class _Meter:
-    """Fails at every sample; notes what it is asked for."""
+    """A meter that fails at every sample, and records the samples."""
 
     def __init__(self):
         self.asked = []
@@ -37,7 +37,7 @@ def _due(*numbers):
     return [Due(ComputeSample(TABLES[:1], 256), number, 10 + number, "valid", number > 2) for number in numbers]
 
 
-def test_parts_that_are_there_are_neither_drawn_nor_measured(tmp_path, meter):
+def test_recorder_neither_draws_nor_measures_stored_parts(tmp_path, meter):
     recorder = _recorder(tmp_path, meter)
     recorder.record(_due(2, 3), 1)
     found = [*recorder.complete([(0, lambda: _due(0, 1)), (1, pytest.fail), (2, lambda: _due(4))])]

@@ -1,4 +1,4 @@
-"""Batches of live samples: what is recorded of them, whatever the wall clock does."""
+"""Recorded times of batches of samples do not depend on the wall clock."""
 
 import re
 import time
@@ -20,7 +20,7 @@ def _measured():
 
 
 @pytest.mark.parametrize("leap_s", [-3600.0, 1e9])
-def test_a_wall_clock_that_leaps_changes_nothing_but_time_stamps(monkeypatch, leap_s):
+def test_leaps_of_the_wall_clock_change_only_time_stamps_of_measurements(monkeypatch, leap_s):
     before, now = _measured(), iter(np.arange(100) * leap_s + 1.7e9)
     monkeypatch.setattr(time, "time", lambda: float(next(now)))
     after = _measured()

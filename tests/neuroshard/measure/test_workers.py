@@ -1,4 +1,4 @@
-"""Workers that die, hang or fail; real processes."""
+"""Worker processes that die, hang or fail."""
 
 import os
 import signal
@@ -75,7 +75,7 @@ class _Flaky:
         return _Bench(rank)
 
 
-def test_worker_group_loses_one_sample_if_a_worker_dies():
+def test_worker_group_fails_only_the_sample_of_a_worker_that_dies():
     said = []
     with WorkerGroup(_make, 2, PATIENCE_S, said.append) as group:
         assert _values(group.measure([1, "die", 3], [0, 0, 0])) == [2.0, "worker 1 died (signal SIGKILL)", 6.0]
@@ -85,7 +85,7 @@ def test_worker_group_loses_one_sample_if_a_worker_dies():
 
 
 @pytest.mark.parametrize("fatal", [(1,), (1, 2), (0,)])
-def test_worker_that_dies_at_start_loses_no_other_work(tmp_path, fatal):
+def test_worker_group_measures_all_other_samples_if_a_worker_dies_at_start(tmp_path, fatal):
     said = []
     make = _Flaky(tmp_path / "starts", fatal)
     with WorkerGroup(make, 2, PATIENCE_S, said.append) as group:
@@ -118,7 +118,7 @@ class _CannotBeMade:
     "error",
     [TypeError("x"), RuntimeError("x"), KeyError("x"), SystemExit(0), ImportError("x", name="neuroshard.no_module")],
 )
-def test_a_defect_that_keeps_workers_from_starting_is_no_mistake_of_the_user(error):
+def test_defect_at_the_start_of_workers_is_raised_as_a_defect_with_its_trace(error):
     with WorkerGroup(_CannotBeMade(error), 1, PATIENCE_S, lambda _: None) as group:
         with pytest.raises(RuntimeError, match=type(error).__name__) as raised:
             group.measure([1], [0])
@@ -170,12 +170,12 @@ def test_worker_group_gives_up_a_silent_worker(tmp_path):
     ("make", "reason"),
     [(partial(_fail, "no such port"), "OSError: no such port"), (_crash, "died (exit code 7)")],
 )
-def test_workers_that_cannot_start_are_the_users_to_know(make, reason):
+def test_workers_that_cannot_start_raise_a_user_error_with_the_reason(make, reason):
     with WorkerGroup(make, 2, PATIENCE_S, print) as group, refused("workers-not-started", names=[reason]):
         group.measure([1], [0])
 
 
-def test_user_errors_of_workers_keep_their_parts():
+def test_user_error_at_the_start_of_a_worker_keeps_code_place_and_reason():
     with (
         WorkerGroup(partial(_refuse, "no such device"), 2, PATIENCE_S, print) as group,
         pytest.raises(UserError) as raised,

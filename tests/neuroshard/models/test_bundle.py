@@ -24,7 +24,7 @@ from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import Call, Form
 from tests.kit.bundles import newer_models, parts_of, write_parts
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 from tests.kit.random_models import random_by_widest, random_form_models, random_regression
 
 TESTED = ModelTest(Accuracy(10, 0.5, 0.1, 0.9, (0.1, 0.2)), 0.1, 0.1, 0.2, 0.9)
@@ -73,7 +73,9 @@ def test_saved_bundle_is_loaded_back_unchanged(tmp_path, saved, serves, batch_si
     for name in ("forward", "backward"):
         assert (getattr(loaded, name).predict(traffic, numbers) == getattr(saved, name).predict(traffic, numbers)).all()
     task = Task(toy_tables(6), Topology(devices, 1 << 30, devices_per_host=2), 256)
-    plan = laid_out(task, range(devices), [0, 1], COPIES, 0, 1, 2) if Form.ROW_WISE in saved.forms else whole(task)
+    plan = (
+        laid_out(task, range(devices), [0, 1], DATA_PARALLEL, 0, 1, 2) if Form.ROW_WISE in saved.forms else whole(task)
+    )
     before, after = (Simulator(models).cost(task, plan) for models in (saved, CostModels.load(tmp_path / "bundle")))
     assert np.array_equal(before.margin, after.margin)
     for one, other in zip(before.parts, after.parts, strict=True):
@@ -132,7 +134,7 @@ def _interrupted(monkeypatch, after, error):
     ("after", "error"),
     [(0, Killed("killed")), (1, Killed("killed")), (1, OSError(errno.ENOSPC, "No space left on device"))],
 )
-def test_whenever_writing_stops_the_old_bundle_stands(bundle, monkeypatch, after, error):
+def test_interrupted_save_of_a_bundle_keeps_the_old_bundle(bundle, monkeypatch, after, error):
     before = CostModels.load(bundle)
     with monkeypatch.context() as patch:
         _interrupted(patch, after, error)
@@ -161,7 +163,7 @@ def test_saving_a_bundle_keeps_other_files_in_the_directory(bundle):
          ["neuroshard-bundle-3", "neuroshard-bundle-4"]),
     ],
 )  # fmt: skip
-def test_saving_a_bundle_over_other_contents_is_refused_before_any_work(tmp_path, content, code, names):
+def test_check_place_refuses_other_contents_files_and_unwritable_places(tmp_path, content, code, names):
     check_place(tmp_path)
     check_place(tmp_path / "new")
     (tmp_path / "bundle.json").write_text(content)
@@ -356,8 +358,8 @@ def test_invalid_bundle_content_is_named_in_one_line(tmp_path, what):
         CostModels.load(tmp_path)
 
 
-def test_a_reader_gets_one_bundle_while_another_replaces_it(bundle, monkeypatch):
-    """The new one is written between any two files that the reader opens."""
+def test_loading_a_bundle_during_its_replacement_returns_the_old_or_the_new_one(bundle, monkeypatch):
+    """The new bundle is written just before the reader opens each of the files in turn."""
     other, read = random_models(seed=1), Path.read_bytes
     save_bundle(bundle.with_name("other"), other, CARD)
     described = {models: _described(bundle.with_name(name)) for models, name in (("old", "bundle"), ("new", "other"))}

@@ -1,4 +1,4 @@
-"""Bundles that are well-formed but wrong: they are refused in one line, or their costs are finite and not negative.
+"""Well-formed bundles with wrong values are refused in one line, or their costs are finite and not negative.
 
 NEUROSHARD_FUZZ=10000 pytest tests/neuroshard/models/test_bundle_values.py tries 10,000 instead of a few.
 """
@@ -38,7 +38,7 @@ def bundles(tmp_path_factory):
 @pytest.mark.parametrize("form", ["newer", "paper", "linear", "datasheet"])
 @pytest.mark.timeout(3600)
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_wrong_values_are_refused_or_harmless(bundles, form):
+def test_bundle_with_wrong_values_is_refused_or_predicts_harmlessly(bundles, form):
     given = (bundles / form / "bundle.json").read_bytes(), next((bundles / form).glob("weights-*")).read_bytes()
     plans = whole(toy_task(3), 0), whole(toy_task(12))
     refused = loaded = 0

@@ -111,7 +111,7 @@ class TestPhysicalComm(_Made, PhysicalCommConformance):
     pass
 
 
-def test_an_ensemble_is_the_mean_of_its_members_and_knows_their_spread():
+def test_ensemble_predicts_the_mean_and_the_spread_of_its_members():
     ensemble, sets = random_ensemble(), [toy_tables(n, seed=n) for n in range(1, 5)]
     costs = np.array([member.predict(LoadSets.of(sets, 64)) for member in ensemble.members])
     assert np.allclose(ensemble.predict(LoadSets.of(sets, 64)), costs.mean(axis=0), rtol=1e-4)
@@ -120,7 +120,7 @@ def test_an_ensemble_is_the_mean_of_its_members_and_knows_their_spread():
 
 
 @pytest.mark.parametrize("devices", [1, 2, 5, 128])
-def test_a_set_model_serves_any_number_of_devices_and_batch_size(devices):
+def test_set_exchange_model_predicts_for_any_number_of_devices_and_batch_size(devices):
     rng = np.random.default_rng(0)
     dims, starts = rng.integers(0, 99, size=(6, devices)) * 4.0, rng.uniform(0, 9, size=(6, devices))
     small, large = (random_set_comm().predict(Traffic.of_columns(dims, batch), starts) for batch in (256, 4096))
@@ -131,8 +131,8 @@ def test_a_set_model_serves_any_number_of_devices_and_batch_size(devices):
 
 @pytest.mark.parametrize("devices", [2, 3, 8])
 @pytest.mark.parametrize("name", ["forward", "backward"])
-def test_the_installed_models_keep_time_for_any_number_of_devices(name, devices):
-    """Whoever starts later makes nobody end sooner; whoever sends more, neither."""
+def test_installed_exchange_models_never_end_earlier_with_later_starts_or_more_bytes(name, devices):
+    """If a device starts later or sends more bytes, no device ends earlier."""
     rng, model = np.random.default_rng(devices), getattr(CostModels.load("cpu"), name)
     dims, starts = rng.integers(0, 400, size=(200, devices)) * 4.0, rng.uniform(0, 5, size=(200, devices))
     end = model.predict(Traffic.of_columns(dims, 1024), starts) + starts

@@ -1,4 +1,4 @@
-"""What TorchRec adds to a step: counts of placements, and costs that know them."""
+"""The framework overhead of TorchRec: its counts by sharding type, and costs that include the overhead."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,7 @@ from neuroshard.targets.target import target_named
 from neuroshard.testing import linear_models, toy_task
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.messages import check, refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 from tests.kit.random_models import random_form_models
 
 FRAMEWORK = Framework(
@@ -32,7 +32,7 @@ COUNTED = PLAIN.in_torchrec()
 
 
 def _mixed():
-    return laid_out(TASK, 0, [0, 1], COPIES, 1)
+    return laid_out(TASK, 0, [0, 1], DATA_PARALLEL, 1)
 
 
 def _counts(plan, device, name):
@@ -41,7 +41,7 @@ def _counts(plan, device, name):
     return counts_of(plan.device_loads.loads)[list(own), COUNTS.index(name)].sum()
 
 
-def test_counts_differ_between_sharding_types():
+def test_framework_counts_of_a_device_depend_on_sharding_types():
     plan, (_, in_halves, copied, _) = _mixed(), TASK.tables
     assert [_counts(plan, 0, name) for name in ("shards", "data-parallel tables")] == [2, 1]
     assert _counts(plan, 1, "data-parallel lookups") == TASK.batch_size / 2 * copied.pooling_factor
@@ -51,7 +51,7 @@ def test_counts_differ_between_sharding_types():
     assert _counts(plan, 1, "MB of column-wise outputs") == TASK.batch_size * TASK.tables[3].dim * 4 / 1e6
 
 
-def test_parts_of_a_step_are_sums_of_terms():
+def test_framework_parts_of_a_step_are_sums_of_their_terms():
     plan = _mixed()
     cost, plain = (Simulator(models).cost(TASK, plan) for models in (COUNTED, PLAIN))
     np.testing.assert_allclose(cost.compute, FRAMEWORK.factor * plain.compute)
@@ -67,18 +67,18 @@ def test_parts_of_a_step_are_sums_of_terms():
 
 
 def _outputs_ms(plan, slopes):
-    """The time of each device for putting outputs in order, by terms."""
+    """Return the ms of the outputs part of framework overhead on each device, given its terms."""
     framework = Framework(1.0, {}, {}, slopes)
     models = replace(random_form_models(), framework=framework).in_torchrec()
     return Simulator(models).cost(plan.task, plan).ms("framework.outputs").tolist()
 
 
-def test_outputs_of_several_sharding_types_are_joined():
-    """All outputs that a device gets for its samples, once more, whichever sharding type they come from."""
+def test_framework_overhead_counts_the_join_of_outputs_of_several_sharding_types():
+    """Joining copies all outputs that a device receives for its samples, of any sharding type."""
     out = TASK.batch_size / 2 * sum(table.dim for table in TASK.tables) * 4 / 1e6
     assert _outputs_ms(_mixed(), {"MB of outputs of several sharding types": 2.0}) == pytest.approx([2 * out] * 2)
     sequences = laid_out(SEQUENCE, [0, 1], 1, 0, 1)  # joined to nothing
-    for plan in (whole(TASK), laid_out(TASK, *[COPIES] * 4), sequences):
+    for plan in (whole(TASK), laid_out(TASK, *[DATA_PARALLEL] * 4), sequences):
         assert _outputs_ms(plan, {"MB of outputs of several sharding types": 2.0}) == [0.0, 0.0]
 
 
@@ -89,7 +89,7 @@ def test_split_table_makes_torchrec_reorder_all_column_wise_outputs():
     out = TASK.batch_size / 2 * sum(table.dim for table in TASK.tables) * 4 / 1e6
     assert _outputs_ms(plan, {"MB of column-wise outputs if some are cut": 3.0}) == pytest.approx([3 * out] * 2)
     assert _outputs_ms(plan, {"own shards of cut tables": 1.0}) == [1.0, 1.0]
-    some = laid_out(TASK, cut, COPIES, 0, 1)
+    some = laid_out(TASK, cut, DATA_PARALLEL, 0, 1)
     out -= TASK.batch_size / 2 * second.dim * 4 / 1e6
     assert _outputs_ms(some, {"MB of column-wise outputs if some are cut": 3.0}) == pytest.approx([3 * out] * 2)
     assert _outputs_ms(whole(TASK), {"MB of column-wise outputs if some are cut": 3.0}) == [0.0, 0.0]
@@ -109,7 +109,7 @@ def test_if_all_tables_are_data_parallel_nothing_is_exchanged_or_reordered():
     }
     framework = Framework(0.5, ordered, {"own data-parallel tables": 5.0}, {"own MB of data-parallel outputs": 9.0})
     models = replace(PLAIN, framework=framework).in_torchrec()
-    copied = laid_out(TASK, *[COPIES] * 4)
+    copied = laid_out(TASK, *[DATA_PARALLEL] * 4)
     cost = Simulator(models, count_input=True).cost(TASK, copied)
     expected = {"input": 0.0, "framework.input": 0.1 + 0.2, "framework.kernels": 4 * 5.0, "framework.outputs": 0.0}
     for name, each_ms in expected.items():
@@ -196,7 +196,7 @@ def test_models_without_framework_overhead_report_that():
         random_form_models().in_torchrec()
 
 
-def test_datasheets_have_what_an_h100s_steps_add_by_their_memory():
+def test_datasheet_overhead_equals_that_of_an_h100_scaled_by_memory_bandwidth():
     cut = {4: dict.fromkeys(range(8), 16)}
     plan = laid_out(CRITEO, *(cut.get(table, table % 8) for table in range(26)))
     names = ("h100", "roofline:h100", "roofline:h200")
@@ -211,7 +211,7 @@ def test_datasheets_have_what_an_h100s_steps_add_by_their_memory():
     assert CostModels.load("roofline:h100").framework is None
 
 
-def test_model_choice_names_the_counted_overhead(tmp_path):
+def test_model_choice_records_whether_framework_overhead_is_counted(tmp_path):
     assert COUNTED.choice == ModelChoice("toy", framework="torchrec")
     save_bundle(tmp_path, replace(PLAIN, choice=None), Card())
     loaded = CostModels.load(tmp_path, framework="torchrec")
@@ -222,7 +222,7 @@ def test_model_choice_names_the_counted_overhead(tmp_path):
     assert (without.choice, without.of_whole_steps) == (ModelChoice(str(tmp_path), framework="none"), False)
 
 
-def test_a_setting_tells_of_the_dense_network(tmp_path):
+def test_dense_ms_counts_in_whole_steps_and_is_refused_otherwise(tmp_path):
     save_bundle(tmp_path, replace(PLAIN, framework=replace(FRAMEWORK, host=HOST), choice=None), Card())
     in_steps = {"framework": "torchrec", "dense_ms": 2.5}
     loaded, plan = CostModels.load(tmp_path, **in_steps), _mixed()
@@ -244,8 +244,8 @@ def test_a_setting_tells_of_the_dense_network(tmp_path):
     assert narrow.choice == ModelChoice(str(tmp_path), exchange_dtype="fp16", **in_steps)
 
 
-def test_the_margin_of_a_wait_is_the_hosts_and_hides_the_devices():
-    """Where all wait, an error of a device hardly shows; where hardly any does, the host's may show."""
+def test_margin_of_a_wait_for_the_host_hides_the_margin_of_the_device():
+    """If all devices wait for hosts, errors of devices hardly count; if hardly any waits, errors of hosts may count."""
     alone = Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0), {"framework.host": Margin(0.2, 1.0)})
     framework = Framework(1.0, {}, {}, {}, {"step": 100.0})
     models = replace(linear_models(2), framework=framework, margins=alone).in_torchrec()
@@ -279,19 +279,19 @@ def test_framework_refuses_unknown_terms_of_overhead():
 
 
 @pytest.mark.parametrize(("target", "counts"), [("torchrec", True), ("hugectr", False), ("sok", False), (None, False)])
-def test_framework_overhead_counts_only_for_torchrec(target, counts):
+def test_framework_overhead_counts_only_for_targets_that_train_with_torchrec(target, counts):
     assert (target_named(target).costed(PLAIN) is not PLAIN) == counts
     assert target_named(target).costed(random_form_models()).framework is None
 
 
-def test_models_loaded_without_overhead_stay_without_it_for_torchrec():
+def test_torchrec_target_adds_no_overhead_to_models_loaded_without_it():
     torchrec, without = target_named("torchrec"), replace(PLAIN, choice=ModelChoice("toy", framework="none"))
     assert torchrec.costed(without) is without
     assert torchrec.cost_warnings(without) == ()
 
 
 @pytest.mark.parametrize("name", ["sok", "hugectr"])
-def test_warning_says_that_overhead_of_other_systems_is_unknown(name):
+def test_other_targets_warn_of_unknown_overhead_and_refuse_torchrecs(name):
     target = target_named(name)
     (warning,) = target.cost_warnings(PLAIN)
     check(warning, "costs-lack-framework", names=[target.title])
@@ -299,7 +299,7 @@ def test_warning_says_that_overhead_of_other_systems_is_unknown(name):
         target.costed(COUNTED)
 
 
-def test_warning_says_if_framework_overhead_is_unknown():
+def test_torchrec_target_warns_if_models_do_not_know_the_framework_overhead():
     torchrec, plain = target_named("torchrec"), target_named(None)
     assert torchrec.cost_warnings(torchrec.costed(PLAIN)) == plain.cost_warnings(PLAIN) == ()
     (warning,) = torchrec.cost_warnings(random_form_models())

@@ -1,4 +1,4 @@
-"""What tables in host memory cost: arithmetic, by hand and against a published benchmark."""
+"""Costs of tables in host memory, compared with values computed by hand and with a published benchmark."""
 
 from dataclasses import asdict, replace
 
@@ -38,8 +38,8 @@ def _cost(model, tables, home, batch_size=1000):
     return model.predict(LoadSets(loads, np.array([len(loads)])))[0]
 
 
-def test_without_a_cache_rows_go_over_the_link_by_hand():
-    """Every lookup's forward, every unique one again backward; indices, gradients and outputs through the memory."""
+def test_uvm_cost_and_bytes_equal_those_computed_by_hand():
+    """Forward reads a row per lookup over the link, backward the unique rows; other bytes go through device memory."""
     loads = _loads([TABLE], IN_HOST)
     lookups, row = 2000, 128
     assert link_bytes(loads).tolist() == [(lookups + lookups) * row]
@@ -52,14 +52,14 @@ def test_without_a_cache_rows_go_over_the_link_by_hand():
     assert _cost(model, [TABLE], IN_HOST) == pytest.approx(right)
 
 
-def test_cache_for_all_rows_costs_only_its_lookups():
+def test_cache_for_all_rows_adds_only_its_lookups_to_the_cost():
     assert link_bytes(_loads([TABLE], _cached(1.0)))[0] == pytest.approx(0, abs=1)
     more = _cost(MODEL, [TABLE], _cached(1.0)) - _cost(MODEL, [TABLE], ON_DEVICE)
     assert more == pytest.approx(0.16 + 2000 * 3e-6, rel=1e-4)
 
 
-def test_rows_missed_by_a_cache_go_over_the_link():
-    """Of rows that are all as hot, touched once each: what there is no room for."""
+def test_link_bytes_are_the_rows_that_a_cache_misses():
+    """All rows are looked up equally often, once each, so the cache misses the rows that exceed its size."""
     assert link_bytes(_loads([TABLE], _cached(0.25)))[0] == pytest.approx(0.75 * 2000 * 128, rel=0.05)
 
 
@@ -73,7 +73,7 @@ tables = st.builds(
 
 
 @given(st.lists(tables, min_size=1, max_size=4), st.lists(st.floats(1e-3, 1), min_size=1, max_size=5))
-def test_larger_caches_cost_no_more_and_device_memory_least(some, shares):
+def test_cost_never_rises_with_larger_caches_and_is_least_in_device_memory(some, shares):
     homes = [ON_DEVICE, *(_cached(share) for share in sorted({*shares, 1.0}, reverse=True))]
     costs = np.array([_cost(MODEL, some, home, 512) for home in homes])
     assert (np.diff(costs) >= -1e-6 * costs[:-1]).all()
@@ -81,7 +81,7 @@ def test_larger_caches_cost_no_more_and_device_memory_least(some, shares):
 
 
 @pytest.mark.parametrize("home", [_cached(0.1), _cached(1.0), IN_HOST])
-def test_more_of_anything_costs_no_less(home):
+def test_more_features_columns_bytes_or_tables_never_cost_less_in_any_tier(home):
     for seed in range(20):
         some = [replace(table, bytes_per_element=2) for table in toy_tables(6, seed, 10**6)]
         before = _cost(MODEL, some, home)
@@ -91,7 +91,7 @@ def test_more_of_anything_costs_no_less(home):
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_every_call_has_a_model_that_sums_and_predicts_alike(call):
+def test_head_of_summed_vectors_equals_the_prediction_of_every_kernel_call(call):
     home = TierAssignment(call.tier, 0.3 if call.tier is Tier.UVM_CACHING else None)
     loads = _loads(toy_tables(6), home)
     loads = replace(loads, form=np.full(6, FORMS.index(call.form)), pooled=np.full(6, call.pooled))
@@ -102,8 +102,8 @@ def test_every_call_has_a_model_that_sums_and_predicts_alike(call):
     assert own.head(np.zeros_like(vectors[0])) == pytest.approx(0.269 if call.tier is Tier.UVM_CACHING else 0.109)
 
 
-def test_calls_of_several_tiers_follow_one_another():
-    """Each with a launch of its own; the model that searches compile says the same."""
+def test_cost_of_several_tiers_is_the_sum_of_their_kernel_calls():
+    """Each kernel call has its own launch time; the compiled model predicts the same cost."""
     homes = [ON_DEVICE, _cached(0.2), IN_HOST, _cached(0.5), ON_DEVICE]
     loads = Loads.of(toy_tables(5), 1000).at(homes)
     whole = MODEL.device_ms(LoadSets(loads, np.array([5])))[0]
@@ -115,13 +115,13 @@ def test_calls_of_several_tiers_follow_one_another():
     assert compiled.predict(LoadSets(loads, np.array([5])))[0] == pytest.approx(whole, rel=1e-5)
 
 
-def test_without_a_link_a_roofline_knows_device_memory_only():
+def test_roofline_without_a_host_link_has_calls_in_device_memory_only():
     assert RooflineCompute(1.0).of_calls.calls == {call for call in CALLS if call.tier is Tier.DEVICE}
     assert MODEL.calls == set(CALLS)
 
 
 @pytest.mark.parametrize("name", choices("roofline"))
-def test_every_datasheet_knows_host_memory_and_any_number_of_devices(name):
+def test_datasheet_models_cost_every_tier_and_any_number_of_devices(name):
     models = CostModels.load(f"roofline:{name}")
     assert models.num_devices is None
     assert models.batch_size is None

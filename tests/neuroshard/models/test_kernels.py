@@ -1,4 +1,4 @@
-"""Models of kernel calls: several calls as one sum, exactly; tables computed one after the other."""
+"""Models of kernel calls: several calls of a device as one sum, and tables computed one after the other."""
 
 from dataclasses import replace
 
@@ -74,8 +74,8 @@ def test_tables_of_two_data_types_are_looked_up_by_two_kernels(model):
 
 
 @pytest.mark.parametrize(("model", "tables"), [(MADE_UP["gpu"].compute, TABLES), (OpaqueCompute(), TABLES[1::2])])
-def test_other_models_become_sums_that_are_right_if_tables_are_spread_evenly(model, tables):
-    """A device's calls among them, one after the other."""
+def test_nearest_sum_model_is_exact_for_evenly_spread_tables(model, tables):
+    """Devices have several kernel calls, one after the other."""
     loads = Loads.of(tables, 256)
     near = KernelModels.nearest(model, loads, 2)
     assert near.calls == model.calls
@@ -87,7 +87,7 @@ def test_other_models_become_sums_that_are_right_if_tables_are_spread_evenly(mod
     np.testing.assert_allclose(together.predict(alone), share * model.predict(alone), rtol=1e-5)
 
 
-def test_nearest_keeps_sum_models_unchanged():
+def test_nearest_returns_sum_models_unchanged():
     model = random_by_form()
     assert KernelModels.nearest(model, ALL, 2) is model
     nothing = KernelModels.nearest(OpaqueCompute(), ALL.take(np.zeros(0, dtype=np.int64)), 2)
@@ -95,7 +95,7 @@ def test_nearest_keeps_sum_models_unchanged():
 
 
 @pytest.mark.parametrize("fused", [random_models().compute, OpaqueCompute()])
-def test_device_cost_is_the_sum_of_its_tables_alone(fused):
+def test_one_by_one_costs_a_device_as_the_sum_of_its_tables_alone(fused):
     tables = toy_tables(7)
     alone = fused.predict(LoadSets.of([[table] for table in tables], 256))
     (together,) = KernelModels.one_by_one(fused).predict(LoadSets.of([tables], 256))

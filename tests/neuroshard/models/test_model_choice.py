@@ -1,4 +1,4 @@
-"""Settings beside a name of models: what they may be, how files and people have them, which count if nobody chooses."""
+"""The model settings: allowed values, plan files, printed text, and defaults."""
 
 import json
 from dataclasses import asdict, fields, replace
@@ -38,7 +38,7 @@ STEPS = {"framework": "torchrec"}
         (("models/mine", "rowwise_adagrad"), ["'models/mine'", "optimizer=rowwise_adagrad"]),
     ],
 )
-def test_settings_behind_a_name_are_refused_with_the_settings_that_they_were(words, settings):
+def test_model_name_with_settings_after_a_plus_is_refused_with_those_settings(words, settings):
     with refused("model-name-with-settings", names=["+".join(words)]) as raised:
         CostModels.load("+".join(words))
     assert [one for one in settings if one not in raised.value.message.remedy] == []
@@ -50,7 +50,7 @@ def test_loading_a_bundle_from_a_directory_with_a_plus_keeps_the_path(tmp_path, 
     assert CostModels.load(tmp_path / name).choice == ModelChoice(str(tmp_path / name))
 
 
-def test_other_words_behind_a_plus_are_part_of_an_unknown_name():
+def test_model_name_with_an_unknown_word_after_a_plus_is_an_unknown_name():
     with refused("unknown-name", names=["'cpu+moon'", "roofline:h100"]):
         CostModels.load("cpu+moon")
 
@@ -67,7 +67,7 @@ def test_plan_file_stores_model_settings_and_loads_the_same_models(tmp_path, cho
     assert again.total_ms == loaded.cost_ms
 
 
-def test_people_read_the_name_and_then_the_settings():
+def test_model_choice_is_shown_as_the_name_followed_by_its_settings():
     assert str(ModelChoice("h100", framework="torchrec", dense_ms=8)) == "h100, framework=torchrec, dense_ms=8"
     assert str(FULL) == "roofline:h200, framework=torchrec, dense_ms=8, exchange_dtype=fp16/bf16, optimizer=adam"
     assert str(ModelChoice("cpu", framework="none", exchange_dtype="fp32")) == "cpu"
@@ -87,7 +87,7 @@ def test_equivalent_model_choices_are_stored_equally(given, held):
     assert Simulator(models).predicted(whole(TASK)).prediction.models == ModelChoice("cpu", **held)
 
 
-def test_commands_have_every_setting_of_models():
+def test_search_evaluate_and_explain_have_every_model_setting():
     settings = [one.name for one in fields(ModelSettings)]
     assert settings == [one.name for one in fields(ModelChoice) if one.name != "name"]
     for command in (Search, Evaluate, Explain):
@@ -113,7 +113,7 @@ def _verified(means):
         ({"verify": _verified(StepMeasurer()), "target": "sok"}, False),
     ],
 )
-def test_a_search_counts_the_overhead_for_torchrec_and_in_steps(settings, counts):
+def test_search_counts_framework_overhead_only_for_torchrec_or_steps(settings, counts):
     search = Search("cpu", (TASK,), Greedy("dim"), "dim", **settings)
     assert search.models.of_whole_steps is counts
 
@@ -135,7 +135,7 @@ def test_search_warns_if_models_do_not_know_the_framework_overhead(tmp_path, tar
     assert ("TorchRec" in (record.warnings or "")) is warned
 
 
-def test_search_run_stores_the_models_with_their_settings(tmp_path):
+def test_search_run_stores_the_model_choice_with_its_settings(tmp_path):
     given = {"exchange_dtype": "fp16", "optimizer": "adam"}
     saved = (
         Search(
@@ -152,7 +152,7 @@ def test_search_run_stores_the_models_with_their_settings(tmp_path):
 @pytest.mark.parametrize(
     ("measure", "counts"), [(KernelMeasurer(), False), (StepMeasurer(), True), (MirroredMeasurer(), True)]
 )
-def test_plans_in_steps_are_predicted_with_the_overhead(tmp_path, measure, counts):
+def test_evaluate_predicts_with_framework_overhead_only_if_steps_are_measured(tmp_path, measure, counts):
     whole(TASK).save(tmp_path / "plan.json")
     evaluate = Evaluate(str(tmp_path / "plan.json"), "cpu", MadeUpHardware(), measure=measure)
     (entry,) = evaluate._entries()
@@ -162,7 +162,7 @@ def test_plans_in_steps_are_predicted_with_the_overhead(tmp_path, measure, count
 
 
 @pytest.mark.parametrize("given", [STEPS, {"dense_ms": 8}, {"exchange_dtype": "fp16"}, {"optimizer": "adam"}])
-def test_evaluate_takes_settings_of_a_model_that_is_given(tmp_path, given):
+def test_evaluate_refuses_model_settings_without_a_model(tmp_path, given):
     whole(TASK).save(tmp_path / "plan.json")
     with refused("model-settings-without-model", names=[f"{next(iter(given))}=", "model=cpu"]):
         Evaluate(str(tmp_path / "plan.json"), None, MadeUpHardware(), **given).run()

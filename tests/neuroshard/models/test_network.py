@@ -36,12 +36,12 @@ def exchange_ms(models, collective, size_bytes, devices, host_size=None):
     return float(models.forward.predict(Traffic(given, np.array([4096]), host_size), np.zeros((1, devices)))[0, 0])
 
 
-def test_the_figures_are_the_fit_to_all_points():
+def test_network_figures_equal_the_fit_to_all_published_points():
     assert {kind: dict(figures) for kind, figures in FITS.items()} == fitted(points())
 
 
 @pytest.mark.parametrize("network", ["infiniband", "roce"])
-def test_machines_that_a_fit_left_out_are_predicted(network):
+def test_network_fits_predict_left_out_machines_within_limits(network):
     left_out = [one.left_out for one in errors(network) if one.left_out is not None]
     assert len(left_out) > 10
     assert max(left_out) < 1.31
@@ -52,7 +52,7 @@ def test_pcie_bandwidth_predicts_measured_servers_within_limit():
     assert max(one.measured for one in pcie_errors()) < 1.3
 
 
-def test_an_all_to_all_by_hand():
+def test_all_to_all_time_between_hosts_equals_the_time_computed_by_hand():
     """Two hosts of 8: half of 8 MB leaves each host, at 0.9 of 50 GB/s, after 42.6 us."""
     fixed, bytes_ms = 0.0426, 4.0 / (0.9 * 50)
     by_hand = fixed + bytes_ms + 0.5 * np.sqrt(fixed * bytes_ms)
@@ -81,20 +81,20 @@ def test_more_bytes_ranks_and_slower_cards_take_longer(kind, collective):
 
 
 @pytest.mark.parametrize(("ranks", "hosts"), [(16, 2), (32, 4)])
-def test_network_cards_carry_the_bytes_a_ring_sends_between_hosts(ranks, hosts):
+def test_carried_share_equals_the_bytes_that_a_ring_sends_between_hosts(ranks, hosts):
     by_hand = sum(1 for rank in range(ranks) if (rank + 1) % ranks // 8 != rank // 8) / hosts  # borders of each host
     assert carried_share("all_gather", ranks, hosts) == pytest.approx(by_hand * (ranks - 1) / ranks / 8)
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_the_kind_of_network_counts_between_hosts_only(network):
+def test_network_setting_changes_exchanges_between_hosts_only(network):
     models = CostModels.load("roofline:h100", network=network)
     one_host, two_hosts = ((its, Collective.ALL_TO_ALL, 1e6, 8 * hosts, 8) for hosts, its in ((1, models), (2, models)))
     assert exchange_ms(*one_host) == exchange_ms(H100, *one_host[1:])
     assert (exchange_ms(*two_hosts) > exchange_ms(H100, *two_hosts[1:])) == (network not in ("infiniband", "roce"))
 
 
-def test_measured_bandwidths_of_a_host_and_of_a_network_correct_exchanges():
+def test_busbw_settings_of_host_and_network_change_exchange_times():
     pcie = CostModels.load("roofline:h100_pcie")
     slow = CostModels.load("roofline:h100_pcie", host_busbw_gb_per_s=2)
     fast = CostModels.load("roofline:h100_pcie", host_busbw_gb_per_s=46)
@@ -137,7 +137,7 @@ def test_models_refuse_link_settings_that_they_do_not_have(name, settings, code)
 
 
 @pytest.mark.parametrize("name", ["h100", "roofline:b200"])
-def test_plans_record_the_links_and_load_models_with_them(tmp_path, name):
+def test_plan_file_stores_link_settings_and_loads_models_with_them(tmp_path, name):
     links = {"network": "efa", "network_gb_per_s": 50.0, "network_busbw_gb_per_s": 30.0}
     models = CostModels.load(name, **links, exchange_dtype="fp16")
     plan = Simulator(models).predicted(whole(TASK))
@@ -148,7 +148,7 @@ def test_plans_record_the_links_and_load_models_with_them(tmp_path, name):
     assert again == plan.prediction.cost_ms != Simulator(CostModels.load(name)).cost(TASK, plan).total_ms
 
 
-def test_hierarchical_exchange_speeds_up_hugectr_alone():
+def test_hierarchical_exchange_speeds_up_only_hugectr_and_only_between_hosts():
     both = [(target_named(name).costed(H100), name) for name in ("hugectr", "sok", "json", None)]
     ms = {name: exchange_ms(models, Collective.ALL_TO_ALL, 1e6, 64, 8) for models, name in both}
     assert ms["hugectr"] < ms["sok"] == ms["json"] == ms[None]
@@ -162,13 +162,13 @@ def test_hierarchical_exchange_speeds_up_hugectr_alone():
     [("infiniband", 2, 1e6, "interpolated"), ("infiniband", 32, 1e6, "extrapolated"), ("efa", 8, 1e6, "extrapolated"),
      ("infiniband", 2, 4e9, "extrapolated"), ("slingshot", 32, 1e6, "interpolated")],
 )  # fmt: skip
-def test_how_near_published_points_are_hangs_on_hosts_and_bytes(network, hosts, size_bytes, words):
+def test_exchange_coverage_depends_on_network_hosts_and_bytes(network, hosts, size_bytes, words):
     sizes = np.full((1, 8 * hosts, 1), size_bytes)
     traffic = Traffic(sizes, np.array([4096]), 8)
     assert words in str(CostModels.load("roofline:h100", network=network).forward.coverage(traffic))
 
 
-def test_a_typical_server_is_a_guess_until_its_bandwidth_is_given():
+def test_coverage_of_a_typical_server_is_interpolated_once_its_bandwidth_is_given():
     traffic = Traffic(np.full((1, 8, 1), 1e6), np.array([4096]), 8)
     guess, known = (
         str(CostModels.load("roofline:l40s", **its).forward.coverage(traffic))
@@ -178,7 +178,7 @@ def test_a_typical_server_is_a_guess_until_its_bandwidth_is_given():
     assert "interpolated" in known
 
 
-def test_links_of_another_speed_are_not_called_a_typical_server():
+def test_coverage_of_scaled_links_does_not_name_a_typical_server():
     traffic = Traffic(np.full((1, 8, 1), 1e6), np.array([4096]), 8)
     said = str(replace(H100.forward, speed=2.0).coverage(traffic))
     assert "scaled" in said

@@ -1,4 +1,4 @@
-"""Exchanges in fewer bits cost what so many fewer bytes cost, and move shards."""
+"""Exchanges in reduced precision: costs, conversion time, and plans."""
 
 import json
 from dataclasses import replace
@@ -20,7 +20,7 @@ from neuroshard.testing import LinearComm, toy_task
 from neuroshard.words.collective import Collective, Precision
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100
 from tests.kit.step_plans import mixed_plan
@@ -28,7 +28,7 @@ from tests.kit.step_plans import mixed_plan
 TASK = Task(criteo(4096, dim=32), Topology(4, 16 << 30), 4096)
 
 
-def test_exchanges_in_fewer_bits_cost_as_much_as_fewer_bytes():
+def test_exchange_dtype_of_fewer_bits_costs_as_much_as_exchanging_fewer_bytes():
     full, half = CostModels.load("roofline:h100"), CostModels.load("roofline:h100", exchange_dtype="fp16/fp8")
     dims, start = np.array([[64, 128, 256, 512]]), np.zeros((1, 4))
     columns, less, least = (Traffic.of_columns(dims // share, 65536) for share in (1, 2, 4))
@@ -37,7 +37,7 @@ def test_exchanges_in_fewer_bits_cost_as_much_as_fewer_bytes():
     assert (backward == full.backward.predict(least, start)).all()
 
 
-def test_a_model_of_ones_own_is_given_the_bytes_that_go_over_links():
+def test_users_own_exchange_model_gets_the_bytes_in_exchange_precision():
     models = CostModels.load("cpu", exchange_dtype="fp16/fp8").with_forward(LinearComm(4, per_column_ms=1.0))
     columns, start = Traffic.of_columns(np.array([[64, 128, 256, 512]]), 65536), np.zeros((1, 4))
     backward = Simulator(models).communication(columns, start)[1]
@@ -45,7 +45,7 @@ def test_a_model_of_ones_own_is_given_the_bytes_that_go_over_links():
     assert Simulator(models).communication(columns, start)[0] == pytest.approx(256.0 + waits)
 
 
-def test_devices_that_are_alike_exchange_fewer_bytes_too():
+def test_cost_of_equal_devices_counts_the_exchange_precision():
     simulator, given = Simulator(CostModels.load("roofline:h100", exchange_dtype="fp16/fp8")), np.zeros((1, 6))
     given[0, Collective.ALL_TO_ALL] = 1 << 28
     traffic = Traffic(np.repeat(given[:, None], 4, axis=1), np.array([TASK.batch_size]))
@@ -53,7 +53,7 @@ def test_devices_that_are_alike_exchange_fewer_bytes_too():
     assert simulator.even_ms(TASK, given, np.zeros(1)) == pytest.approx((forward + backward).max(axis=1))
 
 
-def test_data_parallel_tables_and_the_input_dist_stay_the_same():
+def test_exchange_dtype_does_not_change_all_reduce_and_input_dist():
     full, half = (CostModels.load("roofline:h100", exchange_dtype=dtype) for dtype in (None, "bf16"))
     given = np.zeros((1, 4, len(Collective)))
     given[..., Collective.ALL_REDUCE] = 1 << 28
@@ -63,7 +63,7 @@ def test_data_parallel_tables_and_the_input_dist_stay_the_same():
     assert half.input == full.input
 
 
-def test_conversion_is_a_part_of_datasheets_steps():
+def test_datasheet_cost_has_a_conversion_part_in_reduced_exchange_precision():
     simulator = Simulator(CostModels.load("roofline:h100", exchange_dtype="fp16"))
     plan = Greedy("size").find(TASK, simulator).plan
     cost, before = simulator.cost(TASK, plan), H100.cost(TASK, plan)
@@ -75,7 +75,7 @@ def test_conversion_is_a_part_of_datasheets_steps():
 
 
 @pytest.mark.parametrize(("name", "directions"), [("fp16", 2), ("fp32/bf16", 1), ("fp16/fp32", 1), ("fp32", 0)])
-def test_conversion_counts_in_steps_of_models_that_learned_it(tmp_path, name, directions):
+def test_models_with_a_fitted_conversion_time_count_it_in_reduced_precision_only(tmp_path, name, directions):
     framework = Framework(0.5, {}, {"calls": 0.1}, {"mean MB of column-wise outputs": 0.2, CONVERTED: 0.25})
     save_bundle(tmp_path, replace(random_form_models(), framework=framework), Card())
     plan = mixed_plan(4, devices_per_host=2)
@@ -97,8 +97,8 @@ def test_devices_convert_the_bytes_they_send_and_receive():
     np.testing.assert_allclose(converted_mb(columns.traffic), [[outputs[0] + got, got, got, outputs[1] + got]])
     rows = laid_out(task, range(4), range(4))
     np.testing.assert_allclose(converted_mb(rows.traffic), [[sum(outputs) * (1 + 1 / 4)] * 4])
-    copies = laid_out(task, COPIES, COPIES)
-    assert not converted_mb(copies.traffic).any()
+    data_parallel = laid_out(task, DATA_PARALLEL, DATA_PARALLEL)
+    assert not converted_mb(data_parallel.traffic).any()
 
 
 def test_searches_place_shards_by_conversion_time():

@@ -1,4 +1,4 @@
-"""Datasheets beside published measurements: docs/results/roofline_*.md."""
+"""Datasheet models compared with published measurements (docs/results/roofline_*.md)."""
 
 import importlib.util
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_roofline_models_predict_published_points_within_limits(sheet):
 
 
 @pytest.mark.parametrize("gpu", ["a100", "h100", "h200", "b200", "l40s"])
-def test_exchanges_take_longer_the_more_there_is(gpu):
+def test_published_curves_never_fall_with_more_bytes_and_are_0_on_one_device(gpu):
     curves, sizes = curves_of(gpu), np.logspace(0, 10, 400)
     for collective in curves.points:
         assert curves(collective, 1, sizes).max() == 0
@@ -56,7 +56,7 @@ def test_time_per_row_grows_with_row_bytes():
     assert widths.holds(np.array([4.0, 512, 520])).tolist() == [True, True, False]
 
 
-def test_points_have_the_unique_rows_that_are_published():
+def test_kernel_points_have_the_published_lookups_and_unique_rows():
     for point in kernel_points():
         its = point.loads
         assert its.lookups.sum() == pytest.approx(point.lookups, rel=1e-3)

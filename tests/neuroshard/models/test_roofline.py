@@ -15,7 +15,7 @@ from neuroshard.tables.sources.criteo import criteo
 from neuroshard.testing import PhysicalCommConformance
 from neuroshard.words.collective import Collective
 from neuroshard.words.model_choice import OPTIMIZERS
-from tests.kit.plans import COPIES, laid_out, table
+from tests.kit.plans import DATA_PARALLEL, laid_out, table
 
 CALL_MS = 0.109
 BAG_MS, SORT_MS, ROW_MS, HOT_MS = 0.24e-6, 0.071e-6, 0.134e-6, 11.7e-6  # of a bag, a lookup, a row, a hot row
@@ -65,17 +65,17 @@ def _device_ms(its, where):
     return RooflineCompute(1.0).predict(plan.device_loads)
 
 
-def test_bytes_of_a_copy_by_hand():
-    """Its own samples' lookups, and an update that goes over the whole table."""
+def test_roofline_time_of_a_data_parallel_table_equals_the_time_computed_by_hand():
+    """A device looks up its own samples, and updates the whole table."""
     lookups, row = 500, 128
     moved = lookups * (8 + row) + 2 * 250 * row + (lookups * row + 4 * 5000 * row) / 0.9
     threads_ms = 250 * BAG_MS + lookups * (SORT_MS + ROW_MS)
     expected = [CALL_MS + moved / 1e6 + threads_ms] * 4
-    assert _device_ms(table(rows=5000, dim=32), COPIES) == pytest.approx(expected)
+    assert _device_ms(table(rows=5000, dim=32), DATA_PARALLEL) == pytest.approx(expected)
 
 
-def test_bytes_of_a_block_of_rows_by_hand():
-    """Its share of the lookups, and a part of every output."""
+def test_roofline_time_of_a_row_wise_table_equals_the_time_computed_by_hand():
+    """A device has its share of the lookups, and a part of every output."""
     shares, row = (0.5, 0.25, 0.125, 0.125), 128
     lookups = 2000 * np.array(shares)
     unique = np.minimum(lookups, 1000)
@@ -84,15 +84,15 @@ def test_bytes_of_a_block_of_rows_by_hand():
     assert _device_ms(table(rows=4000, dim=32, row_lookups=shares), range(4)) == pytest.approx(expected)
 
 
-def test_bags_take_time_however_few_lookups_they_have():
-    """A table of twice the features, each with half of the lookups: as many bytes of lookups, twice the outputs."""
+def test_roofline_time_grows_with_bags_at_equal_lookups():
+    """The second table has twice the features and equal lookups, so twice the outputs."""
     few, many = table(rows=10**6, dim=32, features=2), table(rows=10**6, dim=32, features=4)
     one, two = RooflineCompute(1e9).predict(LoadSets.of([[few], [many]], 1000))
     assert two - one == pytest.approx(2000 * BAG_MS, rel=1e-3)
 
 
-def test_rows_that_are_looked_up_often_take_a_block_of_threads_each():
-    """Counted 1.5 times on average, 48.5 and 24.5: only those above 32 do."""
+def test_roofline_backward_adds_time_for_rows_with_more_than_32_lookups():
+    """Rows are looked up 2, 48.5 and 24.5 times on average; only rows with over 32 lookups take additional time."""
     cold, hot, warm = (np.eye(17)[number] for number in (1, 6, 5))
     its = [table(rows=10**6, dim=32, pooling_factor=97.0, reuse=tuple(one)) for one in (cold, hot, warm)]
     loads = LoadSets.of([its], 1000).loads
@@ -107,7 +107,7 @@ def _saved_share(widest):
 
 
 @pytest.mark.parametrize("dim", [4, 32, 36, 64, 128, 132])
-def test_calls_without_wide_tables_are_faster(dim):
+def test_roofline_calls_without_wide_tables_are_faster(dim):
     narrow = [table("a", 10**6, dim, 20.0), table("b", 10**5, 4, 5.0)]
     wide = table("c", 10**6, 256, 3.0)
     own, beside, alone = H100.predict(LoadSets.of([narrow, [*narrow, wide], [wide]], 65536)) - CALL_MS
@@ -115,7 +115,7 @@ def test_calls_without_wide_tables_are_faster(dim):
 
 
 @pytest.mark.parametrize(("dim", "times"), [(16, 1.96), (64, 1.13), (128, 1.13)])
-def test_sequences_take_a_multiple_of_pooled_tables_alone_and_save_nothing_in_narrow_calls(dim, times):
+def test_roofline_time_of_sequences_is_a_multiple_of_pooled_and_saves_nothing_if_narrow(dim, times):
     sequence, wide, pooled = (
         table("t", 10**6, columns, 1.0, pooled=pooled) for columns, pooled in ((dim, False), (512, False), (dim, True))
     )
@@ -177,14 +177,14 @@ def test_collective_times_equal_times_computed_by_hand(collective, on_links, ncc
     assert slow_links == pytest.approx(np.maximum(1000 * on_links, fast), rel=1e-4)
 
 
-def test_the_busiest_device_holds_the_others_up_and_nothing_takes_no_time():
+def test_exchange_time_is_that_of_the_busiest_device_and_0_without_bytes():
     comm = RooflineComm(curves(1.0), 1.0, 8)
     given = np.array([0.0, 4e6, 0.0, 0.0])
     assert _exchange_ms(comm, Collective.HOST_REDUCE_SCATTER, given, 2) == pytest.approx(2)
     assert (_exchange_ms(comm, Collective.REDUCE_SCATTER, 0 * given) == 0).all()
 
 
-def test_sums_of_rows_come_back_in_an_all_gather():
+def test_backward_of_a_reduce_scatter_takes_the_time_of_an_all_gather():
     models = CostModels.load("roofline:b200")
     given, n = np.full(8, 2.0**24), Collective.REDUCE_SCATTER
     forward, backward = (_exchange_ms(comm, n, given)[0] for comm in (models.forward, models.backward))
@@ -195,7 +195,7 @@ def test_sums_of_rows_come_back_in_an_all_gather():
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_kernels_of_a_datasheet_have_the_states_of_an_optimizer(optimizer):
+def test_datasheet_models_use_the_optimizer_of_the_setting(optimizer):
     assert datasheet_of(CostModels.load("roofline:h100", optimizer=optimizer).compute).optimizer == optimizer
 
 
@@ -205,8 +205,8 @@ def _greedy_cost(sheet, tables, batch_size, *topology, **hosts):
     return simulator.cost(task, Greedy("size").find(task, simulator).plan)
 
 
-def test_domains_of_fast_links_may_reach_beyond_a_host():
-    """GB200 NVL72: 18 hosts of 4 GPUs in one domain; without it most bytes go over network cards."""
+def test_domain_of_fast_links_over_several_hosts_lowers_exchange_cost():
+    """GB200 NVL72: 18 hosts of 4 GPUs in one domain; without the domain most bytes go over network cards."""
     topology, joined = (72, 180 << 30, 0, 4), {"devices_per_domain": 72}
     slow, fast = (_greedy_cost("roofline:b200", criteo(65536), 65536, *topology, **its) for its in ({}, joined))
     assert fast.backward.max() < slow.backward.max() / 2

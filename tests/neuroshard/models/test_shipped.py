@@ -1,4 +1,4 @@
-"""The pre-trained models that come with the package keep their promise."""
+"""The shipped pre-trained models: cards, kernel calls, and training ranges."""
 
 from dataclasses import replace
 
@@ -61,7 +61,7 @@ def test_gpu_models_are_shipped_with_a_complete_card():
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_installed_models_know_every_sharding_type_and_whole_steps(name):
+def test_installed_models_cost_every_sharding_type_input_dist_and_whole_steps(name):
     models = CostModels.load(name)
     assert models.forms == set(Form)
     assert models.input is not None
@@ -69,7 +69,7 @@ def test_installed_models_know_every_sharding_type_and_whole_steps(name):
     assert CostModels.load(name, framework="torchrec").of_whole_steps
 
 
-def test_gpu_models_know_host_memory_and_sequences_too():
+def test_gpu_models_cost_every_kernel_call():
     assert CostModels.load("h100").compute.calls == {*CALLS}
 
 

@@ -13,11 +13,11 @@ from neuroshard.words.fingerprint import Fingerprint, fingerprint
 from neuroshard.words.form import Form
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.messages import check, refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 from tests.kit.searches import H100
 
 
-def test_cost_of_linear_models_by_hand():
+def test_cost_of_linear_models_equals_the_cost_computed_by_hand():
     task = toy_task(6)
     plan = whole(task)
     cost = Simulator(linear_models()).cost(task, plan)
@@ -100,10 +100,10 @@ def test_cost_with_a_datasheet_part_has_the_caveat_of_a_datasheet():
 
 def _mixed(task):
     """One row-wise table, one data-parallel table, the rest whole."""
-    return laid_out(task, range(4), COPIES, *(i % 4 for i in range(2, len(task.tables))))
+    return laid_out(task, range(4), DATA_PARALLEL, *(i % 4 for i in range(2, len(task.tables))))
 
 
-def test_exchanges_more_unbalanced_than_any_measured_are_reported_by_number_of_devices_and_for_columns_alone():
+def test_imbalance_above_that_measured_on_as_many_devices_is_outside_the_training_range():
     task = toy_task(8)
     even = whole(task)
     alone = whole(task, 0)
@@ -131,11 +131,11 @@ def test_models_refuse_sharding_types_that_they_cannot_cost():
         with refused("plan-sharding-type-unsupported", where="plan", names=names):
             Simulator(models).cost(task, _mixed(task))
     with refused("plan-sharding-type-unsupported", where="plan", names=["'toy1'", "data_parallel"]):
-        Simulator(linear_models()).costs(task, [whole(task), laid_out(task, 0, COPIES, 2, 3, 0, 1)])
+        Simulator(linear_models()).costs(task, [whole(task), laid_out(task, 0, DATA_PARALLEL, 2, 3, 0, 1)])
 
 
 def test_kernels_of_different_sharding_types_are_called_one_after_the_other():
-    """Each with its launch, and the exchanges of each with its latency."""
+    """Each kernel call has a launch time, and each exchange a latency."""
     task = toy_task(6)
     plan, models = _mixed(task), CostModels.load("roofline:h100")
     cost = Simulator(models).cost(task, plan)

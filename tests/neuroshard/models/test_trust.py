@@ -1,4 +1,4 @@
-"""Models know their range, and how far they may be off."""
+"""Training ranges and error margins of models."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def test_warning_names_quantities_outside_the_training_range():
         check(known.warning(values), "values-outside-training-range", where=known.name, names=names)
 
 
-def test_tasks_and_plans_are_checked_against_the_samples():
+def test_ranges_warn_of_tasks_and_devices_outside_the_samples():
     task = toy_task(6, num_devices=2)
     plan = whole(task)
     compute = [ComputeSample(task.tables, task.batch_size), ComputeSample(task.tables[:1], task.batch_size)]
@@ -46,7 +46,7 @@ def test_tasks_and_plans_are_checked_against_the_samples():
     assert known.features == Range("features of a table", 1, 3)
 
 
-def test_ranges_include_all_further_measurements():
+def test_widened_ranges_include_further_samples():
     task = toy_task()
     calls, exchanges = [ComputeSample(task.tables[:2], 256)], [CommSample.of_columns((8, 16), (0.0, 1.0), 256)]
     known = replace(Ranges.of(calls, exchanges), others={"compute.row_wise": (Range("rows", 1, 2),)})

@@ -56,7 +56,7 @@ def test_all_rows_of_a_cache_are_as_wide_as_the_widest_table():
     assert "512 columns" in broken
 
 
-def test_tables_of_unequal_widths_on_different_devices_have_caches_of_their_own():
+def test_caches_on_different_devices_have_rows_as_wide_as_their_own_tables():
     task = _thin_and_wide(2)
     apart = laid_out(task, 0, 1)
     assert apart.device_bytes == (_cache(200_000_000, 40_000_000, 16), _cache(4_000_000, 800_000, 512))
@@ -71,7 +71,7 @@ def test_prefetching_pipeline_counts_a_separate_cache_for_each_width():
     assert whole(_thin_and_wide(pipeline="sparse_dist"), 0).device_bytes > (plain.sum(),)
 
 
-def test_column_shards_count_as_wide_as_they_are():
+def test_cache_rows_are_as_wide_as_the_widest_column_shard_on_the_device():
     task = assign_tiers(Task(plain_tables([64, 16]), Topology(4, GIB, host_memory_bytes=GIB), 64), (CACHED, CACHED))
     plan = laid_out(task, {0: 16, 1: 48}, 1)
     narrow, widest = _cache(1000, 200, 16), _cache(1000, 200, 48)
@@ -79,7 +79,7 @@ def test_column_shards_count_as_wide_as_they_are():
     assert laid_out(task, dict.fromkeys(range(4), 16), 0).device_bytes == (2 * narrow, *[narrow] * 3)
 
 
-def test_rows_share_a_cache_among_themselves_alone():
+def test_row_wise_blocks_do_not_widen_the_cache_of_column_wise_tables():
     task = assign_tiers(Task(plain_tables([64, 16, 8]), Topology(2, GIB, host_memory_bytes=GIB), 64), (CACHED,) * 3)
     plan = laid_out(task, [0, 1], [0, 1], 0)
     blocks = 2 * _cache(500, 100, 64)
@@ -87,14 +87,14 @@ def test_rows_share_a_cache_among_themselves_alone():
 
 
 @pytest.mark.parametrize("field", [{"bytes_per_element": 2}, {"pooled": False}])
-def test_other_kernel_calls_have_other_caches(field):
+def test_tables_of_another_kernel_call_have_a_separate_cache(field):
     narrow, wide = plain_tables([16, 64])
     other = replace(wide, **field)
     size = _cache(1000, 200, 16) + _cache(1000, 200, 64, other.bytes_per_element)
     assert _on_device((narrow, other), (CACHED,) * 2) == size
 
 
-def test_tables_without_a_cache_widen_none():
+def test_uncached_tables_do_not_widen_a_cache():
     narrow, wide = plain_tables([16, 64])
     for home, size in ((TierAssignment(Tier.UVM), 0), (ON_DEVICE, wide.size_bytes)):
         assert _on_device((narrow, wide), (CACHED, home)) == _cache(1000, 200, 16) + size
@@ -136,7 +136,7 @@ def test_device_bytes_of_a_plan_count_one_cache_for_each_kernel_call(drawn, pipe
 
 
 @given(_tables_on_devices(st.just(16)))
-def test_cached_tables_of_equal_width_take_the_sum_of_their_bytes_alone(drawn):
+def test_device_bytes_without_widened_caches_are_the_sum_over_tables(drawn):
     plan = _plan_of(drawn, MemoryUse("adagrad", 1))
     alone = plan.task.memory.device_bytes(plan.device_loads.loads)
     assert plan.device_bytes == tuple(plan.device_loads.totals(alone).astype(int).tolist())
@@ -157,7 +157,7 @@ def test_plan_file_whose_cache_exceeds_memory_lists_the_violation(tmp_path):
     assert "different devices" in broken
 
 
-def test_counting_cache_bytes_above_any_device_is_refused():
+def test_cache_bytes_above_2_to_the_60_are_refused():
     tables = (*(table(f"t{i}", 1 << 40, 4) for i in range(64)), table("wide", 4, 1 << 16))
     loads = assign_tiers(
         Task(tables, Topology(1, GIB, host_memory_bytes=1 << 59), 64), (TierAssignment(Tier.UVM_CACHING, 1.0),) * 65

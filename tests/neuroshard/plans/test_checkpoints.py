@@ -8,14 +8,14 @@ import pytest
 from neuroshard import Constraints, MemoryUse, PinnedShard, TableRule, Task, Topology
 from neuroshard.plans.checkpoints import checkpoint_remark, with_types_of
 from tests.kit.messages import check
-from tests.kit.plans import COPIES, laid_out, tables
+from tests.kit.plans import DATA_PARALLEL, laid_out, tables
 
 PLACES = {
     "whole": 1,
     "halves": {0: 8, 3: 8},
     "quarters": dict.fromkeys(range(4), 4),
     "row-wise": range(4),
-    "data-parallel": COPIES,
+    "data-parallel": DATA_PARALLEL,
 }
 SHARDS = {"halves": 2, "quarters": 4}
 
@@ -41,13 +41,13 @@ def test_checkpoint_remark_names_tables_whose_state_does_not_load(one, other, op
         assert ("data_parallel_optimizer" in remark.limit) is dense
 
 
-def test_tables_that_come_go_or_grow_lose_nothing():
+def test_checkpoint_remark_is_none_for_added_removed_and_column_wise_tables():
     before, after = _task("ab"), _task("bc")
-    assert checkpoint_remark(laid_out(before, COPIES, {0: 8, 1: 8}), laid_out(after, {1: 8, 2: 8}, 0)) is None
+    assert checkpoint_remark(laid_out(before, DATA_PARALLEL, {0: 8, 1: 8}), laid_out(after, {1: 8, 2: 8}, 0)) is None
 
 
 @pytest.mark.parametrize("where", PLACES.values(), ids=PLACES)
-def test_rules_keep_types_and_numbers_of_shards(where):
+def test_with_types_of_restricts_a_table_to_its_type_and_number_of_shards(where):
     before = laid_out(_task(), where, 1)
     held = with_types_of(before, _task("xba"))
     assert laid_out(held, 0, 2, where).violations == ()
@@ -56,7 +56,7 @@ def test_rules_keep_types_and_numbers_of_shards(where):
     assert held.limits[0] == _task("xba").limits[0]
 
 
-def test_rules_of_the_task_come_first():
+def test_with_types_of_adds_nothing_that_contradicts_rules_of_the_task():
     before = laid_out(_task("abcd"), {0: 8, 1: 8}, range(4), dict.fromkeys(range(4), 4), 3)
     own = Constraints(
         (TableRule("a", max_shards=1), TableRule("b", sharding_types=("column_wise",)), TableRule("c", min_dim=8)),
@@ -71,13 +71,13 @@ def test_rules_of_the_task_come_first():
 FORBIDDEN = {
     "row-wise tables too wide for a shard": (range(4), {"dim": 4096}, {}),
     "row-wise tables on one device only": (range(4), {}, {"max_shards": 1}),
-    "data-parallel tables on some devices only": (COPIES, {}, {"devices": (0, 1)}),
+    "data-parallel tables on some devices only": (DATA_PARALLEL, {}, {"devices": (0, 1)}),
     "types that rules leave out": (range(4), {}, {"sharding_types": ("column_wise", "data_parallel")}),
 }
 
 
 @pytest.mark.parametrize(("where", "shape", "limits"), FORBIDDEN.values(), ids=FORBIDDEN)
-def test_types_that_rules_or_shapes_forbid_are_not_kept(where, shape, limits):
+def test_with_types_of_ignores_types_that_rules_or_shapes_forbid(where, shape, limits):
     after = replace(_task(memory=1 << 30), constraints=Constraints((TableRule("a", **limits),)))
     after = replace(after, tables=(replace(after.tables[0], **shape), after.tables[1]))
     held = with_types_of(laid_out(_task(), where, 1), after)

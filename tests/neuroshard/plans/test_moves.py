@@ -1,4 +1,4 @@
-"""What is moved between plans whose tables or devices are others, and which plans ask the same of hardware."""
+"""Moved bytes between plans, of changed tables and devices too, and plans that are equivalent for the hardware."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 from neuroshard import Constraints, MemoryUse, PinnedShard, Task, Topology
 from neuroshard.plans.moves import TableChange, layout_key, moved_between, moved_bytes, table_changes
 from neuroshard.testing import toy_task
-from tests.kit.plans import COPIES, laid_out, table, tables, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, table, tables, whole
 
 
 def _task(names, devices=2, **fields):
@@ -18,7 +18,7 @@ def _shaped(*shapes):
     return Task(tuple(table(*shape) for shape in shapes), Topology(2, 1 << 30), 256)
 
 
-def test_tables_are_known_by_their_names():
+def test_moves_match_tables_of_both_plans_by_name():
     before, after = whole(_task("abc"), 0, 1, 0), whole(_task("cab"), 0, 1, 1)
     assert moved_between(before, after).tolist() == [0, 10 * 8 * 4, 0]
     (only,) = table_changes(before, after)
@@ -36,18 +36,18 @@ def test_new_and_removed_tables_are_named_and_count_no_moved_bytes():
     assert str(changes["c"]) == "table c: new, 320 bytes on device 2 (8 columns)"
 
 
-def test_moves_count_other_sharding_types_and_optimizers():
+def test_moved_bytes_count_changes_of_sharding_type_with_optimizer_state():
     task = _task("a", memory=MemoryUse("adam"))
-    alone, rows, copies = (laid_out(task, where) for where in (0, [0, 1], COPIES))
+    alone, rows, data_parallel = (laid_out(task, where) for where in (0, [0, 1], DATA_PARALLEL))
     assert moved_bytes(alone, rows) == 5 * 8 * 12
-    assert moved_bytes(alone, copies) == 10 * 8 * 12
-    assert moved_bytes(copies, rows) == 0
-    assert moved_bytes(replace(alone, task=replace(task, memory=MemoryUse())), copies) == 10 * 8 * 12
+    assert moved_bytes(alone, data_parallel) == 10 * 8 * 12
+    assert moved_bytes(data_parallel, rows) == 0
+    assert moved_bytes(replace(alone, task=replace(task, memory=MemoryUse())), data_parallel) == 10 * 8 * 12
 
 
-def test_another_sharding_type_on_the_same_devices_is_a_change():
+def test_table_changes_list_another_sharding_type_on_the_same_devices():
     task = _task("a")
-    (only,) = table_changes(laid_out(task, COPIES), laid_out(task, [0, 1]))
+    (only,) = table_changes(laid_out(task, DATA_PARALLEL), laid_out(task, [0, 1]))
     assert (only.before == only.after, only.size_bytes) == (True, 0)
     there = "device 0 (8 columns), device 1 (8 columns)"
     assert str(only) == f"table a: 0 bytes moved, {there}, data-parallel -> {there}, row-wise"
@@ -77,7 +77,7 @@ def test_moved_bytes_count_weights_and_optimizer_state(optimizer, copies):
     assert moved_between(after, after).tolist() == [0, 0, 0]
 
 
-def test_state_of_rows_counts_on_devices_that_had_no_shard():
+def test_moved_bytes_count_rowwise_state_only_on_devices_without_a_shard_before():
     task = replace(toy_task(2), memory=MemoryUse("rowwise_adagrad"))
     dim, rows = task.tables[0].dim, task.tables[0].rows
     before, wider = laid_out(task, {0: dim - 4, 1: 4}, 0), laid_out(task, {0: dim - 8, 1: 8}, 0)
@@ -86,8 +86,8 @@ def test_state_of_rows_counts_on_devices_that_had_no_shard():
     assert moved_between(before, elsewhere).tolist() == [rows * (4 * 4 + 4), 0]
 
 
-def test_pinned_shards_are_columns_like_any():
-    """Two devices change their parts of a table, as wide: nothing moves, whichever part is pinned."""
+def test_moved_bytes_are_0_if_equal_pinned_and_free_shards_swap_devices():
+    """Two devices swap equally wide shards of a table: nothing moves, whichever shard is pinned."""
     pinned = Constraints(pinned=(PinnedShard("a", 4, (0, 1)), PinnedShard("a", 4, (0, 1))))
     plan = laid_out(_task("ab", constraints=pinned), {0: 4, 1: 4}, 0)
     one, two, other = plan.placements
@@ -102,18 +102,18 @@ def test_plans_may_be_for_different_numbers_of_devices():
     assert moved_between(after, before).tolist() == [its.size_bytes for its in few.tables]
 
 
-def test_rows_stay_where_they_are_in_both_plans():
+def test_moved_bytes_leave_out_rows_that_a_device_has_in_both_plans():
     """Three blocks of rows on three devices become four on four; then data-parallel, then table-wise."""
     few, many = (
         Task((table("t", 12, 8),), Topology(count, 1 << 30), 64, MemoryUse("rowwise_adagrad")) for count in (3, 4)
     )
     thirds = laid_out(few, range(3))
-    quarters, copies, alone = (laid_out(many, where) for where in (range(4), COPIES, 1))
+    quarters, data_parallel, alone = (laid_out(many, where) for where in (range(4), DATA_PARALLEL, 1))
     row = 8 * 4 + 4
     assert moved_between(thirds, quarters).tolist() == [(0 + 1 + 2 + 3) * row]  # of 0-2, 3-5, 6-8, 9-11
-    assert moved_between(quarters, copies).tolist() == [4 * 9 * row]
-    assert moved_between(copies, alone).tolist() == [0]
-    assert moved_between(alone, copies).tolist() == [3 * 12 * row]
+    assert moved_between(quarters, data_parallel).tolist() == [4 * 9 * row]
+    assert moved_between(data_parallel, alone).tolist() == [0]
+    assert moved_between(alone, data_parallel).tolist() == [3 * 12 * row]
     assert moved_between(alone, quarters).tolist() == [3 * 3 * row]
 
 
@@ -124,7 +124,7 @@ def test_rows_stay_where_they_are_in_both_plans():
         (2, [0, 1, 2, 3], [3, 2, 0, 1], [[0, 2, 1, 3]]),  # the hosts, and the first one's devices
     ],
 )
-def test_the_order_of_devices_and_of_hosts_does_not_count(host_size, devices, alike, others):
+def test_layout_key_ignores_the_order_of_devices_in_a_host_and_of_hosts(host_size, devices, alike, others):
     task = replace(toy_task(4), topology=Topology(4, 1 << 30, devices_per_host=host_size))
     assert layout_key(whole(task, *devices)) == layout_key(whole(task, *alike))
     assert layout_key(whole(task, *devices)) not in [layout_key(whole(task, *other)) for other in others]
@@ -157,9 +157,9 @@ def test_table_that_grew_moves_only_its_old_rows_and_columns(other, moved):
     assert (only.table, only.is_new, only.size_bytes) == ("b", False, moved)
 
 
-def test_blocks_of_a_table_that_grew_take_rows_from_their_neighbours():
-    """Two blocks of 5 rows become two of 8: the first takes rows 5 to 7 of what the second had; the rest is new."""
+def test_moved_bytes_of_a_grown_row_wise_table_are_old_rows_that_change_blocks():
+    """Two blocks of 5 rows become two of 8: rows 5 to 7 move from the second to the first block; other rows are new."""
     before = laid_out(_task("a"), [0, 1])
     after = replace(before.task, tables=(replace(before.task.tables[0], rows=16),))
     assert moved_bytes(before, laid_out(after, [0, 1])) == 3 * 8 * 4
-    assert moved_bytes(before, laid_out(after, COPIES)) == (5 + 5) * 8 * 4
+    assert moved_bytes(before, laid_out(after, DATA_PARALLEL)) == (5 + 5) * 8 * 4

@@ -1,4 +1,4 @@
-"""Pictures: text is text, and many devices are no smear."""
+"""Pictures of plans and curves: text with markup, and many devices."""
 
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ from neuroshard.cost.cost import Cost, Part, When
 from neuroshard.plans.picture import canvas, curves_png, label, plan_png
 from tests.kit.costs import cost_of
 from tests.kit.messages import check
-from tests.kit.plans import COPIES, laid_out, tables, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, tables, whole
 
 PNG = b"\x89PNG"
 HOSTILE = [
@@ -76,7 +76,7 @@ def test_labels_are_short_and_shown_in_legends():
 
 
 def test_canvas_restores_matplotlib_settings_afterwards():
-    """The setting is of the picture alone."""
+    """The settings of a picture do not outlast it."""
     from matplotlib import rcParams
 
     with canvas(1, 1):
@@ -96,14 +96,14 @@ def test_plan_picture_draws_device_numbers_without_overlap(num_devices, figures)
         assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
-def test_many_devices_are_a_few_shapes(figures):
-    """A thousand bars of three parts would be thousands of shapes."""
+def test_plan_picture_of_many_devices_has_one_shape_per_part(figures):
+    """A bar per device and part would be thousands of shapes, which are slow to draw."""
     plan_png(*_plan(1000), "title")
     assert sum(len(axes.patches) for axes in figures[0].axes) == 4
 
 
 def test_memory_is_drawn_by_sharding_type(figures):
-    plan = laid_out(Task(tables("abc", 100, 64), Topology(2, 1 << 20), 64), [0, 1], COPIES, 1)
+    plan = laid_out(Task(tables("abc", 100, 64), Topology(2, 1 << 20), 64), [0, 1], DATA_PARALLEL, 1)
     plan_png(plan, cost_of(*[np.ones(2)] * 3), "mixed")
     memory = figures[0].axes[1]
     assert [text.get_text() for text in memory.get_legend().get_texts()] == ["column_wise", "row_wise", "data_parallel"]
@@ -116,7 +116,7 @@ def test_memory_is_drawn_by_sharding_type(figures):
     assert figures[1].axes[1].get_legend() is None
 
 
-def test_curves_of_many_runs_have_no_names(figures):
+def test_curves_picture_of_many_runs_has_no_legend(figures):
     curves = [(f"run {i}", np.array([3.0, 2.0])) for i in range(30)]
     curves_png(curves, {})
     assert figures[0].axes[0].get_legend() is None
@@ -137,7 +137,7 @@ SETTINGS = {}, IN_STEPS, IN_STEPS | {"dense_ms": 8}, IN_STEPS | {"exchange_dtype
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("name", known_names())
 def test_plans_are_drawn_by_every_installed_model(name, settings, figures):
-    """Every part that counts has a colour of its own."""
+    """Each part that counts has its own colour."""
     try:
         simulator = Simulator(CostModels.load(name, **settings))
     except UserError as error:
@@ -155,7 +155,7 @@ def test_plans_are_drawn_by_every_installed_model(name, settings, figures):
 
 @pytest.mark.parametrize("count", [1, 5, 30])
 @pytest.mark.parametrize("when", When)
-def test_any_number_of_parts_at_a_place_is_drawn(when, count, figures):
+def test_plan_picture_draws_any_number_of_parts_in_distinct_colours(when, count, figures):
     plan, cost = _plan(2)
     cost = Cost((*cost.parts, *(Part(f"part {number}", when, np.ones(2)) for number in range(count))))
     assert plan_png(plan, cost, "title").startswith(PNG)

@@ -1,4 +1,4 @@
-"""Plans: their sharding types, their text for people, and their files."""
+"""Plans: sharding types, printed text, and files."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from neuroshard.testing import toy_task
 from neuroshard.words.form import FORMS, Form
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, read_back, table, tables, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, read_back, table, tables, whole
 from tests.kit.tasks import plain_task
 
 GOLDEN = Path(__file__).parent / "golden" / "plan-3.json"
@@ -39,7 +39,7 @@ def pieces_of_tasks(draw):
 
 
 @given(pieces_of_tasks())
-def test_assembled_plans_cover_every_column_once_and_are_read_as_they_are_written(placement):
+def test_assembled_plans_cover_every_column_once_and_are_read_back_unchanged(placement):
     task, pieces = placement
     plan = assemble(task, pieces)
     shards = [placement.shard for placement in plan.placements]
@@ -58,7 +58,7 @@ def test_shards_of_a_table_on_one_device_are_merged():
     assert plan.placements == (Placement(Shard(0, 0, 16, 0, 50), 1), Placement(Shard(0, 16, 16, 0, 50), 2))
 
 
-def test_fits_compares_the_fullest_device_with_the_cap():
+def test_plan_fits_only_if_the_fullest_device_is_within_its_memory():
     task = toy_task(2, num_devices=2)
     task = Task(task.tables, Topology(2, task.size_bytes - 1), 256)
     assert not whole(task, 0).fits
@@ -84,21 +84,21 @@ def _rows(devices, *blocks, dim=16):
         (_task(1), 0, Form.COLUMN_WISE),
         (_task(4), 3, Form.COLUMN_WISE),
         (_task(4), dict.fromkeys(range(4), 4), Form.COLUMN_WISE),
-        (_task(4), COPIES, Form.DATA_PARALLEL),
+        (_task(4), DATA_PARALLEL, Form.DATA_PARALLEL),
         (_task(4), range(4), Form.ROW_WISE),
         (_task(4, 2), range(4), Form.ROW_WISE),
         (_task(4, 2), [2, 3], Form.ROW_WISE),
         (_task(4, 2), {(2, 3): 4, (0, 1): 12}, Form.ROW_WISE),
     ],
 )
-def test_valid_plans_have_a_sharding_type_and_survive_their_file(task, where, form):
+def test_valid_plans_have_the_sharding_type_of_their_shards_and_are_read_back(task, where, form):
     plan = laid_out(task, where)
     assert plan.forms == (form,)
     assert read_back(plan) == plan
 
 
 @given(st.integers(1, 5000), st.integers(1, 64))
-def test_blocks_are_equal_but_the_last_and_none_is_empty(rows, count):
+def test_row_blocks_are_equal_except_the_last_and_refused_if_one_were_empty(rows, count):
     size, cut = -(-rows // count), table(rows=rows)
     if (count - 1) * size >= rows:
         with refused("table-rows-too-few", names=["'t'", f"{rows:,}", count, f"{size:,}"]):
@@ -155,31 +155,31 @@ def test_row_wise_shards_are_on_all_devices_of_the_job_or_of_a_host(task, placem
     assert [int(count) for count in re.findall(r"\d+", raised.value.message.remedy)] == counts
 
 
-def test_forms_have_a_fixed_order_and_refuse_unknown_names():
+def test_sharding_types_have_a_fixed_order_and_refuse_unknown_names():
     assert FORMS == (Form.COLUMN_WISE, Form.ROW_WISE, Form.DATA_PARALLEL)
     assert layout_of(table(), [Shard(0, 0, 16, 0, 100)]).form is Form.COLUMN_WISE
     with refused("unknown-name", names=["'row'", "row_wise"]):
         Form("row")
 
 
-def test_plans_of_any_sharding_type_read_well():
+def test_printed_plan_names_the_shards_of_every_sharding_type():
     task = _task(4, 2, names=("cut", "host", "grid", "copied", "whole"))
-    lines = str(laid_out(task, range(4), [2, 3], {(2, 3): 4, (0, 1): 12}, COPIES, 1)).splitlines()
+    lines = str(laid_out(task, range(4), [2, 3], {(2, 3): 4, (0, 1): 12}, DATA_PARALLEL, 1)).splitlines()
     types = "1 table-wise, 1 row-wise, 1 table-row-wise, 1 grid-shard, 1 data-parallel"
     assert lines[0] == f"5 tables: {types} on 4 devices, batch 64, memory of weights"
     assert lines[3].endswith(": copied (data-parallel), whole, grid[5:10, 4:16], cut[3:6, :]")
     assert lines[5].endswith("copied (data-parallel), host[5:10, :], grid[5:10, 0:4], cut[9:10, :]")
 
 
-def test_the_example_of_the_page_runs():
+def test_example_of_the_sharding_types_page_runs():
     page = (Path(__file__).parents[3] / "docs" / "explanation" / "sharding_types.md").read_text()
     names = {"ns": neuroshard, "tables": tables("abcd", 1000, 128)}
     exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
     assert names["plan"].sharding_types == ("row_wise", "table_row_wise", "data_parallel", "column_wise")
 
 
-def test_bytes_of_all_sharding_types_make_up_a_device():
-    plan = laid_out(_task(2, names="abc"), [0, 1], COPIES, 1)
+def test_device_bytes_are_the_sum_over_sharding_types():
+    plan = laid_out(_task(2, names="abc"), [0, 1], DATA_PARALLEL, 1)
     assert plan.form_bytes.tolist() == [[0, 320, 640], [640, 320, 640]]
     assert plan.device_bytes == (960, 1600)
     assert plan.device_dims == (0, 16)

@@ -1,4 +1,4 @@
-"""Plans of sequence tables: which ones there may be, and what they ask of devices."""
+"""Plans of sequence tables: allowed placements, traffic, memory and kernel calls."""
 
 import re
 from dataclasses import replace
@@ -13,7 +13,7 @@ from neuroshard.testing import linear_models
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import Form
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, table
+from tests.kit.plans import DATA_PARALLEL, laid_out, table
 from tests.kit.searches import H100
 
 BATCH = 64
@@ -30,7 +30,7 @@ HALVES = {1: 8, 3: 8}
         (range(4), None),
         ({1: 4, 3: 12}, {"'s'", "4", "12"}),
         (dict.fromkeys(range(4), 4), {"'s'", "4", "1", "2"}),
-        (COPIES, {"'s'", "data_parallel"}),
+        (DATA_PARALLEL, {"'s'", "data_parallel"}),
         ([2, 3], {"'s'", "2", "4"}),
     ],
 )
@@ -50,7 +50,7 @@ def test_sequence_table_limits_allow_equal_halves_only(dim, most, narrowest):
 
 @given(st.floats(0.1, 50), st.integers(1, 5), st.integers(4, 5000))
 def test_sequence_tables_output_one_row_per_lookup(pooling, features, batch_size):
-    """Column-wise and row-wise alike: all of it goes to the devices of its samples, nothing is added up."""
+    """Column-wise and row-wise tables: all outputs go to the devices of their samples, and no sums are exchanged."""
     task = Task((replace(TABLE, pooling_factor=pooling, features=features),), TASK.topology, batch_size)
     lookups = batch_size * pooling
     for plan in (laid_out(task, HALVES), laid_out(task, range(4))):
@@ -77,7 +77,7 @@ def test_buffers_of_sequence_tables_have_a_row_for_each_lookup():
 
 
 def test_pooled_and_sequence_calls_of_a_device_add_up():
-    """A device with both kinds calls two kernels, each with a launch of its own."""
+    """A device with pooled and sequence tables calls two kernels, each with a launch time."""
     together, alone = (H100.cost(TASK, laid_out(TASK, where, 2)).compute for where in (2, 1))
     assert together[2] == pytest.approx(alone.sum(), rel=1e-6)
     assert alone[1] > alone[2]  # more outputs, of the same lookups

@@ -1,4 +1,4 @@
-"""Rectangles make up a table, or the place where they don't is named."""
+"""Shards cover each element of a table once, or the error names an element that is missing or covered twice."""
 
 import re
 from dataclasses import replace
@@ -37,8 +37,8 @@ def tilings(draw, most_rows=10**6, most_units=64):
     return whole, draw(st.permutations(pieces))
 
 
-def test_tilings_that_no_cut_makes_tile_too():
-    """Four around one."""
+def test_check_cover_accepts_tilings_that_no_straight_cut_divides():
+    """Four rectangles around a fifth."""
     check_cover(
         table(rows=3, dim=12),
         [Shard(0, 0, 8, 0, 1), Shard(0, 8, 4, 0, 2), Shard(0, 4, 8, 2, 1), Shard(0, 0, 4, 1, 2), Shard(0, 4, 4, 1, 1)],
@@ -84,8 +84,8 @@ def rectangles(draw):
 
 @given(rectangles())
 @settings(max_examples=300)
-def test_the_answer_is_that_of_counting_every_element(case):
-    """Accepted if and only if every element is covered once, and what is named is an element that isn't."""
+def test_check_cover_agrees_with_counting_how_often_each_element_is_covered(case):
+    """The shards are accepted if and only if every element is covered once; else the error names a wrong element."""
     whole, pieces = case
     count = np.zeros((whole.rows, whole.dim), dtype=int)
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""Places for everybody, against trying all."""
+"""Assignments of distinct places, compared with trying all."""
 
 from itertools import permutations
 
@@ -9,7 +9,7 @@ from neuroshard.plumbing.arrays import own_places
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_places_are_found_wherever_there_are_any(seed):
+def test_own_places_finds_distinct_places_if_and_only_if_there_are_any(seed):
     rng = np.random.default_rng(seed)
     count, places = int(rng.integers(1, 5)), int(rng.integers(1, 6))
     allowed = rng.random((count, places)) < rng.uniform(0.2, 0.8)
@@ -21,8 +21,8 @@ def test_places_are_found_wherever_there_are_any(seed):
         assert tuple(found.tolist()) in ways
 
 
-def test_many_places_do_not_take_long():
-    """Trying all would take longer than the universe has; each but the last wants what all before it want too."""
+def test_own_places_handles_hundreds_of_places():
+    """Trying all assignments would never end: each item allows the places of the item before it, and one more."""
     assert own_places(np.tril(np.ones((200, 200), dtype=np.bool_))) is not None
     crowded = np.zeros((40, 60), dtype=np.bool_)
     crowded[:, :39] = True

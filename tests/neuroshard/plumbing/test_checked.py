@@ -95,7 +95,7 @@ def _limit(size: ByteSize | None = None, least: ByteSize = 0) -> int | None:
     return size
 
 
-def test_sizes_may_be_written_as_people_do():
+def test_checked_sizes_accept_units_and_refuse_malformed_values():
     assert (_limit("4GiB"), _limit(1e9), _limit(7), _limit(None)) == (4 << 30, 10**9, 7, None)
     for size in (-1, True, []):
         with refused("value-outside-limits", names=["size", size]):

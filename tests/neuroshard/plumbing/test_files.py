@@ -1,4 +1,4 @@
-"""What is read, and what isn't; one run in a directory at a time."""
+"""Readable and refused files, and directories locked by a run."""
 
 import errno
 import json
@@ -31,7 +31,7 @@ def read(request):
     return lambda path: request.param(path, "thing")
 
 
-def test_only_regular_files_of_some_size_are_read(tmp_path, read):
+def test_reading_irregular_too_large_or_missing_files_is_refused(tmp_path, read):
     pipe, big, folder = tmp_path / "pipe", tmp_path / "big", tmp_path / "folder"
     os.mkfifo(pipe)
     folder.mkdir()
@@ -104,7 +104,7 @@ def test_read_yaml_returns_plain_values_only(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("place", ["pathlib.Path.write_bytes", "os.fsync", "os.open"])
 def test_full_disk_error_names_the_path_and_keeps_the_old_file(tmp_path, monkeypatch, place):
-    """Writing to an open file fails without a name, and the name of a temporary file helps nobody."""
+    """Errors of open files have no path, and the path of the temporary file would not help the user."""
     path = tmp_path / "plan.json"
     path.write_text("before")
 
@@ -165,7 +165,7 @@ def test_check_of_writable_paths_changes_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_equal_paths_are_recognised_however_they_are_written(tmp_path):
+def test_by_place_groups_paths_of_the_same_directory_in_any_notation(tmp_path):
     here, other, link = tmp_path / "here", tmp_path / "other", tmp_path / "link"
     link.symlink_to(here)
     again = other / ".." / "here"

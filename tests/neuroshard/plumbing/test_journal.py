@@ -1,4 +1,4 @@
-"""Values in a journal outlive whoever made them."""
+"""A journal keeps finished values if the process that wrote them is killed."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ def test_journal_resumes_without_repeating_finished_values(journal):
     assert journal.filled(2, _make) == journal.read() == found
 
 
-def test_values_end_at_the_first_that_is_not_there(journal):
+def test_journal_reads_values_up_to_the_first_missing_one(journal):
     for number in (0, 1, 3):
         journal.keep(number, Step((1.0,), "late"))
     assert len(journal.read()) == 2

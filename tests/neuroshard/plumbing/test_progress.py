@@ -1,4 +1,4 @@
-"""Names are shown as they are, whatever they hold; without a terminal, lines say how far the work is."""
+"""Progress bars in a terminal, and lines of progress in a file; markup in names is shown as text."""
 
 from io import StringIO
 from queue import Queue
@@ -33,7 +33,7 @@ def test_progress_description_with_markup_is_shown_as_text():
 
 
 class Ticks:
-    """A clock that goes on when it is told to."""
+    """A clock that advances only when a test says so."""
 
     def __init__(self):
         self._asked, self._answers = Semaphore(0), Queue()
@@ -43,7 +43,7 @@ class Ticks:
         return self._answers.get(timeout=PATIENCE_S)
 
     def tick(self):
-        """Let the next line be due, and wait until it is printed."""
+        """Make the next line due, and wait until the line is printed."""
         assert self._asked.acquire(timeout=PATIENCE_S)
         self._answers.put(False)
         assert self._asked.acquire(timeout=PATIENCE_S)
@@ -53,7 +53,7 @@ class Ticks:
         self._answers.put(True)
 
 
-def test_a_file_gets_a_line_whenever_one_is_due_and_one_at_the_end():
+def test_progress_in_a_file_is_a_line_at_each_tick_and_one_at_the_end():
     shown, ticks = StringIO(), Ticks()
 
     def lines():
@@ -90,7 +90,7 @@ def test_rates_are_shown_without_exponents(seconds, rate):
     assert shown.getvalue().split()[-1] == rate
 
 
-def test_work_that_fails_ends_without_a_line():
+def test_progress_in_a_file_prints_no_line_if_the_work_fails():
     shown, ticks = StringIO(), Ticks()
     with pytest.raises(ZeroDivisionError), progress_bar(Console(file=shown, force_terminal=False), ticks) as bar:
         bar.add_task("work", total=2)

@@ -1,4 +1,4 @@
-"""What `conf/` describes is built, and settings that a class does not take are refused."""
+"""Objects are built from the configs in `conf/`, and settings that a class does not have are refused."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ def test_build_inside_a_users_hydra_application_keeps_its_config():
         assert compose("search").batch_size == 4096
 
 
-def test_errors_name_settings_as_people_set_them():
+def test_value_for_a_group_of_settings_is_refused_by_the_name_used_on_the_command_line():
     config = composed("search", ["topology=8"])
     with refused("setting-is-group", names=["topology is 8", "topology.NAME"]):
         instantiate_config(config.run.tasks)
@@ -66,7 +66,7 @@ SEARCH = {"_target_": "neuroshard.stages.search.methods.published.BeamSearch"}
         ("value-outside-limits", ["beam_width", "'x'"], SEARCH | {"beam_width": "x"}),
     ],
 )
-def test_settings_that_are_not_taken_are_refused_at_any_depth(wrap, code, names, wrong):
+def test_unknown_settings_are_refused_at_any_depth(wrap, code, names, wrong):
     with refused(code, names=names):
         instantiate_config(OmegaConf.create(wrap(wrong)))
 

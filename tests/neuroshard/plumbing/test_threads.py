@@ -1,4 +1,4 @@
-"""One thread inside, as many as before outside, the same plans."""
+"""Numbers of threads: limits, parallel work, and plans that do not depend on them."""
 
 from threading import Barrier, get_ident
 
@@ -49,7 +49,7 @@ def test_search_finds_the_same_plan_with_any_number_of_threads():
         assert many == direct
 
 
-def test_parts_are_worked_on_side_by_side_and_in_order():
+def test_in_threads_works_in_parallel_and_returns_results_in_order():
     together, seen = Barrier(3, timeout=PATIENCE_S), set()
 
     def work(part):
@@ -63,7 +63,7 @@ def test_parts_are_worked_on_side_by_side_and_in_order():
     assert in_threads(lambda part: get_ident() + part, [0, 1], 1) == [get_ident(), get_ident() + 1]
 
 
-def test_little_work_is_not_worth_threads(monkeypatch):
+def test_useful_threads_are_1_for_little_work_and_8_for_much(monkeypatch):
     monkeypatch.setattr(threads.os, "sched_getaffinity", lambda pid: range(12), raising=False)
     assert useful_threads(1000) == 1
     assert useful_threads(1_000_000) == 8

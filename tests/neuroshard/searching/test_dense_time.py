@@ -1,4 +1,4 @@
-"""Which plan is taken if nobody says how long the dense network computes: the one with the least worst-case regret."""
+"""If the time of the dense network is unknown, a search takes the plan with the least worst-case regret."""
 
 from dataclasses import dataclass, replace
 
@@ -11,23 +11,23 @@ from neuroshard.searching.dense_time import find_plan
 from neuroshard.searching.searcher import Found, Searcher, searcher_of
 from neuroshard.testing import toy_task
 from tests.kit.messages import check, warned
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 
 TIMES_MS = np.linspace(0, 15, 16)
 SHEET = CostModels.load("roofline:h100")
 TASK = toy_task(4, num_devices=2)
-FEW_CALLS, MANY_CALLS = laid_out(TASK, 0, 0, 1, 1), laid_out(TASK, [0, 1], COPIES, 0, 1)
+FEW_CALLS, MANY_CALLS = laid_out(TASK, 0, 0, 1, 1), laid_out(TASK, [0, 1], DATA_PARALLEL, 0, 1)
 EIGHT = Task(load_tables("dlrm_like", num_tables=8, batch_size=32768), Topology(4, "80GiB"), 32768)
 
 
 def _launched_in(ms_per_call):
-    """Models of steps whose hosts take that long to launch each kernel call, and whose devices compute in no time."""
+    """Make models of steps whose hosts take `ms_per_call` to launch a kernel call, and whose devices take no time."""
     return replace(SHEET, framework=Framework(1e-6, {}, {}, {}, {"calls": ms_per_call})).in_torchrec()
 
 
 @dataclass(frozen=True)
 class _ByDenseTime(Searcher):
-    """Takes one plan beside short dense networks, and another one beside long ones; counts how often it is asked."""
+    """Finds one plan for short dense networks and another plan for long ones, and counts its calls."""
 
     asked: list
 
@@ -39,7 +39,7 @@ class _ByDenseTime(Searcher):
 
 
 def _regret_ms(plan, others, models):
-    """The most that a plan costs beyond the best of others, at any dense time."""
+    """Return the largest regret of a plan in ms: its cost above the cheapest plan, at any dense time."""
     task, regrets = plan.task, []
     for dense_ms in TIMES_MS:
         simulator = Simulator(models.with_dense_ms(float(dense_ms)))
@@ -67,7 +67,7 @@ def test_search_with_unknown_dense_time_takes_the_plan_with_least_worst_case_reg
     assert len(asked) == 3
 
 
-def test_a_method_is_asked_once_if_the_dense_time_is_known_or_does_not_count():
+def test_searcher_runs_once_if_the_dense_time_is_known_or_does_not_count():
     for models in (
         SHEET,
         CostModels.load("h100", framework="torchrec", dense_ms=8),
@@ -78,8 +78,8 @@ def test_a_method_is_asked_once_if_the_dense_time_is_known_or_does_not_count():
         assert len(asked) == 1
 
 
-def test_no_table_is_data_parallel_to_save_a_launch_that_dense_work_may_hide():
-    """Copies of 1.3 GB were predicted 10% cheaper beside no dense work, and to cost 9 ms more beside 14 ms of it."""
+def test_default_plan_has_the_least_regret_over_unknown_dense_times():
+    """Data-parallel tables of 1.3 GB were predicted to save 10% without dense work and to cost 9 ms more with 14 ms."""
     models = CostModels.load("h100", framework="torchrec")
     plan = find_plan(searcher_of("neuroshard"), EIGHT, Simulator(models)).plan
     at_ends = [

@@ -1,4 +1,4 @@
-"""A search method that returns anything but a Found is told so, whoever calls it."""
+"""A search method that does not return a Found is refused by name, whatever function calls it."""
 
 import pytest
 
@@ -16,21 +16,21 @@ TASK, SIMULATOR = toy_task(5), ns.Simulator(linear_models())
 
 
 class GivesPlan(ns.Searcher):
-    """Forgets to make a Found of its plan."""
+    """Returns a plan instead of a Found."""
 
     def find(self, task, simulator):
         return whole(task)
 
 
 class GivesNothing(ns.Searcher):
-    """Forgets to return anything."""
+    """Returns nothing."""
 
     def find(self, task, simulator):
         pass
 
 
 class GivesPlanOnHosts(ns.Searcher):
-    """Finds nothing without hosts, and forgets to make a Found of what it finds with them."""
+    """Finds no plan without hosts, and returns a plan instead of a Found with hosts."""
 
     @within_hosts
     def find(self, task, simulator):
@@ -50,13 +50,13 @@ CALLERS = {
 
 @pytest.mark.parametrize("caller", CALLERS)
 @pytest.mark.parametrize(("searcher", "what"), [(GivesPlan(), "a Plan"), (GivesNothing(), "None")])
-def test_a_method_that_returns_no_found_is_named_with_what_to_return(caller, searcher, what):
+def test_searcher_that_does_not_return_found_is_refused_by_name(caller, searcher, what):
     with refused("searcher-returned-other", names=[f"{type(searcher).__name__}.find", what]) as raised:
         CALLERS[caller](searcher)
     assert "ns.Found(plan)" in raised.value.message.remedy
 
 
-def test_a_method_that_tries_again_with_hosts_is_named_too(monkeypatch):
+def test_searcher_that_does_not_return_found_in_its_retry_with_hosts_is_refused(monkeypatch):
     monkeypatch.setattr("neuroshard.searching.searcher.assigned_to_hosts", lambda task, in_rows: toy_task(5))
     with refused("searcher-returned-other", names=["GivesPlanOnHosts.find", "a Plan"]):
         GivesPlanOnHosts().find(TASK, SIMULATOR)

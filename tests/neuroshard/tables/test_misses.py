@@ -23,7 +23,7 @@ def _rates(rows, exponent, lookups):
 
 
 def _simulated(chances, lookups, cached_rows, batches=1000, warm=800, seed=0):
-    """Mean unique rows of a batch, and rows missed in an LRU cache of each size, warm, looked up at random."""
+    """Return mean unique rows of a batch of random lookups, and mean rows missed in a warm LRU cache of each size."""
     rng = np.random.default_rng(seed)
     last = np.full(len(chances), -1.0)
     unique, missed = [], []
@@ -45,7 +45,7 @@ def _by_histogram(rows, lookups, reuse, shares=SHARES):
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.8, 1.0, 1.2])
-def test_known_rates_miss_as_many_as_a_cache_does(exponent):
+def test_popularity_predicts_the_misses_of_a_simulated_cache(exponent):
     chances, lookups, cached_rows = _chances(4000, exponent), 500, np.array([100, 800, 2000, 3000])
     rates = Popularity(np.ones((1, 4000)), lookups * chances)
     unique, missed = _simulated(chances, lookups, cached_rows)
@@ -57,7 +57,7 @@ def test_known_rates_miss_as_many_as_a_cache_does(exponent):
 @pytest.mark.parametrize("exponent", [0.0, 0.8, 1.0, 1.2])
 @pytest.mark.parametrize(("rows", "lookups"), [(10**6, 10**5), (10**5, 10**5), (10**6, 5000), (20_000, 200_000)])
 def test_missed_share_follows_from_the_reuse_histogram(exponent, rows, lookups):
-    """Of the rows that a batch touches, within 7% of them; how many these are hangs on `touched_rows`."""
+    """The number of missed rows is within 7% of the unique rows of a batch."""
     rates = _rates(rows, exponent, lookups)
     right = np.array([rates.missed_share(np.array([share]))[0] for share in SHARES])
     counts = np.random.default_rng(0).poisson(lookups * _chances(rows, exponent))
@@ -97,7 +97,7 @@ def test_more_lookups_per_batch_increase_cache_misses(rows, lookups_per_row, exp
     assert many >= few * 0.8
 
 
-def test_more_lookups_at_known_rates_miss_more():
+def test_popularity_predicts_more_misses_at_higher_rates():
     rates = 50 * _chances(1000, 1.05)
     missed = [Popularity(np.ones((len(SHARES), 1000)), factor * rates) for factor in (1, 2, 4, 8)]
     found = np.array([one.missed_share(SHARES) * one.unique_rows(np.ones(1))[:, 0] for one in missed])
@@ -109,8 +109,8 @@ def test_tables_without_lookups_have_no_misses():
     assert _by_histogram(1000, 0.0, once) == pytest.approx(np.zeros(len(SHARES)))
 
 
-def test_tables_are_costed_one_by_one():
-    """Whatever others are asked of at the same time, and in whatever order."""
+def test_cache_misses_of_a_table_do_not_depend_on_other_tables():
+    """The misses of a table do not depend on the other tables of the call, or on their order."""
     rng = np.random.default_rng(0)
     rows, lookups = rng.integers(1, 10**6, 12) * 1.0, rng.uniform(1, 1e5, 12)
     reuse, cached = rng.dirichlet(np.ones(17), 12), rng.uniform(0, 1, 12)

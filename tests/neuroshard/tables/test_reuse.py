@@ -1,4 +1,4 @@
-"""Reuse histograms, and what ranges of rows get of their table's lookups, against counting."""
+"""Reuse histograms, and the lookups of ranges of rows, compared with counting."""
 
 import subprocess
 import sys
@@ -109,12 +109,12 @@ def test_reuse_at_a_share_of_one_equals_the_given_histogram():
 
 
 @pytest.mark.filterwarnings("error")
-def test_histograms_of_smaller_batches_warn_of_nothing():
+def test_reuse_at_a_smaller_share_gives_no_numerical_warning():
     reuse_at(np.array([zipf_reuse(1000, 5000)]), 0.3217)  # no other test has this share: they are kept
 
 
-def test_a_smaller_batch_has_the_histogram_of_its_own_lookups():
-    """What a Zipf law says of both batches, far from where counts within a bin are uniform."""
+def test_reuse_at_an_eighth_of_a_zipf_batch_is_near_the_zipf_histogram():
+    """Both batches follow a Zipf law, with counts that are far from uniform within a bin."""
     rows, lookups = 100_000, 4_000_000
     whole, part = np.array(zipf_reuse(rows, lookups)), np.array(zipf_reuse(rows, lookups / 8))
     assert np.abs(reuse_at(whole, 1 / 8) - part).sum() < 0.1 < np.abs(whole - part).sum()
@@ -132,7 +132,7 @@ def test_lookup_shares_equal_shares_counted_row_by_row(weights, rows, data):
     assert found.sum() == pytest.approx(1)
 
 
-def test_lookups_are_spread_evenly_where_nobody_knows():
+def test_lookup_share_is_the_share_of_rows_if_row_lookups_are_unknown():
     assert lookup_share(replace(GOOD, rows=8), np.array([2, 0]), np.array([3, 8])).tolist() == [3 / 8, 1]
 
 
@@ -145,7 +145,7 @@ def _counted(exponent, rows=200_000, lookups=800_000):
 
 @pytest.mark.parametrize("exponent", [0.6, 0.8, 1.05])
 def test_unique_rows_of_blocks_agree_with_counted_rows(exponent):
-    """With the table's histogram everywhere the coldest block would have a third of them, or less."""
+    """With the histogram of the whole table, the coldest block would have less than half of its unique rows."""
     counts, table = _counted(exponent)
     first, rows = np.arange(8) * 25_000, np.full(8, 25_000)
     found = len(counts) * 4 * lookup_share(table, first, rows) / (range_reuse(table, 8e5, first, rows) @ MEAN_COUNTS)
@@ -162,7 +162,7 @@ def test_histograms_of_cold_blocks_agree_with_counted_rows():
     assert np.abs(found - counted).sum() < 0.2 < np.abs(np.array(table.reuse) - counted).sum()
 
 
-def test_lookups_that_are_spread_evenly_have_the_tables_histogram():
+def test_row_ranges_with_evenly_spread_lookups_have_the_table_histogram():
     first, rows = np.array([0, 500]), np.array([500, 500])
     table = replace(GOOD, rows=1000)
     assert (range_reuse(table, 5000.0, first, rows) == np.array(table.reuse)).all()
@@ -170,7 +170,7 @@ def test_lookups_that_are_spread_evenly_have_the_tables_histogram():
     np.testing.assert_allclose(range_reuse(known, 5000.0, first, rows), [table.reuse] * 2, atol=1e-9)
 
 
-def test_rows_that_are_never_looked_up_have_a_histogram_too():
+def test_row_ranges_without_lookups_have_a_valid_histogram():
     table = replace(GOOD, rows=1000, row_lookups=(1.0, 0.0))
     found = range_reuse(table, 5000.0, np.array([0, 500]), np.array([500, 500]))
     np.testing.assert_allclose(found.sum(axis=1), 1)
@@ -178,7 +178,7 @@ def test_rows_that_are_never_looked_up_have_a_histogram_too():
 
 
 @given(st.lists(st.floats(0.001, 1), min_size=17, max_size=17), st.floats(0.01, 0.99))
-def test_histograms_are_bent_to_any_mean_between_their_counts(weights, where):
+def test_reuse_of_mean_returns_a_histogram_of_any_mean_between_bin_counts(weights, where):
     reuse = np.array(weights) / sum(weights)
     mean = MEAN_COUNTS[0] * (MEAN_COUNTS[-1] / MEAN_COUNTS[0]) ** where
     (found,) = reuse_of_mean(reuse[None], np.array([mean]))

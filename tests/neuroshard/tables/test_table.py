@@ -44,7 +44,7 @@ def test_table_json_is_exact_and_leaves_out_default_fields(rare):
     assert {"row_lookups", "features", "pooled"} & table.to_json().keys() == rare.keys()
 
 
-def test_outputs_are_of_features_or_of_lookups():
+def test_output_columns_grow_with_features_if_pooled_and_with_lookups_if_not():
     shared = replace(GOOD, features=3)
     assert shared.output_columns == 3 * GOOD.dim
     assert replace(shared, pooled=False).output_columns == GOOD.pooling_factor * GOOD.dim

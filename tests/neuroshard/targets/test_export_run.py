@@ -12,7 +12,7 @@ from neuroshard.targets.target import target_named
 from neuroshard.testing import toy_task
 from tests.kit.commands import done, run_command
 from tests.kit.messages import check, refused_command, warned
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     task = toy_task(4, num_devices=2)
     whole(task).save("plan.json")
-    laid_out(task, *[COPIES] * 4).save("copies.json")
+    laid_out(task, *[DATA_PARALLEL] * 4).save("copies.json")
     full = toy_task(4, num_devices=2, memory_bytes=1000)
     whole(full).save("full.json")
     Path("train.py").write_text("mine")
@@ -90,7 +90,7 @@ def test_search_for_torchrec_remarks_on_data_parallel_tables(here, capsys):
 
 
 @pytest.mark.parametrize("own", ["import mine\n", '"""Embedding tables for HugeCTR on 2 GPUs, mine."""\n', ""])
-def test_a_script_that_took_the_place_of_an_export_stays(here, capsys, own):
+def test_export_overwrites_its_own_file_and_refuses_to_overwrite_another(here, capsys, own):
     export = ["export", "plan=plan.json", "to=sok", "out=tables.py"]
     done(capsys, *export)
     done(capsys, *export)
@@ -120,7 +120,7 @@ def test_a_script_that_took_the_place_of_an_export_stays(here, capsys, own):
         ("to=sok out=x.py", "config-value-missing", "", ["plan=..."]),
     ],
 )  # fmt: skip
-def test_mistakes_are_a_line_and_write_nothing(here, capsys, arguments, code, where, names):
+def test_wrong_export_arguments_are_refused_in_one_line_and_write_nothing(here, capsys, arguments, code, where, names):
     Path("folder.py").mkdir()
     before = {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()}
     refused_command(capsys, code, "export", *arguments.split(), where=where, names=names)
@@ -128,7 +128,7 @@ def test_mistakes_are_a_line_and_write_nothing(here, capsys, arguments, code, wh
 
 
 @pytest.mark.parametrize(("target", "other"), [("sok", "hugectr"), ("hugectr", "sok")])
-def test_what_is_searched_for_a_target_can_be_exported_and_goes_on_for_it_only(here, capsys, target, other):
+def test_search_for_a_target_is_exportable_and_resumes_for_the_same_target_only(here, capsys, target, other):
     done(capsys, *_search(f"target={target}", "out=run"))
     plan = "run/plans/task-0000.json"
     assert Plan.load(plan).violations == ()

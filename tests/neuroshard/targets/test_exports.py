@@ -1,4 +1,4 @@
-"""Plans in other systems' words, read back by what these systems do with them; tasks that keep to such words."""
+"""Exported plans for other systems, checked by how these systems read them, and tasks constrained for these systems."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ from neuroshard.testing import linear_models, toy_task
 from neuroshard.words.form import Form
 from neuroshard.words.placement import ON_DEVICE
 from tests.kit.messages import check, refused
-from tests.kit.plans import COPIES, laid_out, placed, table, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, placed, table, whole
 
 GOLDEN = Path(__file__).parent / "golden"
 HOST = TierAssignment(Tier.UVM)
@@ -31,7 +31,7 @@ def _task(tables, num_devices=4, host_size=2):
 
 
 def _homed(plan, *homes):
-    """The plan with these tiers for its first tables."""
+    """Return the plan with these tiers for its first tables."""
     given = dict(enumerate(homes))
     return replace(
         plan,
@@ -45,12 +45,12 @@ NAMES = ("user", "item page", "clicks", "country", "history")
 
 
 def _golden_plan(target):
-    """A plan that shows all that a target has words for."""
+    """Return a plan with all placements that a target can express."""
     task = _task([table(name, 1000 * (n + 1)) for n, name in enumerate(NAMES[:4])] + [table("history", 1 << 27, 32)])
     if target == "sok":
         plan = laid_out(task, 3, 1, range(4), 2, range(4))
         return _homed(plan, ON_DEVICE, ON_DEVICE, ON_DEVICE, HOST, TierAssignment(Tier.UVM_CACHING, 0.5))
-    return laid_out(task, 3, {1: 8, 3: 8}, range(4), COPIES, {(0, 1): 16, (2, 3): 16})
+    return laid_out(task, 3, {1: 8, 3: 8}, range(4), DATA_PARALLEL, {(0, 1): 16, (2, 3): 16})
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_sok_snippet_raises_if_the_number_of_processes_differs():
         (1 << 27, 0.25, 1, 1 << 28, 4),
     ],
 )
-def test_capacities_are_powers_of_two_and_caches_whole_gib(rows, share, devices, capacity, in_gpu):
+def test_sok_capacities_are_powers_of_two_and_caches_whole_gib(rows, share, devices, capacity, in_gpu):
     plan = _plan(table("t", rows, 32), range(4) if devices == 4 else 0, TierAssignment(Tier.UVM_CACHING, share))
     exported = ns.export_plan(plan, "sok")
     variable = exported.content["variables"][0]
@@ -189,7 +189,7 @@ def _hugectr_placements(task, content):
             assert dim % parts == 0
             if kind == "dp":
                 assert (gpus, parts) == (list(range(content["num_gpus"])), 1)
-                found += placed(task, index[name], COPIES)
+                found += placed(task, index[name], DATA_PARALLEL)
                 continue
             each = len(gpus) // parts
             groups = [tuple(gpus[part * each : (part + 1) * each]) for part in range(parts)]
@@ -213,9 +213,9 @@ def _hugectr_plans(draw):
 def _hugectr_place(draw, task, its):
     size, topology = task.topology.num_devices, task.topology
     parts = [parts for parts in range(1, size + 1) if its.dim % (4 * parts) == 0]
-    kind = draw(st.sampled_from(["columns", COPIES, "rows", "hosts"] if size > 1 else ["columns"]))
-    if kind == COPIES:
-        return COPIES
+    kind = draw(st.sampled_from(["columns", DATA_PARALLEL, "rows", "hosts"] if size > 1 else ["columns"]))
+    if kind == DATA_PARALLEL:
+        return DATA_PARALLEL
     if kind == "rows":
         return range(size)
     if kind == "hosts" and 1 < topology.host_size < size:
@@ -284,7 +284,7 @@ def _plan(its, where, home=ON_DEVICE, others=4):
 @pytest.mark.parametrize(
     ("target", "plan", "code", "names"),
     [
-        ("sok", _plan(table("t"), COPIES), "export-table-unsupported",
+        ("sok", _plan(table("t"), DATA_PARALLEL), "export-table-unsupported",
          ["'t'", "data_parallel", "table_wise", "row_wise", "target=sok"]),
         ("sok", _plan(table("t"), {0: 8, 1: 8}), "export-table-unsupported",
          ["'t'", "column_wise", "table_wise", "row_wise", "target=sok"]),
@@ -310,12 +310,12 @@ def test_export_refuses_plans_that_the_target_cannot_express(target, plan, code,
         ns.export_plan(plan, target)
 
 
-def test_tables_on_some_gpus_only_suffice_where_another_is_on_all():
+def test_sok_export_accepts_tables_on_one_gpu_beside_one_on_all():
     plan = _plan(table("t"), range(4), others=1)
     assert ns.export_plan(plan, "sok").content["variables"][0]["mode"] == "distributed"
 
 
-def test_names_that_tensorflow_would_not_take_are_left_to_sok():
+def test_sok_snippet_leaves_out_names_that_tensorflow_refuses():
     calls = _sok_calls(ns.export_plan(_golden_plan("sok"), "sok").snippet, 0, 4)
     assert [calls[name].get("name") for name in NAMES] == ["user", None, "clicks", "country", "history"]
 
@@ -332,7 +332,7 @@ LAYOUTS = {
     "rows": range(4),
     "host": [2, 3],
     "grid": {(0, 1): 8, (2, 3): 8},
-    "copies": COPIES,
+    "copies": DATA_PARALLEL,
     "uvm": 0,
     "uvm_caching": 0,
 }
@@ -347,7 +347,7 @@ KEPT = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("target", KEPT)
-def test_target_can_express_exactly_the_plans_that_keep_its_rules(target, layout):
+def test_target_expresses_exactly_the_plans_that_keep_its_rules(target, layout):
     task = target_named(target).constrained(TASK)
     plan = _homed(laid_out(task, LAYOUTS[layout], 1), HOMES.get(layout, ON_DEVICE), ON_DEVICE)
     assert (plan.violations == ()) == (layout in KEPT[target]), plan.violations
@@ -412,7 +412,7 @@ def test_search_for_sok_warns_of_gpus_without_tables():
 
 
 @pytest.mark.parametrize(("domain", "hosts"), [(None, None), (4, 2), (8, None)])
-def test_torchrecs_exports_say_which_pod_size_rows_on_some_hosts_need(domain, hosts):
+def test_torchrec_export_remarks_on_the_pod_size_that_rows_on_some_hosts_need(domain, hosts):
     topology = Topology(8, 1 << 50, devices_per_host=2, devices_per_domain=domain)
     task = Task((table("a", 16), table("b", 16)), topology, 256)
     plan = laid_out(task, range(topology.domain_size), range(8))

@@ -1,4 +1,4 @@
-"""What memory counts if nobody says: what training takes for systems that train, else the weights alone."""
+"""The default of `memory`: training memory for targets that train, else weights alone."""
 
 import warnings
 from dataclasses import replace
@@ -20,7 +20,7 @@ def _memory(*overrides):
 
 
 @pytest.mark.parametrize("target", ["torchrec", "hugectr", "sok"])
-def test_plans_for_systems_that_train_count_training(target):
+def test_search_for_a_training_target_counts_training_memory_by_default(target):
     assert _memory(f"target={target}") == TRAINING
     assert _memory(f"target={target}", "memory.optimizer=adam") == MemoryUse("adam", batches_in_flight=1)
     assert _memory(f"target={target}", "memory=weights") == MemoryUse()

@@ -1,4 +1,4 @@
-"""Tables in host memory take what SOK's hash tables take: in searches for it, and where plans are checked."""
+"""Tables in host memory count the memory of SOK's hash tables, in searches for SOK and in checks of plans."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def _task(rows, devices=2, memory=8 * GIB, dim=16, constraints=CACHED):
 
 
 def _gpu_bytes(plan, gpu):
-    """What an export makes SOK take of a GPU: static variables, slots and whole GiB of vectors."""
+    """Return the bytes of a GPU that SOK takes for an export: static variables, slots and whole GiB of vectors."""
     taken, gpus = 0, plan.task.topology.num_devices
     for variable in export_plan(plan, "sok").content["variables"]:
         share = gpus if variable["mode"] == "distributed" else 1
@@ -48,7 +48,7 @@ def _gpu_bytes(plan, gpu):
     ("rows", "slots"),
     [(1, 1024), (512, 1024), (513, 2048), (1 << 20, 1 << 21), ((1 << 20) + 1, 1 << 22), (4 * 10**8, GIB)],
 )
-def test_slots_are_a_power_of_two_at_least_twice_the_rows(rows, slots):
+def test_sok_memory_counts_a_power_of_two_of_slots_for_host_tables(rows, slots):
     use = MemoryUse(host_tables="hkv")
     for home, vectors in ((TierAssignment(Tier.UVM), 0), (TierAssignment(Tier.UVM_CACHING, 1.0), rows * 16 * 4)):
         loads = Loads.of([table("large", rows, 16)], 1024).at([home])
@@ -83,8 +83,8 @@ def test_searches_for_sok_keep_within_gpus_with_keys_and_scores(name, rows):
     assert found or rows > 10**8
 
 
-def test_a_table_whose_keys_no_gpu_has_room_for_is_refused_or_spread():
-    """17 GiB of keys and scores: four GPUs of 8 GiB have room for a quarter each, one has not."""
+def test_sok_table_whose_keys_exceed_a_gpu_is_refused_or_spread_over_gpus():
+    """The table has 17 GiB of keys and scores: a quarter fits on each of four GPUs of 8 GiB, all do not fit on one."""
     with refused("device-memory-too-small", names=["17 GiB", "8 GiB"], kind=InfeasibleError):
         NeuroShard().find(SOK.constrained(_task(4 * 10**8, 1)), H100)
     plan = NeuroShard().find(SOK.constrained(_task(4 * 10**8, 4)), H100).plan
@@ -92,7 +92,7 @@ def test_a_table_whose_keys_no_gpu_has_room_for_is_refused_or_spread():
     assert NeuroShard().find(_task(4 * 10**8, 1), H100).plan.violations == ()  # other systems
 
 
-def test_plans_that_were_found_for_others_are_checked():
+def test_sok_export_refuses_a_plan_for_other_targets_whose_keys_exceed_a_gpu():
     task = _task(4 * 10**8)
     plan = laid_out(task, 0, 1, 0)
     assert plan.violations == ()
@@ -106,6 +106,6 @@ def test_plans_that_were_found_for_others_are_checked():
     assert export_plan(laid_out(small, 0, 1, 0), "sok").content["variables"][0]["capacity"] == 1 << 21
 
 
-def test_tasks_without_host_memory_are_as_they_were():
+def test_sok_target_leaves_memory_of_tasks_without_host_memory_unchanged():
     task = Task((table("t"),), Topology(1, GIB), 256)
     assert SOK.constrained(task).memory == task.memory

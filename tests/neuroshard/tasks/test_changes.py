@@ -1,4 +1,4 @@
-"""What a task has otherwise than an earlier one: tables are known by their names."""
+"""Changes between two tasks; tables are matched by name."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def test_equal_tasks_have_no_changes():
         ({"row_lookups": (0.5, 0.5)}, "other statistics of 1 table (a)"),
     ],
 )
-def test_every_attribute_is_a_change_of_the_same_table(fields, said):
+def test_task_changes_name_every_changed_attribute_of_a_table(fields, said):
     changes = TaskChanges.between(_task("abc"), _with(**fields))
     assert (changes.added, changes.removed, changes.of_devices) == ((), (), False)
     assert [(before.name, after.name) for before, after in changes.changed] == [("a", "a")]

@@ -1,4 +1,4 @@
-"""Constraints are checked before anything is searched, and found broken where a plan breaks them."""
+"""Constraints are checked before a search, and broken constraints of plans are reported."""
 
 import re
 from dataclasses import replace
@@ -14,12 +14,17 @@ from neuroshard.tasks.constraints import constraints, load_constraints
 from neuroshard.words.form import Form
 from neuroshard.words.placement import Tier
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, read_back, table
+from tests.kit.plans import DATA_PARALLEL, laid_out, read_back, table
 
 TABLES = tuple(table(name, dim=dim) for name, dim in (("user_a", 16), ("user_b", 16), ("item", 32)))
 TASK = Task(TABLES, Topology(4, 1 << 30, devices_per_host=2), 64)
 WHOLE, HALVES = (0, 1, 2), (0, 0, {0: 16, 1: 16})
-ROWS, HOST, COPIED, BOTH = (range(4), 0, 1), ([2, 3], 0, 1), (COPIES, 0, 1), (COPIES, COPIES, 1)
+ROWS, HOST, ONE_DATA_PARALLEL, BOTH = (
+    (range(4), 0, 1),
+    ([2, 3], 0, 1),
+    (DATA_PARALLEL, 0, 1),
+    (DATA_PARALLEL, DATA_PARALLEL, 1),
+)
 PINS = PinnedShard("item", 16, (0, 1)), PinnedShard("item", 16, (0,))
 
 
@@ -52,15 +57,15 @@ def _pin(name, dim, *devices):
         (Constraints(apart=(("user_a", "user_b", "item"),)), WHOLE, None),
         (Constraints(apart=(("user_a", "user_b"),)), (0, 0, 1), (["user_a, user_b"], [0])),
         (Constraints(), ROWS, None),
-        (Constraints(), COPIED, None),
+        (Constraints(), ONE_DATA_PARALLEL, None),
         (_rule("user_a", sharding_types=("row_wise",)), ROWS, None),
-        (_rule("user_a", sharding_types=("column_wise", "row_wise")), COPIED,
+        (_rule("user_a", sharding_types=("column_wise", "row_wise")), ONE_DATA_PARALLEL,
          (["'user_a'", "data_parallel", "column_wise", "row_wise"], [])),
         (_rule("user_a", sharding_types=("data_parallel",)), ROWS,
          (["'user_a'", "row_wise", "data_parallel"], [])),
         (_rule("user_a", devices=(2, 3)), HOST, None),
         (_rule("user_a", devices=(1, 2, 3)), ROWS, (["'user_a'"], [0])),
-        (_rule("user_a", devices=(0,)), COPIED, (["'user_a'"], [1])),
+        (_rule("user_a", devices=(0,)), ONE_DATA_PARALLEL, (["'user_a'"], [1])),
         (_rule("user_a", max_shards=2), HOST, None),
         (_rule("user_a", max_shards=2), ROWS, (["'user_a'"], [4, 1, 2])),
         (_rule("user_a", min_shards=4), ROWS, None),
@@ -68,16 +73,16 @@ def _pin(name, dim, *devices):
         (_rule("user_a", min_blocks=4), ROWS, None),
         (_rule("user_a", min_blocks=4), WHOLE, None),
         (_rule("user_a", min_blocks=4), HOST, (["'user_a'"], [2, 4])),
-        (_rule("user_a", max_shards=1), COPIED, None),
-        (_rule("user_a", min_shards=2), COPIED,
+        (_rule("user_a", max_shards=1), ONE_DATA_PARALLEL, None),
+        (_rule("user_a", min_shards=2), ONE_DATA_PARALLEL,
          (["'user_a'", "data_parallel"], [4, 1, 2, 4])),
         (_rule("user_a", min_dim=16), ({(0, 1): 8, (2, 3): 8}, 0, 1), (["'user_a'"], [8, 16])),
         (_rule("user_a", min_dim=16), ROWS, None),
-        (_pin("user_a", 16, 0), COPIED, (["'user_a'"], [])),
+        (_pin("user_a", 16, 0), ONE_DATA_PARALLEL, (["'user_a'"], [])),
         (_pin("user_a", 16, 0), ROWS, (["'user_a'"], [])),
-        (Constraints(together=(("user_a", "user_b"),)), COPIED, (["user_a, user_b"], [])),
+        (Constraints(together=(("user_a", "user_b"),)), ONE_DATA_PARALLEL, (["user_a, user_b"], [])),
         (Constraints(together=(("user_a", "user_b"),)), BOTH, None),
-        (Constraints(apart=(("user_a", "user_b"),)), COPIED, (["user_a, user_b"], [0])),
+        (Constraints(apart=(("user_a", "user_b"),)), ONE_DATA_PARALLEL, (["user_a, user_b"], [0])),
         (Constraints(apart=(("user_a", "user_b"),)), HOST, None),
     ],
 )  # fmt: skip
@@ -90,7 +95,7 @@ def test_violations_name_the_broken_constraint(rules, places, broken):
         assert [int(number) for number in re.findall(r"\d+", found[0])] == numbers
 
 
-def test_tables_that_are_kept_together_are_not_row_wise():
+def test_tables_kept_together_are_violated_by_row_wise_placements():
     task = replace(TASK, constraints=Constraints(together=(("user_a", "user_b"),)))
     first, _ = laid_out(task, range(4), range(4), 0).violations
     assert "'user_a'" in first
@@ -98,7 +103,7 @@ def test_tables_that_are_kept_together_are_not_row_wise():
 
 
 def test_many_pins_of_one_table_are_checked_at_once():
-    """Of 24 that want the same width, one can't be met: trying all orders would never end."""
+    """Of 24 pins of equal width, one cannot be kept: trying all orders would never end."""
     pins = [PinnedShard("t", 4, tuple(range(25)))] * 23
     rules = Constraints(pinned=(*pins, PinnedShard("t", 8, (25,))))
     task = Task((table(dim=100),), Topology(26, 1 << 30), 64, constraints=rules)
@@ -243,7 +248,7 @@ def test_load_constraints_refuses_unreadable_files(tmp_path):
         load_constraints(str(path))
 
 
-def test_rules_survive_task_files_without_their_defaults():
+def test_task_file_keeps_rules_and_omits_their_new_default_fields():
     given = (
         TableRule("user_*", (0, 1), min_blocks=2, equal_widths=True),
         TableRule("*", sharding_types=("row_wise", "column_wise")),
@@ -289,16 +294,16 @@ def test_tables_that_must_be_data_parallel_are_in_device_memory_only(forms, tier
         (12, {"equal_widths": True, "min_shards": 3}, 4, (3, 3)),
     ],
 )
-def test_tables_of_equal_widths_are_whole_or_in_equal_parts(dim, rule, min_dim, shards):
+def test_equal_widths_limit_tables_to_whole_or_equal_shards(dim, rule, min_dim, shards):
     limits = _rule("t", **rule).limits(table(dim=dim), 4)
     assert (limits.min_dim, (limits.min_shards, limits.max_shards)) == (min_dim, shards)
 
 
-def test_blocks_of_rows_are_no_fewer_than_shards():
+def test_min_shards_is_a_lower_limit_of_row_blocks_too():
     assert _rule("t", min_shards=2).limits(table(), 4).min_blocks == 2
 
 
-def test_constraints_for_some_tables_drop_all_other_rules():
+def test_constraints_for_some_tables_drop_rules_of_other_tables():
     rules = constraints(
         rules=[{"tables": "item"}, {"tables": "user_a"}],
         together=[["item", "user_a", "user_b"]],
@@ -310,7 +315,7 @@ def test_constraints_for_some_tables_drop_all_other_rules():
 
 @given(st.lists(st.sampled_from(["user", "user_*", "us?r", "item", "[ui]ser", "*", "item[*]"]), max_size=8))
 def test_rule_applies_to_every_table_that_the_pattern_matches(patterns):
-    """However many rules there are for single names."""
+    """The lowest limit of all matching rules applies, of rules for patterns and of rules for single names."""
     rules = tuple(TableRule(pattern, max_shards=2 + number) for number, pattern in enumerate(patterns))
     for name in ("user", "user_id", "item", "item*", "iser"):
         most = [rule.max_shards for rule in rules if fnmatchcase(name, rule.tables)]

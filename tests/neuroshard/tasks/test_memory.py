@@ -14,7 +14,7 @@ from neuroshard.plumbing.schema import MAX_BATCH_SIZE, MAX_BYTES, MAX_DIM, MAX_F
 from neuroshard.testing import ONCE
 from neuroshard.words.form import FORMS, Form
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, read_back, table
+from tests.kit.plans import DATA_PARALLEL, laid_out, read_back, table
 
 TABLE = table("t", 1000, 8, 2.5)
 
@@ -28,8 +28,8 @@ def test_received_indices_count_for_every_batch_in_flight():
     ("pipeline", "permuted", "outputs", "loaded"),
     [("none", 2, 1, 1), ("sparse_dist", 4, 1, 3), ("prefetch", 6, 1, 3), ("semi_sync", 6, 2, 3)],
 )
-def test_every_column_shard_has_all_permuted_indices_of_a_pipeline(pipeline, permuted, outputs, loaded):
-    """All bytes by hand: indices and offsets of the whole batch on both devices, the output's columns on one each."""
+def test_pipeline_memory_of_each_column_shard_counts_all_permuted_indices(pipeline, permuted, outputs, loaded):
+    """Bytes by hand: both devices have indices and offsets of the whole batch, and the output of their columns."""
     task = Task((TABLE,), Topology(2, 1 << 20), 64, MemoryUse("sgd", pipeline=pipeline))
     indices, columns = 8 * (160 + 64), 2 * 4 * 64 * 8
     whole, halves = laid_out(task, 0), laid_out(task, {0: 4, 1: 4})
@@ -40,7 +40,7 @@ def test_every_column_shard_has_all_permuted_indices_of_a_pipeline(pipeline, per
     assert read_back(task) == task
 
 
-def test_fetching_ahead_takes_lists_of_tables_behind_caches():
+def test_prefetch_pipeline_memory_adds_lists_for_cached_tables():
     shards = Loads.of([TABLE, TABLE], 64).at([TierAssignment(Tier.UVM_CACHING, 0.5), TierAssignment(Tier.UVM)])
     ahead, others = (MemoryUse("sgd", pipeline=one).device_bytes(shards) for one in ("prefetch", "sparse_dist"))
     indices = 8 * (160 + 64)
@@ -60,7 +60,7 @@ def test_plans_use_the_memory_settings_of_their_task():
 def _mixed(memory):
     """A row-wise and a data-parallel table on two devices with plenty of memory."""
     task = Task((TABLE, replace(TABLE, name="u", rows=50)), Topology(2, 1 << 20), 64, memory)
-    return laid_out(task, [0, 1], COPIES)
+    return laid_out(task, [0, 1], DATA_PARALLEL)
 
 
 def test_row_wise_and_data_parallel_shards_count_the_weights_on_their_device():
@@ -68,7 +68,7 @@ def test_row_wise_and_data_parallel_shards_count_the_weights_on_their_device():
     assert _mixed(MemoryUse("rowwise_adagrad")).device_bytes == (16_000 + 2_000 + 1_600 + 200,) * 2
 
 
-def test_row_wise_tables_have_outputs_of_all_samples_and_data_parallel_tables_a_dense_gradient():
+def test_memory_counts_all_outputs_of_row_wise_and_dense_gradients_of_data_parallel_tables():
     block = 16_000 + 8 * (80 + 64) + 2 * 4 * 64 * 8  # half the lookups, everybody's offsets and outputs
     copy = 1_600 + 8 * (80 + 32) + 4 * 50 * 8  # half the samples; what they receive is counted for all tables at once
     plan = _mixed(MemoryUse("sgd", 1))
@@ -78,21 +78,21 @@ def test_row_wise_tables_have_outputs_of_all_samples_and_data_parallel_tables_a_
     assert _mixed(MemoryUse("sgd", 2)).device_bytes == (block + copy + twice,) * 2
 
 
-def test_every_feature_has_offsets_and_outputs_of_its_own():
+def test_memory_counts_offsets_and_outputs_for_every_feature():
     shared = replace(TABLE, features=3)
     one = 8 * 64 * (2.5 + 3) + 2 * 4 * 64 * 3 * 8
     assert MemoryUse("sgd", 2).device_bytes(Loads.of([shared], 64)).tolist() == [32_000 + 2 * one]
     task = Task((TABLE, replace(shared, name="u")), Topology(2, 1 << 20), 64, MemoryUse("sgd", 1))
     assert task.output_columns == 4 * 8
     assert task.shard_memory == ((1 << 20) - 2 * 4 * 32 * 4 * 8,) * 2
-    copies = laid_out(task, [0, 1], COPIES)
+    copies = laid_out(task, [0, 1], DATA_PARALLEL)
     block = 16_000 + 8 * (80 + 64) + 2 * 4 * 64 * 8
     copy = 32_000 + 8 * (80 + 3 * 32) + 4 * 1000 * 8
     assert copies.device_bytes == (block + copy,) * 2
 
 
 def test_data_parallel_table_too_large_with_its_gradient_is_refused():
-    """State of 12 bytes for each of 2^56 elements fits in 2^60; 4 bytes more for each don't, with any buffers."""
+    """12 bytes for each of 2^56 elements are within 2^60 bytes; 16 bytes for each are not, with any buffers."""
     whole, use = Loads.of([LARGEST], 64), MemoryUse("adam", 1)
     assert use.device_bytes(whole)[0] > 12 << 56
     with refused("memory-table-too-large", where="memory", names=["2^60", "adam", "64 samples"]):
@@ -119,7 +119,7 @@ def _exact_bytes(table, use, batch_size):
 
 
 def _bytes_in_shards(table, use, batch_size):
-    """Each shard of a table that is wider than one may be has all rows' state, and buffers all lookups."""
+    """Each shard of a table above the width limit has the state of all rows, and buffers of all lookups."""
     return sum(_exact_bytes(table.with_dim(dim), use, batch_size) for dim in shard_widths(table, table.dim))
 
 
@@ -147,7 +147,7 @@ LARGEST = table("t", MAX_ROWS, MAX_DIM, MAX_POOLING_FACTOR, features=MAX_FEATURE
 @example(table("t", 1, 4, 0.1), MemoryUse("sgd", 1), 10)
 @settings(max_examples=500)
 def test_device_bytes_of_a_table_are_exact_or_refused(table, use, batch_size):
-    """As whole numbers of any size, over everything that a table, a batch and their use may be."""
+    """Bytes equal those of exact integers, over all allowed tables, batches and memory settings."""
     expected, shards = _exact_bytes(table, use, batch_size), Loads.of([table], batch_size)
     if expected > MAX_BYTES:
         with refused("memory-table-too-large"):
@@ -183,7 +183,7 @@ def test_bytes_of_several_tables_on_a_device_are_exact(some, use, batch_size, da
 
 
 def test_memory_sizes_above_64_bits_are_refused():
-    """2^64 bytes of weights, and buffers beyond 2^63, once came out as next to nothing."""
+    """2^64 bytes of weights, and buffers above 2^63 bytes, once overflowed to almost nothing."""
     huge = table("huge", MAX_ROWS, MAX_DIM, 1.0)
     with refused("task-tables-too-large", where="task", names=["2^60 bytes"]):
         Task((huge,) * 20, Topology(2, 4 << 30), 1024)

@@ -67,7 +67,7 @@ def test_hosts_and_domains_are_ranges_of_ranks():
     assert Topology(8, "1GiB").fast_links is None
 
 
-def test_drawn_tasks_follow_their_settings_and_repeat():
+def test_drawn_tasks_follow_their_settings_and_repeat_with_the_same_seed():
     tables = toy_tables(30)
     draw = TaskDraw(count=8, min_tables=5, max_tables=9, max_dim=32, seed=3)
     tasks = drawn(tables, Topology(4, 1 << 30), 256, draw)
@@ -77,7 +77,7 @@ def test_drawn_tasks_follow_their_settings_and_repeat():
     assert {table.dim for task in tasks for table in task.tables} == {4, 8, 16, 32}
 
 
-def test_too_few_tables_to_draw_from():
+def test_drawing_tasks_from_too_few_tables_is_refused():
     with refused("draw-too-few-tables", where="tasks", names=["max_tables", "3 tables"]):
         drawn(toy_tables(3), Topology(4, 1 << 30), 256, TaskDraw())
 
@@ -141,7 +141,7 @@ def test_task_draw_refuses_invalid_settings(settings, code, names):
     ("asked", "alike"),
     [({"devices_per_domain": 2}, True), ({"devices_per_domain": 4}, False), ({"devices_per_host": 4}, False)],
 )
-def test_costs_of_devices_that_other_links_join_do_not_compare(asked, alike):
+def test_tasks_are_unlike_if_other_links_join_their_devices(asked, alike):
     task = toy_task(2, num_devices=8)
     here, there = (Topology(8, 1 << 30, **{"devices_per_host": 2} | its) for its in ({}, asked))
     assert (replace(task, topology=here).unlike(replace(task, topology=there)) is None) is alike

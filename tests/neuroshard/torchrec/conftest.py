@@ -1,4 +1,4 @@
-"""What several tests of the bridge to TorchRec stand on."""
+"""Fixtures of several tests of the planner for TorchRec."""
 
 import pytest
 import torch.distributed as dist
@@ -14,5 +14,5 @@ def group(tmp_path):
 
 @pytest.fixture
 def path(tmp_path):
-    """Where a plan is saved."""
+    """The path of a plan file, which does not exist yet."""
     return tmp_path / "plan.json"

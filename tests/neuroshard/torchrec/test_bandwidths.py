@@ -1,4 +1,4 @@
-"""Bandwidths of TorchRec's topology: used by analytic exchanges, refused aloud by measured ones."""
+"""Bandwidths of TorchRec's topology: used by analytic exchange models, ignored with a warning by measured ones."""
 
 import pytest
 from torchrec.distributed.planner import ParameterConstraints
@@ -24,13 +24,13 @@ def _exchange_ms(**fields):
     return _planned(**fields).last_cost.ms("forward").max()
 
 
-def test_an_untouched_topology_changes_no_cost():
+def test_topology_with_default_bandwidths_changes_no_cost():
     ours = _planned()
     assert ours.last_cost.total_ms == ours._finder.simulator.cost(ours.last_plan.task, ours.last_plan).total_ms
     assert ours._finder.simulator.models == CostModels.load("roofline:h100")
 
 
-def test_half_the_network_doubles_exchanges_between_hosts():
+def test_half_the_network_bandwidth_nearly_doubles_exchanges_between_hosts():
     usual, same, half = (_exchange_ms(**its) for its in ({}, {"inter_host_bw": CARD}, {"inter_host_bw": CARD / 2}))
     assert same == pytest.approx(usual)
     assert 1.5 * usual < half < 2 * usual  # each has a fixed time as well
@@ -48,7 +48,7 @@ def _links(gib_per_s):
 
 
 @pytest.mark.parametrize("name", ["inter_host_bw", "intra_host_bw"])
-def test_measured_exchanges_say_that_they_ignore_a_bandwidth(name, caplog):
+def test_models_of_measured_exchanges_warn_that_they_ignore_a_bandwidth(name, caplog):
     planned(bags("a"), topology=topology(2, **{name: 1e9}), models="cpu")
     (unused,) = (message for message in logged(caplog) if message.code == "topology-bandwidth-unused")
     check(unused, "topology-bandwidth-unused", where="topology", names=[f"{name}=1e+09"])

@@ -15,12 +15,12 @@ from neuroshard import MemoryUse, Task, Topology
 from neuroshard.plans.checkpoints import checkpoint_remark
 from neuroshard.torchrec import data_parallel_optimizer, to_sharding_plan
 from neuroshard.torchrec.data_parallel import data_parallel_parameters
-from tests.kit.plans import COPIES, laid_out, tables
+from tests.kit.plans import DATA_PARALLEL, laid_out, tables
 from tests.kit.processes import on_gloo
 from tests.kit.torchrec_models import CPU, bags
 from tests.kit.training import drawn_lookups, sharded
 
-PLACES = {"whole": 1, "halves": {0: 8, 1: 8}, "row_wise": [0, 1], "data_parallel": COPIES}
+PLACES = {"whole": 1, "halves": {0: 8, 1: 8}, "row_wise": [0, 1], "data_parallel": DATA_PARALLEL}
 BY_ROW, BY_ELEMENT = EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.EXACT_ADAGRAD
 ADAM = "Adam"  # the dense optimizer of data-parallel tables, in place of data_parallel_optimizer
 CASES = [
@@ -41,7 +41,7 @@ def _plan(kind, optimizer=BY_ROW):
 
 
 def _trained(kind, optimizer, dense, rank):
-    """The optimizers of a model that took a step."""
+    """Return the optimizers of a model after one training step."""
     sharder = EmbeddingBagCollectionSharder({"optimizer": optimizer, "learning_rate": 0.1})
     plan = to_sharding_plan(_plan(kind), "bags", compute_device="cpu", local_world_size=2)
     job = sharded(nn.ModuleDict({"bags": bags("a", "b", device=CPU)}), plan, [sharder])
@@ -70,7 +70,7 @@ def _load(rank, directory):
                 dcp.load(state, checkpoint_id=where)
 
 
-def test_optimizer_state_loads_from_checkpoints_unless_a_warning_denies_it(tmp_path):
+def test_optimizer_state_loads_from_checkpoints_unless_a_remark_says_otherwise(tmp_path):
     on_gloo(2, _load, str(tmp_path))
     for one, other, optimizer, dense, loads in CASES:
         remark = checkpoint_remark(_plan(one, optimizer), _plan(other, optimizer))

@@ -1,4 +1,4 @@
-"""Tables with dense kernels train as fused kernels would train them; real gloo processes."""
+"""The optimizer of data-parallel tables trains them as fused kernels do; with real gloo processes."""
 
 import copy
 from itertools import pairwise
@@ -74,7 +74,7 @@ class _Model(nn.Module):
 
 
 def _job(kind, fused_params):
-    """Shard the model with every table in the same way, from the same weights."""
+    """Shard the model with the sharding `kind` for all tables, from the same weights."""
     model, sharder = _Model(), EmbeddingBagCollectionSharder(fused_params)
     numbered = {name: number for number, name in enumerate(TABLES)}
     plan = ShardingPlan(
@@ -108,7 +108,7 @@ def _documented(model):
 
 
 def _filtered(model):
-    """As scripts have it that filter parameters by their optimizer."""
+    """Make optimizers like a script that filters parameters by their optimizer."""
     tables = data_parallel_optimizer(model)
     others = in_backward_optimizer_filter(model.named_parameters())
     dense = KeyedOptimizerWrapper({name: its for name, its in others if name not in tables.params}, _adam)
@@ -116,7 +116,7 @@ def _filtered(model):
 
 
 def _named(model):
-    """As scripts have it that filter parameters by name."""
+    """Make optimizers like a script that filters parameters by name."""
     dense = {name: its for name, its in model.named_parameters() if "embedding_bags" not in name}
     return CombinedOptimizer(
         [model.fused_optimizer, data_parallel_optimizer(model), KeyedOptimizerWrapper(dense, _adam)]
@@ -169,7 +169,7 @@ def _train_as_fused(rank, kind, fused_params, idiom, division=True):
 ROWWISE = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.25, "eps": 1e-2}
 
 
-def test_data_parallel_tables_train_as_fused_kernels_would_train_them():
+def test_data_parallel_optimizer_trains_as_fused_kernels_do():
     cases = {
         "FBGEMM's default optimizer": ("fused", None, _documented),
         "the sharder's": ("fused", ROWWISE, _filtered),
@@ -195,7 +195,7 @@ def _resume(rank):
         torch.testing.assert_close(one, another, rtol=0, atol=0)
 
 
-def test_states_of_all_optimizers_save_and_load_together():
+def test_optimizer_states_of_all_tables_are_saved_and_loaded_together():
     on_gloo(2, _resume)
 
 
@@ -293,7 +293,7 @@ def test_data_parallel_functions_find_tables_of_every_kind_of_collection():
 
 
 @pytest.mark.usefixtures("group")
-def test_tables_whose_optimizer_torchrec_runs_in_the_backward_pass_are_left_to_it():
+def test_data_parallel_optimizer_leaves_out_tables_that_torchrec_trains_in_backward():
     fused = FusedEmbeddingBagCollection([bag("a", 5, 4)], torch.optim.SGD, {"lr": 0.1}, device=CPU)
     sharder, env = FusedEmbeddingBagCollectionSharder(), ShardingEnv.from_process_group(dist.group.WORLD)
     job = sharder.shard(fused, _all_data_parallel(fused, sharder), env)  # DistributedModelParallel needs GPUs for it
@@ -335,7 +335,7 @@ def test_schedulers_and_the_combined_optimizer_change_how_tables_train():
 
 
 @pytest.mark.usefixtures("group")
-def test_adam_goes_on_from_the_step_that_is_set():
+def test_adam_resumes_from_the_step_set_by_set_optimizer_step():
     def trained(step):
         job = _alone(shaped_bags({"a": (5, 4)}), EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.ADAM}))
         optimizer = data_parallel_optimizer(job)

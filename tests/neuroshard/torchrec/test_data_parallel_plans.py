@@ -1,4 +1,4 @@
-"""Which tables the planner makes data-parallel, what it counts for them, and whom it warns of their optimizer."""
+"""Data-parallel tables of the planner: when it chooses them, their memory, and warnings of their optimizer."""
 
 import logging
 from functools import partial
@@ -72,7 +72,7 @@ def test_planner_warns_of_dense_kernels_in_a_given_plan(caplog):
     assert len(_warnings(caplog)) == 1
 
 
-def test_a_restarted_job_is_warned_too(tmp_path, caplog):
+def test_planner_warns_of_data_parallel_optimizers_with_a_kept_plan_too(tmp_path, caplog):
     settings = ON_GPUS | {"data_parallel": True, "keep": tmp_path / "plan.json"}
     for _ in range(2):
         caplog.clear()
@@ -81,22 +81,22 @@ def test_a_restarted_job_is_warned_too(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("make", [SMALL, partial(SMALL, data_type=DataType.INT8), partial(sequences, "a")])
-def test_no_table_is_data_parallel_unless_somebody_asks_for_it(make, caplog):
-    """TorchRec's planner, to which tables of INT8 are delegated, does not choose the type either."""
+def test_planner_makes_no_table_data_parallel_unless_requested(make, caplog):
+    """TorchRec's planner, to which INT8 tables are delegated, does not choose data_parallel either."""
     _, plan = planned(make(), **ON_GPUS)
     assert places(plan)["a"][0] != "data_parallel"
     assert not _warnings(caplog)
 
 
-def test_a_name_makes_no_other_table_data_parallel():
+def test_planner_makes_only_the_named_table_data_parallel():
     _, plan = planned(bags("a", "b", rows=1000, dim=128), **ON_GPUS | NAMED)
     kinds = {name: kind for name, (kind, _) in places(plan).items()}
     assert kinds["a"] == "data_parallel" != kinds["b"]
 
 
 @pytest.mark.parametrize("dim", [1, 10])
-def test_tables_that_fused_kernels_refuse_cost_what_they_cost_padded(dim):
-    """A delegated table cost nothing: four tables of one column looked cheaper than the same padded to four."""
+def test_tables_of_odd_width_cost_as_much_as_if_padded(dim):
+    """When delegated tables cost nothing, four tables of one column looked cheaper than after padding to four."""
     padded = -(-dim // 4) * 4
     names, shape = "abcd", {"rows": 5_000_000}
     odd, _ = planned(bags(*names, **shape, dim=dim), **ON_GPUS | {"cap": 40 << 30})
@@ -109,7 +109,7 @@ def test_tables_that_fused_kernels_refuse_cost_what_they_cost_padded(dim):
 
 @pytest.mark.parametrize(("dense", "copies"), [("sgd", 2), ("adagrad", 3), ("adam", 4)])
 def test_memory_counts_the_optimizer_of_data_parallel_tables(dense, copies):
-    """Weights, a gradient, and the state of the optimizer that the user gives them."""
+    """Data-parallel tables take weights, a gradient, and the state of the user's optimizer."""
     memory = MemoryUse("sgd", batches_in_flight=1, dense_optimizer=dense)
     ours, _ = planned(SMALL(), **ON_GPUS | NAMED | {"memory": memory, "batch_size": 1})
     weights = 1000 * 128 * 4
@@ -127,7 +127,7 @@ def test_memory_counts_the_optimizer_of_delegated_data_parallel_tables():
     assert left["sgd"] - left["adam"] == 2 * 1000 * 64 * 4
 
 
-def test_adam_is_counted_unless_memory_says_which_optimizer_data_parallel_tables_have():
+def test_memory_counts_adam_for_data_parallel_tables_by_default():
     ours, _ = planned(SMALL(), sharders=[EmbeddingBagCollectionSharder()], **ON_GPUS)
     assert ours.last_plan.task.memory == MemoryUse("sgd", batches_in_flight=1, dense_optimizer="adam")
 

@@ -1,4 +1,4 @@
-"""TorchRec's dry run with our planner."""
+"""The dry run of TorchRec with NeuroShard's planner."""
 
 import logging
 
@@ -35,7 +35,7 @@ def _planned(provider, skus=("H100",), **fields):
     return DryRunOrchestrator(DefaultPlannerExecutor(provider)).plan(request, context), context
 
 
-def test_every_kind_of_machine_gets_a_plan_by_its_models():
+def test_dry_run_plans_for_each_kind_of_machine_with_its_models():
     provider = NeuroShardProvider({"H100": "h100", "H200": "roofline:h200"}, searcher="dim_greedy")
     results, context = _planned(provider, ("H100", "H200"), capture_search_space=True)
     assert set(results) == {"H100", "H200"}
@@ -49,7 +49,7 @@ def test_every_kind_of_machine_gets_a_plan_by_its_models():
     assert context.search_space == {"H100": (), "H200": ()}
 
 
-def test_models_that_a_kind_of_machine_lacks_fail_for_it_alone():
+def test_dry_run_fails_only_for_the_kind_of_machine_without_models():
     results, _ = _planned(NeuroShardProvider({"H100": "h100"}, searcher="dim_greedy"), ("H100", "B200"))
     assert results["H100"].success
     assert not results["B200"].success
@@ -96,7 +96,7 @@ def test_settings_of_the_request_reach_the_planner_or_are_named(caplog):
     check(unused, "dry-run-settings-unused", names=["partitioner_type"])
 
 
-def test_other_variants_of_the_planner_are_not_pretended_to_be():
+def test_dry_run_fails_for_other_planner_variants():
     config = PlannerConfig(planner_variant=PlannerVariant.LINEAR_PROGRAMMING)
     results, _ = _planned(NeuroShardProvider(), planner_config=config)
     assert not results["H100"].success

@@ -1,4 +1,4 @@
-"""Plans that are measured before a job gets them, and plans that change: what moves is little, and is said."""
+"""Plans that are verified by measurements, and replanned plans with few and reported moves."""
 
 import logging
 import subprocess
@@ -33,7 +33,7 @@ print(len(planner.plan(model).plan[""]), "tables are planned")
 
 @dataclass(frozen=True)
 class _TakesTheLast:
-    """Takes the last candidate plan, and says so."""
+    """A verifier that takes the last candidate plan, with a remark."""
 
     candidate_plans: int = 3
 
@@ -54,7 +54,7 @@ def test_planner_with_verifier_uses_the_plan_that_the_verifier_chooses(caplog):
     assert verified.last_cost.total_ms >= predicted.last_cost.total_ms
 
 
-def test_a_kept_plan_is_not_measured_again(path):
+def test_planner_does_not_verify_a_kept_plan_again(path):
     model = bags("a", "b", "c", "d")
     first, again = (planner(verify=_TakesTheLast(), keep=path) for _ in range(2))
     assert first.plan(model) == again.plan(model)
@@ -79,12 +79,12 @@ def test_steps_are_measured_with_the_input_dist_if_costs_count_it(verify, pipeli
     assert finder.simulator.count_input == (pipeline == "none")
 
 
-def test_kernels_and_exchanges_have_no_pipeline():
+def test_verify_kernels_with_pipeline_none_uses_the_kernel_measurer():
     assert planner(verify="kernels", models="cpu", pipeline="none")._finder.verifier.measure == KernelMeasurer()
 
 
 @pytest.mark.slow
-def test_a_script_without_a_guard_is_not_run_again_by_what_measures(tmp_path):
+def test_verifying_in_a_script_without_a_main_guard_runs_the_script_once(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True, cwd=tmp_path)
@@ -166,7 +166,7 @@ def test_replanning_moves_shards_if_the_cost_falls():
 
 
 def test_forced_moves_count_first_against_the_limit():
-    """Of two devices, one goes away."""
+    """One of two devices is removed."""
     before = _unperturbed().search(bags("a", "b", "c", "d"))
     gone = sum(placed.shard.dim * 100 * 4 for placed in before.placements if placed.device == 1)
     with refused("replan-moves-exceed-limit", names=["max_moved_bytes", 10, gone]):
@@ -177,15 +177,15 @@ def test_forced_moves_count_first_against_the_limit():
 
 
 def test_shards_that_no_longer_fit_are_moved():
-    """Of two devices with two tables each, which now hold one and a half, to four."""
+    """Two devices with two tables each, and now with memory for 1.5 tables each, become four devices."""
     before = _unperturbed(max_splits=0).search(bags("a", "b", "c", "d"))
     changed = _unperturbed(4, SIZE * 3 // 2).replan(bags("a", "b", "c", "d"), previous=before)
     assert changed.plan.violations == ()
     assert 0 < changed.moved_bytes <= 4 * SIZE
 
 
-def test_replan_plans_from_nothing_if_the_previous_plan_cannot_stay(caplog):
-    """Each table may stay, but no two that are on one device."""
+def test_replan_plans_from_nothing_if_constraints_forbid_the_previous_plan(caplog):
+    """Each table may stay alone, but no two tables of one device may stay together."""
     pairs, model = (("a", "b"), ("c", "d")), bags(*"abcd")
     before = _unperturbed(rules=Constraints(together=pairs)).search(model)
     changed = _unperturbed(rules=Constraints(apart=pairs)).replan(model, previous=before)
@@ -194,7 +194,7 @@ def test_replan_plans_from_nothing_if_the_previous_plan_cannot_stay(caplog):
     assert set(ranks["a"]).isdisjoint(ranks["b"])
 
 
-def test_only_a_table_that_constraints_forbid_to_stay_is_placed_again(caplog):
+def test_replan_moves_only_the_table_whose_placement_constraints_forbid(caplog):
     before = _unperturbed(rules=Constraints((TableRule("a", min_shards=2),))).search(bags("a", "b"))
     whole = {"a": ParameterConstraints(sharding_types=["table_wise"])}
     changed = _unperturbed(constraints=whole).replan(bags("a", "b"), previous=before, min_gain=1.0)

@@ -1,4 +1,4 @@
-"""Plans of one of several sharding groups, and DMPCollection on them; real gloo processes."""
+"""Plans for one of several sharding groups, and DMPCollection with these plans, in real gloo processes."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def _job(devices=16, local=8, device="cuda", memory=GIB):
         (4, True, 4, [1, 5, 9, 13]),
     ],
 )
-def test_groups_have_the_ranks_of_dmp_collection(number, apart, host, copies):
+def test_groups_have_topology_and_ranks_of_dmp_collection(number, apart, host, copies):
     groups = Groups(_job(), number, use_inter_host_allreduce=apart)
     topology = groups.topology
     assert (topology.world_size, topology.local_world_size) == (16 // number, host)
@@ -72,7 +72,7 @@ def _large(memory=GIB, **settings):
     return ours, ours.search(shaped_bags(shapes), [EmbeddingBagCollectionSharder()])
 
 
-def test_a_group_is_planned_for_its_own_batch_and_pays_for_synchronising():
+def test_groups_are_planned_for_the_batch_of_a_group_and_count_synchronisation():
     ours, plan = _large(num_groups=2, sync_steps=1 << 30)
     assert plan.task.topology.num_devices == plan.task.topology.devices_per_host * 2 == 8
     assert plan.task.batch_size == 8 * 512
@@ -99,7 +99,7 @@ def test_number_of_groups_is_chosen_by_cost(caplog):
     assert f"1: {always.last_cost.total_ms:.3f}, 2: " in caplog.text  # predicted ms by number of groups
 
 
-def test_numbers_whose_groups_lack_memory_are_left_out():
+def test_auto_num_groups_leaves_out_groups_without_enough_memory():
     ours, plan = _large(memory=GIB // 8, num_groups="auto", sync_steps=1000)
     assert plan.fits
     assert ours.last_groups.num_groups == 1
@@ -109,7 +109,7 @@ def test_numbers_whose_groups_lack_memory_are_left_out():
         _large(memory=GIB // 100, num_groups="auto")
 
 
-def test_numbers_whose_groups_a_given_plan_does_not_fit_are_left_out():
+def test_auto_num_groups_leaves_out_groups_that_a_given_plan_does_not_fit():
     model = shaped_bags(SHAPES)
     said = {"models": "roofline:h100", "constraints": SAID, "sync_steps": 1 << 30}
     given = ShardingPlan({"": {"rows": planner(4, cap=GIB, **said).plan(model).plan[""]["rows"]}})
@@ -123,17 +123,17 @@ def test_numbers_whose_groups_a_given_plan_does_not_fit_are_left_out():
 @pytest.mark.parametrize(
     ("device", "number", "warned"), [("cpu", 2, 1), ("cpu", "auto", 1), ("cpu", 1, 0), ("cuda", 2, 0)]
 )
-def test_groups_of_cpus_are_warned_about_once(device, number, warned, caplog):
+def test_planner_warns_once_of_groups_of_cpus(device, number, warned, caplog):
     planner(topology=_job(4, 4, device), models="roofline:h100", num_groups=number)
     assert logged_codes(caplog).count("groups-on-cpu") == warned
 
 
-def test_models_that_know_no_all_reduce_leave_synchronising_out(caplog):
+def test_planner_warns_if_models_do_not_know_the_sync_of_groups(caplog):
     planner(topology=_job(4, 4, "cpu"), models=linear_models(2), num_groups=2)
     logged_one(caplog, "models-group-sync-missing", names=["'all_reduce'", "comm.collectives"])
 
 
-def test_a_job_that_restarts_finds_the_groups_that_were_chosen(path, caplog):
+def test_kept_plan_restores_the_number_of_groups_of_a_restarted_job(path, caplog):
     model = shaped_bags(SHAPES)
     given = {"models": "roofline:h100", "memory": MemoryUse(), "constraints": SAID, "keep": path, "num_groups": "auto"}
     first, again = (planner(4, cap=GIB, sync_steps=100, **given) for _ in range(2))
@@ -153,7 +153,7 @@ def _loss(output):
 
 
 def _train(rank, world_size, num_groups, apart):
-    """Some steps of every group by itself, then the mean of all: what whole modules give by hand."""
+    """Each group trains some steps by itself, then all take the mean; compared with whole modules."""
     sharders = [EmbeddingBagCollectionSharder(training.sgd(RATE))]
     given = {"num_groups": num_groups, "sync_steps": STEPS, "use_inter_host_allreduce": apart, "constraints": SAID}
     ours = planner(world_size, cap=GIB, models="roofline:h100", batch_size=SAMPLES, **given)
@@ -193,5 +193,5 @@ def _train(rank, world_size, num_groups, apart):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("apart", [False, True])
-def test_groups_train_by_themselves_and_meet_in_the_mean(apart):
+def test_groups_train_separately_and_synchronise_to_the_mean(apart):
     on_gloo(4, _train, 4, 2, apart, local_world_size=4)

@@ -1,4 +1,4 @@
-"""Sequence tables of which each device asks for an index once: what TorchRec exchanges is what tasks say."""
+"""Index deduplication of sequence tables: the lookups of tasks equal the lookups that TorchRec exchanges."""
 
 from contextlib import contextmanager
 from dataclasses import replace
@@ -127,7 +127,7 @@ def test_index_dedup_requests_at_most_the_rows_of_a_table():
     assert deduplicated(table, 256, DEVICES).pooling_factor == 3 * DEVICES / 256
 
 
-def test_deduplicated_lookups_keep_reuse_between_devices_and_even_out_row_blocks():
+def test_deduplicated_lookups_have_the_reuse_and_row_lookups_of_unique_indices():
     batches = _zipf(np.random.default_rng(0))
     spread = np.histogram(batches, bins=20, range=(0, ROWS))[0] / batches.size
     table = replace(_measured(batches), row_lookups=tuple(spread))
@@ -148,7 +148,7 @@ def test_expanded_embeddings_with_index_dedup_take_device_memory():
     assert every - once == SAMPLES * len(FEATURES) * LENGTH * DIM * 2 * 4
 
 
-def test_old_name_of_index_dedup_counts_too():
+def test_deprecated_name_of_index_dedup_has_the_same_effect():
     with pytest.warns(DeprecationWarning):
         set_ec_index_dedup(True)
     try:

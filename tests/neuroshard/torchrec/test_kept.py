@@ -1,4 +1,4 @@
-"""Plans that outlive a job: kept in a file, read where the same is asked, changed or made again where not."""
+"""Plans kept in a file: used again for equal inputs, and adapted or replaced for other inputs."""
 
 import json
 import re
@@ -106,8 +106,8 @@ SIZE = 100 * 16 * 4  # bytes of each of the tables
     ("factor", "kept"), [(1.0, True), (0.999, True), (1.04, True), (0.97, True), (0.94, False), (1.06, False)]
 )
 @pytest.mark.parametrize(("device", "memory"), [("cpu", "ddr_cap"), ("cuda", "hbm_cap"), ("cuda", "ddr_cap")])
-def test_other_free_bytes_keep_the_plan(path, caplog, device, memory, factor, kept):
-    """Both are on one device, which has room for four."""
+def test_kept_plan_is_used_as_long_as_it_fits_the_free_memory(path, caplog, device, memory, factor, kept):
+    """Both tables are on one device, which has memory for four."""
     cap = 4 * SIZE
     planned = _planner(path, topology=topology(2, device, cap)).plan(bags("a", "b"))
     caplog.clear()
@@ -120,7 +120,7 @@ def test_other_free_bytes_keep_the_plan(path, caplog, device, memory, factor, ke
         _check_differing(caplog, OUTDATED, "devices")
 
 
-def test_devices_with_a_little_less_memory_keep_only_what_they_hold(path):
+def test_kept_plan_is_outdated_if_devices_have_less_memory_than_it_needs(path):
     _planner(path).plan(bags("a", "b"))
     kept = KeptPlan.load(path)
     task, less = kept.plan.task, [memory - 1 for memory in kept.device_memory]
@@ -134,8 +134,8 @@ def test_devices_with_a_little_less_memory_keep_only_what_they_hold(path):
 
 @pytest.mark.parametrize("tier", [Tier.DEVICE, Tier.UVM])
 @pytest.mark.parametrize("free", [0, 10])
-def test_hosts_with_a_little_less_memory_keep_only_what_they_hold(path, tier, free):
-    """One of two hosts has less; `free` bytes of it are left beside both tables, or what would be both."""
+def test_kept_plan_is_outdated_if_a_host_has_less_memory_than_it_needs(path, tier, free):
+    """One of two hosts has less memory; `free` bytes of the host's memory are left beside both tables."""
     _planner(path, topology=topology(4, "cuda", on_host=2)).plan(bags("a", "b"))
     kept = KeptPlan.load(path)
     assert kept.host_memory == (2 << 20, 2 << 20)
@@ -147,8 +147,8 @@ def test_hosts_with_a_little_less_memory_keep_only_what_they_hold(path, tier, fr
         assert kept.differences(kept.made_for, kept.device_memory, hosts) == (() if fits else ("devices",))
 
 
-def test_hosts_that_others_fill_lose_nothing(path):
-    """Tables that TorchRec plans have all of their memory."""
+def test_kept_plan_is_outdated_if_a_host_filled_by_other_tables_has_less_memory(path):
+    """Delegated tables take all memory of the host."""
     _planner(path, topology=topology(2, "cuda")).plan(bags("a"))
     kept = KeptPlan.load(path)
     task = replace(kept.plan.task, topology=replace(kept.plan.task.topology, host_memory_bytes=0))
@@ -158,7 +158,7 @@ def test_hosts_that_others_fill_lose_nothing(path):
 
 
 @pytest.mark.parametrize(("less", "fits"), [(0, True), (1, False)])
-def test_devices_that_others_fill_lose_nothing(path, less, fits):
+def test_kept_plan_is_outdated_if_a_device_filled_by_other_tables_has_less_memory(path, less, fits):
     _planner(path, memory=MemoryUse()).plan(bags("a"))
     kept = KeptPlan.load(path)
     first, last = kept.device_memory
@@ -169,7 +169,7 @@ def test_devices_that_others_fill_lose_nothing(path, less, fits):
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_files_without_hosts_memory_have_what_their_task_says(path, device):
+def test_kept_plan_without_host_memory_is_loaded_with_that_of_its_task(path, device):
     _planner(path, topology=topology(4, device, on_host=2)).plan(bags("a", "b"))
     kept = KeptPlan.load(path)
     content = json.loads(path.read_text())
@@ -181,8 +181,8 @@ def test_files_without_hosts_memory_have_what_their_task_says(path, device):
 
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize(("optimizer", "kept"), [(torch.optim.SGD, True), (LAMB, False), (torch.optim.Adam, False)])
-def test_optimizer_state_of_delegated_tables_counts(path, caplog, given, optimizer, kept):
-    """They take memory that is then left to none: of tables that TorchRec plans, and of those of a given plan."""
+def test_kept_plan_is_outdated_if_optimizer_state_of_delegated_tables_changes(path, caplog, given, optimizer, kept):
+    """Optimizer state reduces the free memory, both of tables that TorchRec plans and of tables of a given plan."""
     model, also = (nn.ModuleDict({"bags": bags("a"), "others": bags("b")}) for _ in range(2))
     asked = {"device": "cuda", "constraints": {"b": ParameterConstraints(sharding_types=["table_row_wise"])}}
     if given:
@@ -196,8 +196,8 @@ def test_optimizer_state_of_delegated_tables_counts(path, caplog, given, optimiz
         _check_differing(caplog, ADAPTED, "other parameters")
 
 
-def test_untrained_tensors_of_delegated_modules_count(path, caplog):
-    """They take memory that is then left to none."""
+def test_kept_plan_is_outdated_if_buffers_of_delegated_modules_grow(path, caplog):
+    """Buffers reduce the free memory of devices."""
     for size in (10, 10, 20):
         caplog.clear()
         quantised, plain = sequences("b", data_type=DataType.INT8), bags("a")
@@ -211,8 +211,8 @@ def test_untrained_tensors_of_delegated_modules_count(path, caplog):
 QUICK = {"searcher": "neuroshard", "improvement": {"perturbations": 0}, "max_splits": 0, "models": "roofline:h100"}
 
 
-def test_tables_and_devices_that_come_and_go_change_the_plan(path, caplog):
-    """One of the tables is a sequence table, in halves."""
+def test_kept_plan_is_adapted_to_added_and_removed_tables_and_devices(path, caplog):
+    """One of the tables is a sequence table in two shards."""
     given = QUICK | {"rules": Constraints((TableRule("s", min_shards=2, sharding_types=("column_wise",)),))}
     _planner(path, **given).plan(_model("a", "b", "c"))
     ours = _planner(path, **given)
@@ -256,7 +256,7 @@ RESTARTS = {
 
 @pytest.mark.parametrize(("before", "after", "said"), RESTARTS.values(), ids=RESTARTS)
 def test_replanning_a_kept_plan_keeps_devices_of_changed_tables(path, caplog, before, after, said):
-    """All lie on the last device, which nobody who searches would choose."""
+    """All tables are on the last device, where no search would place all of them."""
     model = {name: value for name, value in after.items() if name in ("shapes", "data_type")}
     asked = before | {name: value for name, value in after.items() if name not in model}
     first = places(_planner(path, **before).plan(_shaped()))
@@ -274,7 +274,7 @@ def test_replanning_a_kept_plan_keeps_devices_of_changed_tables(path, caplog, be
     assert never.asked == 0
 
 
-def test_a_table_of_torchrec_that_grew_moves_none_of_ours(path, caplog):
+def test_grown_delegated_table_moves_no_table_of_a_kept_plan(path, caplog):
     quantised = [sequences("q", rows=rows, data_type=DataType.INT8) for rows in (50, 80)]
     models = [nn.ModuleDict({"bags": bags(*NAMES), "others": its}) for its in quantised]
     first, again = (places(_planner(path).plan(model), "bags") for model in models)
@@ -282,8 +282,8 @@ def test_a_table_of_torchrec_that_grew_moves_none_of_ours(path, caplog):
     _check_differing(caplog, ADAPTED, "other parameters")
 
 
-def test_a_table_that_no_longer_fits_moves_alone(path):
-    """All three lie on the last of two devices, as rules want that are gone afterwards; it has room for four."""
+def test_adapting_a_kept_plan_moves_only_the_grown_table_that_no_longer_fits(path):
+    """Rules of the first plan place all three tables on the last of two devices, which has memory for four."""
     asked = QUICK | {"cap": 4 * SIZE, "memory": MemoryUse()}
     last = Constraints((TableRule("*", devices=(1,)),))
     first = places(_planner(path, rules=last, **asked).plan(_shaped()))
@@ -309,7 +309,7 @@ def test_kept_plan_warns_of_possible_savings_and_moves_nothing(path, caplog, sea
 
 
 def test_explain_and_export_read_plans_kept_by_the_planner(path, tmp_path):
-    """As those that a search writes."""
+    """The commands read a kept plan like a plan file of a search."""
     ours = _planner(path, models="cpu", searcher="dim_greedy")
     ours.plan(_shaped())
     (explained,) = Explain(str(path)).run().explanations
@@ -324,8 +324,8 @@ def test_explain_and_export_read_plans_kept_by_the_planner(path, tmp_path):
 
 @pytest.mark.parametrize("other", [{"batch_size": 8}, {"devices": 4}])
 @pytest.mark.parametrize("keep_types", [False, True])
-def test_sharding_types_that_lose_optimizer_state_are_warned_of_or_kept(path, caplog, other, keep_types):
-    """Searched again and adapted: the first plan's types follow from rules that are gone afterwards."""
+def test_planner_warns_of_types_that_lose_optimizer_state_or_keeps_types(path, caplog, other, keep_types):
+    """The plan is searched again or adapted; its first types follow from rules that the second planner lacks."""
     asked = QUICK | {"memory": MemoryUse(), "tables": _known(200.0), "acceptance": None}
     _planner(path, **asked, rules=Constraints((TableRule("*", sharding_types=("column_wise",)),))).plan(_shaped())
     ours = _planner(path, **asked | other, keep_types=keep_types, data_parallel=True)
@@ -337,7 +337,7 @@ def test_sharding_types_that_lose_optimizer_state_are_warned_of_or_kept(path, ca
 
 
 @pytest.mark.parametrize("num_groups", [1, "auto"])
-def test_tables_that_rules_cut_lose_optimizer_state_in_any_groups(path, caplog, num_groups):
+def test_planner_warns_of_lost_state_if_rules_split_a_table_in_any_groups(path, caplog, num_groups):
     asked = QUICK | {"devices": 4, "memory": MemoryUse("rowwise_adagrad"), "keep_types": True}
     _planner(path, **asked).plan(_shaped())
     cut = Constraints((TableRule("a", min_shards=2, max_shards=2),))
@@ -347,8 +347,8 @@ def test_tables_that_rules_cut_lose_optimizer_state_in_any_groups(path, caplog, 
 
 
 @pytest.mark.parametrize(("batch", "said"), [(4, "devices"), (8, "devices, batch size")])
-def test_a_device_fewer_changes_the_plan_at_any_batch_size(path, caplog, batch, said):
-    """Of three devices the last goes, with all tables; jobs may keep the batch of all devices or that of each."""
+def test_kept_plan_is_adapted_to_fewer_devices_at_any_batch_size(path, caplog, batch, said):
+    """The last of three devices is removed with all tables; the job keeps the global or the local batch size."""
     asked = {"models": "roofline:h100", "memory": MemoryUse()}
     _planner(path, devices=3, **asked).plan(_shaped())
     caplog.clear()
@@ -401,7 +401,7 @@ def test_foreign_file_is_never_overwritten_by_keep(path, content):
 
 
 def test_jobs_run_if_the_plan_cannot_be_written(path, caplog):
-    """A file that comes while searching stays, as does one where a directory should be."""
+    """A file that appears during the search is kept, and so is a file in place of a directory."""
 
     class Late(AllOnLast):
         def find(self, task, simulator):
@@ -415,7 +415,7 @@ def test_jobs_run_if_the_plan_cannot_be_written(path, caplog):
         assert path.read_text() == "a checkpoint"
 
 
-def test_a_kept_plan_with_a_changed_number_is_not_trusted(path):
+def test_kept_plan_with_a_changed_number_is_refused_as_damaged(path):
     _planner(path).plan(_model("a", "b"))
     kept = path.read_text()
     numbers = [found.start() for found in re.finditer(r"(?<![\w.])\d", kept)]  # their first digits
@@ -454,7 +454,7 @@ def test_planner_plans_again_if_the_kept_file_is_damaged(path, caplog):
             assert path.read_text() == kept
 
 
-def test_of_several_writers_one_is_heard(tmp_path, path):
+def test_concurrent_writers_of_a_kept_plan_leave_a_complete_file(tmp_path, path):
     stop = Event()
     plans = [_planner(tmp_path / f"{n}.json").plan(_model("a", *"bcdefghijkl"[:n])) for n in range(3)]
     kept = [KeptPlan({"writer": str(number)}, None, plan, (1 << 20,), (0,)) for number, plan in enumerate(plans)]
@@ -483,7 +483,7 @@ def test_of_several_writers_one_is_heard(tmp_path, path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["0.json", "1.json", "2.json", "plan.json"]
 
 
-def test_models_without_pooled_tables_are_kept_too(path):
+def test_plan_of_a_model_without_pooled_tables_is_kept(path):
     model = _model("a")["sequences"]
     plan = _planner(path).plan(model)
     assert _planner(path).plan(model) == plan

@@ -1,4 +1,4 @@
-"""Jobs as large as real ones, planned whole; DistributedModelParallel builds ranks of them without their memory."""
+"""Plans of jobs of production size; DistributedModelParallel builds some of their ranks on the meta device."""
 
 import math
 from contextlib import nullcontext
@@ -26,7 +26,7 @@ GB, HOST = 10**9, 8
 
 
 def _planned(collection, sharder, devices, batch_size, ranks, **settings):
-    """Our plan and TorchRec's for a collection alone, and the (table, shape) of what each of some ranks holds of it."""
+    """Plan a model of one collection; return our plan, the sharding of its tables, and (table, shape) on some ranks."""
     gpus = topology(devices, "cuda", 80 * GB, HOST, ddr_cap=250 * GB)
     given = {"models": "roofline:h100", "batch_size": batch_size // devices, "storage_reservation": None}
     planner, whole = planned(collection, [sharder], topology=gpus, **given, **settings)
@@ -43,7 +43,7 @@ def _planned(collection, sharder, devices, batch_size, ranks, **settings):
 
 
 def _built(collection, sharder, plan, rank, devices):
-    """(table, shape) of what a rank of DistributedModelParallel holds."""
+    """Return (table, shape) of each shard that DistributedModelParallel has on a rank."""
     with mirrored_world(rank, devices, HOST, lambda *_: nullcontext()):
         assert dist.get_world_size() == devices
         made = DistributedModelParallel(
@@ -57,7 +57,7 @@ def _built(collection, sharder, plan, rank, devices):
 
 
 def _on_meta(plan):
-    """The same plan with all shards on the meta device: TorchRec compares their devices with the weights'."""
+    """Return the plan with all shards on the meta device: TorchRec requires the device of the weights."""
     plan = deepcopy(plan)
     for sharding in (its for module in plan.plan.values() for its in module.values()):
         for shard in sharding.sharding_spec.shards if sharding.sharding_spec else ():
@@ -66,7 +66,7 @@ def _on_meta(plan):
 
 
 def _expected(plan, rank):
-    """(table, shape) of what our plan has on a device, shards of columns side by side."""
+    """Return (table, shape) of each shard that our plan has on a device."""
     names = [table.name for table in plan.task.tables]
     return sorted(
         (names[placed.shard.table], (placed.shard.rows, placed.shard.dim))
@@ -76,13 +76,13 @@ def _expected(plan, rank):
 
 
 def _said(tables):
-    """What a job with sparse-dist says of tables, by the lookups of each of their features."""
+    """Return the settings of a planner for a job with the pipeline sparse_dist, given the lookups of each feature."""
     constraints = {name: ParameterConstraints(pooling_factors=lookups) for name, (*_, lookups) in tables.items()}
     return {"constraints": constraints, "pipeline": "sparse_dist"}
 
 
-def test_a_terabyte_of_sequence_tables_on_one_host():
-    """As large as MLPerf's DLRMv3: a terabyte of items, read by histories and candidates; 8 GPUs of 80 GB."""
+def test_terabyte_sequence_table_is_row_wise_in_host_memory_on_one_host():
+    """The size of MLPerf's DLRMv3: a terabyte of items, looked up by histories and candidates, on 8 GPUs of 80 GB."""
     tables = {"item": (GB, [1024.0, 64.0]), "user": (10_000_000, [1.0]), "category": (128, [1024.0])}
     configs = [
         sequence(name, rows, 512, [f"{name}_{number}" for number in range(len(lookups))], data_type=DataType.FP16)
@@ -97,8 +97,8 @@ def test_a_terabyte_of_sequence_tables_on_one_host():
     assert all(("item", (GB // 8, 512)) in its for its in held)
 
 
-def test_a_production_shape_on_64_gpus():
-    """66 tables of 18 G parameters, a few of which hold nearly all."""
+def test_planner_plans_66_tables_on_64_gpus():
+    """66 tables with 18 billion parameters, most of them in six tables."""
     large = {f"large{i}": (20_000_000, 128, [20.0]) for i in range(6)}
     middle = {f"middle{i}": (1_000_000, 128, [4.0 + i]) for i in range(20)}
     small = {f"small{i}": (50 * 2 ** (i // 4), 64, [1.0]) for i in range(40)}
@@ -110,7 +110,7 @@ def test_a_production_shape_on_64_gpus():
 
 
 def test_a_table_that_fits_on_no_device_is_row_wise_on_all():
-    """Six and a half billion rows, of which 4 columns fit nowhere either, beside ordinary tables."""
+    """A table of 6.5 billion rows, of which not even 4 columns fit on a device, beside ordinary tables."""
     rows, batch_size = 6_500_000_000, 65_536
     huge = Table("huge", rows, 32, 1.0, zipf_reuse(rows, batch_size, 1.05))
     tables = [huge, *dlrm_like(num_tables=36, seed=1, batch_size=batch_size)]

@@ -1,4 +1,4 @@
-"""Every kind of module that holds tables: planned here, delegated to TorchRec's planner, or given."""
+"""Every kind of module with tables: planned by NeuroShard, delegated to TorchRec's planner, or in a given plan."""
 
 import logging
 from dataclasses import replace
@@ -80,12 +80,12 @@ def _beside(other):
 
 
 def _said(table, **fields):
-    """Constraints of one table; none where there are no fields."""
+    """Return constraints of one table, or none if there are no fields."""
     return {table: ParameterConstraints(**fields)} if fields else {}
 
 
 def _ours(planner):
-    """The names of the tables that were planned here."""
+    """Return the names of the tables that NeuroShard planned."""
     return [table.name for table in planner.last_plan.task.tables]
 
 
@@ -146,7 +146,7 @@ def test_every_table_is_planned_and_only_unsupported_ones_are_delegated(module, 
 
 
 @pytest.mark.parametrize(("make", "sharder"), [(_collision_bags, HELD[0]), (_bags, "_Nowhere")])
-def test_sharders_without_a_type_on_such_devices_say_where_they_have_one(make, sharder):
+def test_sharder_without_a_sharding_type_on_cpus_is_refused_with_a_remedy(make, sharder):
     """TorchRec shards no managed collision bags on CPUs."""
     sharders = [_Nowhere()] if sharder == "_Nowhere" else None
     with refused("delegated-sharder-without-types", names=["'other.c'", sharder, "cpu", "sharders="]) as raised:
@@ -165,7 +165,7 @@ class _CopiesOnly(EmbeddingBagCollectionSharder):
         return [ShardingType.DATA_PARALLEL.value]
 
 
-def test_sharders_that_cannot_split_are_delegated():
+def test_tables_of_sharders_that_cannot_split_are_delegated():
     assert places(planner().plan(_bags("c"), [_CopiesOnly()])) == {"c": ("data_parallel", [0, 1])}
 
 
@@ -193,7 +193,7 @@ def test_planner_delegates_sequence_tables_that_models_do_not_know(settings, nam
     ],
 )
 def test_sequence_tables_are_halved_or_row_wise_if_devices_are_small(share, types, found):
-    """Of three devices, one holds the table, or two its halves, or all of them its rows."""
+    """Three devices: the table is on one device, halved on two, or row-wise on all."""
     model, size = _sequences("s", rows=6400), 6400 * DIM * 4
     ours = planner(3, cap=int(size * share), models="roofline:h100", constraints=_said("s", **types))
     if found is None:
@@ -214,7 +214,7 @@ def test_sequence_tables_are_halved_or_row_wise_if_devices_are_small(share, type
         ({"sharding_types": ["table_wise", "column_wise", "data_parallel"]}, ["column_wise"], 2),
     ],
 )
-def test_sequence_tables_are_row_wise_if_constraints_say_so(types, may, shards):
+def test_constraints_of_a_sequence_table_limit_its_types_and_shards(types, may, shards):
     ours = planner(models="roofline:h100", constraints=_said("s", **types), data_parallel=True)
     task = ours.search(_beside(_sequences("s", "t"))).task
     limits = [task.constraints.limits(table, 2) for table in task.tables]
@@ -225,7 +225,7 @@ def test_sequence_tables_are_row_wise_if_constraints_say_so(types, may, shards):
 
 
 def test_whole_sequence_tables_are_not_column_wise_beside_halves():
-    """TorchRec takes all shards of columns to be as wide as the first one."""
+    """TorchRec assumes that all column shards are as wide as the first one."""
     model = EmbeddingCollection([sequence("s", ROWS, DIM), sequence("t", 6400, DIM)], device=META)
     rules = Constraints((TableRule("s", max_shards=1),))
     constraints = {name: ParameterConstraints(sharding_types=["column_wise"]) for name in ("s", "t")}
@@ -235,7 +235,7 @@ def test_whole_sequence_tables_are_not_column_wise_beside_halves():
 
 
 def test_sequence_tables_beside_delegated_ones_of_their_collection_stay_whole():
-    """Else both planners might cut them, each into another width. They may be row-wise if asked to."""
+    """Otherwise both planners could split these tables, into different widths. Row-wise is allowed if requested."""
     delegated = _said("t", sharding_types=["data_parallel"])
     rows = _said("s", sharding_types=["table_wise", "column_wise", "row_wise"])
     found = []
@@ -247,7 +247,7 @@ def test_sequence_tables_beside_delegated_ones_of_their_collection_stay_whole():
     assert found[2].max_blocks > 1
 
 
-def test_one_collection_may_be_planned_by_two(caplog):
+def test_tables_of_one_collection_may_be_partly_delegated(caplog):
     constraints = _said("b", sharding_types=["row_wise"])
     ours, plan = planned(_bags("a", "b", "c"), devices=4, device="cuda", constraints=constraints)
     found = places(plan)
@@ -269,7 +269,7 @@ def test_one_collection_may_be_planned_by_two(caplog):
     ],
 )
 def test_plans_have_the_types_and_kernels_that_constraints_allow(make, asked, found):
-    """Data-parallel sequence tables are TorchRec's; everything else is planned here."""
+    """Data-parallel sequence tables are delegated to TorchRec; NeuroShard plans all other tables."""
     constraints = _said("b", **asked)
     ours, plan = planned(make("a", "b"), device="cuda", models="roofline:h100", constraints=constraints)
     assert (plan.plan[""]["b"].sharding_type, plan.plan[""]["b"].compute_kernel) == found
@@ -278,7 +278,7 @@ def test_plans_have_the_types_and_kernels_that_constraints_allow(make, asked, fo
 
 
 @pytest.mark.parametrize("asked", [None, CacheParams(algorithm=CacheAlgorithm.LFU)])
-def test_caches_have_the_size_that_is_planned_and_are_else_as_constraints_ask(asked):
+def test_caches_have_the_planned_size_and_other_parameters_of_constraints(asked):
     constraints = _said("b", compute_kernels=["fused_uvm_caching"], cache_params=asked)
     ours, plan = planned(_bags("a", "b"), device="cuda", models="roofline:h100", constraints=constraints)
     cache = plan.plan[""]["b"].cache_params
@@ -287,7 +287,7 @@ def test_caches_have_the_size_that_is_planned_and_are_else_as_constraints_ask(as
 
 
 @pytest.mark.parametrize("dim", [10, 50])
-def test_tables_that_fused_kernels_refuse_are_data_parallel_and_shard(dim, group, caplog):
+def test_tables_of_odd_width_are_delegated_as_data_parallel_and_train(dim, group, caplog):
     module = _bags("a", dim=dim, device=CPU)
     model = nn.ModuleDict({"odd": module, "even": _bags("b", device=CPU)})
     ours, plan = planned(model, devices=1, models="roofline:h100")
@@ -305,7 +305,7 @@ def test_tables_that_fused_kernels_refuse_are_data_parallel_and_shard(dim, group
     assert torch.equal(weights.grad.sum(dim=1), torch.tensor([dim] * 4 + [0] * (ROWS - 4), dtype=torch.float32))
 
 
-def test_a_search_with_torchrecs_planner_is_quiet_about_data_parallel_tables(caplog):
+def test_search_with_torchrecs_planner_logs_no_warning_on_data_parallel_tables(caplog):
     copied = Constraints((TableRule("*", sharding_types=(Form.DATA_PARALLEL,)),))
     task = replace(toy_task(3, num_devices=2), constraints=copied)
     plan = ns.search(task, H100, "torchrec_all_types")
@@ -321,7 +321,7 @@ def test_warnings_about_other_things_than_data_parallel_tables_are_kept(caplog):
     assert [record.getMessage() for record in caplog.records] == ["something else", "Sharding spec not found for b"]
 
 
-def test_a_module_in_two_places_is_planned_once():
+def test_module_in_two_places_is_planned_once():
     shared = _bags("a")
     model = nn.ModuleDict({"one": shared, "two": nn.Sequential(shared)})
     ours, plan = planned(model)
@@ -329,8 +329,8 @@ def test_a_module_in_two_places_is_planned_once():
     assert list(plan.plan) == ["one"]
 
 
-def test_delegated_tables_fill_devices_before_ours():
-    """A device that TorchRec fills has no room for ours."""
+def test_memory_of_delegated_tables_is_subtracted_from_their_devices():
+    """A device filled by delegated tables has no memory for other tables."""
     size = ROWS * DIM * 4
 
     def filled(cap, *names):
@@ -346,7 +346,7 @@ def test_delegated_tables_fill_devices_before_ours():
         filled(2 * size, "a", "b", "c", "d")
 
 
-def test_only_other_modules_need_no_search():
+def test_model_of_delegated_tables_only_is_planned_without_a_search():
     ours = planner()
     assert list(ours.plan(_sequences("s")).plan[""]) == ["s"]
     assert ours.last_plan is None
@@ -454,13 +454,13 @@ def _fails(*_, **__):
     raise RuntimeError("no idea")
 
 
-def test_errors_of_torchrec_blame_no_table_among_several(monkeypatch):
+def test_error_of_torchrec_planner_names_all_delegated_tables_if_several(monkeypatch):
     monkeypatch.setattr("torchrec.distributed.planner.enumerators.EmbeddingEnumerator.enumerate", _fails)
     with refused("delegated-planner-failed", names=["0.s", "1.t", "no idea"]):
         planner().plan(nn.ModuleList([_sequences("s"), _sequences("t")]))
 
 
-def test_errors_of_ours_are_not_taken_for_torchrecs(monkeypatch):
+def test_defect_in_delegation_is_not_reported_as_an_error_of_torchrec(monkeypatch):
     monkeypatch.setattr("neuroshard.torchrec.delegated.EmbeddingShardingPlanner.plan", _fails)
     with pytest.raises(RuntimeError, match="no idea") as raised:
         planner().plan(_sequences("s"))
@@ -491,12 +491,12 @@ def test_planner_keeps_a_given_plan_and_subtracts_its_memory(caplog):
     logged_one(caplog, "given-module-not-sharded", where="given", names=["'pool'"])
 
 
-def test_the_optimizer_of_a_fused_collection_counts():
+def test_memory_counts_the_optimizer_of_a_fused_collection():
     assert planner().search(_fused("c")).task.memory.optimizer == "adagrad"
 
 
 def _on_hosts(model, sharders=None, **said):
-    """The plan of a model on four GPUs of two hosts, and the bytes that it leaves of each device, and of a host."""
+    """Plan a model on four GPUs of two hosts; return the plan, and the bytes taken from each device and from a host."""
     gpus = topology(4, "cuda", 1 << 30, on_host=2, ddr_cap=HOST // 2)
     ours, plan = planned(model, sharders, topology=gpus, constraints=_said("v", **said))
     left = ours.last_plan.task.topology
@@ -516,7 +516,7 @@ def test_virtual_tables_are_delegated_with_their_caches(kernel, caplog):
     assert of_host == 2 * (1 << 30)
 
 
-def test_virtual_tables_stay_row_wise_whatever_torchrec_would_choose():
+def test_virtual_tables_are_row_wise():
     plan, _, _ = _on_hosts(_stored(**VIRTUAL))
     assert plan.plan["stored"]["v"].sharding_type == "row_wise"
 
@@ -530,19 +530,19 @@ def test_tables_on_ssd_are_delegated_with_their_caches(caplog):
     assert of_host == max(len(held & {0, 1}), len(held & {2, 3})) * (1 << 30)
 
 
-def test_delegated_tables_in_host_memory_leave_less_of_it():
+def test_delegated_uvm_tables_are_subtracted_from_host_memory():
     _, _, of_host = _on_hosts(_stored(), sharding_types=["table_row_wise"], compute_kernels=["fused_uvm"])
     assert of_host == STORED * WIDE * 4
 
 
 class _Triton(EmbeddingBagCollectionSharder):
-    """A sharder whose tables may be served by the kernels in Triton."""
+    """A sharder whose tables may use Triton kernels."""
 
     def compute_kernels(self, sharding_type, compute_device_type):
         return [*super().compute_kernels(sharding_type, compute_device_type), "fused_triton"]
 
 
-def test_triton_kernels_are_delegated_where_sharders_have_them(caplog):
+def test_tables_with_triton_kernels_are_delegated_to_sharders_that_have_them(caplog):
     plan, taken, _ = _on_hosts(_stored(), [_Triton()], **TRITON)
     table = plan.plan["stored"]["v"]
     assert table.compute_kernel == "fused_triton"
@@ -550,7 +550,7 @@ def test_triton_kernels_are_delegated_where_sharders_have_them(caplog):
     assert taken[table.ranks[0]] >= STORED * WIDE * 4
 
 
-def test_ids_of_managed_collision_take_memory():
+def test_device_memory_counts_the_ids_of_managed_collision():
     tables = bags("z", rows=1000, dim=16)  # narrow, so that the ids are a good part of all
     remapped = HashZchManagedCollisionModule(1000, CPU, total_num_buckets=4)
     held = sum(buffer.numel() * buffer.element_size() for buffer in remapped.buffers())
@@ -583,7 +583,7 @@ def _beside_mean_pooling():
     ],
     ids=["mean-pooled", "processed features"],
 )
-def test_rows_that_make_other_outputs_wrong_must_be_named(model, table, code, named, caplog):
+def test_tables_with_wrong_row_wise_outputs_are_row_wise_only_if_named_and_warned_of(model, table, code, named, caplog):
     sharders = [*get_default_sharders(), FeatureProcessedEmbeddingBagCollectionSharder()]
     parameter = next(its for its in find_tables(model, sharders) if its.name == table)
     assert Form.ROW_WISE not in parameter.forms
@@ -598,7 +598,7 @@ def test_rows_that_make_other_outputs_wrong_must_be_named(model, table, code, na
 
 
 @pytest.mark.parametrize(("features", "warned"), [(["f_mean"], True), (["f_sum"], False)])
-def test_tables_that_share_features_with_mean_pooled_rows(features, warned, caplog):
+def test_planner_warns_of_mean_pooled_row_wise_tables_that_share_features(features, warned, caplog):
     mean, total = bag("mean", ROWS, DIM, pooling=PoolingType.MEAN), bag("sum", ROWS, DIM, features)
     model = EmbeddingBagCollection([mean, total], device=META)
     rows = {"mean": ROWS_TOO, "sum": ROWS_TOO}
@@ -612,7 +612,7 @@ def test_error_on_a_mean_pooled_table_without_room_suggests_row_wise():
     assert all(named in raised.value.message.remedy for named in ("sharding_types=['row_wise']", " mean "))
 
 
-def test_fused_collections_are_data_parallel_only_if_that_is_named():
+def test_fused_collections_are_data_parallel_only_if_constraints_name_it():
     (parameter,) = find_tables(_fused("t"))
     assert set(parameter.forms) == {Form.COLUMN_WISE, Form.ROW_WISE}
     named = ParameterConstraints(sharding_types=["data_parallel"])
@@ -651,7 +651,7 @@ def test_sharding_types_that_fail_on_cpus_are_left_out_if_constraints_name_other
     assert parameter.user_constraints.sharding_types == ["table_wise"]
 
 
-def test_withheld_types_are_withheld_from_delegated_tables_too():
+def test_delegated_mean_pooled_tables_are_not_row_wise():
     mean = EmbeddingBagCollection(
         [bag("t", 4000, 64, pooling=PoolingType.MEAN, data_type=DataType.INT8), bag("u", ROWS, DIM)], device=META
     )
@@ -668,7 +668,7 @@ def test_withheld_types_are_withheld_from_delegated_tables_too():
         ([], ["a"], False),
     ],
 )
-def test_outputs_that_ranks_cannot_exchange_are_remarked_on(narrow, columns, said, caplog):
+def test_planner_warns_of_mixed_output_precisions_that_ranks_cannot_exchange(narrow, columns, said, caplog):
     limits = {
         name: ParameterConstraints(
             sharding_types=["table_wise" if name in columns else "row_wise"],

@@ -1,4 +1,4 @@
-"""The names of tables in constraints, rules and statistics: plain, or behind the path of their module."""
+"""Names of tables in constraints, rules and statistics: the plain name, or the path of the module and the name."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from tests.kit.messages import logged_codes, refused
 from tests.kit.torchrec_models import bags, places, planner
 
 MODEL = nn.ModuleDict({"one": bags("user", "item"), "other": bags("user", "ad")})
-ROWS = ParameterConstraints(sharding_types=["row_wise"], pooling_factors=[3.0])
+ROW_WISE = ParameterConstraints(sharding_types=["row_wise"], pooling_factors=[3.0])
 
 
 def _planner(**settings):
@@ -22,7 +22,7 @@ PATHS = ("one.user", "one.item", "other.user", "other.ad")  # of the tables, in 
 
 
 def _only_row_wise(ours):
-    """The tables that may be row-wise only, by path."""
+    """Return the paths of the tables that may only be row-wise."""
     task = ours.search(MODEL).task
     pairs = zip(PATHS, task.tables, strict=True)
     return {path for path, table in pairs if task.constraints.limits(table, 2).sharding_types == {"row_wise"}}
@@ -31,11 +31,11 @@ def _only_row_wise(ours):
 @pytest.mark.parametrize(
     ("constraints", "found"),
     [
-        ({"item": ROWS}, {"one.item"}),
-        ({"one.item": ROWS}, {"one.item"}),
-        ({"other.user": ROWS}, {"other.user"}),
-        ({"user": ROWS}, {"one.user", "other.user"}),  # as in TorchRec
-        ({"user": ROWS, "one.user": ParameterConstraints(sharding_types=["table_wise"])}, {"other.user"}),
+        ({"item": ROW_WISE}, {"one.item"}),
+        ({"one.item": ROW_WISE}, {"one.item"}),
+        ({"other.user": ROW_WISE}, {"other.user"}),
+        ({"user": ROW_WISE}, {"one.user", "other.user"}),  # as in TorchRec
+        ({"user": ROW_WISE, "one.user": ParameterConstraints(sharding_types=["table_wise"])}, {"other.user"}),
     ],
 )
 def test_constraints_find_tables_by_name_or_module_path(constraints, found, caplog):
@@ -48,7 +48,7 @@ def test_constraints_find_tables_by_name_or_module_path(constraints, found, capl
 
 def test_delegated_tables_take_constraints_by_path():
     """TorchRec's planner knows plain names alone."""
-    ours = planner(device="cuda", constraints={"one.item": ROWS})  # these models know no rows
+    ours = planner(device="cuda", constraints={"one.item": ROW_WISE})  # these models know no rows
     assert places(ours.plan(MODEL), "one")["item"][0] == "row_wise"
     assert [table.name for table in ours.last_plan.task.tables] == ["one.user", "other.user", "ad"]
 
@@ -69,7 +69,7 @@ def test_rules_find_tables_by_name_or_module_path(written, found):
     assert _only_row_wise(_planner(rules=rules)) == found
 
 
-def test_every_kind_of_rule_takes_either_name():
+def test_pins_and_groups_of_rules_accept_names_and_module_paths():
     pinned = (PinnedShard("one.item", 16, (1,)),)
     rules = Constraints(pinned=pinned, together=(("other.ad", "other.user"),), apart=(("item", "other.ad"),))
     plan = _planner(rules=rules).plan(MODEL)
@@ -89,7 +89,7 @@ def test_statistics_find_tables_by_name_or_module_path(caplog):
 
 
 @pytest.mark.parametrize("kind", ["rules", "pinned", "together", "tables"])
-def test_an_ambiguous_name_is_an_error_with_the_candidates(kind):
+def test_ambiguous_table_name_is_refused_with_the_candidates(kind):
     ours = _planner()
     table = replace(ours.search(MODEL).task.tables[0], name="user")
     settings = {
@@ -109,6 +109,6 @@ def test_planner_refuses_statistics_of_a_table_under_two_names():
         _planner(tables=[table, replace(table, name="one.item")]).plan(MODEL)
 
 
-def test_rules_of_no_table_are_an_error_still():
+def test_rule_with_a_path_of_no_table_is_refused():
     with refused("rule-matches-no-table", where="constraints", names=["'one.ad'"]):
         _planner(rules=Constraints((TableRule("one.ad", max_shards=1),))).plan(MODEL)

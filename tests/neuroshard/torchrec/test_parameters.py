@@ -26,7 +26,7 @@ def _sku(**given):
     return find_tables(MODEL, constraints={"sku": ParameterConstraints(**given)})[2]
 
 
-def test_collections_are_found_wherever_they_are():
+def test_find_tables_finds_collections_at_any_depth():
     places = [(found.path, found.name) for found in find_tables(MODEL)]
     assert places == [("users", "id"), ("users", "age"), ("sparse.bought", "sku")]
     assert find_tables(bags("id"))[0].qualified_name == "id"
@@ -53,7 +53,7 @@ def test_found_tables_have_rows_dim_and_element_bytes_of_the_config(of, size):
         ({"pooling_factors": [3.0, 5.0], "batch_sizes": [64, 32]}, 5.5),
     ],
 )
-def test_all_features_of_a_table_count(given, lookups):
+def test_table_pooling_factor_adds_up_all_features(given, lookups):
     assert _sku(**given).table("sku", 64, 2).pooling_factor == lookups
 
 

@@ -1,4 +1,4 @@
-"""The drop-in planner, in one process and on some of a job's ranks."""
+"""The drop-in planner, in one process and on some of the ranks of a job."""
 
 import subprocess
 import sys
@@ -57,7 +57,7 @@ def test_gpus_are_numbered_within_their_host():
     assert found == {"rank:0/cuda:0", "rank:1/cuda:1", "rank:2/cuda:0", "rank:3/cuda:1"}
 
 
-def test_pods_are_domains_of_fast_links():
+def test_planner_takes_pods_of_the_topology_for_domains_of_fast_links():
     whole = {name: ParameterConstraints(sharding_types=["table_wise"]) for name in "abcdefgh"}
     pods = topology(8, "cuda", on_host=2, pod_size=2)
     ours = planner(topology=pods, models="roofline:b200", batch_size=64, constraints=whole)
@@ -71,7 +71,7 @@ def test_pods_are_domains_of_fast_links():
     ("dtype", "coded", "warned"),
     [(None, True, 1), ("fp16/bf16", True, 0), (None, False, 0)],
 )
-def test_exchange_precisions_unlike_the_models_are_warned_of_once(dtype, coded, warned, caplog):
+def test_planner_warns_once_if_exchange_dtype_differs_from_the_qcomm_codecs(dtype, coded, warned, caplog):
     config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.BF16)
     registry = get_qcomm_codecs_registry(config) if coded else None
     sharder = EmbeddingBagCollectionSharder(qcomm_codecs_registry=registry)
@@ -84,7 +84,7 @@ def test_exchange_precisions_unlike_the_models_are_warned_of_once(dtype, coded, 
 
 @pytest.mark.parametrize("asked", ["of a table", "of a sharder"])
 @pytest.mark.parametrize(("dtype", "warned"), [(None, 1), ("fp16", 0)])
-def test_outputs_of_fewer_bits_are_exchanged_as_they_are(dtype, warned, asked, caplog):
+def test_planner_warns_if_exchange_dtype_differs_from_the_output_dtype(dtype, warned, asked, caplog):
     of_table = {"a": ParameterConstraints(output_dtype=DataType.FP16)} if asked == "of a table" else None
     fused = {"output_dtype": SparseType.FP16} if asked == "of a sharder" else None
     sharder = EmbeddingBagCollectionSharder(fused_params=fused)
@@ -111,7 +111,7 @@ def test_outputs_of_fewer_bits_are_exchanged_as_they_are(dtype, warned, asked, c
     ],
 )
 def test_optimizer_set_on_weights_overrides_the_sharders_fused_params(fused, on_weights, counted):
-    """What is set on the weights counts more than the sharders'."""
+    """An optimizer that is set on weights takes precedence over that of the sharder."""
     collection = bags("a")
     if on_weights:
         apply_optimizer_in_backward(on_weights, collection.parameters(), {"lr": 0.1})
@@ -143,7 +143,7 @@ def test_planner_keeps_parameter_constraints_and_rules_together():
     ],
 )
 def test_tables_are_data_parallel_only_if_sharding_types_and_kernels_allow_it(types, kernels, found, caplog):
-    """Six small tables on eight devices: data_parallel costs least."""
+    """With six small tables on eight devices, data_parallel costs least."""
     given = ParameterConstraints(sharding_types=types, compute_kernels=kernels)
     constraints = dict.fromkeys("abcdef", given) if types else {}
     settings = {"models": "roofline:h100", "batch_size": 8192, "constraints": constraints}
@@ -164,7 +164,7 @@ def test_planner_reports_user_mistakes_in_one_line():
         planner().collective_plan(SMALL)
 
 
-def test_any_searcher_may_be_handed_over():
+def test_planner_accepts_a_searcher_object_name_or_settings():
     plan = planner(searcher=AllOnLast()).search(TWO)
     assert {p.device for p in plan.placements} == {1}
     by_name = planner(searcher="dim_greedy").search(TWO)
@@ -172,7 +172,7 @@ def test_any_searcher_may_be_handed_over():
     assert planner(max_splits=0, improvement={"perturbations": 0}).search(TWO).violations == ()
 
 
-def test_the_process_group_gives_the_topology(group):
+def test_planner_takes_the_topology_from_the_process_group(group):
     ours = NeuroShardPlanner()
     assert ours.collective_plan(bags("a")).plan[""]["a"].ranks == [0]
     assert ours.last_plan.task.topology.num_devices == 1
@@ -199,11 +199,11 @@ def _in_a_part_of_the_job(rank):
         planner(callbacks=[fails]).collective_plan(bags("t"), pg=part)
 
 
-def test_a_group_within_the_job_plans_and_fails_together():
+def test_ranks_of_a_process_group_within_the_job_plan_and_fail_together():
     on_gloo(3, _in_a_part_of_the_job)
 
 
-def test_gpus_without_models_of_their_own_are_warned_about(caplog):
+def test_planner_warns_of_default_models_and_unknown_dense_time_on_gpus(caplog):
     NeuroShardPlanner(topology(device="cuda"))
     logged_one(caplog, "planner-models-default", names=["models='h100'"])
     logged_one(caplog, "planner-dense-time-unknown", names=["dense_ms=8"])
@@ -241,7 +241,7 @@ def test_the_overhead_of_torchrec_counts_if_models_know_it():
     assert _models_of(models="roofline:h100", framework="torchrec").of_whole_steps
 
 
-def test_kernels_have_the_states_of_an_optimizer():
+def test_planner_passes_model_optimizer_to_datasheet_models():
     assert datasheet_of(_models_of(models="roofline:h100", model_optimizer="adam").compute).optimizer == "adam"
 
 
@@ -272,7 +272,7 @@ def _in_pipeline(pipeline, cap=1 << 24, **settings):
 
 
 @pytest.mark.parametrize("pipeline", [None, "none", "sparse_dist", "prefetch", "semi_sync"])
-def test_only_without_a_pipeline_costs_count_the_exchange_of_indices(pipeline):
+def test_planner_counts_the_input_dist_only_without_a_pipeline(pipeline):
     cost = _in_pipeline(pipeline)[0].last_cost
     assert cost.ms("input").max() > 0
     assert ("input" in {part.name for part in cost.parts if part.counts}) is (pipeline == "none")
@@ -284,7 +284,7 @@ def test_planner_warns_if_models_do_not_know_the_input_exchange(caplog):
     assert plan.task.memory.pipeline == "none"
 
 
-def test_memory_of_a_pipeline_replaces_that_of_a_batch():
+def test_planner_counts_memory_of_the_pipeline_instead_of_one_batch():
     def use(pipeline, memory=None):
         return _in_pipeline(pipeline, memory=memory)[1].task.memory
 
@@ -294,8 +294,8 @@ def test_memory_of_a_pipeline_replaces_that_of_a_batch():
     assert use("sparse_dist", MemoryUse("adam", 1)) == MemoryUse("adam", 1, "sparse_dist")
 
 
-def test_a_plan_that_would_run_out_of_memory_in_a_pipeline_is_none():
-    """Half of 256 KB of weights on each device; 104 KB of indices and lengths on both, for each permuted batch."""
+def test_planner_refuses_a_plan_that_exceeds_memory_in_the_pipeline():
+    """Each device has half of 256 KB of weights, and 104 KB of indices and lengths per permuted batch."""
     weights, outputs, batch = ROWS * DIM * 4 // 2, 2 * 4 * 2 * BATCH_SIZE * DIM, 8 * 2 * BATCH_SIZE * (LOOKUPS + 1)
     room, more = (int((weights + outputs + batches * batch) / 0.85) for batches in (2, 6))
     assert _in_pipeline(None, cap=room)[1].fits
@@ -326,13 +326,13 @@ for use in (lambda: __import__("neuroshard.torchrec"), lambda: ns.search(task, s
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "data_parallel"])
-def test_sharding_types_for_several_devices_are_left_to_torchrec_on_one_device(kind, caplog):
+def test_tables_with_multi_device_types_are_delegated_on_one_device(kind, caplog):
     ours = planner(1, "cuda", models="roofline:h100", batch_size=64, **_of_t(sharding_types=[kind]))
     assert ours.plan(bags("t", rows=1000, dim=64)).plan[""]["t"].sharding_type == kind
     logged_one(caplog, "tables-delegated", names=[f"sharding_types=['{kind}']", "table-wise"])
 
 
-def test_tables_with_too_few_rows_for_blocks_are_left_to_torchrec():
+def test_row_wise_tables_with_too_few_rows_are_delegated():
     few = ParameterConstraints(sharding_types=["row_wise"])
     ours = planner(8, "cuda", batch_size=64, constraints={"few": few})
     plan = ours.plan(shaped_bags({"few": (9, 16), "many": (1000, 16)})).plan[""]
@@ -347,7 +347,7 @@ def test_tables_with_too_few_rows_for_blocks_are_left_to_torchrec():
         (8, "given-ranks-missing", ["'t'", "'row_wise'", 4, "8 ranks"]),
     ],
 )
-def test_given_plans_are_for_as_many_ranks(devices, code, named):
+def test_given_plan_for_another_number_of_ranks_is_refused(devices, code, named):
     model = bags("t", rows=1000, dim=64)
     given = planner(4, "cuda", batch_size=64, **_of_t(sharding_types=["row_wise"])).plan(model)
     assert places(planner(4, "cuda", batch_size=64, given=given).plan(model)) == places(given)
@@ -356,7 +356,7 @@ def test_given_plans_are_for_as_many_ranks(devices, code, named):
 
 
 def test_constraints_of_a_table_do_not_apply_to_a_table_of_the_same_name():
-    """Ten columns become data-parallel; weights of eight bits are TorchRec's: data-parallel, they would not fit."""
+    """Tables of ten columns become data-parallel; INT8 tables are delegated, and would not fit if data-parallel."""
     odd, large = bags("t", rows=1000, dim=10), bags("t", rows=200_000, dim=16, data_type=DataType.INT8)
     plan = planner(2, "cuda", batch_size=64, cap=4 << 20).plan(nn.ModuleDict({"odd": odd, "large": large}))
     types = {path: its["t"].sharding_type for path, its in plan.plan.items()}

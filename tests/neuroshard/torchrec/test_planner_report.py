@@ -1,4 +1,4 @@
-"""What TorchRec's reports and callbacks are told of our plans."""
+"""TorchRec's reports and callbacks with plans of NeuroShard."""
 
 import logging
 import re
@@ -32,7 +32,7 @@ def _model():
 
 
 def _planned(model=None, **settings):
-    """The planner, its plan, and what a report was told of it."""
+    """Return the planner, its plan, and the arguments of a report."""
     listening, reservation = _Listening(), FixedPercentageStorageReservation(0.1)
     given = {"stats": listening, "storage_reservation": reservation} | settings
     ours = planner(4, "cuda", 1 << 30, on_host=2, **given)
@@ -60,7 +60,7 @@ def test_planner_report_covers_all_modules_of_the_model():
 
 
 def test_planner_report_splits_compute_into_forward_and_backward_as_torchrec_does():
-    """Backward compute is twice forward compute, and the sum is what was predicted."""
+    """Backward compute is twice forward compute, and both add up to the predicted compute."""
     ours, _, told = _planned(models="roofline:h100")
     perfs = [shard.perf for option in told["best_plan"] for shard in option.shards]
     assert all(perf.bwd_compute == pytest.approx(2 * perf.fwd_compute) for perf in perfs)
@@ -71,7 +71,7 @@ def test_planner_report_splits_compute_into_forward_and_backward_as_torchrec_doe
 
 
 def test_reports_share_communication_by_output_columns_of_sequence_tables():
-    """Communication of a device is shared out by the columns that samples get, not by those of the tables."""
+    """Communication of a device is divided by output columns of samples, not by columns of tables."""
     constraints = {n: ParameterConstraints(sharding_types=["table_wise"]) for n in "abcs"}
     constraints["s"].pooling_factors = [20.0]
     rules = Constraints((TableRule("*", devices=(0,)),))
@@ -129,7 +129,7 @@ def test_reports_have_the_time_that_devices_wait_for_their_hosts(models, waits, 
     ],
 )
 def test_reports_have_the_lookups_used_for_planning(given, told):
-    """What constraints say is scaled to what was measured; reports multiply it by the constraints' poolings."""
+    """Lookups of constraints are scaled to profiled lookups, because reports multiply by the pooling factors."""
     model = bags("a", rows=ROWS, dim=DIM, features=("f", "g"))
     constraints = {"a": ParameterConstraints(**given)} if given else {}
     _, _, reported = _planned(model, constraints=constraints, tables=MEASURED[:1])
@@ -163,7 +163,7 @@ def test_planner_result_is_the_plan_that_callbacks_return():
     assert _ranks_of_bags(told) == {3}
 
 
-def test_a_kept_plan_is_reported_and_not_called_back_again(path):
+def test_planner_reports_a_kept_plan_without_calling_its_callbacks_again(path):
     moved, calls = _all_on(3), []
     _, first, _ = _planned(keep=path, callbacks=[moved])
 
@@ -195,7 +195,7 @@ def test_callbacks_that_break_tables_raise_an_error():
     ("rule", "widths"),
     [(TableRule("*", min_shards=3), [4, 4, 8]), (TableRule("*", min_shards=2, equal_widths=True), [8, 8])],
 )
-def test_a_warning_names_tables_that_sharded_weights_do_not_load_into(rule, widths, caplog):
+def test_planner_warns_of_shards_of_unequal_width_that_weights_do_not_load_into(rule, widths, caplog):
     ours = planner(3, rules=Constraints(rules=(rule,)))
     ours.plan(bags("a"))
     assert sorted(placed.shard.dim for placed in ours.last_plan.placements) == widths

@@ -1,4 +1,4 @@
-"""Hosts, pods and groups: a plan and what TorchRec runs it with have the same number of ranks for a table's rows."""
+"""Hosts, pods and groups: plans split the rows of a table over as many ranks as TorchRec does at run time."""
 
 import os
 from contextlib import nullcontext
@@ -71,11 +71,11 @@ def _chunks(ranks, size):
 
 
 def _shares(peers, links):
-    """How many ranks of every group each run of `links` ranks has that has any."""
+    """Return the numbers of ranks of a group that are in the same run of `links` ranks."""
     return {sum(rank // links == run for rank in its) for its in peers for run in {rank // links for rank in its}}
 
 
-def test_a_plan_of_groups_and_dmp_collection_take_the_same_ranks_for_joined_by_fast_links():
+def test_groups_and_dmp_collection_agree_on_ranks_joined_by_fast_links():
     seen = 0
     for groups, host, pod in _every_groups():
         peers, plans, run = _peers(groups), groups.topology, groups.arguments
@@ -96,7 +96,7 @@ def test_a_plan_of_groups_and_dmp_collection_take_the_same_ranks_for_joined_by_f
 
 
 class _OneLink:
-    """Models whose exchanges say how many neighbours they were told that fast links join."""
+    """An exchange model that records the number of ranks joined by fast links."""
 
     num_devices, collectives = None, range(99)
 
@@ -128,7 +128,7 @@ def test_replicas_count_as_joined_by_fast_links_only_within_a_pod():
     ],
 )
 @pytest.mark.parametrize("number", [1, 2, "auto"])
-def test_hosts_of_unequal_size_and_pods_of_none_are_refused_at_once(world, host, pod, code, names, number):
+def test_planner_refuses_hosts_of_unequal_size_and_invalid_pods(world, host, pod, code, names, number):
     with refused(code, where="topology", names=names):
         planner(topology=_job(world, host, pod), models="roofline:h100", num_groups=number)
 
@@ -177,8 +177,8 @@ def test_planner_warns_if_a_plan_needs_a_pod_size_at_run_time(pod, variable, war
     ("host", "pod", "settings"),
     [(4, 1, []), (2, 1, ["LOCAL_WORLD_SIZE=2", f"{POD_SIZE}=1"]), (2, 2, ["LOCAL_WORLD_SIZE=2", f"{POD_SIZE}=2"])],
 )
-def test_hosts_of_the_running_job_that_differ_from_the_topologys_are_said(host, pod, settings):
-    """The process is a rank of a job that was started with hosts of 4."""
+def test_pod_size_remark_is_given_if_hosts_of_the_job_differ_from_the_topology(host, pod, settings):
+    """The process is a rank of a job with 4 ranks per host."""
     ours, model = _planned(_job(8, host, pod))
     plan = ours.plan(model)
     with mirrored_world(0, 8, 4, lambda *_: nullcontext()):
@@ -190,7 +190,7 @@ def test_hosts_of_the_running_job_that_differ_from_the_topologys_are_said(host, 
 
 
 @pytest.mark.parametrize(("hosts", "joined"), [(None, 2), ("2", 4), ("72", 8)])
-def test_a_pod_of_the_environment_may_be_larger_than_the_job(hosts, joined, monkeypatch):
+def test_planner_cuts_a_pod_of_the_environment_to_the_size_of_the_job(hosts, joined, monkeypatch):
     monkeypatch.delenv("TOPOLOGY_DOMAIN_MULTIPLE", raising=False)
     if hosts is not None:
         monkeypatch.setenv("TOPOLOGY_DOMAIN_MULTIPLE", hosts)
@@ -223,7 +223,7 @@ def test_planner_refuses_a_given_plan_for_other_hosts(host, pod, name):
 
 
 def _owned(job):
-    """How many ranks have each element of every table, (rows, columns)."""
+    """Count the ranks that have each element of each table, (rows, columns)."""
     held = {name: np.zeros(shape, dtype=int) for name, shape in TRAINED.items()}
     for name, window, _ in training.held(job, TRAINED):
         held[name][window] += 1

@@ -1,4 +1,4 @@
-"""Pipelines that prefetch: TorchRec's kernels are told wherever memory counts it, and contradictions are refused."""
+"""Prefetching pipelines: kernels prefetch if and only if memory counts it, and contradictions are refused."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from neuroshard.torchrec import load_sharding_plan, save_sharding_plan, to_shard
 from neuroshard.torchrec.sharding_plan import parameters_in
 from tests.kit.messages import check, logged, logged_codes, refused
 from tests.kit.torchrec_models import CPU, AllOnLast, bags, planner
-from tests.neuroshard.torchrec.test_accepted import Stored
+from tests.neuroshard.torchrec.test_torchrec_arguments import Stored
 
 CACHED = "fused_uvm_caching"
 PIPELINES = [None, "none", "sparse_dist", "semi_sync", "prefetch"]
@@ -35,7 +35,7 @@ def _behind_cache(cache=None, **fields):
 
 
 def _constraints(cache=None):
-    """Of three tables behind caches, of which TorchRec plans the second, and of one in device memory."""
+    """A model of three cached tables, the second one delegated to TorchRec, and a table in device memory."""
     on_device = ParameterConstraints(compute_kernels=["fused"], pooling_factors=[2.0])
     its = _behind_cache(cache)
     return {
@@ -52,7 +52,7 @@ def _planner(**settings):
 
 
 def _flags(plan):
-    """Whether each cached table of a plan prefetches; nothing else may be set up to."""
+    """Return whether each cached table of a plan prefetches, after checking that no other table does."""
     flags = {}
     for _, name, sharding in parameters_in(plan):
         cache = sharding.cache_params
@@ -64,7 +64,7 @@ def _flags(plan):
 
 
 def _given(flag=None):
-    """The plan of one of the tables, as users give it."""
+    """Return a given plan for one of the tables."""
     its = _planner().plan(nn.ModuleDict({"given": MODEL["given"]}))
     sharding = its.plan["given"]["c"]
     sharding.cache_params = replace(sharding.cache_params or CacheParams(), prefetch_pipeline=flag)
@@ -73,8 +73,8 @@ def _given(flag=None):
 
 @pytest.mark.parametrize("said", ["pipeline", "memory"])
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_cached_tables_prefetch_exactly_where_the_pipeline_does(pipeline, said):
-    """Ours, TorchRec's and given ones; the given plan itself stays as it was."""
+def test_cached_tables_prefetch_exactly_if_the_pipeline_prefetches(pipeline, said):
+    """Tables planned by NeuroShard and TorchRec and tables of a given plan; the given plan itself is unchanged."""
     asked = {"pipeline": pipeline} if said == "pipeline" else {"memory": MemoryUse(pipeline=pipeline)}
     given = _given()
     plan = _planner(given=given, **asked).plan(MODEL)
@@ -114,7 +114,7 @@ def test_given_plans_that_contradict_the_pipeline_are_refused_or_warned_of(caplo
 
 
 @pytest.mark.parametrize(("pipeline", "warned"), [(None, True), ("sparse_dist", True), ("prefetch", False)])
-def test_sharders_that_prefetch_want_a_pipeline_that_does(pipeline, warned, caplog):
+def test_planner_warns_of_a_prefetching_sharder_without_a_prefetching_pipeline(pipeline, warned, caplog):
     sharder = EmbeddingBagCollectionSharder(fused_params={"prefetch_pipeline": True})
     _planner(pipeline=pipeline).plan(MODEL["ours"], [sharder])
     uncounted = [message for message in logged(caplog) if message.code == "prefetching-not-counted"]
@@ -133,7 +133,7 @@ MULTIPASS = ("cache-multipass-without-prefetch", "multipass_prefetch_config")
 
 
 @pytest.mark.parametrize("asked", [{"pipeline": "none"}, {"memory": MemoryUse(pipeline="none")}])
-def test_the_exchange_of_indices_counts_by_either_way_to_name_the_pipeline(asked):
+def test_input_dist_counts_whether_pipeline_or_memory_names_the_pipeline(asked):
     ours = _planner(**asked)
     ours.plan(MODEL["ours"])
     assert "input" in {part.name for part in ours.last_cost.parts if part.counts}
@@ -213,7 +213,7 @@ def test_exports_follow_the_pipeline_that_memory_counts(pipeline):
 
 @pytest.mark.parametrize("measured", ["none", "sparse_dist"])
 @pytest.mark.parametrize("counted", PIPELINES)
-def test_measured_steps_follow_the_pipeline_that_is_measured_and_say_so(counted, measured):
+def test_measured_steps_use_the_measured_pipeline_and_remark_on_another_planned_one(counted, measured):
     plan = _cached_plan(counted)
     assert _flags(to_sharding_plan(in_pipeline(plan, measured))) == {"a": None}
     remarks = StepProtocol(pipeline=measured).remarks([plan.task])
@@ -223,9 +223,9 @@ def test_measured_steps_follow_the_pipeline_that_is_measured_and_say_so(counted,
         assert counted in remark.limit
 
 
-def test_steps_are_set_up_in_the_pipeline_that_is_measured(monkeypatch):
+def test_step_bench_builds_the_plan_for_the_measured_pipeline(monkeypatch):
     class Told(Exception):
-        """The plan that is translated for TorchRec."""
+        """Raised with the pipeline of the plan that is converted for TorchRec."""
 
     def told(plan, *_args, **_settings):
         raise Told(plan.task.memory.pipeline)
@@ -239,7 +239,7 @@ def test_steps_are_set_up_in_the_pipeline_that_is_measured(monkeypatch):
 
 @pytest.mark.parametrize("means", [StepMeasurer, MirroredMeasurer])
 @pytest.mark.parametrize("counted", ["sparse_dist", "prefetch"])
-def test_measuring_in_another_pipeline_is_warned_of(means, counted, recwarn):
+def test_measurers_warn_if_the_planned_pipeline_is_not_the_measured_one(means, counted, recwarn):
     hardware = SimpleNamespace(check_hosts=lambda _: None)
     means(StepProtocol(pipeline="sparse_dist")).check([_cached_plan(counted).task], (), hardware)
     warnings = [one.message for one in recwarn if isinstance(one.message, NeuroShardWarning)]
@@ -272,7 +272,7 @@ def test_costs_that_count_another_exchange_of_indices_than_the_pipeline_are_warn
     ],
 )
 def test_memory_of_delegated_tables_counts_the_pipeline_too(pipeline, theirs, monkeypatch):
-    """In TorchRec's own planner, and in what is taken off ours."""
+    """In TorchRec's planner, and in the memory left to NeuroShard's tables."""
     told = []
     estimate = EmbeddingStorageEstimator.estimate
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Statistics of a model's tables from TorchRec's tensors, beside those from plain lookups; and in place of guesses."""
+"""Statistics of tables profiled from TorchRec's tensors, compared with plain lookups, and used by the planner."""
 
 from dataclasses import dataclass, replace
 
@@ -25,7 +25,7 @@ REUSE = (*(0.0,) * 16, 1.0)
 
 
 def _drawn(samples, seed):
-    """Lookups by features."""
+    """Draw the lookups of each feature."""
     rows = {feature: SHAPES[table][0] for table, features in FEATURES.items() for feature in features}
     return drawn_lookups(rows, samples, seed, step=0).to_dict()
 
@@ -36,7 +36,7 @@ def _tensor(drawn, *features):
 
 
 def _plain(batches, size):
-    """The same lookups by `ns.tables_from_batches`: of every sample those of one feature after those of the other."""
+    """Count the same lookups by `ns.tables_from_batches`, with the lookups of all features of a table together."""
     shapes = [ns.TableShape(name, *shape) for name, shape in SHAPES.items()]
     given = []
     for drawn in batches:
@@ -47,7 +47,7 @@ def _plain(batches, size):
 
 
 def _statistics(found):
-    """What was counted, without what else a model knows of its tables."""
+    """Return the counted statistics without the fields that come from the model."""
     return [
         (table.name, table.rows, table.dim, table.pooling_factor, table.reuse, table.row_lookups)
         for table in found.tables
@@ -64,7 +64,7 @@ BATCHES = [_tensor(drawn, *KEYS) for drawn in DRAWN]
     [({"world_size": 3}, 48, 2), ({"world_size": 1}, 16, 6), ({"global_batch_size": 16}, 16, 6)],
 )
 def test_profiles_of_tensors_and_plain_lookups_are_equal(settings, size, batches):
-    """Local batches of several devices make a global one; of shared tables, both features count."""
+    """Local batches of all devices make up a global batch; both features of a shared table count."""
     found, plain = profile(MODEL, BATCHES, **settings), _plain(DRAWN, size)
     assert _statistics(found) == _statistics(plain)
     assert {table.reuse_batch_size for table in found.tables} == {size}
@@ -81,7 +81,7 @@ TIMES = KeyedJaggedTensor(["time"], torch.arange(40), lengths=torch.ones(40).int
 
 @dataclass
 class _Batch:
-    """As a data loader gives it."""
+    """A batch as a data loader yields it."""
 
     dense: torch.Tensor
     sparse: KeyedJaggedTensor
@@ -99,13 +99,13 @@ class _Batch:
     ],
     ids=["dict", "list", "list with others", "object", "tuple", "tuple of dict"],
 )
-def test_tensors_are_taken_out_of_batches(made, features):
+def test_profile_extracts_tensors_from_batches_by_features(made, features):
     batches = (made(drawn) for drawn in DRAWN)
     assert profile(MODEL, batches, features, world_size=2) == profile(MODEL, BATCHES, world_size=2)
 
 
-def test_tables_are_named_as_plans_name_them():
-    """Both collections have a table of one name."""
+def test_profile_names_tables_as_plans_name_them():
+    """Both collections have a table of the same name."""
     users, narrow = {"user": SHAPES["user"]}, {"data_type": DataType.FP16}
     model = nn.ModuleDict({"one": shaped_bags(users, FEATURES), "other": shaped_bags(SHAPES, FEATURES, **narrow)})
     found = profile(model, BATCHES, world_size=2)
@@ -118,7 +118,7 @@ def test_tables_are_named_as_plans_name_them():
     assert ours.last_plan.task.tables[0].pooling_factor == found.tables[1].pooling_factor
 
 
-def test_the_process_group_knows_how_many_devices_there_are(group):
+def test_profile_takes_the_number_of_devices_from_the_process_group(group):
     assert profile(MODEL, BATCHES).batch_size == 16
 
 
@@ -182,14 +182,14 @@ def test_profile_refuses_invalid_arguments(arguments, code, names):
 
 
 def _planned(known, constraints=None, model=NARROW, **settings):
-    """The tables of the task that a model's plan is for."""
+    """Return the tables that the planner counts for a model."""
     ours = planner(constraints=constraints, tables=known, **settings)
     ours.plan(model)
     return ours.last_plan.task.tables
 
 
 def test_planner_uses_profiled_statistics_of_pooled_and_sequence_tables(tmp_path):
-    """Of pooled tables and of sequence tables alike."""
+    """Statistics of pooled and of sequence tables."""
     configs = [sequence(name, *shape, FEATURES[name]) for name, shape in SHAPES.items()]
     followed = EmbeddingCollection(configs, device=META)
     pooled, sequences = (profile(model, BATCHES, world_size=2) for model in (MODEL, followed))
@@ -207,7 +207,7 @@ def _table(name="b", rows=100, dim=8):
     return ns.Table(name, rows, dim, 7.5, REUSE, 4, 8, row_lookups=(0.25, 0.75))
 
 
-def test_known_tables_count_by_their_names():
+def test_planner_matches_tables_statistics_by_name():
     guessed, known = _planned([_table()], {"b": ParameterConstraints(pooling_factors=[2.0])})
     assert guessed.pooling_factor == 1.0
     assert known == replace(_table(), bytes_per_element=2)  # what the weights are is the model's to say
@@ -247,7 +247,7 @@ def test_planner_warns_once_of_tables_without_statistics(known, given, warnings,
         check(message, code, names=names)
 
 
-def test_tables_may_stand_in_a_file(tmp_path):
+def test_planner_reads_table_statistics_from_a_file(tmp_path):
     path = tmp_path / "tables.csv"
     path.write_text("name,rows,dim,pooling_factor\na,100,8,3.5\n")
     assert [table.pooling_factor for table in _planned(path)] == [3.5, 1.0]
@@ -255,8 +255,8 @@ def test_tables_may_stand_in_a_file(tmp_path):
     assert _planned(path)[0].reuse_batch_size == 8
 
 
-def test_statistics_of_a_table_that_grew_count(caplog):
-    """The table is the same, by its name: a saved profile outlives growth."""
+def test_planner_uses_statistics_of_a_table_that_grew_with_a_warning(caplog):
+    """Statistics are matched by name, so that a saved profile can be used after a table grew."""
     known = _table(rows=90, dim=4)
     (planned,) = (table for table in _planned([known]) if table.name == "b")
     assert (planned.pooling_factor, planned.reuse) == (known.pooling_factor, known.reuse)
@@ -265,7 +265,7 @@ def test_statistics_of_a_table_that_grew_count(caplog):
     check(changed, "statistics-shapes-changed", names=["(b: 90 x 4 -> 100 x 8)"])
 
 
-def test_statistics_of_more_rows_are_a_mistake():
+def test_planner_refuses_statistics_of_more_rows_mappings_and_repeated_names():
     with refused("statistics-more-rows", names=["'b'", 101, 100]):
         _planned([_table(rows=101)])
     with refused("statistics-mapping", names=["tables="]):

@@ -1,4 +1,4 @@
-"""What releases of TorchRec do differently: each test holds with all of them."""
+"""Differences between releases of TorchRec; each test passes with every supported release."""
 
 import logging
 import subprocess
@@ -18,8 +18,8 @@ from neuroshard.plumbing.errors import MissingPackageError
 from neuroshard.torchrec.releases import HAS_DRY_RUN, TORCHREC
 from tests.kit.messages import check, logged, logged_codes, refused
 from tests.kit.torchrec_models import bags, places, planner, sequences, topology
-from tests.neuroshard.torchrec.test_accepted import CAP, stored_plan
-from tests.neuroshard.torchrec.test_nothing_is_ignored import Missed
+from tests.neuroshard.torchrec.test_ignored_arguments import Missed
+from tests.neuroshard.torchrec.test_torchrec_arguments import CAP, stored_plan
 
 SINCE_1_9 = pytest.mark.skipif(not HAS_DRY_RUN, reason="came with TorchRec 1.9")
 
@@ -36,8 +36,8 @@ def test_dry_run_with_a_release_without_one_is_refused():
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mtia"])
-def test_all_types_of_devices_get_a_plan(device, caplog):
-    """Those for which there are no cost models get TorchRec's."""
+def test_planner_delegates_all_tables_on_device_types_without_models(device, caplog):
+    """Tables on types of devices without cost models are delegated to TorchRec."""
     model = nn.ModuleDict({"bags": bags(*"abc"), "s": sequences("s")})
     ours = planner(device=device, models=None)
     plan = ours.plan(model)
@@ -74,7 +74,7 @@ def _printed(script, seed="0"):
 
 @SINCE_1_9
 @pytest.mark.slow
-def test_tpus_are_left_to_torchrec_with_their_kernels():
+def test_tables_on_tpus_are_delegated_with_their_kernels():
     ours, first, second, placement = _printed(ON_TPUS).split()
     assert (ours, first) == ("None", "unfused_tpu")
     assert second in ("fused", "unfused_tpu", "dense")
@@ -119,7 +119,7 @@ HASH = """
 from torchrec.distributed.planner import ParameterConstraints
 from torchrec.distributed.types import CacheParams
 from tests.kit.torchrec_models import bags
-from tests.neuroshard.torchrec.test_accepted import stored_plan
+from tests.neuroshard.torchrec.test_torchrec_arguments import stored_plan
 several = ["table_wise", "column_wise", "row_wise", "data_parallel"]
 kernels = ["fused", "fused_uvm", "fused_uvm_caching", "dense"]
 said = {"a": ParameterConstraints(several, kernels, cache_params=CacheParams(load_factor=0.5))}
@@ -128,7 +128,7 @@ print(stored_plan(bags(*"abc"), device="cuda", constraints=said)[1].context)
 
 
 @pytest.mark.slow
-def test_context_hashes_of_processes_are_alike_since_1_9():
+def test_context_hashes_of_processes_are_equal_only_since_torchrec_1_9():
     assert (len({_printed(HASH, seed) for seed in "123"}) == 1) is HAS_DRY_RUN
 
 
@@ -140,7 +140,7 @@ def test_context_hashes_of_processes_are_alike_since_1_9():
         ({"model_base_bytes": CAP // 2, "runtime_overhead_bytes": CAP // 8}, CAP * 3 // 8 - 3 * 4 * 8 * 20),
     ],
 )
-def test_a_reservation_that_knows_the_machine_leaves_what_it_says(settings, left, caplog):
+def test_sku_aware_reservation_leaves_its_stated_memory(settings, left, caplog):
     caplog.set_level(logging.INFO)
     given = {"margin_bytes": CAP // 4, "dense_tensor_estimate": 1000} | settings
     reservation = storage_reservations.SKUAwareStorageReservation(**given)
@@ -151,7 +151,7 @@ def test_a_reservation_that_knows_the_machine_leaves_what_it_says(settings, left
 
 
 def test_get_selected_options_lists_all_parameters_of_the_plan():
-    """As TorchRec's executor reads them: all parameters, also those that TorchRec planned."""
+    """The executor of TorchRec reads options of all parameters, of delegated ones too."""
     model = nn.ModuleDict({"bags": bags(*"abc", rows=128, dim=32), "s": sequences("s")})
     ours = planner(device="cuda")
     assert ours.get_selected_options() == []
@@ -165,7 +165,7 @@ def test_get_selected_options_lists_all_parameters_of_the_plan():
     assert ours.get_search_space() is None
 
 
-def test_selected_options_are_as_callbacks_left_them():
+def test_selected_options_contain_changes_made_by_callbacks():
     def moved(options):
         for shard in options[0].shards:
             shard.rank = 1
@@ -201,7 +201,7 @@ def test_copies_of_stashed_weights_are_counted_in_host_memory(names, on_host, ta
     assert topology.device_memory == (1 << 26, 1 << 26)
 
 
-def test_no_host_has_copies_of_more_than_its_devices_hold():
+def test_stashed_copies_on_a_host_count_at_most_the_memory_of_its_devices():
     model = bags("a", rows=1 << 20, dim=64)
     model.embedding_bag_configs()[0].stash_weights = True
     where = topology(8, "cuda", 1 << 26, on_host=2, ddr_cap=1 << 28)

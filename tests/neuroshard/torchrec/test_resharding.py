@@ -1,4 +1,4 @@
-"""Tables of running jobs that move: weights, optimizer state and outputs survive; real gloo processes."""
+"""Moving tables of running jobs keeps weights, optimizer state and outputs; with real gloo processes."""
 
 import re
 from functools import partial
@@ -25,7 +25,7 @@ SAMPLES = 8
 
 
 def _planned(placed, kind="column_wise", devices=2, **changes):
-    """TorchRec's plan of (table, columns, device): ranges of columns in the order that they are given."""
+    """Return TorchRec's plan of (table, columns, device), with column ranges in the given order."""
     tables = tuple(Table(name, *shape, 2.0, ONCE) for name, shape in SHAPES.items())
     column, placements = [0] * len(tables), []
     for table, dim, device in placed:
@@ -69,7 +69,7 @@ def _train(job, rank, steps):
 
 
 def _reshard(rank, first, second, devices, optimizer):
-    """Compare a job that moves after two steps with one that doesn't."""
+    """Compare a job whose tables move after two steps with a job whose tables stay."""
     before, after = (_planned(placed, devices=devices) for placed in (first, second))
     moving, staying = _job(before, optimizer), _job(before, optimizer)
     for job in (moving, staying):
@@ -102,7 +102,7 @@ SEWN = [(0, 8, 1), (0, 8, 2), (1, 32, 1), (2, 64, 2)]
     ("devices", "pairs"),
     [(2, [(WHOLE, SWAPPED), (ASIDE, SWAPPED), (CUT, SWAPPED_CUT)]), (4, [(ASIDE, CUT_IN_FOUR), (CUT_IN_FOUR, SEWN)])],
 )
-def test_tables_move_while_a_job_trains(devices, pairs):
+def test_resharding_moves_tables_of_a_training_job(devices, pairs):
     kinds = [EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD][: 2 if devices == 2 else 1]  # it cuts no such states
     cases = {f"{pair}, {kind}": (*pair, devices, kind) for pair in pairs for kind in kinds}
     on_gloo(devices, of_all, _reshard, cases)
@@ -118,7 +118,7 @@ class _TablesAlone(nn.Module):
 
 
 def _at_another_rate(rank, make, path):
-    """Move tables to a rank that had none, when the schedule has come to its end: training changes nothing any more."""
+    """Move tables to a rank without tables when the schedule has set the learning rate to 0: weights stay equal."""
     before, after = (ShardingPlan({path: _planned(placed).plan["bags"]}) for placed in (ASIDE, SWAPPED))
     job = sharded(make(), before, [EmbeddingBagCollectionSharder({"learning_rate": 0.5})])
     weights = drawn_weights(SHAPES)
@@ -134,7 +134,7 @@ def _at_another_rate(rank, make, path):
     assert places(job.plan, path) == places(after, path)
 
 
-def test_learning_rates_stay_whatever_else_trains():
+def test_resharding_keeps_learning_rates_beside_any_other_parameters():
     cases = {
         "dense": (_Model, "bags"),
         "tables alone": (_TablesAlone, "bags"),
@@ -143,7 +143,7 @@ def test_learning_rates_stay_whatever_else_trains():
     on_gloo(2, of_all, _at_another_rate, cases)
 
 
-def test_the_difference_is_the_shards_on_other_devices():
+def test_plan_difference_contains_only_tables_with_changed_shards():
     changed = ShardingPlan(plan_difference(_planned(WHOLE, "table_wise"), _planned(SWAPPED)))
     assert places(changed, "bags") == {"a": ("table_wise", [1]), "b": ("table_wise", [0])}
     widths = plan_difference(_planned(CUT), _planned(UNEQUAL))
@@ -189,7 +189,7 @@ def test_a_table_requested_column_wise_is_column_wise_even_if_whole():
 
 
 def _refused(rank):
-    """Ask for what would fail in the middle: it is refused before anything moves."""
+    """Request moves that would fail halfway; they are refused before any table moves."""
     job = _job(_planned(WHOLE), EmbOptimType.EXACT_ADAGRAD)
     with refused("reshard-gloo-own-message", names=["gloo", "NCCL"]):
         reshard(_job(_planned(WHOLE), EmbOptimType.EXACT_SGD), _planned(CUT))

@@ -1,4 +1,4 @@
-"""Optimizers over a table's whole gradient move rows as FBGEMM's kernels do."""
+"""Optimizers that see the whole gradient of a table update rows as FBGEMM's kernels do."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from neuroshard.torchrec.row_updates import RULES, RowSettings
 
 
 def _reference(weights, gradients, settings):
-    """Train rows one after the other, as FBGEMM's CUDA kernels are written."""
+    """Train rows one after the other, like FBGEMM's CUDA kernels."""
     kind, mode, rate = settings.optimizer, settings.weight_decay_mode, settings.lr
     rows, decay = weights.double().clone(), settings.weight_decay
     mean, square = torch.zeros_like(rows), torch.zeros_like(rows)
@@ -36,7 +36,7 @@ def _reference(weights, gradients, settings):
 
 @pytest.mark.parametrize("mode", [WeightDecayMode.L2, WeightDecayMode.DECOUPLE])
 @pytest.mark.parametrize("kind", [it for it in RULES if it not in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD)])
-def test_rows_that_no_sample_looks_up_stay_and_the_others_follow_the_reference(kind, mode):
+def test_row_updates_leave_rows_without_lookups_and_match_the_reference(kind, mode):
     settings = RowSettings(kind, mode, lr=0.1, eps=1e-3, weight_decay=0.2, beta1=0.8, beta2=0.95)
     gradients = torch.randn(5, 6, 4, generator=torch.Generator().manual_seed(0))
     for step, row in [(0, 0), (1, 0), (2, 1), (3, 1), (1, 2), (4, 2)]:
@@ -51,7 +51,7 @@ def test_rows_that_no_sample_looks_up_stay_and_the_others_follow_the_reference(k
     assert not any(torch.equal(trained[row], weights[row]) for row in (0, 1, 2, 4, 5))
 
 
-def test_adam_is_torchs_where_every_row_is_looked_up():
+def test_adam_row_update_equals_torch_adamw_if_every_row_is_looked_up():
     weights = torch.linspace(-1, 1, 24).view(6, 4)
     ours, theirs = weights.clone(), nn.Parameter(weights.clone())
     adam = torch.optim.AdamW([theirs], lr=0.1, eps=1e-3, weight_decay=0.2)

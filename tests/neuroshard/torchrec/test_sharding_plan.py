@@ -1,4 +1,4 @@
-"""Plans to TorchRec's sharding plans and back."""
+"""Conversion of plans to TorchRec's sharding plans and back."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from neuroshard.testing import ONCE, toy_task
 from neuroshard.torchrec import from_sharding_plan, load_sharding_plan, save_sharding_plan, to_sharding_plan
 from neuroshard.words.placement import ON_DEVICE
 from tests.kit.messages import check, logged, refused
-from tests.kit.plans import COPIES, laid_out, tables
+from tests.kit.plans import DATA_PARALLEL, laid_out, tables
 from tests.kit.torchrec_models import META, bag, bags, sequences
 
 TASK = Task(tuple(Table(name, 10, dim, 2.0, ONCE) for name, dim in (("a", 8), ("b.c", 16))), Topology(4, 1 << 20), 64)
@@ -40,7 +40,7 @@ def _rectangles(sharding):
 
 
 def test_sharding_plan_makes_whole_tables_column_wise_only_together_with_split_tables():
-    """TorchRec exchanges and looks up for every sharding type by itself: one word for all columns of a collection."""
+    """TorchRec exchanges each sharding type separately, so all column-wise tables of a collection have one type."""
     exported = to_sharding_plan(PLAN, "b", local_world_size=2).plan["b"]
     assert (exported["a"].sharding_type, exported["a"].ranks) == ("column_wise", [3])
     alone = to_sharding_plan(PLAN, {"a": "x", "b.c": "b"}, local_world_size=2).plan
@@ -70,7 +70,7 @@ def test_sharding_plan_of_several_modules_is_converted_back_unchanged():
 
 @pytest.mark.parametrize("kind", [bags, sequences])
 @pytest.mark.parametrize("name", ["user.id", "type", "values", "user_id", "a/b"])
-def test_tables_whose_names_collections_refuse_are_not_exported(kind, name):
+def test_tables_with_names_that_torchrec_refuses_are_not_exported(kind, name):
     try:
         kind(name)
     except KeyError:
@@ -128,7 +128,7 @@ def _with_table(name):
         ),
     ],
 )
-def test_memories_are_kernels_and_caches_as_users_want_them(asked, found, path):
+def test_to_sharding_plan_maps_tiers_to_kernels_and_requested_cache_parameters(asked, found, path):
     plan = reassign_tiers(PLAN, TASK, (TierAssignment(Tier.UVM_CACHING, 0.25), TierAssignment(Tier.UVM)))
     exported = to_sharding_plan(plan, "b", cache=asked)
     module = exported.plan["b"]
@@ -138,7 +138,7 @@ def test_memories_are_kernels_and_caches_as_users_want_them(asked, found, path):
     assert from_sharding_plan(TASK, exported) == plan
 
 
-def test_caches_without_a_size_have_fbgemms():
+def test_from_sharding_plan_gives_caches_without_a_size_the_default_of_fbgemm():
     exported = to_sharding_plan(reassign_tiers(PLAN, TASK, (TierAssignment(Tier.UVM_CACHING, 0.25), ON_DEVICE)), "b")
     exported.plan["b"]["a"].cache_params = None
     assert from_sharding_plan(TASK, exported).tier_assignments[0] == TierAssignment(Tier.UVM_CACHING, 0.2)
@@ -152,7 +152,7 @@ HOMES = st.one_of(
 
 
 @given(st.integers(0, 30), st.data())
-def test_there_and_back_in_any_memory(seed, data):
+def test_sharding_plan_of_any_tiers_is_converted_back_unchanged(seed, data):
     task = toy_task(6, num_devices=4, seed=seed)
     parts = [(index, 4) for index, table in enumerate(task.tables) for _ in range(table.dim // 4)]
     plan = assemble(task, [(*part, data.draw(st.integers(0, 3))) for part in parts])
@@ -160,7 +160,7 @@ def test_there_and_back_in_any_memory(seed, data):
     assert from_sharding_plan(task, to_sharding_plan(plan, "model.sparse")) == plan
 
 
-def test_shards_on_one_device_become_one():
+def test_from_sharding_plan_merges_shards_on_one_device():
     exported = to_sharding_plan(PLAN, compute_device="cpu")
     exported.plan[""]["b.c"].ranks = [1, 1]
     assert from_sharding_plan(TASK, exported) == assemble(TASK, [(0, 8, 3), (1, 16, 1)])
@@ -203,10 +203,10 @@ def test_loading_a_broken_sharding_plan_names_the_file(path, break_it, code):
 
 TABLES = tuple(replace(TASK.tables[0], name=name, dim=16) for name in ("columns", "rows", "host", "grid", "copied"))
 HOSTS = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)
-MIXED = laid_out(HOSTS, {1: 4, 2: 12}, range(4), [2, 3], {(2, 3): 4, (0, 1): 12}, COPIES)
+MIXED = laid_out(HOSTS, {1: 4, 2: 12}, range(4), [2, 3], {(2, 3): 4, (0, 1): 12}, DATA_PARALLEL)
 
 
-def test_every_sharding_type_has_torchrecs_word_and_blocks(path):
+def test_sharding_plan_has_torchrec_names_and_blocks_of_every_sharding_type(path):
     whole = to_sharding_plan(MIXED, "ebc", "cpu")
     exported = whole.plan["ebc"]
     assert {name: (p.sharding_type, p.compute_kernel, p.ranks) for name, p in exported.items()} == {
@@ -255,7 +255,7 @@ def test_reading_row_blocks_under_a_wrong_sharding_type_is_refused(table, kind):
     assert re.findall(r"\w+_(?:wise|shard)", raised.value.message.what) == [kind, right]
 
 
-def test_a_host_of_all_devices_has_three_words():
+def test_from_sharding_plan_accepts_three_names_of_rows_on_the_only_host():
     task = Task(TABLES[:1], Topology(4, 1 << 20), 64)
     plan = laid_out(task, range(4))
     exported = to_sharding_plan(plan)
@@ -279,7 +279,7 @@ def _spec(*rectangles):
 
 @pytest.mark.parametrize("rows", [(2, 3, 3, 2), (4, 4, 1, 1), (4, 3, 2, 1)])
 def test_reading_row_blocks_not_split_by_ceil_is_refused(rows):
-    """TorchRec would train other rows, with a line on stderr and no error."""
+    """TorchRec would train other rows, and print a line on stderr instead of an error."""
     blocks = ([sum(rows[:rank]), 0, count, 16] for rank, count in enumerate(rows))
     with refused("plan-block-rows", where="columns 0 to 15 of table 'rows'"):
         from_sharding_plan(HOSTS, _broken("rows", MIXED, sharding_spec=_spec(*blocks)))
@@ -348,7 +348,7 @@ def test_sequence_tables_are_whole_halved_or_row_wise(path):
         ({3: 4, 1: 12}, 2, "sequence-shard-widths", "collection 'ec'", ["'columns'", 12, 4]),
         (HALVES, dict.fromkeys(range(4), 4), "sequence-shard-widths", "collection 'ec'",
          ["'columns'", "'host'", 8, 4]),
-        (COPIES, 2, "sequence-table-type", "", ["'columns'", "data_parallel"]),
+        (DATA_PARALLEL, 2, "sequence-table-type", "", ["'columns'", "data_parallel"]),
     ],
 )  # fmt: skip
 def test_to_sharding_plan_refuses_sequence_tables_that_torchrec_cannot_serve(columns, host, code, where, names):
@@ -362,7 +362,7 @@ def test_to_sharding_plan_refuses_sequence_tables_that_torchrec_cannot_serve(col
 
 
 @pytest.mark.parametrize(("dim", "padded"), [(10, True), (9, True), (8, False)])
-def test_a_plan_of_a_padded_table_says_how_wide_to_make_it(tmp_path, dim, padded):
+def test_loading_a_plan_of_a_padded_table_advises_the_padded_width(tmp_path, dim, padded):
     path = tmp_path / "sharding.json"
     task = Task(tables("a", 100, 12, unpadded_dim=10), Topology(2, 1 << 20), 64)
     save_sharding_plan(to_sharding_plan(laid_out(task, 1), ""), path)

@@ -1,4 +1,4 @@
-"""DistributedModelParallel on our plans trains as the unsharded model does, and keeps weights; real gloo processes."""
+"""DistributedModelParallel with our plans trains like the unsharded model and keeps weights; real gloo processes."""
 
 from copy import deepcopy
 
@@ -21,7 +21,7 @@ from neuroshard.testing import ONCE
 from neuroshard.torchrec import to_sharding_plan
 from neuroshard.words.form import Form
 from tests.kit import training
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 from tests.kit.processes import of_all, on_gloo
 from tests.kit.torchrec_models import CPU, META, bag, bags, planner, sequence, shaped_bags
 
@@ -47,7 +47,7 @@ GRID = {(2, 3): 16, (0, 1): 16}
 WIDE = {
     "over all four": (3, {0: 8, 2: 24}, {0: 4, 1: 12, 2: 40, 3: 8}),
     "rows of a host": ([0, 1], 3, [2, 3]),
-    "a grid": ({3: 4, 0: 12}, GRID, COPIES),
+    "a grid": ({3: 4, 0: 12}, GRID, DATA_PARALLEL),
     "all sharding types": (range(4), GRID, [2, 3]),
 }
 
@@ -62,14 +62,14 @@ def _formed(world_size):
     rows = range(world_size)
     return {
         "rows": (rows, rows, rows),
-        "data_parallel": (COPIES, COPIES, COPIES),
-        "row-wise, data-parallel and column-wise": (rows, COPIES, CUT),
-        "rows of what two features share": (1, rows, COPIES),
+        "data_parallel": (DATA_PARALLEL, DATA_PARALLEL, DATA_PARALLEL),
+        "row-wise, data-parallel and column-wise": (rows, DATA_PARALLEL, CUT),
+        "rows of what two features share": (1, rows, DATA_PARALLEL),
     }
 
 
 def _loss(output):
-    """A sharded module orders its features as it likes."""
+    """Return the loss with features in a fixed order, because sharded modules reorder features."""
     return training.uneven_loss(output[feature] for feature in FEATURES)
 
 
@@ -126,7 +126,7 @@ def _read_by(name):
 
 
 class _EveryKind(nn.Module):
-    """A collection of each kind, and a loss over all that they look up."""
+    """A model with a collection of each kind, and a loss over all outputs."""
 
     def __init__(self, device):
         super().__init__()
@@ -166,7 +166,7 @@ def _planner_of_every_kind(world_size, keep):
 
 
 def _planned(rank, world_size, keep, model, sharders):
-    """The plan, kept and read again."""
+    """Return the plan after keeping it in a file and reading it again."""
     ours = _planner_of_every_kind(world_size, keep / f"{rank}.json")
     plan = ours.collective_plan(model, sharders)
     dist.barrier()
@@ -219,7 +219,7 @@ def _job_of_one_table(widths):
 
 
 def _load(rank, *widths):
-    """A job's weights load into another one on the same plan as they are sharded, or whole."""
+    """Sharded or whole weights of a job load into another job with the same plan."""
     weights = torch.arange(20 * 16, dtype=torch.float32).view(20, 16)
     saved, job = _job_of_one_table(widths), _job_of_one_table(widths)
     state = saved.state_dict()

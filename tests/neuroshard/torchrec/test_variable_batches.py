@@ -1,4 +1,4 @@
-"""What plans are warned of where batches may have another number of samples for each feature."""
+"""Warnings of plans for batches with a different number of samples per feature."""
 
 import pytest
 from torchrec.distributed.planner import ParameterConstraints

@@ -124,7 +124,7 @@ def test_several_shards_of_a_table_on_one_rank_train_as_the_whole_table_does(poo
     assert training.check_held(job, held) == 4
 
 
-def test_plans_with_wide_tables_are_kept_and_read(tmp_path):
+def test_kept_plan_with_wide_tables_is_read_back(tmp_path):
     model = bags("a", "b", dim=4100, rows=ROWS)
     ours = planner(1, keep=tmp_path / "plan.json", **H100)
     first = ours.plan(model)

@@ -1,4 +1,4 @@
-"""Plans in mirrored steps, in small."""
+"""Small evaluations of plans in mirrored steps."""
 
 import json
 from dataclasses import replace
@@ -17,7 +17,7 @@ from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.testing import toy_task
 from tests.kit.commands import shown
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 
 MEASURE = MirroredMeasurer(StepProtocol(builds=1, turns=2, steps=1, dense=(8,)), exchanges="roofline:h100")
 
@@ -26,11 +26,11 @@ pytestmark = pytest.mark.xdist_group("measures")
 
 @pytest.fixture
 def plans(tmp_path):
-    """One column-wise plan, and one that mixes sharding types, for more devices than are here."""
+    """Save a column-wise plan and a plan of mixed sharding types, for more devices than this machine has."""
     tables = tuple(replace(table, rows=table.rows + 32) for table in toy_task(4, num_devices=16).tables)
     task = Task(tables, Topology(16, 1 << 30), 64)
     whole(task).save(tmp_path / "columns.json")
-    laid_out(task, range(16), COPIES, 0, 0).save(tmp_path / "mixed.json")
+    laid_out(task, range(16), DATA_PARALLEL, 0, 0).save(tmp_path / "mixed.json")
     return [str(tmp_path / name) for name in ("columns.json", "mixed.json")]
 
 
@@ -38,7 +38,7 @@ def _run(plans, out, measure=MEASURE):
     return Evaluate(plans, "roofline:h100", Hardware(DeviceSpec("cpu")), None, 0, str(out), measure=measure).run()
 
 
-def test_plans_for_many_devices_are_measured_on_one_and_runs_go_on(plans, tmp_path):
+def test_mirrored_evaluation_measures_plans_for_16_devices_on_one_and_resumes(plans, tmp_path):
     out = tmp_path / "out"
     result = _run(plans, out)
     found = pd.read_parquet(out / "results.parquet").set_index("method")
@@ -64,8 +64,8 @@ def test_plans_for_many_devices_are_measured_on_one_and_runs_go_on(plans, tmp_pa
         _run(plans, out, MirroredMeasurer(replace(MEASURE.protocol, turns=3)))
 
 
-def test_indices_count_unless_a_pipeline_hides_them(plans, tmp_path):
-    """Behind a dense part of many columns a pipeline hides them all; a loop waits for them."""
+def test_mirrored_exchange_time_includes_the_input_dist_unless_a_pipeline_hides_it(plans, tmp_path):
+    """With a wide dense network, a pipeline hides the whole input dist; a training loop waits for it."""
     wide = replace(MEASURE.protocol, turns=1, dense=(1024, 1024))
     found = {}
     for pipeline in PIPELINES:
@@ -78,13 +78,13 @@ def test_indices_count_unless_a_pipeline_hides_them(plans, tmp_path):
     assert input_ms > 0
 
 
-def test_exchanges_are_left_out_without_models(plans, tmp_path):
+def test_mirrored_measurer_without_exchange_models_reports_no_exchange_time(plans, tmp_path):
     result = _run(plans[:1], tmp_path / "out", replace(MEASURE, exchanges=None))
     assert np.isnan(result.frames["results"][0]["exchange_ms"])
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES)
-def test_candidate_plans_are_measured_as_verifying_asks(tmp_path, pipeline):
+def test_mirrored_measurer_measures_candidate_plans_for_verify(tmp_path, pipeline):
     task = toy_task(2, num_devices=2)
     candidate = whole(task)
     measure = replace(MEASURE, protocol=replace(MEASURE.protocol, pipeline=pipeline))

@@ -1,4 +1,4 @@
-"""Plans in TorchRec's training steps, on two real processes, in small; what builds say of plans, and their files."""
+"""Small evaluations of plans in TorchRec's training steps on two real processes: comparisons and files."""
 
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ from neuroshard.stages.search.runs.evaluate import Evaluate
 from neuroshard.testing import toy_task
 from tests.kit.commands import shown
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 
 STEPS = StepMeasurer(StepProtocol(builds=1, turns=2, steps=2, dense=(8,)))
 
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.xdist_group("measures")
 
 @pytest.fixture
 def plans(tmp_path):
-    """One column-wise plan, and one that mixes sharding types, of pooled, shared and sequence tables."""
+    """Save a column-wise plan and a plan of mixed sharding types, of pooled, shared and sequence tables."""
     tables = list(toy_task(5, num_devices=2).tables)
     tables[3], tables[4] = replace(tables[3], features=2), replace(tables[4], pooled=False)
     task = Task(tuple(tables), Topology(2, 1 << 30), 64)
     whole(task, 0, 1).save(tmp_path / "columns.json")
-    laid_out(task, range(2), COPIES, 0, COPIES, 1).save(tmp_path / "mixed.json")
+    laid_out(task, range(2), DATA_PARALLEL, 0, DATA_PARALLEL, 1).save(tmp_path / "mixed.json")
     return [str(tmp_path / name) for name in ("columns.json", "mixed.json")]
 
 
@@ -39,7 +39,7 @@ def _run(plans, out, measure=STEPS):
     return Evaluate(plans, "roofline:h100", Hardware(DeviceSpec("cpu")), None, 0, str(out), measure=measure).run()
 
 
-def test_steps_are_timed_by_phase_and_runs_go_on(plans, tmp_path):
+def test_step_evaluation_times_phases_and_resumes(plans, tmp_path):
     out = tmp_path / "out"
     result = _run(plans, out)
     (task,) = result.tasks
@@ -106,7 +106,7 @@ BUILDS = (
 ENTRIES = tuple(Evaluated(name, 3, None, None, 1.0, None) for name in ("a", "b"))
 
 
-def test_plans_are_compared_turn_by_turn_within_each_build():
+def test_step_measurer_compares_plans_turn_by_turn_within_each_build():
     times = STEPS.compared(3, ENTRIES, BUILDS)
     assert times.ratios == pytest.approx(np.array([[1.0, 1.0], [0.5, 0.8]]))
     assert times.step_ms == pytest.approx([10.0, 8.0])
@@ -116,7 +116,7 @@ def test_plans_are_compared_turn_by_turn_within_each_build():
     assert row[LOOKUPS_ALONE] == pytest.approx((2.5 + 4.0) / 2)
 
 
-def test_a_failed_build_leaves_the_others_comparable():
+def test_step_measurer_compares_other_plans_after_a_failed_build():
     others = [row for row in BUILDS[0] if row.plan != 1]
     broken = ((*others, PlanMeasurement(1, 0, error="out of memory")), BUILDS[1])
     times = STEPS.compared(3, ENTRIES, broken)

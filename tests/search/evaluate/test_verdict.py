@@ -1,4 +1,4 @@
-"""What passes over candidate plans prove: differences beyond chance, and nothing where there is chance alone."""
+"""Verdicts on measured candidate plans: only differences beyond chance change the plan."""
 
 import re
 
@@ -13,7 +13,7 @@ NAN = float("nan")
 
 
 def _measured(true_ms, passes, noise, rng):
-    """(K, P) ms; every pass is slower or faster as a whole, too."""
+    """Draw measured ms (K, P); each pass is slower or faster as a whole, in addition to noise."""
     speed = np.exp(0.1 * rng.standard_normal(passes))
     return np.array(true_ms)[:, None] * speed * np.exp(noise * rng.standard_normal((len(true_ms), passes)))
 
@@ -23,13 +23,13 @@ def _verdicts(true_ms, trials=600, passes=5, noise=0.03):
     return [Verdict.of(_measured(true_ms, passes, noise, rng)) for _ in range(trials)]
 
 
-def test_chance_alone_keeps_the_predicted_best():
+def test_verdict_on_equal_plans_rarely_leaves_the_predicted_best():
     taken = [verdict.taken for verdict in _verdicts([10.0] * 8)]
     share = np.mean(np.array(taken) != 0)
     assert 0 < share < (1 - LEVEL) / 2 + 3 * np.sqrt(0.05 * 0.95 / len(taken))
 
 
-def test_gains_are_within_the_error_of_the_truth_all_at_once():
+def test_verdict_errors_cover_the_true_gains_of_all_plans_at_once():
     true_ms = np.array([10.0, 9.9, 9.8, 10.3, 9.7])
     held = [
         (np.abs(verdict.below - (1 - true_ms / true_ms[0])) <= verdict.error).all() for verdict in _verdicts(true_ms)
@@ -43,7 +43,7 @@ def test_verdict_takes_the_plan_with_a_true_gain():
     assert not any(verdict.taken == 3 for verdict in verdicts)
 
 
-def test_two_plans_are_a_paired_test():
+def test_verdict_on_two_plans_equals_a_paired_t_test():
     costs = _measured([10.0, 9.9], 6, 0.02, np.random.default_rng(1))
     verdict, (low, high) = Verdict.of(costs), stats.ttest_rel(*np.log(costs)).confidence_interval(LEVEL)
     assert verdict.error == pytest.approx((high - low) / 2)
@@ -85,7 +85,7 @@ def _numbers(verdict):
     ],
 )
 def test_verdict_is_printed_as_one_line_with_cost_plans_gain_and_error(costs, taken, numbers):
-    """The measured cost, the number of other plans, how much less a plan costs, and the error of that."""
+    """The line has the measured cost, the number of other plans, the gain and the error of the gain."""
     verdict = Verdict.of(np.array(costs))
     error = f"{verdict.error:.1%}"
     assert verdict.taken == taken

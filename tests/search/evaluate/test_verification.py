@@ -1,4 +1,4 @@
-"""Candidate plans on hardware: the best is taken if its gain is larger than the error; nothing measured is lost."""
+"""Verification of candidate plans on hardware: gains above the error are taken, and measurements are kept."""
 
 import os
 import subprocess
@@ -66,14 +66,14 @@ def _search(model, out, verify, tasks=TASKS, searcher=SMALL, **settings):
     return Search(str(model), tasks, searcher, "neuroshard", str(out), verify=verify, **settings)
 
 
-def test_verified_plans_are_truly_as_good_or_better_where_models_are_wrong(tmp_path, monkeypatch):
+def test_verified_plans_truly_cost_no_more_than_predicted_ones_if_models_are_wrong(tmp_path, monkeypatch):
     ratio = _beside_the_predicted_best(3, tmp_path, monkeypatch)
     assert (ratio <= 1).all()
     assert (ratio < 0.99).any()
 
 
 @pytest.mark.slow
-def test_verified_plans_are_truly_better_where_models_are_wrong(tmp_path, monkeypatch):
+def test_verified_plans_truly_cost_less_than_predicted_ones_if_models_are_wrong(tmp_path, monkeypatch):
     ratio = _beside_the_predicted_best(12, tmp_path, monkeypatch)
     assert ratio.mean() < 0.985
     assert (ratio < 0.99).mean() > 1 / 3
@@ -81,7 +81,7 @@ def test_verified_plans_are_truly_better_where_models_are_wrong(tmp_path, monkey
 
 
 def _beside_the_predicted_best(count, tmp_path, monkeypatch):
-    """What verified plans of so many tasks truly cost, over what the predicted best ones do."""
+    """Return the true costs of verified plans of `count` tasks over those of the plans predicted to be best."""
     monkeypatch.setattr(CostModels, "of", staticmethod(lambda *_: HOME.truth))
     truth, verify = Simulator(AWAY.truth), Verify(replace(NOISY, noise=0.01), candidate_plans=6, passes=6)
     verified = _search("home", tmp_path / "verified", verify, _dlrm_tasks(count)).run().saved.plans()
@@ -91,11 +91,11 @@ def _beside_the_predicted_best(count, tmp_path, monkeypatch):
 
 @cache
 def _predicted_best(count):
-    """What a search of so many tasks finds that measures nothing, by their numbers."""
+    """Return the plans of `count` tasks found without measuring, by task number."""
     return {number: SMALL.find(task, Simulator(HOME.truth)).plan for number, task in enumerate(_dlrm_tasks(count))}
 
 
-def test_run_takes_the_plan_of_the_immediate_decision(bundle, tmp_path):
+def test_search_run_with_verify_takes_the_plan_that_verify_decides(bundle, tmp_path):
     verify = Verify(NOISY, candidate_plans=4, passes=3)
     run = _search(bundle, tmp_path / "run", verify, (TASK,)).run().saved
     found = verify.decided(SMALL, TASK, Simulator(CostModels.load(str(bundle))))
@@ -158,7 +158,7 @@ class _Killed(Exception):
 
 @dataclass(frozen=True)
 class _Counter(Meter):
-    """Counts kernel calls, and dies at one of them."""
+    """A meter that counts kernel calls, and fails at one batch of them."""
 
     meter: Meter
     counts: dict
@@ -182,7 +182,7 @@ class _Counter(Meter):
 
 
 class _Counted(MadeUpHardware):
-    """Beside its settings it has counts."""
+    """Hardware with a counter beside its settings."""
 
     def compute_meter(self, warn):
         return _Counter(super().compute_meter(warn), self.counts)
@@ -232,7 +232,7 @@ def test_a_plan_that_cannot_run_is_left_out(bundle, tmp_path):
     assert none.saved.plans() == _search(bundle, tmp_path / "plain", None, (task,)).run().saved.plans()
 
 
-def test_a_method_with_one_plan_has_it_measured(bundle, tmp_path):
+def test_verify_measures_the_only_plan_of_a_searcher_without_others(bundle, tmp_path):
     run = _search(bundle, tmp_path / "run", Verify(NOISY, 4, 2), searcher=Greedy("dim")).run().saved
     frame = pd.read_parquet(tmp_path / "run" / "candidate_plans.parquet")
     assert frame.candidate_plan.tolist() == [0] * len(run.records)
@@ -259,8 +259,8 @@ def test_tasks_without_a_plan_are_recorded(bundle, tmp_path):
     assert set(pd.read_parquet(tmp_path / "run" / "candidate_plans.parquet").task) == {0}
 
 
-def test_plans_that_have_rules_for_a_target_too_are_verified(tmp_path, monkeypatch):
-    """A table in four equal parts, which the task itself doesn't ask for."""
+def test_verify_accepts_plans_with_rules_added_for_the_target(tmp_path, monkeypatch):
+    """The plan splits a table into four equal parts, a rule that the task itself does not have."""
     monkeypatch.setattr(CostModels, "of", staticmethod(lambda *_: linear_models(4)))
     hot, *rest = toy_task(5).tables
     tables = (replace(hot, dim=64, pooling_factor=30.0), *(replace(table, dim=4) for table in rest))
@@ -298,7 +298,7 @@ def test_verify_reports_user_mistakes_in_one_line(bundle, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_hardware_of_another_size_is_refused_before_any_work(bundle, tmp_path, monkeypatch):
+def test_verify_refuses_torchrun_with_another_number_of_devices_before_any_work(bundle, tmp_path, monkeypatch):
     for name, value in {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}.items():
         monkeypatch.setenv(name, value)
     with refused("torchrun-processes-differ", names=["3 processes", "num_devices is 2"]):
@@ -307,7 +307,7 @@ def test_hardware_of_another_size_is_refused_before_any_work(bundle, tmp_path, m
 
 
 @pytest.mark.xdist_group("measures")
-def test_a_tiny_verified_search_on_real_hardware(bundle, tmp_path):
+def test_verified_search_on_real_hardware_measures_three_distinct_plans(bundle, tmp_path):
     result = _search(bundle, tmp_path / "run", Verify(CPU, 3, 2), count_input=False).run()
     frame = pd.read_parquet(tmp_path / "run" / "candidate_plans.parquet")
     assert frame.error.isna().all()
@@ -374,7 +374,7 @@ def test_searches_and_evaluations_run_under_torchrun(command, tmp_path):
 @pytest.mark.xdist_group("measures")
 @pytest.mark.parametrize("pipeline", ["sparse_dist", pytest.param("none", marks=pytest.mark.slow)])
 def test_candidate_plans_are_verified_by_training_steps(bundle, tmp_path, pipeline):
-    """A pass is a build of all of them, on two real processes."""
+    """Each pass is a build of all candidate plans, on two real processes."""
     measure = StepMeasurer(StepProtocol(turns=2, steps=2, dense=(), pipeline=pipeline))
     result = _search(bundle, tmp_path / "run", Verify(CPU, candidate_plans=2, passes=2, measure=measure), (TASK,)).run()
     searched = CandidatePlanFiles(tmp_path / "run", 0).read(TASK)

@@ -1,4 +1,4 @@
-"""What ends the local search: counts, and no clock."""
+"""The limits of the local search are counts, not times."""
 
 import time
 from itertools import count
@@ -32,7 +32,7 @@ def _improved(improvement):
     return improvement.improve(*_local(toy_task(15), Simulator(random_models())))
 
 
-def test_plans_looked_at_are_a_limit():
+def test_max_plans_limits_how_long_improvement_searches():
     few, more, all_of_them = (_improved(Improvement(perturbations=50, max_plans=most)) for most in (1, 20_000, None))
     assert few.cost_ms >= more.cost_ms >= all_of_them.cost_ms
     assert few.cost_ms > all_of_them.cost_ms
@@ -44,13 +44,13 @@ def test_plans_looked_at_are_a_limit():
 @pytest.mark.parametrize(
     ("whole", "count", "part"), [((200, 1000), 7, (28, 142)), ((3, 2), 4, (0, 1)), ((10, None), 2, (5, None))]
 )
-def test_shared_settings_divide_perturbations_and_plans(whole, count, part):
+def test_shared_improvement_divides_perturbations_and_max_plans(whole, count, part):
     before, after = (Improvement(perturbations=times, max_plans=most) for times, most in (whole, part))
     assert before.shared(count) == after
 
 
-def test_local_search_from_several_plans_looks_at_no_more_than_one_would(monkeypatch):
-    """Each begins with some steps whatever is left to it."""
+def test_max_plans_is_shared_by_local_searches_from_several_plans(monkeypatch):
+    """Each local search makes some steps first, even if nothing of its share is left."""
     looked, improve = [], Improvement.improve
 
     def counted(self, local, plan):
@@ -67,7 +67,7 @@ def test_local_search_from_several_plans_looks_at_no_more_than_one_would(monkeyp
     assert most / 2 < sum(seen for _, seen in looked) < 1.5 * most
 
 
-def test_small_tasks_get_all_their_perturbations(monkeypatch):
+def test_improvement_of_a_small_task_uses_all_its_perturbations(monkeypatch):
     task = toy_task(50)
     local, state = _local(task, Simulator(random_models()))
     seeds, others = [], local.others
@@ -77,8 +77,8 @@ def test_small_tasks_get_all_their_perturbations(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["neuroshard", "neuroshard_published", "replan", "random"])
-def test_a_slow_clock_changes_no_plan(name, monkeypatch):
-    """Whatever a search might look at, time has jumped by hours: plans are the same."""
+def test_searchers_find_the_same_plan_whatever_the_clock_shows(name, monkeypatch):
+    """All clocks of the time module jump by hours between readings."""
     task, simulator = toy_task(20), Simulator(random_models())
     searcher = Replan(Random(1).find(task, simulator).plan) if name == "replan" else build("searcher", name)
     expected = searcher.find(task, simulator).plan

@@ -1,4 +1,4 @@
-"""Local search costs what the simulator costs, and its steps lose nothing."""
+"""Steps of the local search: costs equal those of the simulator, and all columns are kept."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from tests.kit.tasks import hot_table, plain_task
 
 
 def _random_held(task, rng):
-    """Every table cut into random pieces on random devices."""
+    """Split every table into random shards on random devices."""
     held = np.zeros((len(task.tables), task.topology.num_devices), dtype=np.int64)
     for t, table in enumerate(task.tables):
         left = table.dim // 4
@@ -54,7 +54,7 @@ def _local(task, simulator, start=None, max_moved_bytes=None):
 
 
 def _check(task, simulator, found, rel):
-    """A plan that was found keeps all limits, and is what the simulator says of it."""
+    """Check that a found plan keeps all limits and costs what the simulator predicts."""
     plan = SearchSpace.of_task(task).plan(found.widths)
     assert plan.violations == ()
     assert (found.widths >= 0).all()
@@ -83,7 +83,7 @@ def test_steps_keep_every_column_and_lower_the_cost(seed):
     assert different
 
 
-def test_other_plans_depend_on_their_seeds_alone():
+def test_perturbed_plans_depend_only_on_their_seed():
     task, _, local = _search(1, 3)
     state = local.costed(_random_held(task, np.random.default_rng(1)))
     together, alone = local.others(state, 2, [5, 6, 7]), [local.others(state, 2, [seed])[0] for seed in (5, 6, 7)]
@@ -93,7 +93,7 @@ def test_other_plans_depend_on_their_seeds_alone():
 
 
 def test_local_search_reduces_exchange_costs_too():
-    """A device may compute little and still be the slowest by its columns."""
+    """A device may have little compute and still be the straggler because of its columns."""
     task, _, local = _search(0, 3)
     start = local.costed(_random_held(task, np.random.default_rng(3)))
     (improved,) = local.others(start, 0, [0])
@@ -135,7 +135,7 @@ def test_local_search_steps_keep_constraints_of_the_task(seed):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_steps_move_no_more_than_allowed(seed):
+def test_local_search_steps_move_no_more_bytes_than_allowed(seed):
     task, simulator, _ = _search(seed, 3)
     before = _random_held(task, np.random.default_rng(seed))
     limit = task.size_bytes // 10
@@ -150,7 +150,7 @@ def test_steps_move_no_more_than_allowed(seed):
     assert still.best_step(still.costed(before)) is None
 
 
-def test_a_balanced_pair_is_left_alone():
+def test_local_search_finds_a_step_only_if_equal_tables_are_unbalanced():
     task, simulator, _ = _search(0, 2)
     task = replace(task, tables=(task.tables[0], replace(task.tables[0], name="twin")))
     local = _local(task, simulator)
@@ -160,7 +160,7 @@ def test_a_balanced_pair_is_left_alone():
 
 
 @pytest.mark.parametrize("most", [0.15, 0.5, 1.0])
-def test_even_layouts_leave_no_shard_too_large(most):
+def test_even_splits_leave_no_divisible_shard_above_its_share(most):
     for seed in range(4):
         task = toy_task(10, num_devices=8, seed=seed)
         space = costed_space_of(task, Simulator(linear_models(8)))
@@ -176,7 +176,7 @@ def test_even_layouts_leave_no_shard_too_large(most):
 
 
 def test_local_search_splits_tables_further_if_devices_are_many():
-    """Where the published search's ten splits leave most devices empty."""
+    """With the ten splits of the published search most devices would be empty."""
     task, simulator = plain_task([64] * 3, lookups=8.0, devices=24), Simulator(linear_models(24))
     searchers = (
         BeamSearch(max_splits=2),
@@ -186,8 +186,8 @@ def test_local_search_splits_tables_further_if_devices_are_many():
     assert ours < published / 3
 
 
-def test_a_device_that_gives_out_far_more_than_others_is_seen_to():
-    """Estimates tell what twice the mean costs from what seven times the mean does."""
+def test_perturbation_relieves_the_device_with_by_far_the_largest_output():
+    """Estimates distinguish twice the mean output from seven times the mean."""
     hot = hot_table("hot", 10_000, 64, 60, pooled=False)
     cold = plain_task([16] * 7, lookups=4.0, devices=8, batch_size=16384)
     task, simulator = replace(cold, tables=(hot, *cold.tables)), Simulator(CostModels.load("roofline:h100"))

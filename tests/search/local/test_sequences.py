@@ -1,4 +1,4 @@
-"""Searches of sequence tables and of two data types cost what the simulator costs, and halve sequences at most."""
+"""Local search with sequence tables and two data types: costs equal the simulator's, sequences are halved at most."""
 
 from dataclasses import replace
 
@@ -42,14 +42,14 @@ def test_costs_inside_local_search_equal_simulator_costs(task, simulator):
 
 
 @pytest.mark.parametrize(("task", "simulator"), _cases())
-def test_searches_keep_their_shapes_and_cost_no_more_than_columns_alone(task, simulator):
+def test_searches_with_sequence_tables_break_no_limit_and_cost_no_more_than_beam_search(task, simulator):
     plan = search(task, simulator, tolerance=0)
     assert plan.violations == ()
     cost, in_columns = (ms_of(one, simulator) for one in (plan, BeamSearch(max_splits=2).find(task, simulator).plan))
     assert cost <= in_columns * (1 + 1e-6)
 
 
-def test_a_sequence_table_is_halved_where_it_is_too_large():
+def test_search_halves_a_sequence_table_that_exceeds_a_device():
     task = sequence_task(4, 4)
     wide = replace(task.tables[0], dim=64, rows=100_000)
     tight = replace(task, tables=(wide, *task.tables[1:]), topology=Topology(4, int(wide.size_bytes * 0.8)))

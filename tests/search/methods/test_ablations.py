@@ -1,4 +1,4 @@
-"""Searchers that see less; the rest is judged by the whole simulator."""
+"""Searchers with reduced models or settings, compared by the whole simulator."""
 
 from dataclasses import dataclass, replace
 
@@ -17,7 +17,7 @@ from tests.kit.searches import ms_of
 
 
 def _gap(searcher, simulator):
-    """Mean cost over that of the published search."""
+    """Return the mean cost of a searcher over that of the published search."""
     ratios = []
     for seed in range(6):
         task = toy_task(14, seed=seed)
@@ -28,7 +28,7 @@ def _gap(searcher, simulator):
 
 @dataclass(frozen=True)
 class _Crowded(LinearCompute):
-    """Every table on a device beyond the second costs more."""
+    """Each further table on a device, from the third on, costs more."""
 
     def embed(self, loads):
         return np.concatenate([super().embed(loads), np.ones((len(loads), 1), np.float32)], axis=1)
@@ -50,7 +50,7 @@ def test_search_with_reduced_models_finds_more_expensive_plans():
     assert _gap(WithModels(BeamSearch(), SingleTableCosts()), crowded) > 1.02
 
 
-def test_single_tables_are_the_whole_truth_of_a_linear_model():
+def test_search_with_single_table_costs_loses_nothing_under_linear_models():
     simulator = Simulator(linear_models())
     assert _gap(WithModels(BeamSearch(), SingleTableCosts()), simulator) == pytest.approx(1, abs=1e-3)
 

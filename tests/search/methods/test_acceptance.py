@@ -27,7 +27,7 @@ ERROR = 0.15
 
 @dataclass(frozen=True)
 class Wrong(LinearCompute):
-    """Widths that halving never gives look cheaper than they are: the published search doesn't use them."""
+    """A wrong model: widths that halving never gives look too cheap; the published search does not use them."""
 
     def embed(self, loads):
         halved = np.log2(loads.dim) % 1 == 0
@@ -36,20 +36,20 @@ class Wrong(LinearCompute):
 
 @dataclass(frozen=True)
 class Disagreeing(LinearCompute):
-    """With members, though it has none, that disagree by a constant."""
+    """A model with a constant spread, as if of members that disagree."""
 
     def spread_ms(self, sets):
         return np.full(len(sets), 1e-9)
 
 
 def _simulator(compute, relative):
-    """Half the width of intervals: `relative` of a compute cost, nothing of an exchange."""
+    """Return a simulator with margins of `relative` times the compute cost, and no margins of exchanges."""
     margins = Margins(Margin(relative, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0))
     return Simulator(replace(linear_models(), compute=compute, margins=margins))
 
 
 def _two_plans():
-    """Everything on one device, and spread over four."""
+    """Return a plan with all tables on one device, and a plan with tables on four devices."""
     task = toy_task(8)
     return whole(task, 0), whole(task)
 
@@ -73,8 +73,8 @@ def test_a_gain_above_a_fraction_of_both_margins_is_accepted(compute, setting):
         assert _chosen(acceptance, first, other, simulator) == chosen
 
 
-def test_without_members_no_saving_of_all_devices_together_counts():
-    """Two tables, one on each device, or both halved: cheaper in all, says the model, and no better balanced."""
+def test_acceptance_ignores_savings_of_all_devices_together_for_models_without_members():
+    """The model predicts that halving both tables is cheaper in total, but no better balanced than one per device."""
 
     @dataclass(frozen=True)
     class Flattering(LinearCompute):
@@ -106,7 +106,7 @@ OF_DATASHEET = CostModels.load("roofline:h100")
 
 
 def _taken(models, first, other, acceptance=None):
-    """Whether the second of two plans' costs is taken."""
+    """Return True if the second of two costs is accepted."""
     chosen, rejected = choose((acceptance or Acceptance()).assess([first, other], toy_task(2), Simulator(models)))
     assert rejected == (None if chosen else 1)
     return bool(chosen)
@@ -124,15 +124,15 @@ def _on_one_device(compute=1e-6, forward=0.0, backward=0.0, margin=None):
         (CostModels.load("roofline:h100", exchange_dtype="fp16"), "backward", 0.10),
     ],
 )  # fmt: skip
-def test_without_margins_a_gain_is_taken_above_the_margin_of_that_kind_of_model_and_not_below(models, part, share):
-    """A gain g of 100 ms exceeds half of both margins, 100 s and (100 - g) s, from g = 100 s / (1 + s / 2) on."""
+def test_acceptance_without_margins_accepts_gains_above_the_assumed_margin_only(models, part, share):
+    """With margins of share s, a gain g of 100 ms exceeds half of both margins from g = 100 s / (1 + s / 2)."""
     least = 100 * share / (1 + share / 2)
     first = _on_one_device(**{part: 100.0})
     for gain, taken in ((0.99, False), (1.01, True)):
         assert _taken(models, first, _on_one_device(**{part: 100.0 - gain * least})) == taken
 
 
-def test_models_with_margins_of_their_own_are_not_judged_by_assumed_ones():
+def test_acceptance_uses_margins_of_models_instead_of_assumed_ones():
     models = CostModels.load("cpu")
     first = _on_one_device(100.0, margin=20.0)
     for gain, taken in ((0.2, False), (0.4, True)):
@@ -140,15 +140,15 @@ def test_models_with_margins_of_their_own_are_not_judged_by_assumed_ones():
 
 
 @pytest.mark.parametrize("models", [linear_models(), CostModels.load("cpu").with_compute(LinearCompute())])
-def test_without_margins_a_single_model_is_trusted_no_more_than_it_would_be_with_margins(models):
-    """Both margins in full; and nothing that all devices save together: g of 100 ms from g = 200 s / (1 + s) on."""
+def test_acceptance_without_margins_requires_both_assumed_margins_of_a_single_model(models):
+    """Gains must exceed both margins in full, from g = 200 s / (1 + s); savings common to all devices do not count."""
     first, least = _on_one_device(backward=100.0, margin=None), 200 * 0.25 / 1.25
     for gain, taken in ((0.99, False), (1.01, True)):
         assert _taken(models, first, _on_one_device(backward=100.0 - gain * least)) == taken
     assert not _taken(models, _on_one_device(100.0), _on_one_device(1.0))
 
 
-def test_without_margins_row_wise_and_data_parallel_plans_must_gain_both_margins_if_models_know_no_steps():
+def test_acceptance_of_other_types_by_datasheets_without_steps_requires_both_margins():
     first = _on_one_device(100.0)
     for gain, taken in ((21.0, False), (22.0, True)):  # 12 ms, and 12% of what is left
         assert _taken(OF_DATASHEET, first, _on_one_device(100.0 - gain), Acceptance().of_forms(OF_DATASHEET)) == taken
@@ -164,7 +164,7 @@ def test_remark_on_a_rejected_plan_names_an_assumed_margin(models, assumed):
     assert ("%" in remark.limit) == assumed  # an assumed margin is named
 
 
-def test_gains_below_a_share_of_the_first_plans_cost_are_left_where_margins_are_known():
+def test_acceptance_rejects_gains_below_min_gain():
     first, other = _two_plans()
     known = _simulator(Disagreeing(), 1e-6)
     of_first, of_other = known.costs(first.task, [first, other])
@@ -174,7 +174,7 @@ def test_gains_below_a_share_of_the_first_plans_cost_are_left_where_margins_are_
         assert _chosen(acceptance, first, other, known) is chosen
 
 
-def test_plans_with_exchanges_more_unbalanced_than_any_measured_are_left_unless_the_first_is_as_unbalanced():
+def test_acceptance_rejects_imbalance_outside_the_training_range_above_the_first_plans():
     first, other = _two_plans()
     simulator, task = Simulator(linear_models()), first.task
     of_first, of_other = simulator.costs(task, [first, other])
@@ -184,7 +184,7 @@ def test_plans_with_exchanges_more_unbalanced_than_any_measured_are_left_unless_
 
 
 def test_rejection_for_unbalanced_exchanges_is_reported():
-    """A hot table alone on a device: cheaper by the model, in an exchange of 32 and 128 columns."""
+    """A hot table alone on a device is predicted to be cheaper, with an exchange of 32 and 128 columns."""
     table = replace(toy_tables(1)[0].with_dim(32), pooling_factor=1.0)
     tables = replace(table, pooling_factor=20.0), *(replace(table, name=f"t{i}") for i in range(4))
     task = Task(tables, Topology(2, 1 << 40), 256)
@@ -208,8 +208,8 @@ def test_the_first_start_stays_if_the_gain_is_not_accepted():
         assert {placement.device for placement in accepting.find(first.task, one).plan.placements} == {0, 1, 2, 3}
 
 
-def test_gains_that_are_errors_of_the_model_are_left():
-    """The truth is known: without an acceptance margin some plans are worse, with it none by more than 1%."""
+def test_acceptance_avoids_truly_worse_plans_if_models_are_wrong():
+    """By known true costs: without an acceptance margin some plans are worse, with it none by more than 1%."""
     truth, wrong = Simulator(linear_models()), _simulator(Wrong(), ERROR)
     gains = []
     for seed in range(10):

@@ -39,7 +39,7 @@ def _task(memory_mib, devices=2, shapes=SHAPES, pipeline=None, **rule):
 
 
 def _hot(memory_mib, pipeline=None, tiers=("uvm_caching", "uvm")):
-    """Two tables, both in host memory, of which a few rows are looked up most: caches pay."""
+    """Two tables in host memory with few hot rows, so that caches lower the cost."""
     shapes = zip("ab", *reversed(SHAPES), strict=True)
     topology = Topology(1, int(memory_mib * MIB), host_memory_bytes=1 << 40)
     hot, rules = tuple(hot_table(*shape, 20.0, 4096) for shape in shapes), (TableRule("*", tiers=tiers),)
@@ -63,7 +63,7 @@ def test_searchers_separate_caches_of_two_widths_if_nothing_else_fits(name):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_searcher_refuses_a_cache_that_one_device_has_no_room_for(name):
+def test_every_searcher_refuses_a_shared_cache_that_exceeds_the_only_device(name):
     by_torchrec = name.startswith("torchrec")
     code = "torchrec-search-breaks-constraints" if by_torchrec else "tables-exceed-devices"
     with refused(code, names=["cache_load_factor" if by_torchrec else "210 MiB"], kind=InfeasibleError):
@@ -71,7 +71,7 @@ def test_every_searcher_refuses_a_cache_that_one_device_has_no_room_for(name):
     found(_searcher(name), _task(60, 1, pipeline="prefetch", **WHOLE))
 
 
-def test_wide_tables_are_cut_if_that_alone_fits():
+def test_searchers_split_wide_cached_tables_if_nothing_else_fits():
     task = _task(70, 4, ([16, 64], [1_000_000, 2_000_000]), sharding_types=("column_wise",))
     everywhere = task.with_rules((TableRule("t0", min_shards=4),))
     fours, halves = dict.fromkeys(range(4), 16), {0: 32, 1: 32}
@@ -81,14 +81,14 @@ def test_wide_tables_are_cut_if_that_alone_fits():
         assert {placed.shard.dim for placed in found(searcher, everywhere).by_table[1]} == {16}
 
 
-def test_three_widths_have_three_sets_of_devices():
+def test_search_places_cached_tables_of_three_widths_on_separate_devices():
     task = _task(60, 6, ([8, 32, 128] * 2, [2_000_000, 800_000, 200_000] * 2), **WHOLE)
     plan = found(QUICKLY, task)
     held = [{placed.shard.dim for placed in plan.placements if placed.device == device} for device in range(6)]
     assert all(len(widths) == 1 for widths in held if widths)
 
 
-def test_without_rules_smaller_caches_are_found_on_one_device():
+def test_search_finds_smaller_caches_on_one_device_if_rules_allow():
     task = _hot(60)
     plan = found(QUICKLY, task)
     assert Tier.UVM_CACHING in {home.tier for home in plan.tier_assignments}
@@ -102,12 +102,12 @@ def test_caches_of_unequal_widths_are_larger_if_prefetching_gives_each_width_its
     assert not replace(apart, task=shared.task).fits
 
 
-def test_the_default_search_is_no_worse_than_two_devices_for_two_widths():
+def test_search_costs_no_more_than_a_plan_with_a_device_for_each_width():
     task = _task(200, 2)
     assert ms_of(found(QUICKLY, task)) <= ms_of(laid_out(task, 0, 1)) * 1.001
 
 
-def test_running_jobs_stay_within_their_caches():
+def test_replan_of_a_task_with_shared_caches_breaks_no_limit():
     task = _task(30, **WHOLE)
     start = laid_out(task, 1, 0)
     kept = found(Replan(start, improvement=Improvement(perturbations=3)), task)
@@ -118,8 +118,8 @@ def test_running_jobs_stay_within_their_caches():
 
 @given(st.integers(0, 1000), st.integers(0, 1 << 20))
 @settings(max_examples=60, deadline=None)
-def test_bytes_that_searches_add_up_are_never_too_few(seed, placing):
-    """Of whole or halved cached tables, on random devices."""
+def test_shard_bytes_add_up_to_no_less_than_the_device_bytes_of_plans(seed, placing):
+    """Whole or split cached tables on random devices."""
     task, rng = cached_task(seed), np.random.default_rng(placing)
     space = SearchSpace.of_task(task)
     held = np.zeros((space.shards.num_items, task.topology.num_devices), dtype=np.int64)
@@ -133,7 +133,7 @@ def test_bytes_that_searches_add_up_are_never_too_few(seed, placing):
 
 @given(st.integers(0, 1000), st.integers(2, 4))
 @settings(max_examples=40, deadline=None)
-def test_classes_of_widths_take_the_fewest_bytes(seed, count):
+def test_width_classes_take_the_fewest_cache_bytes(seed, count):
     rng = np.random.default_rng(seed)
     dims = rng.choice([4, 8, 16, 32, 64, 128], 8)
     task = _task(1 << 20, 4, (dims, rng.integers(1, 100_000, 8)))
@@ -143,7 +143,7 @@ def test_classes_of_widths_take_the_fewest_bytes(seed, count):
     rooms = np.ceil(task.loads.rows * 0.2)
 
     def columns(edges):
-        """Count the elements of all caches."""
+        """Return the number of elements of all caches."""
         return (rooms * np.array(edges)[np.searchsorted(edges, dims)]).sum()
 
     widths = sorted(set(dims.tolist()))
@@ -154,7 +154,7 @@ def test_classes_of_widths_take_the_fewest_bytes(seed, count):
 @given(st.integers(0, 1000))
 @settings(max_examples=40, deadline=None)
 def test_plan_with_fixed_tiers_fits_the_upper_bounds_of_caches(seed):
-    """Whatever devices its cached tables share: as bounds, bytes are those of the plan."""
+    """With fixed tiers, the bytes that a search adds up are no more than those of the plan."""
     task, rng = cached_task(seed), np.random.default_rng(seed)
     devices = task.topology.num_devices
     free = laid_out(task, *rng.integers(devices, size=len(task.tables)).tolist())
@@ -167,7 +167,7 @@ def test_plan_with_fixed_tiers_fits_the_upper_bounds_of_caches(seed):
     assert (space.shards.device_bytes(held) <= plan.device_bytes).all()
 
 
-def test_rules_that_contradict_others_are_left_out():
+def test_width_rules_that_contradict_rules_of_the_task_are_left_out():
     narrow, wide = tables("ab", 1000, 16), tables("cd", 1000, 64)
     cached = TableRule("*", tiers=("uvm_caching",))
     topology = Topology(2, 1 << 20, host_memory_bytes=1 << 30)
@@ -182,7 +182,7 @@ def test_rules_that_contradict_others_are_left_out():
     assert len({apart.limits[table].devices for table in (0, 2, 3)}) == 1
 
 
-def test_tables_of_one_width_are_planned_as_without_bounds():
+def test_shard_bytes_of_cached_tables_of_one_width_are_exact():
     task = _task(100, 2, ([64] * 4, 100_000))
     space = SearchSpace.of_task(task)
     alone = task.memory.device_bytes(task.loads)

@@ -1,4 +1,4 @@
-"""Plans for hardware to decide between: they differ, keep the task's rules, and are found again."""
+"""Candidate plans to be measured: they differ, keep the rules of the task, and include the found plan."""
 
 from dataclasses import replace
 
@@ -91,6 +91,6 @@ def test_candidates_more_expensive_than_both_margins_are_left_out():
         assert in_turns(plan, ([expensive], [near]), models, 5) == (plan, expensive, near)
 
 
-def test_methods_without_other_plans_have_one():
+def test_searcher_without_other_plans_has_one_candidate_plan():
     found, plans = _candidate_plans(Greedy("dim"), toy_task(6), random_models(), 5)
     assert plans == (found,)

@@ -1,4 +1,4 @@
-"""Heuristics halve what no device has room for, as little as need be, so that there is something to compare with."""
+"""Heuristics halve tables that fit on no device, as few times as possible."""
 
 import pytest
 
@@ -69,7 +69,7 @@ def test_greedy_halves_tables_only_as_far_as_rules_allow(rule):
     ],
 )
 def test_tables_with_the_fewest_allowed_devices_are_placed_first(name, limits):
-    """Larger ones would take the only device of another."""
+    """Otherwise larger tables would fill the only allowed device of another table."""
     assert search(_task([64, 32, 16, 64], constraints=limits), SIMULATOR, name).violations == ()
 
 
@@ -81,7 +81,7 @@ def test_tables_kept_apart_from_every_device_raise_an_error(name):
 
 
 @pytest.mark.parametrize("max_halvings", [0, 3])
-def test_tables_have_as_many_shards_as_rules_ask_for(max_halvings):
+def test_heuristics_split_a_table_into_the_min_shards_of_a_rule(max_halvings):
     task = _task([64, 16, 16], constraints=Constraints((TableRule("t0", min_shards=3),)))
     for searcher in (Greedy("size", max_halvings), Random(0, max_halvings)):
         assert _widths(found(searcher, task, SIMULATOR), 0) == [20, 20, 24]

@@ -1,4 +1,4 @@
-"""Searches are composed: first plans from anywhere, then local search."""
+"""Improved searches: first plans of any searchers, then local search."""
 
 from dataclasses import dataclass, fields, replace
 
@@ -28,7 +28,7 @@ NONE, FEW, STEPS = Improvement(perturbations=0, max_plans=1), Improvement(pertur
 
 @dataclass(frozen=True)
 class _OneDevice:
-    """A start of somebody else's: everything on one device, or nothing at all."""
+    """A user's first search: all tables on one device, or no plan."""
 
     device: int | None
 
@@ -46,7 +46,7 @@ class TestImprovedSearch(SearcherConformance):
 
 
 @pytest.mark.parametrize("compute", [LinearCompute(), OpaqueCompute()])
-def test_local_search_sets_out_from_any_start(compute):
+def test_improved_search_lowers_the_cost_of_any_start(compute):
     task, simulator = toy_task(8), Simulator(replace(linear_models(), compute=compute))
     start = _started_from(_OneDevice(2))
     assert {p.device for p in start.placements} == {2}
@@ -55,11 +55,11 @@ def test_local_search_sets_out_from_any_start(compute):
 
 
 def _started_from(*starts):
-    """The plan of the start that is chosen: no byte may be moved away from it."""
+    """Return the chosen start: with no bytes to move, local search leaves it unchanged."""
     return ImprovedSearch(starts, NONE, max_moved_bytes=0).find(toy_task(8), Simulator(linear_models())).plan
 
 
-def test_the_cheapest_start_counts_and_the_first_among_equals():
+def test_improved_search_starts_from_the_cheapest_start_or_the_first_of_equals():
     cheap = Random(1).find(toy_task(8), Simulator(linear_models())).plan
     for starts in ((_OneDevice(0), ExistingPlan(cheap)), (ExistingPlan(cheap), _OneDevice(None), _OneDevice(3))):
         assert _started_from(*starts) == cheap
@@ -67,8 +67,8 @@ def test_the_cheapest_start_counts_and_the_first_among_equals():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_an_expensive_start_may_lead_to_a_cheaper_plan(seed):
-    """Of three starts none alone leads to a cheaper plan, however much more than the cheapest it costs itself."""
+def test_improved_search_from_several_starts_costs_no_more_than_from_each_alone(seed):
+    """No single one of three starts leads to a cheaper plan than all starts together."""
     task, simulator = toy_task(8, seed=seed), Simulator(random_models(seed=seed))
     starts = (_OneDevice(0), *(Greedy(score) for score in ("size", "lookup")))
     alone = [ImprovedSearch((start,), STEPS).find(task, simulator).plan for start in starts]
@@ -76,13 +76,13 @@ def test_an_expensive_start_may_lead_to_a_cheaper_plan(seed):
     assert simulator.cost(task, together).total_ms <= min(simulator.cost(task, plan).total_ms for plan in alone)
 
 
-def test_starts_without_a_plan_are_left_out_unless_all_are():
+def test_improved_search_skips_starts_without_a_plan_and_fails_if_none_has_one():
     assert {p.device for p in _started_from(_OneDevice(None), _OneDevice(1)).placements} == {1}
     with refused("search-no-first-plan", kind=InfeasibleError):
         _started_from(_OneDevice(None))
 
 
-def test_a_limit_on_moved_bytes_counts_from_the_start():
+def test_max_moved_bytes_of_improved_search_count_from_the_start():
     task, simulator = toy_task(10), Simulator(random_models())
     start, limit = Random(1).find(task, simulator).plan, task.size_bytes // 10
     searches = (ImprovedSearch((ExistingPlan(start),), FEW, max_moved_bytes=most) for most in (limit, None))
@@ -91,8 +91,8 @@ def test_a_limit_on_moved_bytes_counts_from_the_start():
     assert Replan(start, limit, FEW).find(task, simulator).plan == limited
 
 
-def test_neuroshard_is_the_published_search_and_other_starts_improved():
-    """A composition: each setting goes to the part that it is of, by the same name and with the same default."""
+def test_neuroshard_is_an_improved_search_from_the_published_plan_and_other_starts():
+    """Each setting of NeuroShard is passed to its component, with the same name and default."""
     grid, improvement = GridSettings(points=3), Improvement(perturbations=7)
     acceptance = Acceptance(margin_fraction=0.3)
     ours = NeuroShard(4, 2, 5, grid, improvement, acceptance)
@@ -105,7 +105,7 @@ def test_neuroshard_is_the_published_search_and_other_starts_improved():
     assert {field.name for field in fields(BeamSearch)} < {field.name for field in fields(NeuroShard)}
 
 
-def test_every_setting_is_known_by_one_name():
+def test_settings_of_neuroshard_published_have_the_same_names_in_neuroshard():
     published, ours = (described("searcher", name) for name in ("neuroshard_published", "neuroshard"))
     assert {key for key in published if key != "_target_"} < set(ours)
     numbers = {"beam_width": 5, "num_candidates": 4, "max_splits": 3}
@@ -116,8 +116,8 @@ def test_every_setting_is_known_by_one_name():
     assert built.column_search == ImprovedSearch(starts, Improvement(perturbations=1), None, Acceptance())
 
 
-def test_narrow_shards_find_room_where_memory_is_nearly_full():
-    """The published search packs by bytes alone there, at several times the cost."""
+def test_even_layouts_cost_much_less_than_the_published_packing_in_tight_memory():
+    """In so little memory the published search packs by bytes alone, which costs much more."""
     tables = criteo()
     task = Task(tables, Topology(8, int(1.02 * sum(table.size_bytes for table in tables) / 8)), 65536)
     space = costed_space_of(task, H100)

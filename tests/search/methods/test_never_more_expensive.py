@@ -1,4 +1,4 @@
-"""The default search compared with all other available searches, by its models, on tasks that nothing was tuned to."""
+"""The default search compared with all other searches, by its models, on tasks that nothing was tuned to."""
 
 from dataclasses import replace
 
@@ -30,9 +30,9 @@ OTHERS = {
 
 
 def _bold(searcher, simulator):
-    """The same search, which takes every gain if the models have no margins: here it is shown what it finds.
+    """Return the search, without acceptance if the models have no margins, to compare all gains that it finds.
 
-    Otherwise it leaves gains within the assumed margins, so that plans may cost more by so much.
+    With acceptance, the search rejects gains within the assumed margins, so its plans may cost that much more.
     """
     if simulator.models.margins is not None or not hasattr(searcher, "acceptance"):
         return searcher
@@ -44,7 +44,7 @@ def _simulator(model):
 
 
 def _check(number, model):
-    """No other plan is both predicted and expected to cost less, but for what fewer shards may cost."""
+    """Check that no other plan is both predicted and expected to cost less, beyond the tolerance for fewer shards."""
     task, simulator = task_of(number), _simulator(model)
     ours = simulator.cost(task, _bold(DEFAULT, simulator).find(task, simulator).plan)
     least = 1 - DEFAULT.tolerance * 1.001
@@ -58,7 +58,7 @@ def _check(number, model):
 
 
 def _of_kinds():
-    """Every kind of task under both models; all but every fourth kind, under one of them in turn, is slow."""
+    """Yield every kind of task under both models; only every fourth kind, under one of the models, is not slow."""
     for number, kind in enumerate(KINDS):
         for turn, model in enumerate(("cpu", "roofline:h100")):
             quick = number % 4 == 0 and (number // 4 + turn) % 2 == 0
@@ -78,7 +78,7 @@ def test_search_finds_no_more_expensive_plan_than_other_searchers(number, model)
         for model in IN_STEPS
     ],
 )
-def test_no_other_plan_is_cheaper_where_devices_wait_for_their_hosts(number, model):
+def test_search_finds_no_more_expensive_plan_than_others_with_waits_for_hosts(number, model):
     _check(number, model)
 
 
@@ -86,7 +86,7 @@ ENDS = 0.02  # relative difference of costs at which local searches end: five ti
 
 
 def _check_easier(number, model, searcher=None, most=1 + ENDS):
-    """A table less, or twice the memory, makes no plan that is both predicted and expected to cost more."""
+    """Check that with a table less, or twice the memory, no plan is both predicted and expected to cost more."""
     task, simulator = task_of(number), _simulator(model)
     searcher = searcher or _bold(DEFAULT, simulator)
     ours, gone = simulator.cost(task, searcher.find(task, simulator).plan), number % len(task.tables)
@@ -101,22 +101,22 @@ def _check_easier(number, model, searcher=None, most=1 + ENDS):
 
 
 @pytest.mark.parametrize(("number", "model"), _of_kinds())
-def test_an_easier_task_costs_no_more(number, model):
+def test_search_costs_no_more_for_an_easier_task(number, model):
     _check_easier(number, model)
 
 
 @pytest.mark.parametrize(
     "number", [3, *(pytest.param(number, marks=pytest.mark.slow) for number in (0, 1, 2, 4, 5, 6))]
 )
-def test_an_easier_task_costs_no_more_than_the_assumed_margins_beside_a_harder_one(number):
-    """The plan of the easier task may gain too little to be taken, where that of the harder one gains more."""
+def test_search_costs_an_easier_task_at_most_the_assumed_margins_more(number):
+    """The gain of the easier task may be too small to be accepted, while that of the harder task is accepted."""
     _check_easier(number, "roofline:h100", DEFAULT, 1 + ENDS + ASSUMED)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("devices", "number"), [(4, 3), (4, 9), (8, 9)])
-def test_no_plan_of_a_targets_equal_parts_is_cheaper(devices, number):
-    """Tables that are looked up often: one row-wise table may cost more than none, while all of them save 5 to 11%."""
+def test_search_costs_no_more_than_plans_restricted_to_hugectr(devices, number):
+    """With many lookups, one row-wise table may cost more than none, while all of them together save 5 to 11%."""
     tables, draw = dlrm_like(batch_size=65536, seed=1), TaskDraw(count=number + 1)
     _check_target(drawn(tables, ns.Topology(devices, 4 << 30), 65536, draw)[number], "hugectr")
 
@@ -125,7 +125,7 @@ FEWER_SHARDS = DEFAULT.tolerance * 1.001  # what they may cost
 
 
 def _check_target(task, target, model="roofline:h100", more=FEWER_SHARDS):
-    """No plan that is restricted to a target is predicted to cost less, but for what fewer shards may cost."""
+    """Check that no plan restricted to a target is predicted to cost less, beyond the tolerance for fewer shards."""
     simulator = _simulator(model)
     searcher = _bold(DEFAULT, simulator)
     restricted = ns.search(task, simulator, searcher, target=target)
@@ -134,21 +134,21 @@ def _check_target(task, target, model="roofline:h100", more=FEWER_SHARDS):
     assert ours_ms < theirs_ms / (1 - more)
 
 
-def test_equal_parts_are_tried_where_narrow_parts_compute_as_long_as_wide_ones():
-    """On 16 GPUs shares of a device would cut every table of DLRM-DCNv2 into 16 parts; in 4 they cost a tenth less.
+def test_search_for_dlrm_dcnv2_costs_at_most_1_percent_more_than_for_hugectr():
+    """On 16 GPUs, even shares would split every table of DLRM-DCNv2 into 16 parts; 4 parts cost a tenth less.
 
-    The restricted search plans for hierarchical all-to-alls, and finds a plan that is 0.8% cheaper without them, too.
+    The restricted search plans for hierarchical all-to-alls. Its plan is 0.8% cheaper without them, too.
     """
     task = ns.Task(ns.load_tables("criteo", batch_size=65536), ns.Topology(16, 80 * 10**9, devices_per_host=8), 65536)
     _check_target(task, "hugectr", more=0.01)
 
 
 @pytest.mark.parametrize(("number", "more"), [(182, FEWER_SHARDS), (185, 0.01)])
-def test_local_search_sets_out_from_several_plans(number, more):
-    """From the cheapest first plan it may end 3% above what it finds for SOK, whose tables are whole here.
+def test_search_costs_at_most_a_little_more_than_plans_restricted_to_sok(number, more):
+    """From the cheapest first plan alone, the local search may end 3% above the plan for SOK, where tables are whole.
 
-    Where exactly it ends is up to the processor, whose vectors add up in an order of their own: on one, it ends 0.55%
-    above for the second task.
+    The exact plan depends on the processor, whose vectors determine the order of sums: on one processor, the plan of
+    the second task costs 0.55% more.
     """
     _check_target(task_of(number), "sok", "cpu", more)
 
@@ -157,8 +157,8 @@ def _table(name, rows, dim, pooling_factor, **others):
     return ns.Table(name, rows, dim, pooling_factor, ns.zipf_reuse(rows, 1024 * pooling_factor), **others)
 
 
-def test_one_more_sharding_type_does_not_hide_plans_without_it():
-    """Memory is tight, and an all-reduce of data-parallel tables costs half of the savings unless there are none."""
+def test_search_with_all_sharding_types_costs_no_more_than_without_data_parallel():
+    """Memory is tight, and the all-reduce of any data-parallel tables costs half of the savings."""
     tables = (
         _table("a", 118_298, 4, 20.0), _table("b", 103_308, 4, 60.0, pooled=False), _table("c", 73_044, 32, 0.1),
         _table("d", 35, 8, 0.1), _table("e", 1_374, 8, 5.0),
@@ -172,7 +172,7 @@ def test_one_more_sharding_type_does_not_hide_plans_without_it():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["cpu", "roofline:h100"])
-def test_no_other_plan_is_cheaper_on_many_tasks(model):
+def test_search_finds_no_more_expensive_plan_than_others_on_many_tasks(model):
     for number in range(len(KINDS), 100):
         _check(number, model)
 
@@ -186,6 +186,6 @@ def test_search_finds_no_more_expensive_plan_for_an_easier_task(model, count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["torchrec", "hugectr", "sok"])
-def test_no_plan_of_a_targets_is_cheaper_on_many_tasks(target):
+def test_search_costs_no_more_than_plans_restricted_to_a_target_on_many_tasks(target):
     for number in range(40):
         _check_target(task_of(number), target)

@@ -1,4 +1,4 @@
-"""Re-planning: little is moved, nothing gets worse, mistakes are said."""
+"""Replan: few moved bytes, no higher cost, and refusals."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from neuroshard.testing import OpaqueCompute, SearcherConformance, linear_models
 from neuroshard.testing.toys import LinearComm, LinearCompute
 from neuroshard.words.form import FORMS, Form
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 from tests.kit.searches import H100, ms_of, uncertain
 from tests.kit.tasks import hot_table
 
@@ -28,7 +28,7 @@ FEW = Improvement(perturbations=5)
 
 
 class _FromRandom(Searcher):
-    """Re-plans a random plan."""
+    """Replans a random plan."""
 
     def find(self, task, simulator):
         return Replan(Random().find(task, simulator).plan, improvement=FEW).find(task, simulator)
@@ -48,7 +48,7 @@ def _started(compute, **settings):
 
 @pytest.mark.parametrize(("compute", "known"), [(LinearCompute(), 0.99), (OpaqueCompute(), 0.94)])
 def test_replan_finds_cheaper_plans_if_more_bytes_may_move(compute, known):
-    """A sum in place of an opaque model is fitted at the start plan, and knows less of plans farther away."""
+    """A sum model in place of an opaque model is fitted at the start plan, and is less accurate for other plans."""
     total, after = toy_task(14).size_bytes, []
     for limit in (0, total // 20, total // 5, None):
         start, plan, cost_ms = _started(compute, max_moved_bytes=limit)
@@ -61,14 +61,14 @@ def test_replan_finds_cheaper_plans_if_more_bytes_may_move(compute, known):
 
 def test_models_that_do_not_know_a_sharding_type_of_the_plan_are_refused():
     task = toy_task(3)
-    for where, form in ((range(4), "row_wise"), (COPIES, "data_parallel")):
+    for where, form in ((range(4), "row_wise"), (DATA_PARALLEL, "data_parallel")):
         with refused("plan-sharding-type-unsupported", where="plan", names=["'toy0'", form, "column_wise"]):
             Replan(laid_out(task, where, 0, 0)).find(task, Simulator(linear_models()))
     with refused("unknown-name", names=["'copy'"]):
-        Replan(laid_out(task, COPIES, 0, 0), sharding_types=("copy",))
+        Replan(laid_out(task, DATA_PARALLEL, 0, 0), sharding_types=("copy",))
 
 
-def test_the_plan_may_come_from_a_file_and_another_load(tmp_path):
+def test_replan_accepts_a_start_file_of_another_load(tmp_path):
     task, simulator = toy_task(10), Simulator(random_models())
     Random().find(task, simulator).plan.save(tmp_path / "plan.json")
     busier = replace(task, tables=(replace(task.tables[0], pooling_factor=99.0), *task.tables[1:]))
@@ -76,8 +76,8 @@ def test_the_plan_may_come_from_a_file_and_another_load(tmp_path):
     assert plan.task == busier
 
 
-def test_the_remark_names_cost_and_as_many_moved_bytes_as_explain():
-    """Weights and optimizer state, both of them."""
+def test_replan_remark_names_the_cost_and_the_moved_bytes_that_explain_shows():
+    """Moved bytes are weights and optimizer state."""
     task, simulator = replace(toy_task(10), memory=ns.MemoryUse("adam")), Simulator(random_models())
     start = Random().find(task, simulator).plan
     found = Replan(start, improvement=FEW).find(task, simulator)
@@ -94,7 +94,7 @@ def test_replan_refuses_starting_plans_of_other_tables():
 
 
 def _where(plan):
-    """(device, columns) of every table, by name."""
+    """Return (device, columns) of each shard of each table, by name."""
     found = {table.name: [] for table in plan.task.tables}
     for placed in sorted(plan.placements):
         found[plan.task.tables[placed.shard.table].name].append((placed.device, placed.shard.dim))
@@ -102,7 +102,7 @@ def _where(plan):
 
 
 def test_unaffected_tables_stay_if_tables_or_devices_change():
-    """Nothing is moved but what has to be, as long as nothing else is worth it."""
+    """Only forced moves are made, because no other move gains enough."""
     task, few = toy_task(8), {"improvement": FEW, "min_gain": 1e9}
     simulator, start = Simulator(linear_models()), Random().find(task, Simulator(linear_models())).plan
     extra = replace(toy_task(9).tables[8], name="new")
@@ -132,8 +132,8 @@ OTHERS = {"rows": {"rows": 300}, "data type": {"bytes_per_element": 2}, "lookups
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
-def test_tables_that_change_are_the_same_tables(other):
-    """They stay, what the step costs with them is known, and their bytes count if they move."""
+def test_replan_keeps_changed_tables_in_place_and_counts_their_bytes_if_moved(other):
+    """Changed tables stay, the remark has the cost of the step with them, and their bytes count if they move."""
     task, simulator = toy_task(8), Simulator(linear_models())
     start = Random().find(task, simulator).plan
     changed = replace(task, tables=(replace(task.tables[0], **other), *task.tables[1:]))
@@ -149,7 +149,7 @@ def test_tables_that_change_are_the_same_tables(other):
     assert readable_bytes(moved_bytes(start, moved.plan)) in moved.remark
 
 
-def test_with_a_min_gain_of_1_nothing_is_searched_that_can_stay():
+def test_replan_with_min_gain_1_returns_the_start_without_searching():
     task, simulator = toy_task(14), Simulator(linear_models())
     start = Random().find(task, simulator).plan
     never = Replan(start, min_gain=1.0, improvement=None, rest=None)
@@ -194,7 +194,7 @@ def test_replan_refuses_invalid_max_moved_bytes():
     assert free == limited
 
 
-def test_a_plan_that_costs_nothing_has_a_remark():
+def test_replan_remark_shows_a_cost_of_0_ms():
     free = CostModels(LinearCompute(0.0, 0.0), LinearComm(4, 0.0), LinearComm(4, 0.0), 256)
     task, simulator = toy_task(4), Simulator(free)
     replan = Replan(Random().find(task, simulator).plan)
@@ -211,7 +211,7 @@ def _criteo(count=16, **fields):
 
 def _mixed(task):
     """Two row-wise tables on all devices, one on the first host, four data-parallel; the rest on the last device."""
-    others = {0: range(4), 9: range(4), 2: [0, 1]} | dict.fromkeys((4, 5, 7, 8), COPIES)
+    others = {0: range(4), 9: range(4), 2: [0, 1]} | dict.fromkeys((4, 5, 7, 8), DATA_PARALLEL)
     return laid_out(task, *(others.get(i, 3) for i in range(len(task.tables))))
 
 
@@ -220,7 +220,7 @@ def _others(plan):
 
 
 class _FromForms(Searcher):
-    """Re-plans a plan of all sharding types that the models know, with few bytes to move."""
+    """Replans a plan of all sharding types that the models know, with few bytes to move."""
 
     def find(self, task, simulator):
         start = NeuroShard(improvement=Improvement(perturbations=0), acceptance=None).find(task, simulator).plan
@@ -252,8 +252,8 @@ def test_column_wise_tables_move_while_row_wise_and_data_parallel_tables_stay(us
     assert max(costs[2:]) < 1.01 * costs[1]
 
 
-def test_columns_stay_off_the_devices_that_rows_of_one_host_load():
-    """The hot table's rows keep the first host busy: tables that are on one device are spread over the second host."""
+def test_replan_moves_column_wise_tables_off_the_host_of_a_hot_row_wise_table():
+    """The rows of the hot table load the first host, so column-wise tables are spread over the second host."""
     narrow = (hot_table(f"narrow{i}", 1_000_000, 16, 40) for i in range(12))
     tables = (hot_table("hot", 10_000_000, 64, 300), *narrow)
     task = Task(tables, Topology(4, "80GiB", devices_per_host=2), BATCH)
@@ -285,8 +285,8 @@ def test_tables_change_their_sharding_type_if_that_helps_and_moves_bytes_within_
 
 @pytest.mark.parametrize("relative", [0.001, 0.5])
 @pytest.mark.parametrize("types", [(), FORMS])
-def test_a_gain_is_accepted_as_in_the_default_search(relative, types):
-    """Whether tables change their sharding type or not: replan rejects the gains that the default search rejects."""
+def test_replan_accepts_the_gains_that_the_default_search_accepts(relative, types):
+    """With and without changes of sharding types, replan rejects the gains that the default search rejects."""
     task, simulator = replace(_criteo(), topology=Topology(4, "80GiB")), uncertain(H100, relative)
     start = laid_out(task, *(i % 4 for i in range(16)))
     found = Replan(start, improvement=FEW, sharding_types=types).find(task, simulator)
@@ -301,9 +301,9 @@ def test_a_gain_is_accepted_as_in_the_default_search(relative, types):
 
 
 def test_tables_keep_their_types_and_numbers_of_shards_if_asked():
-    """Without, a warning names the tables whose optimizer state is lost to checkpoints."""
+    """Without `keep_types`, a warning names the tables whose optimizer state checkpoints lose."""
     task = replace(_criteo(), topology=Topology(4, "80GiB"), memory=ns.MemoryUse("rowwise_adagrad"))
-    start = laid_out(task, range(4), {0: 64, 1: 64}, COPIES, *[0] * 13)
+    start = laid_out(task, range(4), {0: 64, 1: 64}, DATA_PARALLEL, *[0] * 13)
     free, held = (Replan(start, improvement=FEW, keep_types=keep).find(task, H100) for keep in (False, True))
     assert free.plan.forms != start.forms
     assert (free.warning.code, free.warning.where) == ("checkpoint-state-lost", "checkpoints")
@@ -314,9 +314,9 @@ def test_tables_keep_their_types_and_numbers_of_shards_if_asked():
     assert ms_of(held.plan) < ms_of(start)
 
 
-def test_data_parallel_tables_that_do_not_pay_become_column_wise_and_move_nothing():
+def test_replan_makes_expensive_data_parallel_tables_column_wise_without_moves():
     task = _criteo(12)
-    start = laid_out(task, *[COPIES] * 12)
+    start = laid_out(task, *[DATA_PARALLEL] * 12)
     plan = Replan(start, 0, FEW).find(task, H100).plan
     assert moved_between(start, plan).sum() == 0
     assert Form.COLUMN_WISE in plan.forms
@@ -324,7 +324,7 @@ def test_data_parallel_tables_that_do_not_pay_become_column_wise_and_move_nothin
     assert Replan(start, sharding_types=(), improvement=FEW).find(task, H100).plan == start
 
 
-def test_rows_may_go_back_to_columns():
+def test_replan_makes_a_row_wise_table_column_wise_if_moved_bytes_allow():
     task = _criteo(10)
     start = laid_out(task, range(4), *(i % 4 for i in range(1, 10)))
     within = task.tables[0].size_bytes // 2
@@ -333,7 +333,7 @@ def test_rows_may_go_back_to_columns():
     assert moved_between(start, plans[0]).sum() <= within
 
 
-def test_columns_stay_apart_from_rows_of_a_host():
+def test_replan_keeps_a_column_wise_table_apart_from_rows_of_a_host():
     task = _criteo(10, constraints=Constraints(apart=(("criteo_1", "criteo_2"),)))
     start = laid_out(task, 3, [0, 1], *[3] * 8)
     assert start.violations == ()
@@ -346,7 +346,7 @@ def test_columns_stay_apart_from_rows_of_a_host():
 @pytest.mark.parametrize(
     ("gain", "costs", "chosen"), [(0.2, (10, 9.2, 7.9), 2), (0.2, (10, 9.2, 8.1), 0), (0.05, (10, 9.2, 9), 1)]
 )
-def test_plans_with_fewer_moves_must_gain_enough_too(gain, costs, chosen):
+def test_replan_takes_the_plan_whose_further_moves_gain_min_gain(gain, costs, chosen):
     task = toy_task(3, num_devices=2)
     found = [Found(laid_out(task, *(int(t < moved) for t in range(3)))) for moved in range(3)]
     start, predicted = found[0].plan, [SimpleNamespace(total_ms=ms) for ms in costs]

@@ -19,7 +19,7 @@ from neuroshard.testing import ONCE, OpaqueCompute, SearcherConformance, linear_
 from tests.kit.messages import refused
 from tests.kit.searches import ms_of
 from tests.kit.tasks import plain_tables, plain_task
-from tests.search.kernels.oracle import oracle_search
+from tests.search.published.plain_search import plain_search
 
 WHOLE = BeamSearch(max_splits=0)
 
@@ -87,7 +87,7 @@ def test_greedy_places_the_table_with_the_highest_score_alone(score, heavy):
     assert ["heavy"] in [[table.name for table in tables] for tables in plan.device_tables]
 
 
-def test_splits_never_cost_more_than_none():
+def test_beam_search_with_splits_never_costs_more_than_without():
     for seed in range(6):
         task = toy_task(10, seed=seed)
         simulator = Simulator(random_models(seed=seed))
@@ -96,7 +96,7 @@ def test_splits_never_cost_more_than_none():
 
 
 @pytest.mark.parametrize("num_devices", [2, 4, 8])
-def test_local_search_never_costs_more_than_the_published_one(num_devices):
+def test_neuroshard_never_costs_more_than_the_published_search(num_devices):
     gains = []
     for seed in range(6):
         task = toy_task(12, num_devices, seed=seed)
@@ -117,13 +117,13 @@ def test_models_of_any_sharding_type_are_searched():
     )
     found = (one.find(task, simulator).plan for one in (Greedy("lookup"), *few_splits))
     greedy, published, ours = (ms_of(plan, simulator) for plan in found)
-    _, expected = oracle_search(task, simulator, max_splits=3)
+    _, expected = plain_search(task, simulator, max_splits=3)
     # Searched by a sum, in proportion to costs of tables alone.
     assert expected * (1 - 1e-4) <= published < expected * 1.01
     assert ours < published <= greedy
 
 
-def test_neuroshard_splits_a_table_that_dominates():
+def test_beam_search_halves_a_dominating_table():
     task, simulator = plain_task([128, 4]), Simulator(linear_models(2))
     plan, whole = (searcher.find(task, simulator).plan for searcher in (BeamSearch(), WHOLE))
     assert sorted(p.shard.dim for p in plan.placements if p.shard.table == 0) in ([64, 64], [60, 68])
@@ -139,7 +139,7 @@ def test_beam_search_finds_a_plan_if_greedy_finds_no_room():
     assert BeamSearch(max_splits=1).find(task, Simulator(linear_models(3))).plan.fits
 
 
-def test_the_smallest_cap_named_by_an_error_works():
+def test_search_succeeds_with_the_memory_that_its_error_advises():
     tables = plain_tables(16, 1000 + 317 * np.arange(5), 1.0)
     total = sum(table.size_bytes for table in tables)
     simulator = Simulator(linear_models(3))

@@ -1,4 +1,4 @@
-"""The sharding types that a search and rules allow: plans have these only, and each name means what TorchRec means."""
+"""Sharding types allowed by searches and rules: plans have only these types, named as in TorchRec."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from neuroshard.layouts.sharding_types import SHARDING_TYPES
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 from tests.kit.searches import found
 from tests.kit.tasks import hot_table
 
@@ -45,7 +45,7 @@ def test_table_column_wise_splits_tables_on_one_host_only(host, splits):
 
 
 def test_rows_are_on_one_host_if_only_table_row_wise_is_allowed():
-    """By the searcher's setting, and by a rule for one table."""
+    """Allowed by the setting of the searcher, or by a rule for one table."""
     rows = [TableRule("hot", sharding_types=("row_wise", "table_row_wise"))]
     assert _searched("column_wise", "row_wise", task=_task(rows)).sharding_types[1] == "row_wise"
     assert _searched("column_wise", "table_row_wise", task=_task(rows)).sharding_types[1] == "table_row_wise"
@@ -58,8 +58,8 @@ def test_rows_are_on_one_host_if_only_table_row_wise_is_allowed():
 
 
 @pytest.mark.parametrize("name", SHARDING_TYPES)
-def test_a_rule_allows_the_plans_that_torchrec_means_by_its_name(name):
-    """Of plans with one table of each kind, on four devices in two hosts."""
+def test_rule_on_a_sharding_type_allows_the_plans_of_torchrecs_type_of_that_name(name):
+    """Each plan has one table, of another sharding type, on four devices of two hosts."""
     kinds = {
         "table_wise": 0,
         "column_wise": {0: 64, 2: 64},
@@ -67,7 +67,7 @@ def test_a_rule_allows_the_plans_that_torchrec_means_by_its_name(name):
         "row_wise": range(4),
         "table_row_wise": [2, 3],
         "grid_shard": {(0, 1): 64, (2, 3): 64},
-        "data_parallel": COPIES,
+        "data_parallel": DATA_PARALLEL,
     }
     cases = {
         "column_wise": {"column_wise", "table_column_wise", "table_wise"},
@@ -80,7 +80,7 @@ def test_a_rule_allows_the_plans_that_torchrec_means_by_its_name(name):
     assert allowed == cases.get(name, {name})
 
 
-def test_names_that_are_no_sharding_type_and_settings_without_columns_are_refused():
+def test_unknown_sharding_types_and_searchers_without_column_wise_are_refused():
     with refused("unknown-name", names=["'rows'"]):
         NeuroShard(sharding_types=("rows",))
     with refused("searcher-types-not-column-wise", names=["column_wise", "table_wise"]):

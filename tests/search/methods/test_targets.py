@@ -1,4 +1,4 @@
-"""Searches for a target: the best of what it can express, not a plan for everything that is cut down."""
+"""Searches for a target find the best plan that the target can express."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ from tests.kit.searches import H100
 
 
 def _hot_task():
-    """A table that is best cut in three, among others, on three devices."""
+    """Make a task with a table that is best split in three, on three devices."""
     task = toy_task(4, 3)
     hot, *rest = (replace(table, dim=4, pooling_factor=1.0) for table in task.tables)
     return replace(task, tables=(replace(hot, name="hot", dim=64, pooling_factor=30.0), *rest))
@@ -26,7 +26,7 @@ def _searched(target):
     return plan, sorted(placed.shard.dim for placed in plan.placements if placed.shard.table == 0)
 
 
-def test_target_gets_the_best_plan_that_it_can_express():
+def test_search_for_a_target_finds_a_plan_that_the_target_can_express():
     (free, thirds), (equal, halves), (whole, alone) = map(_searched, (None, "hugectr", "sok"))
     assert (len(thirds), halves, alone) == (3, [32, 32], [64])
     assert [whole.task] == list(constrained([_hot_task()], "sok"))
@@ -41,7 +41,7 @@ def test_target_gets_the_best_plan_that_it_can_express():
 
 
 def test_large_tables_for_sok_are_row_wise():
-    """Where models know those, and no device holds one alone."""
+    """A table is row-wise if models know row-wise tables, and no device has memory for the whole table."""
     task = _hot_task()
     large = replace(task.tables[0], rows=10_000)
     task = replace(task, tables=(large, *task.tables[1:]), topology=replace(task.topology, memory_bytes=1_500_000))
@@ -65,7 +65,7 @@ def test_search_for_torchrec_finds_the_plan_without_a_target():
 
 
 @pytest.mark.parametrize("tasks", [50, pytest.param(150, marks=pytest.mark.slow)])
-def test_equal_widths_have_plans_wherever_there_are_any(tasks):
+def test_search_with_equal_widths_finds_a_plan_if_there_is_one(tasks):
     found, equal = 0, (TableRule("*", max_shards=2, equal_widths=True),)
     searcher = NeuroShard(sharding_types=("column_wise",))
     for seed in range(tasks):

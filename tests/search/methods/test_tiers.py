@@ -1,4 +1,4 @@
-"""Tables in host memory: put there where devices have too little, no more of them than need be, nor than hosts hold."""
+"""Host tiers in searches: tables are in host memory only if devices lack memory, within the memory of hosts."""
 
 import re
 from dataclasses import replace
@@ -42,7 +42,7 @@ LARGE = tuple(table.with_dim(32) for table in dlrm_like(seed=3, batch_size=BATCH
 
 
 def _task(share, count=8, devices=4, host_share=2.0, devices_per_host=None, **fields):
-    """Devices with room for a share of the tables."""
+    """Make a task on devices with memory for a share of the tables."""
     tables = LARGE[:count]
     total = sum(table.size_bytes for table in tables)
     memory = max(int(total * share / devices), 1)
@@ -100,8 +100,8 @@ def test_plans_of_tiny_tasks_are_near_the_best(tasks):
 @pytest.mark.parametrize(
     ("share", "count"), [(0.8, 6), *(pytest.param(share, 8, marks=pytest.mark.slow) for share in (0.3, 0.6))]
 )
-def test_no_choice_of_tiers_would_have_been_much_cheaper(share, count):
-    """By the same search with every table bound to the memory that the choice gives it."""
+def test_search_costs_at_most_1_percent_more_than_any_fixed_choice_of_tiers(share, count):
+    """Each choice is searched by the same search, with rules that fix the tier of every table."""
     task = _task(share, count)
     options = TierOptions.of(task, H100.compute_for(task))
     bound = (
@@ -124,7 +124,7 @@ def test_search_keeps_the_tiers_that_rules_set():
 
 
 @pytest.mark.parametrize("rule", [TableRule("*", tiers=("device", "uvm")), TableRule("*", tiers=("uvm_caching",))])
-def test_every_table_may_be_kept_out_of_a_memory(rule):
+def test_search_uses_only_the_tiers_that_a_rule_for_all_tables_allows(rule):
     assert _tiers(_found(0.5, constraints=Constraints((rule,)))) <= {Tier(tier) for tier in rule.tiers}
 
 
@@ -177,7 +177,7 @@ def test_replan_keeps_the_tiers_of_the_running_job():
     assert ms_of(moved) <= ms_of(worse)
 
 
-def test_memories_stay_where_a_table_goes():
+def test_replan_keeps_the_tiers_of_other_tables_if_a_table_is_removed():
     plan = _found(0.4)
     fewer = replace(plan.task, tables=plan.task.tables[1:])
     assert len(set(plan.tier_assignments[1:])) > 1
@@ -219,12 +219,12 @@ def test_random_tasks_have_plans_that_overfill_no_host(searcher):
 
 
 @EVERY
-def test_whole_tables_fill_hosts_where_they_can(searcher):
+def test_searchers_fill_a_host_with_whole_tables(searcher):
     assert max(found(searcher, _in_gib([20, 60, 10, 10, 30, 20], 83)).host_bytes) > 70 * GIB
 
 
 @EVERY
-def test_tables_that_no_host_has_room_for_are_divided(searcher):
+def test_searchers_divide_tables_that_exceed_a_host(searcher):
     for sizes, host_gib in (([60, 60, 60], 91), ([100], 51), ([70, 70, 10], 76)):
         found(searcher, _in_gib(sizes, host_gib))
 
@@ -254,7 +254,7 @@ def test_host_memory_named_by_an_error_suffices():
 
 @EVERY
 def test_plan_that_exceeds_host_memory_is_refused_without_a_claim_about_all_plans(searcher):
-    """Where nothing is found, it is said of what was found, not of all plans."""
+    """The error is about the plan that was found, and does not claim that no plan exists."""
     task = _in_gib([60, 60, 60], 91, (TableRule("*", tiers=("uvm",), max_shards=1),))
     with refused("plan-breaks-limits", names=["host 0"], kind=InfeasibleError):
         searcher.find(task, H100)
@@ -265,7 +265,7 @@ class _Careless(ns.Searcher):
         return ns.Found(whole(task, 0))
 
 
-def test_nobodys_plan_is_handed_out_with_violations():
+def test_search_refuses_to_return_a_plan_that_breaks_limits():
     rules = (TableRule("*", devices=(1,)),)
     for task in (_in_gib([10, 10], 91, rules), _in_gib([10, 10], 91, ())):
         with refused("plan-breaks-limits", kind=InfeasibleError):
@@ -280,7 +280,7 @@ def test_replan_keeps_tables_within_the_memory_of_hosts():
         found(Replan(replace(start, placements=turned), max_moved_bytes=most, improvement=FEW_STEPS), task)
 
 
-def test_a_large_table_goes_before_small_ones_that_gain_more_where_hosts_cannot_hold_it():
+def test_search_keeps_a_large_table_on_a_device_if_hosts_have_no_room_for_it():
     shapes = ("big", 200_000, 64), ("small", 30_000, 8)
     tables = tuple(hot_table(*shape, 1.0, 64, bytes_per_element=2) for shape in shapes)
     topology = Topology(2, 64_500_000, host_memory_bytes=2_500_000)
@@ -314,7 +314,7 @@ def test_small_tables_are_data_parallel_beside_a_large_uvm_table_if_column_wise_
 
 
 @pytest.mark.parametrize(("share", "host_share"), [(1.05, 0), (1.05, 1), (0.9, 1)])
-def test_a_table_that_must_be_data_parallel_is_on_every_device_beside_any_others(share, host_share):
+def test_search_fits_a_required_data_parallel_table_beside_a_larger_one(share, host_share):
     tables = plain_tables([64] * 2, [600, 5000])
     copied, other = (table.size_bytes for table in tables)
     topology = Topology(2, int((copied + other / 2) * share), host_memory_bytes=other * host_share)

@@ -1,4 +1,4 @@
-"""Our cost models inside TorchRec's own planner."""
+"""NeuroShard's cost models inside TorchRec's planner."""
 
 from dataclasses import replace
 
@@ -11,13 +11,13 @@ from neuroshard.stages.search.methods.torchrec_estimators import SimulatorPerfMo
 from neuroshard.testing import ONCE, linear_models, toy_task
 from neuroshard.torchrec import find_tables, to_sharding_plan
 from neuroshard.torchrec.options import sharding_options
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 from tests.kit.searches import H100
 from tests.kit.torchrec_models import shaped_bags, topology
 
 
 def _options(task, plan):
-    """The plan as TorchRec's proposals are."""
+    """Return a plan in the form of TorchRec's proposals."""
     tables = find_tables(shaped_bags({table.name: (table.rows, table.dim) for table in task.tables}))
     return sharding_options(to_sharding_plan(plan), tables, task.batch_size, topology(task.topology.num_devices))
 
@@ -36,7 +36,7 @@ def test_proposals_are_rated_by_their_plan_cost(planned):
 
 def test_proposals_of_any_sharding_type_are_rated():
     task = toy_task(3, num_devices=2)
-    for plan in (laid_out(task, range(2), 0, COPIES), laid_out(task, COPIES, range(2), 1)):
+    for plan in (laid_out(task, range(2), 0, DATA_PARALLEL), laid_out(task, DATA_PARALLEL, range(2), 1)):
         assert SimulatorPerfModel(task, H100).rate(_options(task, plan)) == H100.cost(task, plan).total_ms
 
 

@@ -1,4 +1,4 @@
-"""TorchRec's planner as a searcher; its conformance is tested with everyone's."""
+"""TorchRec's planner as a searcher; conformance tests of all searchers are elsewhere."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from neuroshard.stages.search.methods.torchrec_planner import TorchRecSearch
 from neuroshard.testing import linear_models, toy_task
 from neuroshard.words.form import Form
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 from tests.kit.searches import H100, found, ms_of
 from tests.kit.tasks import plain_tables, plain_task
 
@@ -28,7 +28,7 @@ def test_torchrec_planner_splits_tables_that_do_not_fit_whole():
     assert sorted(p.shard.dim for p in plan.placements if p.shard.table == 0) == [32, 32]
 
 
-def test_best_setting_of_torchrec_planner_counts():
+def test_torchrec_search_costs_as_much_as_its_best_setting():
     task, simulator = toy_task(8, seed=3), Simulator(linear_models())
     alone = [
         ms_of(TorchRecSearch((factor,), (sort,)).find(task, simulator).plan, simulator)
@@ -39,8 +39,8 @@ def test_best_setting_of_torchrec_planner_counts():
     assert len(set(alone)) > 1
 
 
-def test_our_estimates_make_plans_of_torchrec_planner_cheaper():
-    """By our own simulator, on average."""
+def test_torchrec_search_with_simulator_estimates_costs_less_on_average():
+    """Mean cost by NeuroShard's simulator."""
     simulator = Simulator(linear_models())
     theirs, ours = (
         sum(ms_of(searcher.find(toy_task(7, seed=seed), simulator).plan, simulator) for seed in range(2))
@@ -74,7 +74,7 @@ def test_error_names_buffers_that_leave_no_memory():
 
 @pytest.mark.parametrize(("devices", "domain"), [(4, None), (8, 4), (4, 4)])
 def test_torchrec_planner_may_place_rows_on_hosts_with_fast_links(devices, domain):
-    """TorchRec chooses the type, we read it right."""
+    """The plan has the sharding type that TorchRec chose."""
     rules = Constraints((TableRule("*", sharding_types=("row_wise",)),))
     topology = Topology(devices, 1 << 30, devices_per_host=2, devices_per_domain=domain)
     task = Task(plain_tables([16] * 6, 100_000, 20.0), topology, 256, constraints=rules)
@@ -84,9 +84,9 @@ def test_torchrec_planner_may_place_rows_on_hosts_with_fast_links(devices, domai
 
 
 def test_torchrec_planner_counts_the_memory_of_the_task():
-    """Of every sharding type, shard by shard."""
+    """The memory of each shard of every sharding type."""
     task = plain_task([16], devices=4, memory=MemoryUse("adam", batches_in_flight=1))
-    for where in (range(4), COPIES, {0: 4, 3: 12}):
+    for where in (range(4), DATA_PARALLEL, {0: 4, 3: 12}):
         plan = laid_out(task, where)
         shards = [PlannerShard([p.shard.rows, p.shard.dim], [p.shard.row, p.shard.column]) for p in plan.by_device]
         option = SimpleNamespace(name="t0", shards=shards, compute_kernel="fused", cache_params=None)

@@ -26,7 +26,7 @@ from neuroshard.targets.target import TARGETS, target_named
 from neuroshard.testing import linear_models, toy_tables
 from neuroshard.words.placement import Shard
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, read_back, table
+from tests.kit.plans import DATA_PARALLEL, laid_out, read_back, table
 from tests.kit.searches import H100, costed_space_of, found
 
 LIMIT = 2048  # FBGEMM's, as its sources have it
@@ -43,18 +43,18 @@ DIMS = (2048, 2052, 4096, 4100, 6000)
 
 
 def wide_task(devices=2, dims=DIMS, memory_bytes=1 << 30, **fields):
-    """A task of tables of these widths beside narrow ones."""
+    """Make a task of tables of these widths and of narrow tables."""
     wide = tuple(table(f"w{dim}", 300, dim, 1.5) for dim in dims)
     return Task((*wide, *toy_tables(3)), Topology(devices, memory_bytes), 256, **fields)
 
 
 def widths_of(plan, index):
-    """The widths of a table's shards, in order of columns."""
+    """Return the widths of the shards of a table, in order of columns."""
     return [placed.shard.dim for placed in sorted(plan.by_table[index], key=lambda one: one.shard.column)]
 
 
 def check_width(plan):
-    """Check that no shard is wider than kernels take, and that devices cut what they hold as little as that takes."""
+    """Check that no shard exceeds the width limit, and that devices have as few shards as this limit allows."""
     assert plan.violations == ()
     assert max(placed.shard.dim for placed in plan.placements) <= LIMIT
     for whole, placed in zip(plan.task.tables, plan.by_table, strict=True):
@@ -82,7 +82,7 @@ def test_wide_tables_in_host_memory_are_cut_too(name):
 
 
 @pytest.mark.parametrize("dim", [2052, 2056, 4096, 4100, 4104, 6000, 8192])
-def test_shards_of_a_sequence_table_are_all_as_wide(dim):
+def test_searchers_give_all_shards_of_wide_sequence_tables_one_width(dim):
     sequences = tuple(table(f"s{i}", 300, dim, 1.5, pooled=False) for i in range(2))
     for devices in (1, 2, 4):
         task = Task((*sequences, *toy_tables(2)), Topology(devices, 1 << 30), 256)
@@ -92,7 +92,7 @@ def test_shards_of_a_sequence_table_are_all_as_wide(dim):
             assert len({*widths_of(plan, 0), *widths_of(plan, 1)}) == 1
 
 
-def test_widths_are_as_few_and_even_as_they_go():
+def test_shard_widths_are_as_few_and_even_as_possible():
     assert [*shard_widths(table(dim=4096), 4096)] == [2048, 2048]
     assert [*shard_widths(table(dim=4100), 4100)] == [1364, 1368, 1368]
     assert [*shard_widths(table(dim=4100), 2048)] == [2048]
@@ -101,7 +101,7 @@ def test_widths_are_as_few_and_even_as_they_go():
     assert (equal_parts(4096), equal_parts(4104), equal_parts(4096, 3), equal_parts(64)) == (2, 3, 4, 1)
 
 
-def test_the_published_search_sets_out_from_the_fewest_shards():
+def test_published_search_starts_from_the_fewest_shards():
     space = costed_space_of(wide_task(4), H100)
     layout = fewest_shards(space.shards)
     widths = 4 * (layout - space.shards.first[space.shards.item[layout]])
@@ -110,7 +110,7 @@ def test_the_published_search_sets_out_from_the_fewest_shards():
     check_width(found(BeamSearch(max_splits=0), wide_task(4)))
 
 
-def test_bytes_and_costs_of_what_a_device_holds_are_those_of_its_shards():
+def test_device_bytes_and_costs_of_widths_equal_those_of_the_plan():
     rng = np.random.default_rng(0)
     task = wide_task(3, memory_bytes=1 << 32, memory=ns.MemoryUse("rowwise_adagrad", 2))
     space = costed_space_of(task, H100)
@@ -127,7 +127,7 @@ def test_bytes_and_costs_of_what_a_device_holds_are_those_of_its_shards():
         assert moved_bytes(plan, plan) == 0
 
 
-def test_no_plan_is_reported_only_if_no_split_fits():
+def test_search_reports_no_plan_for_wide_tables_only_if_no_split_fits():
     task = wide_task(2, dims=(4096, 6000))
     space = SearchSpace.of_task(task)
     total = int(space.shards.size_bytes[space.shards.whole].sum())
@@ -140,7 +140,7 @@ def test_no_plan_is_reported_only_if_no_split_fits():
                 BeamSearch().find(tight, H100)
 
 
-@pytest.mark.parametrize("where", [range(2), COPIES], ids=["row_wise", "data_parallel"])
+@pytest.mark.parametrize("where", [range(2), DATA_PARALLEL], ids=["row_wise", "data_parallel"])
 def test_plans_of_wide_row_wise_and_data_parallel_tables_break_their_task(where):
     task = wide_task(2, dims=(2048, 4096))
     narrow, wide = laid_out(task, where, 0, 0, 0, 0), laid_out(task, 0, where, 0, 0, 0)
@@ -163,7 +163,7 @@ def test_plans_that_were_saved_with_wide_shards_break_their_task():
     check_width(replanned)
 
 
-def test_shards_that_could_be_one_are_refused_and_others_are_not():
+def test_shards_on_one_device_are_refused_if_one_shard_could_replace_them():
     task = Task((table(dim=4096),), Topology(2, 1 << 30), 256)
 
     def plan(*shards):
@@ -232,7 +232,7 @@ def test_tables_that_are_kept_together_are_cut_on_their_device():
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_system_gets_wide_tables_cut_or_refuses_them(target):
+def test_search_for_a_target_splits_wide_tables_or_the_target_refuses_them(target):
     task = wide_task(6, dims=(2048, 2056, 4096, 6000))
     its = target_named(target)
     if "column_wise" not in its.sharding_types:
@@ -246,7 +246,7 @@ def test_every_system_gets_wide_tables_cut_or_refuses_them(target):
         assert [len(set(widths_of(plan, index))) for index in range(4)] == [1] * 4
 
 
-def test_hugectr_has_no_two_shards_of_a_table_on_a_gpu():
+def test_hugectr_refuses_two_shards_of_a_table_on_a_gpu():
     task = target_named("hugectr").constrained(wide_task(2, dims=(4096,)))
     assert {placed.device for placed in NeuroShard().find(task, H100).plan.by_table[0]} == {0, 1}
     with refused("table-shard-counts", names=["'w4096'", "2 shards", 2048]):
@@ -256,7 +256,7 @@ def test_hugectr_has_no_two_shards_of_a_table_on_a_gpu():
         target_named("hugectr").check(found(NeuroShard(), one))
 
 
-def test_replanning_keeps_wide_tables_where_they_are():
+def test_replan_without_moved_bytes_keeps_wide_tables_and_else_splits_them():
     before = found(NeuroShard(), wide_task(2))
     kept = found(Replan(before, max_moved_bytes=0), before.task)
     assert moved_bytes(before, kept) == 0
@@ -279,7 +279,7 @@ def test_wide_shards_are_never_drawn_for_measurement(stage):
         drawn(max_dim=4096)
 
 
-def test_models_that_are_no_datasheets_plan_wide_tables_too():
+def test_search_with_linear_models_splits_wide_tables():
     task = wide_task(2)
     check_width(found(NeuroShard(), task, Simulator(linear_models(2))))
     placed = place_column_wise(task, [(2, 4096, 1)])

@@ -1,4 +1,4 @@
-"""Tables that may be cut in equal parts only, and are worth more than two."""
+"""Tables that may only be split into equal parts, and for which more than two parts pay."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ SEARCH = build("searcher", "neuroshard")
 
 
 def _task(constraints=None, **hot):
-    """A table that is best cut in four, among others, on four devices."""
+    """Make a task with a table that is best split in four, on four devices."""
     task = toy_task(5, 4)
     first, *rest = (replace(table, dim=4, pooling_factor=1.0) for table in task.tables)
     wide = replace(first, **{"name": "hot", "rows": 1000, "dim": 64, "pooling_factor": 30.0} | hot)
@@ -59,7 +59,7 @@ def test_search_splits_a_table_into_no_more_parts_than_its_rules_allow(constrain
 
 
 def _halved(task):
-    """The task, whose tables may have two parts at most."""
+    """Return the task with at most two parts per table."""
     return task.with_rules([TableRule("*", max_shards=2)])
 
 
@@ -72,7 +72,7 @@ def test_search_with_more_parts_finds_no_more_expensive_plan():
         assert ms_of(found, SIMULATOR) <= ms_of(halves, SIMULATOR)
 
 
-def test_tables_too_large_to_be_halved_are_cut_in_more():
+def test_search_splits_a_table_into_four_parts_if_halves_exceed_a_device():
     task = _task(rows=10_000)
     part = 10_000 * 16 * 4
     task = replace(task, topology=replace(task.topology, memory_bytes=part + 200_000))
@@ -84,13 +84,13 @@ def test_tables_too_large_to_be_halved_are_cut_in_more():
         SEARCH.find(tighter, SIMULATOR)
 
 
-def test_data_parallel_tables_stay_data_parallel():
+def test_search_makes_a_small_table_data_parallel_instead_of_splitting_it():
     task = replace(_task(rows=50), batch_size=65536)
     plan = NeuroShard().find(task, H100).plan
     assert plan.forms[0] == "data_parallel"
 
 
-def test_candidate_plans_are_of_the_task_of_the_plan():
+def test_candidate_plans_have_the_task_of_the_found_plan():
     plan = SEARCH.find(_task(), SIMULATOR).plan
     found = SEARCH.candidate_plans(plan, SIMULATOR, 4)
     assert found[0] == plan

@@ -20,7 +20,7 @@ from tests.kit.random_models import random_by_form
 from tests.kit.searches import H100, costed_space_of, ms_of
 from tests.kit.tasks import hot_table
 
-COLUMNS, ROWS, COPIES = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
+COLUMN_WISE, ROW_WISE, DATA_PARALLEL = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
 BATCH = 65536
 BY_FORM = Simulator(replace(H100.models, compute=random_by_form(), margins=None))
 WORK = {
@@ -71,7 +71,7 @@ def _cost(task, forms):
         "waiting for hosts",
     ],
 )
-@pytest.mark.parametrize("forms", [[ROWS] * 12, [COPIES] * 12, [ROWS, COPIES] * 6])
+@pytest.mark.parametrize("forms", [[ROW_WISE] * 12, [DATA_PARALLEL] * 12, [ROW_WISE, DATA_PARALLEL] * 6])
 def test_estimates_of_row_wise_and_data_parallel_tables_are_exact(forms, simulator):
     task, forms = _task(), np.array(forms)
     plan = Plan(task, tuple(SpreadPlacements(task).others(forms)))
@@ -84,14 +84,14 @@ def test_estimates_of_row_wise_and_data_parallel_tables_are_exact(forms, simulat
 @pytest.mark.parametrize("simulator", [H100, BY_FORM], ids=["kernels", "a model for each sharding type"])
 @pytest.mark.parametrize("sequences", [[False] * 12, [True, False] * 6, [True] * 12], ids=["none", "some", "all"])
 def test_placed_column_wise_tables_cost_what_their_plan_does_beside_any_sharding_types(sequences, simulator):
-    """Rows of sequence tables are calls of their own, exchanged like columns: in one all-to-all with them."""
+    """Row-wise sequence tables have separate kernel calls, and share the all-to-all of column-wise tables."""
     base, rng = _task(), np.random.default_rng(5)
     tables = tuple(replace(t, pooled=not its) for t, its in zip(base.tables, sequences, strict=True))
-    task, one_in_columns = replace(base, tables=tables), np.where(np.arange(12) == 1, COLUMNS, ROWS)
+    task, one_in_columns = replace(base, tables=tables), np.where(np.arange(12) == 1, COLUMN_WISE, ROW_WISE)
     space, estimates = costed_space_of(task, simulator), _estimates(task, simulator)
-    for choice in (np.full(12, ROWS), one_in_columns, *rng.choice(len(FORMS), (4, 12))):
-        forms = np.where(sequences & (choice == COPIES), COLUMNS, choice)
-        in_one = np.flatnonzero(forms == COLUMNS).tolist()
+    for choice in (np.full(12, ROW_WISE), one_in_columns, *rng.choice(len(FORMS), (4, 12))):
+        forms = np.where(sequences & (choice == DATA_PARALLEL), COLUMN_WISE, choice)
+        in_one = np.flatnonzero(forms == COLUMN_WISE).tolist()
         places = [(table, tables[table].dim, int(rng.integers(4))) for table in in_one]
         plan = Plan(task, (*place_column_wise(task, places), *SpreadPlacements(task).others(forms)))
         units, given = np.zeros((4, 12), dtype=np.int64), np.zeros(4)
@@ -105,9 +105,9 @@ def test_placed_column_wise_tables_cost_what_their_plan_does_beside_any_sharding
 
 
 def test_estimates_of_column_wise_tables_are_near_their_cost():
-    """Many tables on few devices can be spread nearly evenly."""
+    """Many tables on few devices can be spread nearly evenly, as estimates assume."""
     task, rng = _task(), np.random.default_rng(1)
-    choices = np.stack([np.full(12, COLUMNS), *rng.choice(len(FORMS), (8, 12), p=[0.6, 0.2, 0.2])])
+    choices = np.stack([np.full(12, COLUMN_WISE), *rng.choice(len(FORMS), (8, 12), p=[0.6, 0.2, 0.2])])
     costs = np.array([_cost(task, forms) for forms in choices])
     held_up, evenly = _estimates(task).costs(TypeChoices(choices))
     assert held_up == pytest.approx(costs, rel=0.05)
@@ -118,20 +118,22 @@ def test_estimate_of_a_hot_narrow_table_exceeds_the_estimate_without_stragglers(
     base = _task().tables
     hot = replace(base[0], name="hot", dim=4, pooling_factor=2000.0)
     task = Task((hot, *base[1:]), Topology(4, "80GiB"), BATCH)
-    held_up, evenly = _estimates(task).costs(TypeChoices(np.full((1, 12), COLUMNS)))
+    held_up, evenly = _estimates(task).costs(TypeChoices(np.full((1, 12), COLUMN_WISE)))
     assert held_up[0] > 1.3 * evenly[0]
-    assert held_up[0] == pytest.approx(_cost(task, np.full(12, COLUMNS)), rel=0.05)
+    assert held_up[0] == pytest.approx(_cost(task, np.full(12, COLUMN_WISE)), rel=0.05)
 
 
 def test_choices_that_exceed_memory_cost_infinity():
     task = _task()
     tight = Task(task.tables, Topology(4, int(task.size_bytes * 0.4)), BATCH)
-    held_up, evenly = _estimates(tight).costs(TypeChoices(np.array([[COLUMNS] * 12, [ROWS] * 12, [COPIES] * 12])))
+    held_up, evenly = _estimates(tight).costs(
+        TypeChoices(np.array([[COLUMN_WISE] * 12, [ROW_WISE] * 12, [DATA_PARALLEL] * 12]))
+    )
     assert np.isfinite(held_up).tolist() == [True, True, False]
     assert np.isfinite(evenly).tolist() == [True, True, False]
 
 
-def test_many_choices_are_estimated_as_one_by_one():
+def test_estimates_of_many_choices_equal_estimates_of_each_alone():
     task = _task()
     choices = np.random.default_rng(2).choice(len(FORMS), (600, 12))
     together = np.array(_estimates(task).costs(TypeChoices(choices)))
@@ -140,27 +142,27 @@ def test_many_choices_are_estimated_as_one_by_one():
 
 
 @pytest.mark.parametrize("simulator", [H100, Simulator(CostModels.load("cpu", framework="torchrec"))])
-def test_changes_of_one_choice_are_estimated_as_choices(simulator):
+def test_estimates_of_changed_choices_equal_estimates_of_whole_choices(simulator):
     task = _task()
     estimates, rng = _estimates(task, simulator), np.random.default_rng(4)
-    for before in (np.full(12, COLUMNS), rng.integers(len(FORMS), size=12)):
+    for before in (np.full(12, COLUMN_WISE), rng.integers(len(FORMS), size=12)):
         changes = ChangedChoices(before, np.argwhere(np.arange(len(FORMS)) != before[:, None]))
         for one, other in zip(estimates.costs(changes), estimates.costs(TypeChoices(changes.types)), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-9)
 
 
-def test_tables_with_constraints_are_estimated():
+def test_estimates_with_constraints_are_finite_and_no_lower_than_without():
     for seed in range(6):
         task = constrained_task(seed)
-        forms = np.full((1, len(task.tables)), COLUMNS)
+        forms = np.full((1, len(task.tables)), COLUMN_WISE)
         held_up, _ = _estimates(task).costs(TypeChoices(forms))
         free, _ = _estimates(replace(task, constraints=Constraints())).costs(TypeChoices(forms))
         assert np.isfinite(held_up[0])
         assert held_up[0] >= free[0] * (1 - 1e-6)
 
 
-def test_cuts_that_are_beaten_change_nothing(monkeypatch):
-    """Of cuts that are no more expensive and no wider, one is costed."""
+def test_estimates_are_unchanged_by_leaving_out_beaten_cuts(monkeypatch):
+    """Of cuts that are no more expensive and no wider than others, one is costed."""
     task = _task(30, 16)
     choices = np.random.default_rng(3).choice(len(FORMS), (50, 30), p=[0.8, 0.1, 0.1])
     few = _estimates(task).costs(TypeChoices(choices))
@@ -179,14 +181,14 @@ def _same_loads(one, other):
         np.testing.assert_allclose(getattr(one, name), getattr(other, name), rtol=1e-12, err_msg=name)
 
 
-def test_parts_are_the_loads_that_plans_have():
-    """Of rows, the block that is looked up most; without `row_lookups` the first."""
+def test_slowest_loads_equal_the_loads_of_placed_tables():
+    """The slowest block of a row-wise table has the most lookups; without `row_lookups` it is the first."""
     base = _task()
     hot = replace(base.tables[2], row_lookups=(0.1, 0.1, 0.7, 0.1))
     task = replace(base, tables=(*base.tables[:2], hot, *base.tables[3:]))
     tables = np.array([0, 2, 5])
     blocks = [placed for table in tables.tolist() for placed in place_row_wise(task, table, range(4))]
-    copies = [placed for table in tables.tolist() for placed in place_data_parallel(task, table)]
-    for form, placed, which in ((Form.ROW_WISE, blocks, [0, 4 + 2, 8]), (Form.DATA_PARALLEL, copies, [0, 4, 8])):
+    data_parallel = [placed for table in tables.tolist() for placed in place_data_parallel(task, table)]
+    for form, placed, which in ((Form.ROW_WISE, blocks, [0, 4 + 2, 8]), (Form.DATA_PARALLEL, data_parallel, [0, 4, 8])):
         loads = placed_loads(task.tables, placed, task.batch_size, 4).take(np.array(which))
         _same_loads(slowest_loads(task, tables, LAYOUTS[form]), loads)

@@ -1,4 +1,4 @@
-"""Rows on one host: where they pay they are found, and no plan gets more expensive by them."""
+"""Rows on one host: found if they lower the cost, and never more expensive."""
 
 from dataclasses import replace
 
@@ -35,16 +35,16 @@ def _task(dims, num_devices=32, host=8, constraints=IN_ROWS, memory="80GiB"):
 
 
 def _everywhere(task):
-    """All tables but the last row-wise on all devices."""
+    """Return the plan with all tables but the last row-wise on all devices."""
     return laid_out(task, *[range(task.topology.num_devices)] * (len(task.tables) - 1), 0)
 
 
 def _hosts(plan):
-    """The hosts of each table's shards."""
+    """Return the hosts of the shards of each table."""
     return [{placed.device // plan.task.topology.host_size for placed in its} for its in plan.by_table]
 
 
-def test_tables_alike_are_spread_over_the_hosts_as_the_best_of_all_plans_has_them():
+def test_move_rows_to_hosts_spreads_equal_tables_like_the_best_plan():
     task = _task([128] * 4)
     start = _everywhere(task)
     plan = move_rows_to_hosts(start, H100)
@@ -93,15 +93,15 @@ def test_rows_stay_on_all_devices_if_one_host_is_too_small(task):
     assert move_rows_to_hosts(start, H100) is start
 
 
-def test_a_host_has_no_more_than_its_memory_holds():
-    """Seven tables of 5.12 GB: in blocks on all 32 devices 1.12 GB on each, two of them on one host 1.28 GB."""
+def test_move_rows_to_hosts_stays_within_device_memory():
+    """Seven tables of 5.12 GB take 1.12 GB per device if row-wise on all 32 devices; two on one host take 1.28 GB."""
     for memory, moved in ((80 << 30, range(7, 8)), (1_200_000_000, range(7))):
         plan = move_rows_to_hosts(_everywhere(_task([128] * 7, memory=memory)), H100)
         assert plan.violations == ()
         assert sum(len(hosts) == 1 for hosts in _hosts(plan)[:7]) in moved
 
 
-def test_models_without_host_collectives_are_not_called():
+def test_move_rows_to_hosts_returns_the_plan_if_models_lack_host_collectives():
     known = random_form_models()
     some = {one: model for one, model in random_by_collective().exchanges.items() if "HOST" not in one.name}
     unknown = replace(known, forward=replace(known.forward, exchanges=some))
@@ -110,7 +110,7 @@ def test_models_without_host_collectives_are_not_called():
     assert move_rows_to_hosts(start, Simulator(unknown)) is start
 
 
-def test_gains_within_the_margins_are_not_taken():
+def test_search_rejects_rows_on_hosts_that_gain_less_than_the_margins():
     task = _task([128] * 4)
     for relative, hosts in ((1.0, 4), (0.0, 1)):
         plan = found(replace(SEARCH, acceptance=Acceptance()), task, uncertain(H100, relative))

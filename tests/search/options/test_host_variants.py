@@ -32,7 +32,7 @@ def test_host_variants_give_every_host_the_same_number_of_columns():
         assert columns == {(table, host): 32 for table in "ab" for host in hosts}
 
 
-def test_there_are_none_if_no_host_can_be_overfilled():
+def test_host_variants_are_none_if_no_host_can_be_overfilled():
     assert list(host_variants(_task(host_gib=100))) == []
     on_devices = replace(_task(), constraints=ns.Constraints())
     assert list(host_variants(on_devices)) == []
@@ -48,7 +48,7 @@ def test_there_are_none_if_no_host_can_be_overfilled():
     ],
     ids=["whole", "wide", "on some devices", "pinned"],
 )
-def test_tables_with_other_rules_stay_as_they_are(rules, constraints):
+def test_host_variants_pin_no_table_with_rules_of_its_own(rules, constraints):
     task = _task(*rules, **constraints)
     given = len(task.constraints.pinned)
     for variant in host_variants(task):

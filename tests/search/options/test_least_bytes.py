@@ -28,7 +28,7 @@ TOTAL = sum(table.size_bytes for table in TABLES)
 
 
 def _task(share, host_share=0.0, tables=TABLES, training=False, **fields):
-    """Four devices on two hosts, with room for shares of the tables' weights."""
+    """Make a task on four devices of two hosts, with memory for shares of the weights of tables."""
     memory = MemoryUse("rowwise_adagrad", 1) if training else MemoryUse()
     topology = Topology(4, int(TOTAL * share / 4), devices_per_host=2, host_memory_bytes=int(TOTAL * host_share / 2))
     return Task(tables, topology, 256, memory, **fields)
@@ -36,7 +36,7 @@ def _task(share, host_share=0.0, tables=TABLES, training=False, **fields):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """How often the cost models are asked."""
+    """Record the calls of the cost models."""
     counts = []
     for owner, name in ((RooflineCompute, "embed"), (RooflineComm, "transfer_ms")):
         method = getattr(owner, name)
@@ -103,7 +103,7 @@ def test_searchers_refuse_tables_above_total_memory_before_any_prediction(search
     assert len(asked) == 0
 
 
-def test_a_plan_that_has_outgrown_its_devices_is_refused_by_the_sum_first(asked):
+def test_replan_refuses_tables_above_total_memory_before_any_prediction(asked):
     before = whole(_task(8.0), 0)
     with refused("tables-exceed-devices", kind=InfeasibleError):
         Replan(start=before, rest=QUICKLY).find(_task(0.99), H100)
@@ -117,7 +117,7 @@ def test_planner_refuses_tables_above_total_memory_before_any_prediction(asked):
     assert len(asked) == 0
 
 
-def test_packing_more_than_there_is_room_for_looks_at_no_device(monkeypatch):
+def test_pack_returns_none_above_total_memory_without_packing_any_item(monkeypatch):
     space, looked = SearchSpace.of_task(_task(0.99)), []
     monkeypatch.setattr("neuroshard.stages.search.space.packing._pack_item", lambda *_: looked.append(1))
     assert pack(space, space.free_bytes) is None

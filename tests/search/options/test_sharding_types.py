@@ -22,9 +22,9 @@ from tests.kit.tasks import plain_tables
 
 TABLES = plain_tables([16] * 4, 100)
 TASK = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)
-COLUMNS, ROWS, COPIES = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
+COLUMN_WISE, ROW_WISE, DATA_PARALLEL = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
 ALL = np.ones((6, 3), dtype=np.bool_)
-FIRST = np.full(6, COLUMNS)
+FIRST = np.full(6, COLUMN_WISE)
 
 
 def _allowed(task, calls=CALLS):
@@ -56,8 +56,8 @@ def test_constraints_limit_the_sharding_types_of_a_table(constraints, first):
 
 
 @pytest.mark.parametrize(("rows", "may"), [(1, "mp"), (3, "mp"), (4, "mrp"), (5, "mp"), (7, "mrp")])
-def test_rows_must_be_enough_for_blocks(rows, may):
-    """Five rows make blocks of two, two and one: the fourth would be empty."""
+def test_tables_are_row_wise_only_with_enough_rows_for_blocks(rows, may):
+    """Five rows on four devices make blocks of two, two and one row: the fourth block would be empty."""
     assert _allowed(Task((replace(TABLES[0], rows=rows),), TASK.topology, 64)) == [may]
 
 
@@ -72,7 +72,7 @@ def test_sequence_tables_are_never_data_parallel():
     assert _allowed(task, {*map(Call, Form), Call(Form.COLUMN_WISE, False)}) == ["m", "mrp", "mrp", "mrp"]
 
 
-def test_calls_are_known_where_their_exchanges_are():
+def test_known_calls_are_those_whose_exchanges_the_models_know():
     models = random_form_models()
     assert known_calls(models) == set(CALLS)
     assert known_calls(models, ["column_wise"]) == {call for call in CALLS if call.form is Form.COLUMN_WISE}
@@ -81,7 +81,7 @@ def test_calls_are_known_where_their_exchanges_are():
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12))
-def test_changed_sharding_types_match_the_choice(seed, num_tables):
+def test_changed_choices_have_the_types_and_totals_of_whole_choices(seed, num_tables):
     rng = np.random.default_rng(seed)
     before = rng.integers(len(FORMS), size=num_tables)
     changes = np.column_stack([rng.integers(num_tables, size=20), rng.integers(len(FORMS), size=20)])
@@ -118,7 +118,7 @@ def test_slice_of_choices_has_the_types_at_these_positions(of):
 
 @pytest.mark.parametrize("always", [0, 5, 40])
 def test_largest_of_choices_equals_the_largest_number_of_the_chosen_tables(always):
-    """Also where some tables are in all choices, or none in one, or choices are alike."""
+    """Some tables may be chosen by all choices, and one choice may choose all tables or none."""
     rng = np.random.default_rng(4)
     numbers = rng.uniform(size=(40, 3))
     chosen = rng.uniform(size=(30, 40)) < rng.uniform(size=(30, 1)) ** 3
@@ -139,8 +139,12 @@ def _held_up(choices):
     """The most expensive column-wise table counts, and row-wise calls cost: one row-wise table alone never helps."""
     forms = choices.types
     ms = np.array([5.0, 5.0, 5.0, 1.0, 1.0, 1.0])
-    columns = np.where(forms == COLUMNS, ms, 0)
-    calls = 0.5 * (forms == ROWS).any(axis=1) + 9.0 * (forms == COPIES).any(axis=1) + 0.4 * (forms == ROWS).sum(axis=1)
+    columns = np.where(forms == COLUMN_WISE, ms, 0)
+    calls = (
+        0.5 * (forms == ROW_WISE).any(axis=1)
+        + 9.0 * (forms == DATA_PARALLEL).any(axis=1)
+        + 0.4 * (forms == ROW_WISE).sum(axis=1)
+    )
     return columns.max(axis=1) + calls, columns.mean(axis=1) + calls
 
 
@@ -151,13 +155,13 @@ def test_search_choices_gives_each_table_the_best_sharding_type():
     assert (np.diff(costs) < 0).all()
 
 
-def test_tables_are_changed_together_where_one_alone_does_not_help():
+def test_search_choices_changes_several_tables_if_one_change_alone_does_not_help():
     changes, cost_ms = rank_changes(FIRST, ALL, _held_up)
     assert len(changes) == 12
     assert cost_ms.min() > _held_up(TypeChoices(FIRST[None]))[0][0]
     assert _held_up(ChangedChoices(FIRST, changes))[0].tolist() == cost_ms.tolist()
     last = search_choices(FIRST, ALL, _held_up)[-1]
-    assert set(last[:3]) == {ROWS}
+    assert set(last[:3]) == {ROW_WISE}
     assert _held_up(TypeChoices(last[None]))[0][0] < 4
 
 
@@ -165,26 +169,26 @@ def test_sharding_types_that_are_not_allowed_are_never_taken():
     allowed = ALL.copy()
     allowed[1] = [True, False, True]
     last = search_choices(FIRST, allowed, _weights)[-1]
-    assert last[1] != ROWS
+    assert last[1] != ROW_WISE
     assert np.delete(last, 1).tolist() == [0, 2, 0, 1, 2]
     none = np.zeros_like(ALL)
-    none[:, COLUMNS] = True
+    none[:, COLUMN_WISE] = True
     assert len(search_choices(FIRST, none, _weights)) == 1
 
 
-def test_types_that_fit_nowhere_are_not_chosen_and_fitting_ones_are():
+def test_search_choices_avoids_infinite_costs_if_it_can():
     def never(choices):
         return np.full(len(choices), np.inf), np.full(len(choices), np.inf)
 
     def row_wise_only(choices):
-        cost = np.where((choices.types == ROWS).sum(axis=1) >= 4, 1.0, np.inf)
+        cost = np.where((choices.types == ROW_WISE).sum(axis=1) >= 4, 1.0, np.inf)
         return cost, cost
 
     assert len(search_choices(FIRST, ALL, never)) == 1
     assert row_wise_only(TypeChoices(search_choices(FIRST, ALL, row_wise_only)[-1][None]))[0][0] == pytest.approx(1.0)
 
 
-def test_not_all_changes_are_looked_at_as_long_as_likely_ones_help():
+def test_search_choices_rarely_ranks_all_changes_of_400_tables():
     """400 tables that each help, by ever less: all get their best sharding type, and all changes are rarely ranked."""
     wanted, weight, looked = np.arange(400) % 3, 0.97 ** np.arange(400), []
 
@@ -194,7 +198,7 @@ def test_not_all_changes_are_looked_at_as_long_as_likely_ones_help():
         cost = 1 + (forms != wanted) @ weight - 0.5 * np.minimum((forms == wanted).sum(axis=1), 390) / 400
         return cost, cost
 
-    path = search_choices(np.full(400, COLUMNS), np.ones((400, 3), dtype=np.bool_), costs)
+    path = search_choices(np.full(400, COLUMN_WISE), np.ones((400, 3), dtype=np.bool_), costs)
     assert (path[-1] == wanted).sum() >= 390
     assert len(path) > 3
     assert sum(count >= 400 for count in looked) < len(path)

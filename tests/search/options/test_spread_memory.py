@@ -1,4 +1,4 @@
-"""More free memory on the fullest device at hardly any cost: what is given up, and what stays as it was found."""
+"""Spreading memory: more free memory on the fullest device, within the tolerance of the cost."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def test_tables_on_one_device_spread_evenly_if_any_cost_is_allowed():
     assert ((plans[-1].widths > 0).sum(axis=0) == 4).all()
 
 
-def test_a_table_that_is_kept_apart_from_others_stays_on_its_device():
+def test_spreading_memory_keeps_tables_with_apart_rules_on_their_devices():
     task = constrained_task()
     space = CostedSpace.checked(FixedLoad.empty(task), H100)
     plan = QUICK.column_search.find(task, H100).plan
@@ -59,7 +59,7 @@ def test_a_table_that_is_kept_apart_from_others_stays_on_its_device():
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**16), st.integers(3, 12), st.sampled_from([2, 4, 8]), st.sampled_from([0.0, 0.005, 0.2]))
-def test_plans_get_less_full_within_the_cost_and_keep_all_shards(seed, count, devices, more):
+def test_spreading_memory_lowers_the_fullest_device_within_the_allowed_cost(seed, count, devices, more):
     rng = np.random.default_rng(seed)
     rows, pooling_factors = rng.integers(10, 10**6, count).tolist(), rng.uniform(1, 30, count).tolist()
     each = enumerate(zip(rows, pooling_factors, strict=True))
@@ -78,7 +78,7 @@ def test_plans_get_less_full_within_the_cost_and_keep_all_shards(seed, count, de
 
 @pytest.mark.parametrize("rows", [1_000, 4_000_000])
 def test_the_default_search_leaves_the_fullest_device_more_free_memory_within_its_tolerance(rows):
-    """Large tables that are hardly looked up, beside small hot ones: the large ones may be anywhere."""
+    """Large tables with few lookups and small hot tables: the large tables may be on any device."""
     hot = tuple(replace(table, name=f"hot_{table.name}") for table in _tables(8, 100_000, 40.0))
     task = Task((*hot, *_tables(12, rows, 0.01)), Topology(4, "80GiB"), 4096)
     cheapest, plan = (replace(QUICK, tolerance=share).find(task, H100).plan for share in (0.0, 0.005))

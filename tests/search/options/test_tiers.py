@@ -1,4 +1,4 @@
-"""The tiers that tables get: the cheapest that fit."""
+"""Choice of tiers: the cheapest tiers that fit."""
 
 from itertools import product
 
@@ -19,7 +19,7 @@ HOMES = (
 
 
 def _options(size, cost):
-    """Options of tables that take (T, 1) bytes in any tier."""
+    """Make options of tables that take (T, 1) bytes in any tier."""
     device = np.floor(size * np.array([1.0, 0.1, 0.5, 0.0])).astype(np.int64)
     return TierOptions(HOMES, cost, device, np.where(np.arange(4) == 0, 0, size))
 
@@ -29,7 +29,7 @@ ALIKE = _options(np.full((3, 1), 10), np.array([[1.0, 4.0, 3.0, 9.0]] * 3))
 
 @st.composite
 def options(draw):
-    """Tables whose cheaper tiers take more device memory, as a rule."""
+    """Draw tables whose cheaper tiers most often take more device memory."""
     count = draw(st.integers(1, 5))
     rng = np.random.default_rng(draw(st.integers(0, 1 << 20)))
     size = rng.integers(1, 1000, count)[:, None]
@@ -48,14 +48,14 @@ def _sums(given_options, chosen):
 
 
 def _best(given_options, device, host):
-    """The least cost of all choices that fit."""
+    """Return the least cost of all choices that fit."""
     every = (_sums(given_options, some) for some in product(range(4), repeat=len(given_options.cost_ms)))
     return min((cost for cost, on_device, on_host in every if on_device <= device and on_host <= host), default=np.inf)
 
 
 @given(options(), st.floats(0, 1.2), st.none() | st.floats(0, 1))
 @settings(max_examples=300)
-def test_choices_fit_device_and_host_memory_and_are_found_if_hosts_have_plenty(some, device_share, host_share):
+def test_cheapest_tiers_fit_both_memories_and_are_found_if_hosts_have_plenty(some, device_share, host_share):
     room = int(device_share * some.device_bytes[:, 0].sum())
     host = int(some.host_bytes.sum() if host_share is None else host_share * some.host_bytes[:, 1].sum())
     chosen = some.cheapest(room, host)
@@ -69,7 +69,7 @@ def test_choices_fit_device_and_host_memory_and_are_found_if_hosts_have_plenty(s
 
 @pytest.mark.parametrize("tasks", [20, pytest.param(40, marks=pytest.mark.slow)])
 def test_cheapest_tiers_cost_little_more_than_the_best_choice(tasks):
-    """What is lost is a part of one table's bytes: little where tables are many."""
+    """The choice wastes a part of the bytes of one table, which is little with many tables."""
     rng, gaps = np.random.default_rng(0), []
     for _ in range(tasks):
         size = rng.integers(50, 1000, 6)[:, None]
@@ -93,5 +93,5 @@ def test_cheapest_tiers_stay_within_host_memory(host):
     assert _sums(ALIKE, chosen)[2] <= host
 
 
-def test_nothing_fits_if_device_and_host_memory_are_too_small():
+def test_cheapest_tiers_are_none_if_device_and_host_memory_are_too_small():
     assert ALIKE.cheapest(15, 10) is None

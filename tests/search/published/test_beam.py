@@ -23,7 +23,7 @@ CANDIDATES, WIDTH, SPLITS = 3, 2, 4
 
 
 def _problem(seed):
-    """Numbers are whole, so that sums are exact in any order; memory is scarce in every second problem."""
+    """Make a problem of whole numbers, so that sums are exact in any order; every second one has little memory."""
     rng = np.random.default_rng(seed)
     full_width, num_devices = rng.choice([1, 2, 4, 8], int(rng.integers(3, 8))), int(rng.integers(2, 5))
     num_items = len(full_width)
@@ -54,12 +54,12 @@ def _problem(seed):
 
 
 def _costs(fixed_ms, compute_ms, units):
-    """The slowest device's compute, and an exchange as long as the widest device's."""
+    """Return the compute of the straggler plus an exchange as long as that of the widest device."""
     return (fixed_ms + compute_ms).max(axis=-1) + 0.7 * units.max(axis=-1)
 
 
 def _place(problem, splits):
-    """The cheapest greedy placement of splits under all caps, (cost, widths); infinite if nothing fits."""
+    """Return (cost, widths) of the cheapest greedy placement of splits under all caps; infinity if nothing fits."""
     shards, head = problem.shards, problem.head
     order = placement_order(shards).tolist()
     rows = np.array(sorted(splits, key=order.index))
@@ -113,7 +113,7 @@ def _rank(shards, splits, cost_ms):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_beam_search_finds_the_plan_of_the_slow_one(seed):
+def test_beam_search_finds_the_plan_of_the_plain_implementation(seed):
     problem = _problem(seed)
     grid = GridSearch(problem, SETTINGS)
     found = beam_search(grid, CANDIDATES, WIDTH, SPLITS)
@@ -123,8 +123,8 @@ def test_beam_search_finds_the_plan_of_the_slow_one(seed):
         assert grid.widths(found).tolist() == widths.tolist()
 
 
-def test_some_problems_need_splits_and_some_have_no_plan():
-    """So that the test above sees all cases."""
+def test_problems_for_beam_search_include_splits_and_tasks_without_a_plan():
+    """The test above sees all cases."""
     problems = [_problem(seed) for seed in range(60)]
     found = [beam_search(GridSearch(problem, SETTINGS), CANDIDATES, WIDTH, SPLITS) for problem in problems]
     split = [len(plan.splits) > problem.shards.num_items for plan, problem in zip(found, problems, strict=True)]

@@ -13,7 +13,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 
 def _rules(rng, num_items, num_devices):
-    """Some items barred from some devices, some pairs of rivals, and some items that need two devices."""
+    """Draw rules: some items are not allowed on some devices, some exclude each other, some need two devices."""
     pairs = {tuple(sorted(rng.choice(num_items, 2, replace=False).tolist())) for _ in range(num_items // 3)}
     rivals = [sorted({b for a, b in pairs if a == i} | {a for a, b in pairs if b == i}) for i in range(num_items)]
     return PlacementRules(
@@ -27,7 +27,7 @@ def _rules(rng, num_items, num_devices):
 
 
 def _shards(rng, rules, score):
-    """Vectors and bytes are whole numbers, so that sums are exact in any order; some vectors lower the score."""
+    """Draw shards with whole vectors and bytes, so that sums are exact in any order; some vectors lower the score."""
     num_items = len(rules.min_shards)
     full_width = rng.integers(2, 6, num_items)
     first, count = np.concatenate([[0], (full_width + 1).cumsum()[:-1]]), int((full_width + 1).sum())
@@ -51,7 +51,7 @@ def _score(rng, width):
 
 
 def _compiled(shards, rows, caps, memory_bytes, fixed_score, score):
-    """The devices of the shards under each cap, (M, S), and whether all shards fit."""
+    """Return the devices (M, S) of the shards under each cap, and whether all shards fit."""
     item = shards.item[rows]
     shape = (1, len(caps), len(memory_bytes))
     outcome = Placements(
@@ -91,7 +91,7 @@ def test_compiled_and_numpy_versions_choose_the_same_devices(seed):
             assert ours.sent_units[0, number].tolist() == sent.tolist()
 
 
-def test_only_the_counted_entries_decide_while_shards_are_placed():
+def test_place_greedily_scores_devices_by_the_counted_entries_only():
     rules = PlacementRules(
         np.ones((2, 2), dtype=np.bool_),
         np.ones(2, dtype=np.int64),

@@ -1,4 +1,4 @@
-"""Compiled code puts every shard where asking the model for every device does, under every cap."""
+"""Under every cap, compiled code places every shard on the device that the model costs least."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from tests.kit.random_models import random_by_widest
 
 
 def _space(seed, devices, models, count=24):
-    """Of tables of 4 to 128 columns, so that devices are full for wide shards before they are for narrow ones."""
+    """Make a space of tables of 4 to 128 columns, so that full devices may still have memory for narrow shards."""
     memory_bytes = (3 << 20, 1 << 30)[seed % 2]
     rng, task = np.random.default_rng(seed), toy_task(count, devices, memory_bytes=memory_bytes, seed=seed)
     widths = rng.choice([4, 8, 32, 128], len(task.tables)).tolist()
@@ -31,21 +31,21 @@ def _costs(space, contents):
 
 
 def _with_fixed_load(space, seed):
-    """With something else on every device already, another amount on each: up to what the mean device computes."""
+    """Add a fixed load to every device, of a different amount each, up to the mean compute of devices."""
     devices = space.task.topology.num_devices
     most = space.shards.cost_ms[space.shards.whole].sum() / devices
     return replace(space, fixed=replace(space.fixed, compute_ms=np.random.default_rng(seed).uniform(0, most, devices)))
 
 
 def _added(space, contents):
-    """What models whose numbers add up say that devices compute by these alone."""
+    """Return the ms of devices by the entries of the model that simply add up."""
     adding, _ = always_added(space.shards.vectors, space.model.head)
     vectors = space.shards.vectors[space.shards.first + np.array(contents)][..., adding].sum(axis=1)
     return vectors @ space.model.head.weight[adding] * space.model.head.scale_ms
 
 
 def _one_by_one(space, shards, cap, costs):
-    """Units on each device, (I, D), after each shard went where it costs least; None if a shard does not fit."""
+    """Return the units (I, D) after placing each shard where it costs least; None if a shard does not fit."""
     room, fixed_ms = DeviceRoom.empty(space.shards, space.free_bytes), space.fixed.compute_ms
     room.free_units[:] = cap
     for item, width in shards.tolist():
@@ -92,8 +92,8 @@ def test_shards_go_to_the_device_with_the_lowest_model_cost(seed, make, parts, b
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 @pytest.mark.parametrize(("scores", "costs"), [("by_added", _added), ("by_whole", _costs)])
-def test_on_many_devices_shards_are_placed_by_their_own_increment(seed, scores, costs):
-    """And cost what the model says nevertheless; once more by whole devices."""
+def test_grid_on_many_devices_places_shards_by_added_or_whole_cost(seed, scores, costs):
+    """Placement may use the added cost of a shard or whole device costs; final costs are those of the model."""
     space = _with_fixed_load(_space(seed, 64, _by_widest(64), count=200), seed)
     caps = np.array([1.2 * space.shards.total_sent_units / 64, space.shards.total_sent_units]).astype(np.int64)
     layout = fewest_shards(space.shards)
@@ -124,7 +124,7 @@ def test_refined_grid_placement_costs_no_more_than_the_first_placement():
     assert cheaper
 
 
-def test_devices_that_compute_about_equally_much_already_are_placed_on_as_alike_ones():
+def test_above_least_takes_compute_times_within_a_thousandth_for_equal():
     assert _above_least(np.array([1.0, 1.0005, 1.0])).tolist() == [0, 0, 0]
     assert _above_least(np.array([1.0, 1.5, 1.0])).tolist() == [0, 0.5, 0]
     assert _above_least(np.zeros(2)).tolist() == [0, 0]

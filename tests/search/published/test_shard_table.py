@@ -1,4 +1,4 @@
-"""What a shard adds to a device's score, at least or by itself: searches leave devices out by it."""
+"""Lower bounds of the score that a shard adds to a device, by which searches skip devices."""
 
 import numpy as np
 import pytest
@@ -24,8 +24,8 @@ ROOFLINE = CostModels.load("roofline:h100").compute
         (ROOFLINE, True),
     ],
 )
-def test_no_shard_adds_less_than_its_least_score(model, falls):
-    """Of sums of other items' shards, whatever the model; nor another amount by numbers that count whole."""
+def test_least_score_is_a_lower_bound_of_the_cost_that_a_shard_adds(model, falls):
+    """Shards are added to random sums of other shards; entries that always count add a constant amount."""
     rng = np.random.default_rng(0)
     space = CostedSpace.costed(SearchSpace.of_task(toy_task(12)), Simulator(random_models()), KernelModels.of(model))
     head, least = model.head, space.shards.least_score

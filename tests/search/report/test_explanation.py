@@ -1,4 +1,4 @@
-"""Explanations against numbers worked out by hand."""
+"""Explanations compared with numbers computed by hand."""
 
 import re
 from dataclasses import replace
@@ -23,7 +23,7 @@ from neuroshard.testing import ONCE, OpaqueCompute, linear_models, random_models
 from neuroshard.words.form import Form
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100
 from tests.kit.tasks import plain_task
@@ -48,8 +48,8 @@ def test_explanation_names_the_slowest_device_and_costs_of_its_tables():
     assert found.balanced_ms == pytest.approx(sum(compute) / 2 + 2 * PER_SENT * 52, rel=1e-5)
 
 
-def test_the_bottleneck_may_be_the_exchange():
-    """The first device computes a little longer, the second has nearly all columns, which cost much more."""
+def test_bottleneck_is_the_widest_device_if_exchanges_cost_most():
+    """The first device computes a little longer; the second device has nearly all columns, which cost much more."""
     tables = (Table("long", 100, 4, 40.0, ONCE), Table("wide", 100, 128, 1.0, ONCE))
     task = Task(tables, Topology(2, 1 << 30), 256)
     models = linear_models(2)
@@ -92,7 +92,7 @@ _COLUMNS = ("compute", "forward", "backward", "input", "framework")
 def _mixed(memory_bytes=1 << 30):
     """A row-wise table, a data-parallel table and two column-wise tables."""
     task = _task([64, 8, 32, 16], memory_bytes=memory_bytes)
-    return laid_out(task, [0, 1], COPIES, 0, 1)
+    return laid_out(task, [0, 1], DATA_PARALLEL, 0, 1)
 
 
 def test_plans_with_row_wise_and_data_parallel_tables_are_explained():
@@ -120,7 +120,7 @@ def test_table_changes_name_sharding_types_before_and_after():
 
 
 def test_a_plan_without_columns_is_explained():
-    found = explain(laid_out(_task([8, 16]), COPIES, [0, 1]), H100)
+    found = explain(laid_out(_task([8, 16]), DATA_PARALLEL, [0, 1]), H100)
     assert _summary_of(found)["bottleneck"].startswith("none")
     assert found.plan.device_dims == (0, 0)
     assert found.exchange_excess_ms == pytest.approx(0)
@@ -145,7 +145,7 @@ def test_plans_that_break_their_task_are_explained_too():
     assert all(isinstance(answer, str) for answer in found.heuristics.values())
 
 
-def test_models_of_any_sharding_type_explain():
+def test_explanation_lists_shards_if_models_are_opaque():
     opaque = Simulator(replace(linear_models(2), compute=OpaqueCompute()))
     found = explain(whole(_task([32, 32]), 0), opaque)
     assert len(found.shards) == 2
@@ -157,7 +157,7 @@ def _shown(found, width=80):
     return console.export_text()
 
 
-def test_a_terminal_shows_a_few_of_many_devices():
+def test_explanation_in_a_terminal_shows_a_few_of_many_devices():
     task = _task([4 * (1 + i % 16) for i in range(256)], devices=128)
     text = _shown(explain(assemble(task, [(i, t.dim, i // 2) for i, t in enumerate(task.tables)]), SIMULATOR_128))
     devices = text[text.index("Devices") : text.index("What slows")]
@@ -167,7 +167,7 @@ def test_a_terminal_shows_a_few_of_many_devices():
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_the_bottleneck_is_the_first_of_the_devices():
+def test_explanation_lists_the_bottleneck_device_first():
     """The device with the most columns is neither among those that compute longest nor among the shortest."""
     tables = tuple(Table(f"t{i}", 100, 4, 10.0 + i, ONCE) for i in range(32))
     task = Task((*tables, Table("wide", 100, 128, 0.5, ONCE)), Topology(33, 1 << 30), 256)
@@ -221,8 +221,8 @@ def test_a_page_shows_every_move_a_terminal_the_first(files, capsys):
     assert "16 of 30 rows" in capsys.readouterr().out
 
 
-def test_names_are_shown_as_they_are(files, capsys):
-    """Markup of a terminal, of HTML and of formulas is text."""
+def test_explanation_shows_names_with_markup_as_plain_text(files, capsys):
+    """Markup of terminals, HTML and formulas in names is shown as text."""
     name = "[bold]x[/nope] <b>$\\frac{$ & _y^"
     tables = (Table(name, 100, 32, 1.0, ONCE), Table("other", 100, 32, 1.0, ONCE))
     task = Task(tables, Topology(2, 1 << 30), 256)
@@ -293,7 +293,7 @@ def test_explained_costs_equal_predicted_costs(tmp_path):
     assert result.explanations[0].cost.total_ms == pytest.approx(plan.prediction.cost_ms)
 
 
-def test_two_plans_are_costed_on_one_task(files, capsys):
+def test_explaining_two_plans_costs_both_on_one_task_with_a_note(files, capsys):
     plan = Plan.load(files / "two.json")
     hot = tuple(replace(table, pooling_factor=10 * table.pooling_factor) for table in plan.task.tables)
     Plan(replace(plan.task, tables=hot), plan.placements).save(files / "hot.json")
@@ -305,7 +305,7 @@ def test_two_plans_are_costed_on_one_task(files, capsys):
 
 
 def test_plans_whose_tables_grew_are_compared(files, capsys):
-    """In any order, and beside a table whose shape rules out its place; bytes are what replan counts."""
+    """Tables are matched by name in any order, and moved bytes are those of replan."""
     plan = Plan.load(files / "two.json")
     first, *rest = plan.task.tables
     grown = replace(plan.task, tables=(*rest, replace(first, rows=2 * first.rows)))
@@ -352,7 +352,7 @@ def _summary_of(found):
     return dict(summary.table.itertuples(index=False))
 
 
-def test_the_expected_cost_stands_beside_the_predicted_where_it_is_known():
+def test_explanation_shows_the_expected_cost_only_if_margins_are_known():
     known = replace(linear_models(2), margins=Margins(Margin(0.1, 1.0), Margin(0.0, 0.0), Margin(0.0, 0.0)))
     found = explain(whole(_task([32, 32])), Simulator(known))
     assert found.cost.expected_ms > found.cost.total_ms
@@ -372,8 +372,8 @@ def test_explanation_of_a_balanced_plan_names_no_bottleneck():
 
 
 def test_plan_and_explanation_count_the_same_columns():
-    """Data-parallel and row-wise tables count none: in the lines of a plan as in its explanation."""
-    plan = laid_out(_task([32, 32]), COPIES, 1)
+    """Data-parallel and row-wise tables have no columns, in the text of a plan and in its explanation."""
+    plan = laid_out(_task([32, 32]), DATA_PARALLEL, 1)
     found = explain(plan, H100)
     (devices,) = (section for section in sections(found) if section.title == "Devices")
     explained = devices.table.sort_values("device")["columns"].tolist()

@@ -1,4 +1,4 @@
-"""Figures of a report: numbers on their axes are numbers, however they are spaced."""
+"""Figures of a report: axes and legends."""
 
 import numpy as np
 import pandas as pd
@@ -10,7 +10,7 @@ from neuroshard.stages.search.report.figures import comparison_bars, scatter, se
 
 @pytest.fixture
 def axes(monkeypatch):
-    """The axes of the last figure that was saved."""
+    """Record the axes of each saved figure."""
     saved = []
     save = Figure.savefig
     monkeypatch.setattr(
@@ -38,7 +38,7 @@ def test_sensitivity_curve_labels_the_swept_values(axes, values, scale):
     assert {float(text) for text in shown} <= {float(value) for value in values}
 
 
-def test_many_methods_are_cut_and_many_colours_are_one(axes):
+def test_figures_cut_many_methods_and_drop_the_legend_above_10(axes):
     many = pd.DataFrame({"method": [f"m{i}" for i in range(200)], "mean_ms": np.arange(200.0), "ci_ms": np.nan})
     comparison_bars(many, "cost")
     assert len(axes[0].get_yticks()) == 40

@@ -1,4 +1,4 @@
-"""What runs left is read as it should be, or one line says what is wrong; runs of one method are told apart."""
+"""Gathering run directories: results, errors in one line, and distinct names of runs."""
 
 import os
 import shutil
@@ -26,7 +26,7 @@ TRIES = int(os.environ.get("NEUROSHARD_FUZZ", "20"))
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    """A run of every kind."""
+    """A directory with a run of every kind."""
     root = tmp_path_factory.mktemp("gather")
     save_bundle(root / "models", random_models(), Card())
     for name in ("one", "two"):
@@ -50,7 +50,7 @@ def runs(good, tmp_path):
 
 
 def test_kind_of_a_run_is_read_from_its_file_alone(runs):
-    """Not in the files beside it: a training keeps its results in what an evaluation would have too."""
+    """The kind does not depend on other files: here trainings and evaluations have files of each other."""
     shutil.copy(runs / "measured" / "results.parquet", runs / "trained" / "results.parquet")
     shutil.copy(runs / "trained" / "curve.parquet", runs / "measured" / "curve.parquet")
     found = gather([runs])
@@ -72,8 +72,8 @@ def test_a_run_counts_once_however_its_directory_is_written(good, tmp_path, monk
     assert set(found.searched["path"]) == {"one", "two"}
 
 
-def test_sets_of_tasks_that_look_alike_are_numbered(good, runs, tmp_path):
-    """Others are called what they are, without any digest."""
+def test_gather_numbers_different_sets_of_tasks_with_equal_descriptions(good, runs, tmp_path):
+    """Sets of tasks with unique descriptions have no number."""
     (name,) = gather([good]).searched["tasks"].unique()
     assert name == "2 tasks of 4 tables, dims up to 64, 4 devices, batch 256"
     save_bundle(tmp_path / "models", random_models(), Card())
@@ -84,7 +84,7 @@ def test_sets_of_tasks_that_look_alike_are_numbered(good, runs, tmp_path):
     assert found.groupby("method")["tasks"].nunique().tolist() == [1, 1, 1]
 
 
-def test_costs_that_something_else_predicts_are_not_compared(runs):
+def test_gather_separates_costs_of_other_models_or_with_the_input_dist(runs):
     tasks, models = tuple(toy_task(4, seed=seed) for seed in range(2)), "roofline:h100"
     for name, count in (("other", False), ("counted", True)):
         Search(models, tasks, Random(), name, str(runs / name), count).run()
@@ -102,7 +102,7 @@ HOSTILE = [
 
 
 def _columns(table, name, value):
-    """The table with a column of hostile values, if Arrow can hold them."""
+    """Return the table with a column of hostile values, if Arrow can represent these values."""
     array = pa.array([value] * len(table))
     return table.set_column(table.column_names.index(name), name, array)
 
@@ -195,7 +195,7 @@ def test_runs_that_differ_in_a_number_are_a_sweep():
         ({"n": 1}, {"n": float("nan")}),
     ],
 )
-def test_other_differences_are_named_but_no_sweep(one, other):
+def test_runs_that_differ_in_something_else_than_a_number_are_named_but_no_sweep(one, other):
     found = named(_runs(one, other))
     assert len({name.method for name in found.values()}) == 2
     assert {name.setting for name in found.values()} == {None}

@@ -1,4 +1,4 @@
-"""Sections as a page and in a terminal, and CSV: every text is shown as it is."""
+"""Sections on pages, in terminals and in CSV: every text is shown unchanged."""
 
 import csv
 from io import StringIO
@@ -22,7 +22,7 @@ def test_rendered_page_escapes_markup_in_texts():
     assert page.count("&lt;script&gt;x&lt;/script&gt; &amp; [bold]b[/bold] [/] {{ 1 }}") == 6
 
 
-def test_halves_of_characters_do_not_stop_a_page(tmp_path):
+def test_page_replaces_lone_surrogates_by_question_marks(tmp_path):
     save_page(tmp_path / "page.html", render("\ud800", "", []))
     assert "<h1>?</h1>" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
@@ -52,7 +52,7 @@ def test_a_page_shows_whole_tables_and_a_terminal_their_first_rows():
     assert shown.count("xrow") + shown.count("\nrow") == 16
 
 
-def test_unknown_values_are_left_out_of_pages():
+def test_in_words_leaves_unknown_values_empty_and_drops_unknown_columns():
     frame = pd.DataFrame({"n": [1, 2], "ms": [1.25, float("nan")], "x": [float("inf"), None], "text": [None, "why"]})
     heads = {"number": ("n", "d"), "cost": ("ms", ".1f"), "nothing": ("x", ".1f"), "why": ("text", "")}
     table = in_words(frame, heads)

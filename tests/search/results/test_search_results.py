@@ -1,4 +1,4 @@
-"""Search runs that were killed go on; two at once are refused; damaged records and results are one line."""
+"""Search runs: killed runs resume, a second run at once is refused, damaged files are refused in one line."""
 
 import json
 
@@ -20,7 +20,7 @@ class _Killed(Exception):
 
 
 class _Counting(Random):
-    """Random placement that counts its calls, and dies at one of them."""
+    """A random searcher that counts its calls, and fails at one of them."""
 
     calls = 0
     dies_at = None
@@ -46,7 +46,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def killed(run, monkeypatch):
-    """A run that died in its third task."""
+    """A run that was interrupted in its third task."""
     monkeypatch.setattr(_Counting, "calls", 0)
     monkeypatch.setattr(_Counting, "dies_at", 3)
     with pytest.raises(_Killed):

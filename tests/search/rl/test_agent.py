@@ -1,4 +1,4 @@
-"""What a policy's files may not hold."""
+"""Invalid files of policies."""
 
 import json
 from pathlib import Path

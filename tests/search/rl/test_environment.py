@@ -1,4 +1,4 @@
-"""The environment: what is legal, what is seen, what it costs, and where it ends."""
+"""The environment: legal actions, observations, costs, and the end of episodes."""
 
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ def _random_walk(environment, seed):
 
 
 def _played(one, *actions):
-    """The environment of a task, and its state after these actions."""
+    """Return the environment of a task, and its state after these actions."""
     environment = playground([one])
     state = environment.reset()
     for action in actions:
@@ -49,7 +49,7 @@ def test_final_costs_of_episodes_equal_costs_of_the_simulator(seed):
         assert float(total) == pytest.approx(cost.total_ms, rel=1e-4)
 
 
-def test_eight_bytes_too_few_are_too_few_beyond_what_float64_tells_apart():
+def test_environment_refuses_a_device_that_lacks_8_of_2_to_the_56_bytes():
     big, small = toy_task(2).tables
     big = replace(big, rows=(1 << 40) - 1, dim=65532, bytes_per_element=2)
     free = Task((big, small), Topology(2, (1 << 59) - 1), 256)
@@ -62,8 +62,8 @@ def test_eight_bytes_too_few_are_too_few_beyond_what_float64_tells_apart():
     assert environment.legal(state).tolist() == [[True, False]]
 
 
-def test_every_sequence_of_actions_is_its_own_plan():
-    """All 2^3 of them; the cheapest is the known optimum: the heavy table alone."""
+def test_environment_turns_every_sequence_of_actions_into_its_plan():
+    """All 2^3 sequences are played; the cheapest has the heavy table alone, which is the known optimum."""
     one = task([6, 3, 2])
     found = {}
     for actions in product(range(2), repeat=3):
@@ -102,7 +102,7 @@ def test_random_legal_actions_break_no_constraint(seed):
 
 
 def test_observations_do_not_depend_on_the_scale_of_costs():
-    """Tables ten times as expensive look the same, beside what a device has to do on average."""
+    """Observations are relative to the mean cost of a device, so tables ten times as expensive look the same."""
     cheap, expensive = task([1000, 2000, 4000]), task([10_000, 20_000, 40_000])
     seen = [environment.observe(state)[..., 0] for environment, state in (_played(cheap, 0), _played(expensive, 0))]
     torch.testing.assert_close(seen[0], seen[1], rtol=1e-2, atol=1e-3)

@@ -1,4 +1,4 @@
-"""Learning: toy tasks whose optimum is known, cost networks that fit, trainings that repeat."""
+"""Learning: toy tasks with known optimum, repeatable trainings, and saved policies."""
 
 import json
 from dataclasses import replace
@@ -86,7 +86,7 @@ def _files(tmp_path, name):
 @pytest.mark.parametrize(
     "learner", [*(pytest.param(one(NETWORK), marks=pytest.mark.slow) for one in (dreamshard, autoshard)), dreamshard()]
 )
-def test_a_training_repeats_bit_for_bit_after_a_killed_one_too(tmp_path, models, learner, monkeypatch):
+def test_training_repeats_bit_for_bit_even_after_an_interrupted_run(tmp_path, models, learner, monkeypatch):
     _run(tmp_path, learner=learner).run()
     killed = _run(tmp_path, "killed", learner=learner)
     play_round = Session.round
@@ -106,7 +106,7 @@ def test_a_training_repeats_bit_for_bit_after_a_killed_one_too(tmp_path, models,
     assert _files(tmp_path, "other")[0] != _files(tmp_path, "run")[0]
 
 
-def test_a_run_leaves_its_policy_and_overwrites_none(tmp_path, models):
+def test_training_run_saves_a_usable_policy_and_refuses_to_overwrite_one(tmp_path, models):
     result = _run(tmp_path).run()
     assert (tmp_path / "run" / "curve.png").stat().st_size > 1000
     assert list(result.history["round"]) == [0, 1, 2, 3]
@@ -147,7 +147,7 @@ def test_loading_a_damaged_policy_is_refused(tmp_path, models):
         load_agent(str(tmp_path / "nowhere"))
 
 
-def test_installed_policies_say_where_they_come_from():
+def test_installed_policies_record_their_models_and_beat_their_references():
     for name in ("dreamshard", "autoshard"):
         card = json.loads((POLICIES / name / "policy.json").read_text())["card"]
         assert card["settings"]["model"] == {"name": "cpu"}

@@ -1,4 +1,4 @@
-"""Policies and cost networks: what they are invariant to, and that playing and replaying agree."""
+"""Policies and cost networks: invariances, and equal results of playing and replaying."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ def _policy(name, environment):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_replaying_gives_the_probabilities_of_playing(name):
+def test_replay_gives_the_log_probabilities_of_playing(name):
     environment = playground([toy_task(7, 3, seed=1), toy_task(7, 3, seed=2)], random_models)
     policy = _policy(name, environment)
     seen = []
@@ -45,7 +45,7 @@ def test_replaying_gives_the_probabilities_of_playing(name):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_any_number_of_tables_and_devices(name):
+def test_policies_place_any_number_of_tables_and_devices(name):
     first = playground([toy_task(5, 2)], random_models)
     policy = _policy(name, first)
     for tables, devices in ((5, 2), (11, 4), (3, 8)):
@@ -56,7 +56,7 @@ def test_any_number_of_tables_and_devices(name):
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_device_scores_follow_a_permutation_of_devices(name):
-    """Permuting devices permutes their scores."""
+    """A permutation of devices permutes the scores of devices."""
     policy = _policy(name, playground([toy_task(5, 4)], random_models))
     order = torch.tensor([2, 0, 3, 1])
     devices, costs = torch.rand(3, 4, 8), torch.rand(3, 4, 3)
@@ -65,8 +65,8 @@ def test_device_scores_follow_a_permutation_of_devices(name):
     torch.testing.assert_close(policy.scores(devices[:, order], context, costs[:, order]), scores[:, order])
 
 
-def test_cost_networks_see_the_same_state_as_their_training():
-    """What the environment adds up step by step is what `predict` sees at once."""
+def test_environment_costs_equal_those_that_the_cost_network_predicts_at_once():
+    """The environment adds up states step by step; `predict` computes them at once."""
     torch.manual_seed(0)
     network = CostNetwork(NETWORK)
     batch = TaskBatch.of([toy_task(6, 3, seed=1), toy_task(6, 3, seed=2)], "test")
@@ -89,7 +89,7 @@ def test_cost_of_a_table_alone_ignores_other_tables():
     torch.testing.assert_close(network.alone(network.item_vectors(both))[0], expected)
 
 
-def test_scores_that_are_no_numbers_are_the_users_to_know():
+def test_policy_with_nan_scores_is_refused():
     class Broken(Policy):
         def scores(self, devices, context, costs):
             return torch.full((1, 2), float("nan"))

@@ -1,4 +1,4 @@
-"""Tasks and learners small enough to be solved in seconds."""
+"""Tasks and learners that are small enough for seconds of training."""
 
 from functools import partial
 
@@ -16,12 +16,12 @@ NETWORK = CostNetworkSettings(table=(16, 8), head=16, placements=24, steps=40, b
 
 
 def task(lookups, memory_bytes=1 << 30):
-    """Two devices, and tables of 8 columns that differ in their pooling factors."""
+    """Make a task of two devices and tables of 8 columns with these pooling factors."""
     return plain_task(8, lookups=lookups, memory_bytes=memory_bytes)
 
 
 def playground(tasks, models_of=linear_models):
-    """The environment of tasks, with models of as many devices as theirs."""
+    """Make the environment of tasks, with models for their number of devices."""
     costs = SimulatorCosts(Simulator(models_of(tasks[0].topology.num_devices)))
     return Environment(TaskBatch.of(tasks, "test"), costs)
 

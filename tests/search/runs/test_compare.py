@@ -1,4 +1,4 @@
-"""`compare=torchrec`: the plan of TorchRec's default planner beside those of a search, and of an explanation."""
+"""`compare=torchrec`: costs of TorchRec's default plan in searches and explanations."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ def _tasks():
     return [replace(toy_task(3, num_devices=2, seed=seed), constraints=whole) for seed in range(2)]
 
 
-def test_a_search_is_compared_and_stays_the_same(bundle, tmp_path):
+def test_search_with_compare_shows_torchrec_costs_and_keeps_its_plans(bundle, tmp_path):
     tasks = _tasks()
     result = _search(bundle, tmp_path, *tasks, Task(tasks[0].tables, Topology(2, tasks[0].size_bytes // 3), 256)).run()
     alone = _search(bundle, tmp_path, *tasks, compare=None, out="alone").run()
@@ -73,7 +73,7 @@ def test_an_explained_plan_is_compared_once_for_each_task(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("models", ["cpu", "roofline:h100"])
-def test_the_default_planner_knows_sequences_odd_names_and_hosts(models):
+def test_torchrec_default_plans_sequence_tables_and_odd_names(models):
     simulator = Simulator(CostModels.load(models))
     task = plain_task([16, 8, 8, 16], devices=4)
     tables = tuple(replace(table, name=f"odd name. {table.name}") for table in task.tables)
@@ -83,7 +83,7 @@ def test_the_default_planner_knows_sequences_odd_names_and_hosts(models):
     assert plan.prediction.cost_ms == pytest.approx(simulator.cost(task, plan).total_ms)
 
 
-def test_a_task_without_a_plan_of_torchrec_says_so():
+def test_torchrec_default_refuses_a_task_without_a_plan():
     with refused("torchrec-default-no-plan"):
         torchrec_default(plain_task([64, 8], 100_000, memory_bytes=1 << 20), H100)
 

@@ -1,4 +1,4 @@
-"""Plans on real hardware, in small; and what is counted when they can't run."""
+"""Small evaluations of plans, on real hardware too, and plans that cannot run."""
 
 import json
 import re
@@ -36,7 +36,7 @@ from tests.kit.costs import cost_of
 from tests.kit.devices.made_up import MadeUpHardware
 from tests.kit.measuring import CPU
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 from tests.kit.searches import H100
 
 EPYC = CostModels.load("cpu").hardware
@@ -76,7 +76,7 @@ def test_saved_search_run_is_loaded_back_unchanged(bundle, tmp_path):
     assert "solved 2 of 3 tasks" in shown(result)
 
 
-def test_plans_are_measured_beside_their_prediction(bundle, tmp_path):
+def test_evaluation_reports_measured_and_predicted_costs_of_each_plan(bundle, tmp_path):
     for method in ("dim", "size"):
         _search(bundle, method, tmp_path / method)
     result = _evaluate([tmp_path / "dim", tmp_path / "size"], tmp_path / "out").run()
@@ -136,7 +136,7 @@ def test_plans_that_do_not_fit_are_counted_not_run(tmp_path):
 def test_plans_of_all_sharding_types_are_measured(tmp_path):
     tables = toy_task(4, num_devices=2).tables
     task = Task(tables, Topology(4, 1 << 30, devices_per_host=2), 256)
-    laid_out(task, range(4), [2, 3], 0, COPIES).save(tmp_path / "mixed.json")
+    laid_out(task, range(4), [2, 3], 0, DATA_PARALLEL).save(tmp_path / "mixed.json")
     result = _evaluate(tmp_path / "mixed.json", tmp_path / "out", count_input=True).run()
     (entry,) = result.entries
     assert entry.error is None
@@ -157,8 +157,8 @@ def _entry(method, task, measured):
         ([("a", 0, 10.0), ("b", 0, 20.0), ("c", 0, None)], "0/1", ["c"]),
     ],
 )
-def test_methods_are_compared_on_tasks_that_all_solved_that_solve_any(entries, success, left_out):
-    """The caption names the number of these tasks, and the methods that solved none."""
+def test_comparison_uses_tasks_solved_by_every_method_that_solved_any(entries, success, left_out):
+    """The caption has the number of these tasks, and the methods without a solved task."""
     grid = comparison([_entry(*one) for one in entries])
     console = Console(record=True, width=120)
     console.print(grid)
@@ -193,7 +193,7 @@ def _measured_by(monkeypatch, measure):
 
 @pytest.fixture
 def fixed(monkeypatch):
-    """Measuring gives the same of every plan, in tests that are about something else."""
+    """Replace measuring by equal costs of every plan."""
     its = cost_of(np.full(2, 4.0), np.ones(2), np.ones(2))
     _measured_by(monkeypatch, lambda _meters, plans, *_rest: [its] * len(plans))
 
@@ -227,7 +227,7 @@ def test_evaluating_into_the_directory_of_another_evaluation_is_refused(unbalanc
     assert (tmp_path / "out" / "results.parquet").read_bytes() == kept
 
 
-def test_a_run_that_was_stopped_goes_on_with_the_first_task_that_is_not_measured(bundle, tmp_path, monkeypatch):
+def test_interrupted_evaluation_resumes_at_the_first_unmeasured_task(bundle, tmp_path, monkeypatch):
     _search(bundle, "dim", tmp_path / "dim")
     asked, stops, cost = [], [False, True, False], cost_of(np.full(2, 4.0), np.ones(2), np.arange(2.0))
 
@@ -305,7 +305,7 @@ OTHER_SCOPE, OTHER_HARDWARE = "predicted-scope-differs", "predicted-for-other-ha
 
 
 class _Coded(Message):
-    """A message that is rendered with its code."""
+    """A message that is shown with its code."""
 
     def __str__(self):
         return f"[{self.code}] {super().__str__()}"
@@ -347,13 +347,13 @@ def test_costs_predicted_for_other_hardware_name_both(models, here, named):
     ("models", "here"),
     [("h100", H100_GPU), ("roofline:h100", H100_GPU), ("roofline:h100_pcie", H100_GPU), ("cpu", EPYC), (None, EPYC)],
 )
-def test_costs_predicted_for_this_hardware_may_be_off_as_the_machine_is_busy(models, here):
+def test_trust_lines_blame_a_busy_machine_for_errors_on_this_hardware(models, here):
     lines = list(trust_lines([_trusted(10.0, 20.0, 1.0, models)] * 4, here))
     assert not any(OTHER_HARDWARE in line for line in lines)
     assert BUSY in lines[-1]
 
 
-def test_models_that_are_gone_are_for_unknown_hardware(tmp_path):
+def test_predictions_of_missing_models_are_for_unknown_hardware(tmp_path):
     assert PredictedFor.of(ModelChoice(str(tmp_path / "gone"))) is None
 
 
@@ -379,7 +379,7 @@ def _of_every_plan(rows, plans, number, *_rest):
 
 
 @pytest.mark.parametrize("measure", ["kernels", "steps", "mirrored"])
-def test_every_way_of_measuring_names_other_hardware(measure, unbalanced, tmp_path, monkeypatch):
+def test_evaluation_names_other_hardware_with_every_measure_setting(measure, unbalanced, tmp_path, monkeypatch):
     plan = Plan.load(unbalanced)
     replace(plan, prediction=Prediction(ModelChoice("roofline:h100"), 5.5)).save(unbalanced)
     few = StepProtocol(builds=1, turns=1, steps=1)
@@ -418,7 +418,7 @@ def test_evaluating_plans_of_unlike_tasks_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("predicted", "measured"), [(True, False), (False, True)])
-def test_costs_that_count_something_else_are_not_compared(tmp_path, predicted, measured):
+def test_evaluating_a_plan_with_another_count_input_setting_is_refused(tmp_path, predicted, measured):
     plan = replace(
         whole(toy_task(3, num_devices=2)), prediction=Prediction(ModelChoice("cpu"), 5.5, counts_input=predicted)
     )

@@ -1,4 +1,4 @@
-"""Reports: what is gathered, what is compared, and a page that needs nothing but itself."""
+"""Reports: comparisons, sensitivities, and a page with all pictures embedded."""
 
 import re
 from base64 import b64decode
@@ -72,7 +72,7 @@ def test_report_marks_predicted_costs_without_measurements(tmp_path):
     assert pd.read_csv(tmp_path / "report/tables/predicted.csv")["caveat"].tolist() == [caveat] * 2
 
 
-def test_intervals_and_p_values_are_the_textbooks():
+def test_intervals_and_p_values_equal_textbook_values():
     assert interval(np.array([1.0, 2.0, 3.0])) == pytest.approx(4.302653 * 1 / np.sqrt(3), rel=1e-5)
     assert np.isnan(interval(np.array([1.0])))
     found = comparisons(_frame({"a": list(range(1, 11)), "b": [v + 0.5 + v / 10 for v in range(1, 11)]}), "group", "ms")
@@ -93,7 +93,7 @@ def test_comparisons_without_a_task_solved_by_all_have_no_mean():
     assert found["mean_ms"].isna().all()
 
 
-def test_a_method_that_solves_nothing_is_counted_and_hides_no_others():
+def test_comparison_lists_a_method_without_solved_tasks_last_and_without_a_mean():
     found = comparisons(_frame({"a": [None], "b": [2.0], "c": [1.0]}), "group", "ms").set_index("method")
     assert found.index.tolist() == ["c", "b", "a"]
     assert found["solved"].tolist() == [1, 1, 0]
@@ -177,7 +177,7 @@ class _Page(HTMLParser):
             self._in_head = False
 
 
-def test_the_page_holds_everything_and_needs_nothing(runs, tmp_path):
+def test_report_page_has_every_section_and_embeds_its_pictures(runs, tmp_path):
     result = Report(str(runs), str(tmp_path / "out")).run()
     page = _Page((tmp_path / "out" / "report.html").read_text())
     assert result.num_sections == len(page.heads)
@@ -202,13 +202,13 @@ def test_equal_names_of_different_runs_are_made_distinct(runs, tmp_path):
 
 
 def _reported(tmp_path):
-    """What a report of all runs says, without its styles and pictures, and of how many sections it is."""
+    """Make a report of all runs; return its text without styles and pictures, and its number of sections."""
     result = Report(str(tmp_path / "runs"), str(tmp_path / "out")).run()
     text = re.sub(r"(?s)<style>.*?</style>|<[^>]*>", " ", (tmp_path / "out" / "report.html").read_text())
     return " ".join(text.split()), result.num_sections
 
 
-def test_report_of_one_run_has_no_bars_and_no_unknown_numbers(models, tmp_path):
+def test_report_of_one_run_has_no_figures_and_no_unknown_numbers(models, tmp_path):
     _search(tmp_path, "random", Random(), TASKS[:1])
     words, num_sections = _reported(tmp_path)
     assert num_sections == 1
@@ -240,7 +240,7 @@ def test_unknown_values_are_not_shown_in_reports(tmp_path, rows):
     assert "inside it" not in words or rows[0][3] == 0
 
 
-def test_thirty_evaluations_of_a_plan_each_are_one_table(tmp_path):
+def test_report_of_thirty_evaluated_plans_has_one_table_in_order_of_paths(tmp_path):
     for number in range(30):
         _evaluation(tmp_path / "runs" / str(number), [("task-0000", 0, 1.0 + number, 1.0, 2.0 + number, NAN)])
     assert _reported(tmp_path)[1] == 2
@@ -282,7 +282,7 @@ def test_methods_with_markup_are_text_everywhere(tmp_path, capsys):
     assert set(table["method"]) == {"'=1+1", *names[1:]}
 
 
-def test_tables_are_there_when_drawing_fails(runs, tmp_path, monkeypatch):
+def test_report_writes_its_tables_before_drawing(runs, tmp_path, monkeypatch):
     def fail(*given):
         raise ValueError("no picture")
 

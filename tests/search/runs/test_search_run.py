@@ -43,7 +43,7 @@ def test_predicted_costs_count_the_input_dist_if_requested(tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_run_shows_the_plans_that_it_found_as_it_shows_plans_from_files(tmp_path, monkeypatch, count):
+def test_search_run_prints_the_same_for_found_and_loaded_plans(tmp_path, monkeypatch, count):
     search = Search("roofline:h100", (toy_task(6),) * count, Greedy("dim"), "dim_greedy", str(tmp_path / "out"))
     first = search.run()
     with monkeypatch.context() as patched:
@@ -70,7 +70,7 @@ def test_unmeasured_costs_carry_a_caveat_once_and_in_every_file(tmp_path):
 
 
 @pytest.mark.parametrize("margins", [MARGINS, None])
-def test_the_expected_cost_is_shown_and_kept_where_margins_are_known(tmp_path, margins):
+def test_search_run_shows_and_stores_expected_costs_if_margins_are_known(tmp_path, margins):
     save_bundle(tmp_path / "models", replace(random_models(), margins=margins), Card())
     tasks = (toy_task(6), toy_task(8))
     result = Search(str(tmp_path / "models"), tasks, Greedy("dim"), "dim_greedy", str(tmp_path / "out")).run()

@@ -1,4 +1,4 @@
-"""Packing: plans of small tasks are found if there are any; errors name the total first, and memory that suffices."""
+"""Packing: plans of small tasks are found if any exist, and errors name an amount of memory that suffices."""
 
 import os
 import re
@@ -62,14 +62,14 @@ def test_small_tasks_are_impossible_if_no_plan_is_found(searcher, tasks):
     ],
     ids=["large", "huge", "sequences"],
 )
-def test_large_numbers_and_sequence_tables_make_no_wrong_answers(kind, simulator, may_give_up, tasks):
+def test_searches_with_large_numbers_or_sequence_tables_agree_with_all_plans(kind, simulator, may_give_up, tasks):
     outcomes = (checked_plan(SPLITTING[0], tiny_task(n, **kind), n, simulator, may_give_up) for n in range(tasks))
     assert sum(isinstance(outcome, Plan) for outcome in outcomes) > tasks / 8
 
 
 @SEVERAL
 @pytest.mark.parametrize("pooled", [(True,), (True, False)])
-def test_exact_answers_agree_with_trying_all(pooled, tasks):
+def test_pack_exactly_finds_a_packing_unless_there_is_no_plan(pooled, tasks):
     decided = 0
     for seed in range(1000, 1000 + tasks):
         tiny = tiny_task(seed, pooled=pooled)
@@ -88,7 +88,7 @@ def test_exact_answers_agree_with_trying_all(pooled, tasks):
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_pins_in_any_order_have_a_plan(first):
+def test_searchers_find_a_plan_for_pins_in_any_order(first):
     pins = PinnedShard("t0", 4, (0, 1)), PinnedShard("t0", 4, (0,))
     task = plain_task([8], 10, 1.0, constraints=Constraints(pinned=(pins[first], pins[1 - first])))
     for searcher in SPLITTING:
@@ -110,14 +110,14 @@ def test_keeps_agrees_with_violations_of_plans():
                 held[item, target] += units
 
 
-def test_small_devices_beside_huge_ones_are_used_to_the_byte():
+def test_packing_uses_small_devices_beside_huge_ones_to_the_byte():
     task = plain_task([8, 8, 4], [1 << 30, 3, 3], 1.0, 3, (32 << 30, 96, 48))
     assert packed(SearchSpace.of_task(task)).tolist() == [[2, 0, 0], [0, 2, 0], [0, 0, 1]]
     with pytest.raises(InfeasibleError):
         packed(SearchSpace.of_task(replace(task, topology=Topology(3, (32 << 30, 96, 47)))))
 
 
-def test_the_solver_is_limited_by_counts_alone(monkeypatch):
+def test_exact_solver_is_limited_by_a_node_count_only(monkeypatch):
     given_options, solve = [], optimize.milp
     monkeypatch.setattr(
         optimize, "milp", lambda *some, options, **more: given_options.append(options) or solve(*some, **more)
@@ -133,7 +133,7 @@ def _toy_sizes(count, seed, num_devices):
 
 
 @given(st.integers(1, 20), st.integers(0, 9), st.integers(1, 6), st.floats(0.8, 2.0))
-def test_packings_hold_every_column_within_every_cap(count, seed, num_devices, slack):
+def test_packings_place_every_column_within_the_memory_of_each_device(count, seed, num_devices, slack):
     task, space = _toy_sizes(count, seed, num_devices)
     caps = np.linspace(0.8, 1.2, num_devices) * slack * task.size_bytes / num_devices
     held = pack(space, caps.astype(np.int64))
@@ -144,7 +144,7 @@ def test_packings_hold_every_column_within_every_cap(count, seed, num_devices, s
 
 
 @given(st.integers(1, 20), st.integers(0, 9), st.integers(1, 6))
-def test_the_smallest_cap_is_enough_and_near_the_bound(count, seed, num_devices):
+def test_smallest_factor_gives_memory_that_suffices_and_is_near_the_lower_bound(count, seed, num_devices):
     task, space = _toy_sizes(count, seed, num_devices)
     cap = int(np.ceil(1000 * smallest_factor(space, np.full(num_devices, 1000))))
     assert pack(space, np.full(num_devices, cap)) is not None
@@ -173,7 +173,7 @@ def test_packings_of_constrained_tasks_break_no_limit():
 
 
 def _tight(seed, most_devices=3, tables=(2, 3)):
-    """A few small tables, batches in flight counted, with about as much memory as some sharding type of each needs."""
+    """Draw a task of a few small tables, with about the memory that some sharding types of them need."""
     rng = np.random.default_rng(seed)
     devices = int(rng.integers(2, most_devices + 1))
     drawn = tuple(
@@ -200,7 +200,7 @@ def _has_plan(task):
 
 
 def _columns_task(base):
-    """The column-wise tables as a task of their own, with the memory that others leave: a byte at least."""
+    """Return a task of the column-wise tables alone, with the memory that other tables leave, at least one byte."""
     task, tables = base.task, tuple(base.task.tables[table] for table in base.column_wise)
     columns, devices = sum(table.output_columns for table in tables), task.topology.num_devices
     received = task.memory.received_bytes(columns, task.batch_size, devices)
@@ -224,8 +224,8 @@ def test_small_tasks_have_no_plan_of_any_sharding_type_if_none_is_found():
 
 
 @pytest.mark.parametrize("seed", [19, 67, 91, 238])
-def test_tables_change_to_other_sharding_types_until_the_rest_fits(seed):
-    """All tables do not fit column-wise, and neither do the largest row-wise with the rest column-wise."""
+def test_search_changes_sharding_types_of_tables_until_all_fit(seed):
+    """Tables fit neither all column-wise, nor with the largest table row-wise and the rest column-wise."""
     task = _tight(seed, most_devices=4, tables=(4, 8))
     with pytest.raises(InfeasibleError):
         BeamSearch(max_splits=1).find(task, H100)
@@ -236,9 +236,9 @@ def test_tables_change_to_other_sharding_types_until_the_rest_fits(seed):
 def test_data_parallel_tables_that_fit_if_column_wise_ones_do_not_are_found(together):
     """Data-parallel tables have no output buffers of the global batch; tables kept together change together."""
     loose = plain_task([32, 32], 40, 1.0, memory=MemoryUse("sgd", 1))
-    copies = replace(loose, constraints=Constraints((TableRule("*", sharding_types=("data_parallel",)),)))
-    copied = NeuroShard(improvement=Improvement(perturbations=0)).find(copies, H100).plan
-    memory = max(copied.device_bytes) + (1 << 30) - loose.shard_memory[0]
+    data_parallel = replace(loose, constraints=Constraints((TableRule("*", sharding_types=("data_parallel",)),)))
+    plan = NeuroShard(improvement=Improvement(perturbations=0)).find(data_parallel, H100).plan
+    memory = max(plan.device_bytes) + (1 << 30) - loose.shard_memory[0]
     task = replace(loose, topology=Topology(2, memory), constraints=Constraints(together=together))
     found(QUICKLY, task)
     with refused("tables-exceed-devices", kind=InfeasibleError):
@@ -253,7 +253,7 @@ def _of_kib(sizes_kib, memory_bytes, use, reserved_bytes=0):
 @pytest.mark.parametrize("use", [MemoryUse(), MemoryUse("adam", 1)], ids=["weights", "training"])
 @pytest.mark.parametrize("space", [[3000], [3500, 3500, 3500], [200] * 50, [200, 200, 200, 3, 7]])
 def test_memory_named_by_an_error_suffices_for_the_tables(space, use):
-    """Of one table, whose narrowest shards fit no device, as of many."""
+    """Errors of one table whose narrowest shards fit on no device, and errors of several tables."""
     task = _of_kib(space, 160 * KIB, use, reserved_bytes=40 * KIB)
     for searcher in (QUICKLY, BeamSearch(max_splits=2)):
         with refused("tables-exceed-devices", names=["4 devices"], kind=InfeasibleError) as caught:
@@ -275,7 +275,7 @@ def test_error_on_unequal_devices_names_the_factor_of_memory_that_suffices():
 
 
 def _with_named_memory(task, error):
-    """The task on devices with the memory that an error says to give them; None if the error names no amount.
+    """Return the task with the memory that an error advises; None if the error names no amount.
 
     An amount without a unit is a factor of the memory of each device.
     """

@@ -1,4 +1,4 @@
-"""Tables on devices already: column-wise tables get the memory that is left, and cost what whole plans do."""
+"""Fixed loads: column-wise tables get the memory that is left, and costs equal those of whole plans."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100, costed_space_of
 from tests.kit.tasks import plain_tables
 
-COLUMNS, ROWS, COPIES = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
+COLUMN_WISE, ROW_WISE, DATA_PARALLEL = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
 TABLES = plain_tables([16] * 4, 400)
 TASK = Task(TABLES, Topology(4, 1 << 20, devices_per_host=2), 64)
 LINEAR = Simulator(replace(linear_models(4), batch_size=None))
@@ -37,7 +37,7 @@ def _fixed_load(plan):
 
 @pytest.mark.parametrize("models", [H100.models, random_form_models()], ids=["roofline", "random"])
 def test_costs_of_a_space_with_fixed_tables_equal_costs_of_whole_plans(models):
-    """Rows on one host load its devices more than others."""
+    """Rows on one host load the devices of this host more than other devices."""
     task = replace(toy_task(6), topology=Topology(4, 1 << 40, devices_per_host=2))
     others = (*place_row_wise(task, 0, [2, 3]), *place_row_wise(task, 1, range(4)), *place_data_parallel(task, 2))
     simulator = Simulator(models)
@@ -55,7 +55,7 @@ def test_costs_of_a_space_with_fixed_tables_equal_costs_of_whole_plans(models):
 
 
 @pytest.mark.parametrize("use", [MemoryUse(), MemoryUse("adam", batches_in_flight=2)])
-def test_columns_get_exactly_the_memory_that_others_leave(use):
+def test_column_wise_tables_get_exactly_the_memory_left_by_the_fixed_load(use):
     plan = _mixed(replace(TASK, memory=use))
     fixed = _fixed_load(plan)
     assert fixed.column_wise.tolist() == [1, 3]
@@ -66,9 +66,9 @@ def test_columns_get_exactly_the_memory_that_others_leave(use):
     assert sorted(space.plan(held).placements) == sorted(plan.placements)
 
 
-def test_chosen_sharding_types_stay_whatever_is_searched_beside_them():
+def test_search_beside_a_fixed_load_keeps_the_chosen_sharding_types():
     task = replace(TASK, topology=Topology(4, (10**6, 2 * 10**6, 10**6, 10**6), 1000, 2))
-    others = SpreadPlacements(task).others(np.array([COPIES, COLUMNS, ROWS, COLUMNS]))
+    others = SpreadPlacements(task).others(np.array([DATA_PARALLEL, COLUMN_WISE, ROW_WISE, COLUMN_WISE]))
     space = CostedSpace.checked(FixedLoad.of(task, others, H100.models.compute), LINEAR)
     plan = space.plan(BeamSearch(grid=GridSettings(points=2)).first_widths(space))
     assert plan.forms == (Form.DATA_PARALLEL, Form.COLUMN_WISE, Form.ROW_WISE, Form.COLUMN_WISE)
@@ -77,19 +77,21 @@ def test_chosen_sharding_types_stay_whatever_is_searched_beside_them():
 
 def test_fixed_load_above_device_memory_is_refused():
     size = TABLES[0].size_bytes
-    for memory, forms in ((size - 1, [COPIES, COLUMNS]), (2 * size - 1, [COPIES, COPIES])):
+    for memory, forms in ((size - 1, [DATA_PARALLEL, COLUMN_WISE]), (2 * size - 1, [DATA_PARALLEL, DATA_PARALLEL])):
         task = Task(TABLES[:2], Topology(4, memory), 64)
         with refused("device-memory-row-wise-tables", names=["device 0"], kind=InfeasibleError):
             FixedLoad.of(task, SpreadPlacements(task).others(np.array(forms)), H100.models.compute)
     task = Task(TABLES[:2], Topology(4, 2 * size), 64)
-    everywhere = FixedLoad.of(task, SpreadPlacements(task).others(np.array([COPIES, COPIES])), H100.models.compute)
+    everywhere = FixedLoad.of(
+        task, SpreadPlacements(task).others(np.array([DATA_PARALLEL, DATA_PARALLEL])), H100.models.compute
+    )
     assert not len(everywhere.column_wise)
     assert everywhere.plan().fits
 
 
 def test_buffers_that_leave_a_device_no_memory_are_named_before_its_tables():
     task = Task(TABLES[:1], Topology(2, (1 << 20, 100)), 64, MemoryUse("sgd", 1))
-    for forms in ([COPIES], [ROWS]):
+    for forms in ([DATA_PARALLEL], [ROW_WISE]):
         with refused("device-buffers-too-large", names=["KiB", "topology.memory_bytes"], kind=InfeasibleError):
             FixedLoad.of(task, SpreadPlacements(task).others(np.array(forms)), H100.models.compute)
 
@@ -102,7 +104,7 @@ def test_columns_stay_off_the_devices_of_rows_that_they_are_kept_apart_from():
     assert rules.allowed.tolist() == [[True] * 4, [True, True, False, False]]
 
 
-def test_row_wise_and_data_parallel_tables_may_take_all_of_a_device():
+def test_fixed_load_may_take_all_memory_of_a_device():
     task = Task(TABLES[:2], Topology(2, (TABLES[0].size_bytes, 1 << 20)), 64)
     fixed = _fixed_load(laid_out(task, "data_parallel", 1))
     assert fixed.free_bytes.tolist() == [0, (1 << 20) - TABLES[0].size_bytes]
@@ -115,7 +117,7 @@ def test_taking_part_of_a_costed_space_equals_costing_that_part_again(compute):
     simulator = Simulator(replace(H100.models, compute=compute, margins=None))
     for seed in range(10):
         task = constrained_task(seed)
-        bound = ~np.delete(allowed_types(task, known_calls(H100.models)), COLUMNS, 1)
+        bound = ~np.delete(allowed_types(task, known_calls(H100.models)), COLUMN_WISE, 1)
         stay = (rng.uniform(size=len(task.tables)) < 0.5)[leaders(task)]  # tables kept together change together
         fixed = FixedLoad.empty(task, np.flatnonzero(bound.all(axis=1) | stay))
         part, made = costed_space_of(task, simulator).take(fixed), CostedSpace.checked(fixed, simulator)

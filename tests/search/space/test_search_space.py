@@ -20,7 +20,7 @@ from neuroshard.stages.search.space.room import devices_with_room, keeps_rules, 
 from neuroshard.stages.search.space.search_space import SearchSpace
 from neuroshard.testing import constrained_task, linear_models, random_models, toy_task
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 from tests.kit.tasks import plain_task
 
 SEEDS = pytest.mark.parametrize("seed", range(8))
@@ -76,7 +76,7 @@ def test_plan_converted_to_widths_and_back_is_unchanged(seed):
     assert space.plan(space.widths(plan)) == plan
 
 
-def test_a_whole_table_may_be_pinned_and_kept_together():
+def test_whole_table_may_be_pinned_and_kept_together():
     rules = Constraints(together=(("t0", "t1"),), pinned=(PinnedShard("t0", 12, devices=(1, 2)),))
     task = plain_task([12, 12], devices=4, constraints=rules)
     assert _devices(SearchSpace.of_task(task), 0) == [1, 2]
@@ -93,13 +93,13 @@ def test_tables_that_may_not_be_column_wise_are_refused():
 
 def test_plans_with_row_wise_or_data_parallel_tables_are_not_items():
     task = toy_task(2)
-    for where, form in ((range(4), "row_wise"), (COPIES, "data_parallel")):
+    for where, form in ((range(4), "row_wise"), (DATA_PARALLEL, "data_parallel")):
         with refused("plan-sharding-type-unsupported", where="plan", names=["'toy0'", form]):
             SearchSpace.of_task(task).widths(laid_out(task, where, 0))
 
 
 def _random_held(shards, rng):
-    """Every item on one to three devices, allowed there or not."""
+    """Draw widths with every item on one to three devices, allowed or not."""
     held, most_shards = np.zeros(shards.rules.allowed.shape, dtype=np.int64), shards.rules.max_shards.tolist()
     for item, (most, width) in enumerate(zip(most_shards, shards.full_width.tolist(), strict=True)):
         devices = rng.permutation(held.shape[1])[: rng.integers(1, min(3, most, width, held.shape[1]) + 1)]
@@ -131,7 +131,7 @@ def test_rules_of_items_agree_with_the_check_of_each_placement(seed):
 
 
 @SEEDS
-def test_limits_are_kept_where_plans_break_none(seed):
+def test_widths_that_keep_rules_give_plans_without_broken_rules(seed):
     space, rng = SearchSpace.of_task(constrained_task(seed)), np.random.default_rng(seed)
     for _ in range(200):
         held = _random_held(space.shards, rng)
@@ -162,7 +162,7 @@ def _room(task):
 
 @SEEDS
 def test_device_room_is_the_memory_and_units_left(seed):
-    """Shards are put wherever they may be; what may be put is worked out again each time."""
+    """Place shards on random allowed devices, and recompute the allowed devices after each shard."""
     task, rng = constrained_task(seed), np.random.default_rng(seed)
     space, room = _room(task)
     room.free_units[:] = cap = int(space.shards.full_width.sum() * 0.6)
@@ -195,7 +195,7 @@ def test_shard_that_needs_the_last_byte_and_column_fits_exactly(fewer_bytes, few
 
 
 @SEEDS
-def test_policies_play_by_the_same_rule(seed):
+def test_legal_actions_of_policies_are_the_devices_with_room(seed):
     """Legal actions, of whole tables, are the devices with room, for every task of a batch alike."""
     tasks = [_whole_tables(task) for task in (constrained_task(seed), constrained_task(seed + 3))]
     simulator = Simulator(random_models(tasks[0].topology.num_devices, seed))
@@ -212,7 +212,7 @@ def test_policies_play_by_the_same_rule(seed):
 
 
 def _whole_tables(task):
-    """Without what wants tables split, and without the pinned shards, that make tasks differ in their items."""
+    """Return the task without rules that split tables and without pinned shards, so that tasks have equal items."""
     constraints = task.constraints
     rules = tuple(rule for rule in constraints.rules if (rule.min_shards or 1) == 1)
     roomy = Topology(task.topology.num_devices, sum(t.size_bytes for t in task.tables) * 4)
@@ -234,14 +234,14 @@ def test_moved_bytes_are_those_of_plans_and_of_weights_alone_columns_times_rows(
 
 
 def _sorted(sets):
-    """Each set's loads as rows of numbers, in an order of their own."""
+    """Return the loads of each set as rows of numbers, sorted."""
     loads = [getattr(sets.loads, field.name) for field in fields(Loads)]
     rows = np.column_stack(loads)
     return [sorted(map(tuple, part.tolist())) for part in np.split(rows, sets.counts.cumsum()[:-1])]
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_contents_are_the_loads_of_the_plan(seed):
+def test_device_loads_of_widths_equal_the_loads_of_the_plan(seed):
     """Tables kept together, pinned shards and splits among them."""
     task = constrained_task(seed)
     space = SearchSpace.of_task(task)
@@ -253,7 +253,7 @@ def test_contents_are_the_loads_of_the_plan(seed):
     assert _sorted(sets) == _sorted(space.plan(held).device_loads)
 
 
-def test_devices_in_any_number_may_be_empty():
+def test_device_loads_allow_any_number_of_empty_devices():
     space = SearchSpace.of_task(toy_task(3))
     contents = np.zeros((5, 3), dtype=np.int64)
     contents[1, 2], contents[3] = 1, space.shards.full_width

@@ -1,4 +1,4 @@
-"""The real FBGEMM kernels, fused and dense, do what they are timed for."""
+"""The benchmark runs real FBGEMM kernels, fused and dense, that compute correct outputs and updates."""
 
 import inspect
 from dataclasses import replace
@@ -50,7 +50,7 @@ def _dense(sample, optimizer="sgd"):
 
 
 @pytest.mark.parametrize("features", FEATURES)
-def test_forward_and_update_agree_with_plain_torch(features):
+def test_fused_kernel_forward_and_update_agree_with_plain_torch(features):
     sample, rng = ComputeSample(_tables(features), 16), np.random.default_rng(1)
     operator, drawn = _built(sample), []
     before = [weight.clone() for weight in operator.split_embedding_weights()]
@@ -84,7 +84,7 @@ def test_sequence_tables_have_an_output_for_every_lookup(features):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("rows", [500, 1])
-def test_blocks_of_sequence_tables_train_with_and_without_lookups(rows, optimizer):
+def test_kernels_of_row_wise_sequence_tables_train_with_and_without_lookups(rows, optimizer):
     tables = (table(rows=1000, dim=8, pooling_factor=0.1, pooled=False),)
     prepared = _fused(ComputeSample(tables, 16, Form.ROW_WISE, (RowBlock(0, rows),)), optimizer)
     prepared.run()
@@ -137,7 +137,7 @@ class _Operator:
         ),
     ],
 )
-def test_weights_are_in_the_tier_of_the_sample(monkeypatch, home, place, cache):
+def test_fused_kernel_weights_are_in_the_tier_of_the_sample_and_cpus_refuse_host_tiers(monkeypatch, home, place, cache):
     """On a GPU; a CPU has no second tier."""
     sample = ComputeSample(toy_tables(2), 16, tier_assignment=home)
     if home.tier is not Tier.DEVICE:
@@ -161,7 +161,7 @@ def test_kernel_call_of_tables_with_mixed_precisions_is_refused(run, form):
         run(ComputeSample((first, replace(second, bytes_per_element=2)), 16, form))
 
 
-def test_two_operators_use_the_same_weights_of_the_arena():
+def test_operators_built_from_one_arena_share_the_memory_of_their_weights():
     arenas, sample = compute_bench.make_arenas(), ComputeSample(toy_tables(2), 16)
     arenas[4].reserve(sample.size_bytes // 4)
     first, second = (_built(sample, arenas).weights_host.untyped_storage().data_ptr() for _ in range(2))
@@ -220,7 +220,7 @@ def test_every_row_of_a_copy_gets_the_gradient_that_plain_torch_computes(optimiz
     assert operator.weights.grad is None
 
 
-def test_a_dense_kernel_holds_and_updates_the_rows_of_a_block_only():
+def test_dense_kernel_of_a_row_block_has_weights_for_the_rows_of_the_block_only():
     whole = replace(toy_tables(1)[0], rows=100, dim=8, pooling_factor=4.0)
     prepared = _dense(ComputeSample((whole,), 64, Form.ROW_WISE, (RowBlock(50, 50),)))
     operator, _, inputs = prepared.run.args

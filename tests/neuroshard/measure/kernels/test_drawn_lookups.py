@@ -1,4 +1,4 @@
-"""Lookups as they are drawn: as histograms say, in blocks of rows, and of rows that stay popular."""
+"""Drawn lookups match reuse histograms, row blocks, and rows that stay popular over batches."""
 
 from dataclasses import replace
 
@@ -53,7 +53,7 @@ def test_drawn_lookups_follow_the_reuse_histogram_of_the_table():
 
 @given(rows=st.integers(1, 10**6), pooling=st.floats(0.1, 200), exponent=st.floats(0, 2), seed=st.integers(0, 99))
 @settings(max_examples=80)
-def test_drawn_counts_keep_lookups_and_rows(rows, pooling, exponent, seed):
+def test_draw_counts_draws_all_lookups_from_at_most_the_rows_of_the_table(rows, pooling, exponent, seed):
     lookups = max(1, round(512 * pooling))
     counts = draw_counts(table(rows=rows, reuse=zipf_reuse(rows, lookups, exponent)), lookups, _generator(seed))
     assert counts.sum() == lookups
@@ -62,7 +62,7 @@ def test_drawn_counts_keep_lookups_and_rows(rows, pooling, exponent, seed):
 
 
 @pytest.mark.parametrize(("rows", "exponent"), [(100_000, 0.6), (3000, 1.1), (200, 0.3)])
-def test_drawn_counts_follow_the_histogram(rows, exponent):
+def test_draw_counts_matches_the_reuse_histogram(rows, exponent):
     reuse = zipf_reuse(rows, 30_000, exponent)
     counts = draw_counts(table(rows=rows, reuse=reuse), 30_000, _generator(1))
     assert np.abs(np.array(histogram(counts.numpy())) - reuse).sum() < 0.25
@@ -128,7 +128,7 @@ def test_hot_first_moves_hot_rows_without_changing_how_often_rows_are_read(seed,
     _check_other_rows_as_often(one, len(plain[0]), first, plain)
 
 
-def test_hot_rows_come_first_in_the_order_of_their_heat():
+def test_hot_first_moves_hot_rows_to_the_front_ordered_by_lookups():
     one = table(rows=100_000, pooling_factor=1.0, reuse=zipf_reuse(100_000, 30_000, 1.1))
     indices, _ = draw_lookups(one, 30_000, _generator(1), hot_first=1.0)
     rows, counts = indices.unique(return_counts=True)
@@ -141,7 +141,7 @@ def test_hot_rows_come_first_in_the_order_of_their_heat():
     assert 0.4 < early / int(hot.sum()) < 0.6
 
 
-def test_a_blocks_share_of_lookups_is_not_its_share_of_rows():
+def test_first_row_block_has_most_lookups_if_hot_rows_come_first():
     one = table(rows=8000, pooling_factor=1.0, reuse=zipf_reuse(8000, 4096, 1.1))
     first = ComputeSample((one,), 4096, Form.ROW_WISE, (RowBlock(0, 1000),), hot_first=1.0)
     anywhere = replace(first, hot_first=0.0)
@@ -150,7 +150,7 @@ def test_a_blocks_share_of_lookups_is_not_its_share_of_rows():
     assert len(hot) > 0.6 * 4096 > 2 * len(mixed)
 
 
-def test_seen_in_counts_lookups_and_their_histogram():
+def test_seen_in_counts_lookups_and_computes_their_histogram():
     seen = seen_in(torch.tensor([5, 7, 5, 5, 1, 7]))
     assert seen.count == 6
     assert seen.reuse[:4] == pytest.approx((1 / 3, 1 / 3, 1 / 3, 0))
@@ -163,14 +163,14 @@ def test_seen_in_counts_lookups_and_their_histogram():
     rows=st.integers(1, 5000),
     seed=st.integers(0, 99),
 )
-def test_any_shares_of_blocks_give_different_rows_of_the_table(shares, rows, seed):
+def test_drawn_lookups_with_any_row_lookups_keep_how_often_rows_are_read(shares, rows, seed):
     one = table(rows=rows, pooling_factor=1.0, reuse=zipf_reuse(rows, 512, 1.0))
     known = replace(one, row_lookups=tuple(np.array(shares) / sum(shares)))
     plain, spread = (draw_lookups(its, 512, _generator(seed)) for its in (one, known))
     _check_other_rows_as_often(one, 512, spread, plain)
 
 
-def test_blocks_get_their_shares_of_the_lookups():
+def test_drawn_lookups_match_the_row_lookups_of_the_table():
     shares = (0.6, 0.1, 0.3, 0.0)
     one = table(rows=40_000, pooling_factor=1.0, reuse=zipf_reuse(40_000, 30_000, 0.8), row_lookups=shares)
     indices, _ = draw_lookups(one, 30_000, _generator(0))
@@ -178,7 +178,7 @@ def test_blocks_get_their_shares_of_the_lookups():
     assert found.numpy() == pytest.approx(shares, abs=0.02)
 
 
-def test_a_block_with_few_rows_keeps_the_hottest_of_its_own():
+def test_row_block_with_few_rows_gets_more_than_an_even_share_of_lookups():
     shares = (0.9, *(0.1 / 63,) * 63)
     one = table(rows=1024, pooling_factor=1.0, reuse=zipf_reuse(1024, 4096, 1.1), row_lookups=shares)
     indices, _ = draw_lookups(one, 4096, _generator(0))

@@ -1,4 +1,4 @@
-"""Mirrored ranks: their exchanges are those of real ranks, at any size."""
+"""Mirrored steps: one process runs one rank of a larger job, with the exchanges of real ranks."""
 
 import os
 import pickle
@@ -70,7 +70,7 @@ def _steps_beside_mirrors(rank, plan, protocol, folder):
 
 
 def _rows(rank, outcome):
-    """The rows of a rank's step, which must not have failed."""
+    """Return the measurement rows of the step of a rank, after checking that the step did not fail."""
     rows = rows_of_rank(0, 0, rank, outcome)
     assert error_of(rows) is None
     return rows
@@ -100,7 +100,7 @@ def test_mirrored_exchanges_equal_exchanges_of_real_ranks(tmp_path, pipeline):
         assert {"all_to_all", "all_reduce", "reduce_scatter", "all_gather"} < {one.until for one in mirrored.seen}
 
 
-def test_ballast_is_dense_work_and_nothing_else_of_a_step():
+def test_ballast_lengthens_only_the_dense_phase_of_a_mirrored_step():
     protocols, sample = (PROTOCOL, replace(PROTOCOL, ballast=2048)), LocalSample(mixed_plan(2), 0)
     plain, laden = (_rows(0, _mirrored(sample, its)) for its in protocols)
     assert _untimed(laden) == _untimed(plain)
@@ -108,7 +108,7 @@ def test_ballast_is_dense_work_and_nothing_else_of_a_step():
     assert dense_ms[1] > 10 * dense_ms[0]  # 17 billion operations beside thousands
 
 
-def test_rows_over_hosts_that_fast_links_join_are_measured_as_on_one_host(monkeypatch):
+def test_mirrored_step_over_a_domain_of_fast_links_is_measured_as_on_one_host(monkeypatch):
     monkeypatch.setenv("TORCHREC_RESOLVED_POD_SIZE", "4")  # of the job that plans, for another topology
     joined = mixed_plan(8, devices_per_host=4)
     task = replace(joined.task, topology=Topology(8, 1 << 30, devices_per_host=2, devices_per_domain=4))
@@ -145,7 +145,7 @@ def test_single_ranks_of_large_jobs_run_mirrored_steps(ranks):
     assert pooled.received_bytes == 8 * sum(table.dim for table in its) * 4  # its own 8 samples
 
 
-def test_a_rank_takes_the_one_device_that_is_there():
+def test_mirrored_rank_places_its_shards_on_the_only_device():
     plan = mixed_plan(4, devices_per_host=2)
     with mirrored_world(3, 4, 2, lambda *_: nullcontext()):
         sharding = to_sharding_plan(renamed(plan), modules_of(renamed(plan).task.tables), compute_device="cuda")
@@ -155,7 +155,7 @@ def test_a_rank_takes_the_one_device_that_is_there():
     assert places == {(0, "cuda:0"), (1, "cuda:1"), (2, "cuda:0"), (3, "cuda:0")}
 
 
-def test_local_work_of_many_worlds_is_measured_in_one_process():
+def test_one_meter_measures_local_work_of_plans_with_different_world_sizes():
     plans = [mixed_plan(4, devices_per_host=2), mixed_plan(2), mixed_plan(8, devices_per_host=4)]
     samples = [LocalSample(plan, plan.task.topology.num_devices - 1) for plan in plans]
     with meters_of(Hardware(DeviceSpec("cpu")), print) as meters:
@@ -200,7 +200,7 @@ def test_asynchronous_devices_report_the_launch_time_of_their_host():
     assert MirroredStep.of(rows).step_ms == pytest.approx(sum(row.ms for row in rows[:-1]))
 
 
-def test_few_ranks_are_all_measured_and_of_many_only_outliers():
+def test_measured_ranks_are_all_of_a_few_ranks_and_only_outliers_of_many():
     assert measured_ranks(mixed_plan(2)) == (0, 1)
     chosen = measured_ranks(mixed_plan(128))
     assert {0, 1, 127} >= set(chosen) and len(chosen) > 1
@@ -223,8 +223,8 @@ def test_a_step_waits_for_the_last_rank_at_every_exchange():
         MirroredStep.of([*steps[0], PlanMeasurement(0, 0, 5, error="out of memory")])
 
 
-def test_a_pipelines_ranks_do_not_wait_where_they_send_indices():
-    """Splits are sent before lookups, indices between the dense part's forward and backward."""
+def test_ranks_in_a_pipeline_do_not_wait_for_the_input_dist():
+    """The pipeline sends splits before lookups, and indices between forward and backward of the dense network."""
     stretches = (
         *(Stretch("input", "all_to_all"), Stretch("outputs", "all_to_all"), Stretch("dense", "")),
         *(Stretch("input", "all_to_all"), Stretch("dense", "all_to_all"), Stretch("backward", "")),
@@ -256,7 +256,7 @@ def test_mirrored_world_restores_environment_and_process_group(monkeypatch):
     assert os.environ["LOCAL_WORLD_SIZE"] == "3"
 
 
-def test_operations_without_a_mirror_are_refused(monkeypatch):
+def test_check_mirrored_refuses_too_many_or_different_plans_and_torchrun(monkeypatch):
     hardware, plan = Hardware(DeviceSpec("cpu")), mixed_plan(2)
     too_many = hardware.fingerprint.memory_bytes // min(plan.device_bytes) + 1
     with refused("steps-memory-too-small", names=[f"{min(too_many, 10**6):,} plans", "rank "]):

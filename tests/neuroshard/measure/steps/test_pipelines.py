@@ -1,4 +1,4 @@
-"""Pipelines: whatever sends a batch's indices, and when, the model learns the same."""
+"""Training in every pipeline gives the same weights."""
 
 import pickle
 

@@ -1,4 +1,4 @@
-"""Training steps: what is asked of a group, and how its answers are put together."""
+"""Step meters: the order of the measured plans, failed builds, and refused plans."""
 
 import numpy as np
 
@@ -14,13 +14,13 @@ from tests.kit.plans import laid_out, whole
 
 
 def _plans(task, count):
-    """That many plans, which differ only in the device of the first table."""
+    """Return `count` plans that differ only in the device of the first table."""
     rest = [i % 2 for i in range(1, len(task.tables))]
     return [laid_out(task, d % 2, *rest) for d in range(count)]
 
 
 class _Meter:
-    """Steps take as many ms as the plan's first device has shards; remembers the order."""
+    """A meter that records its samples; steps take as many ms as the first device of the plan has shards."""
 
     def __init__(self):
         self.asked = []
@@ -63,7 +63,7 @@ def test_step_meter_reports_the_reason_of_a_failed_build():
     assert (failed.phase, failed.error) == (None, "broken")
 
 
-def test_plans_of_other_tables_or_that_do_not_fit_together_are_refused():
+def test_check_steps_refuses_plans_of_other_tables_or_above_memory():
     (one, other), hardware = (whole(toy_task(1, seed=seed)) for seed in (0, 1)), Hardware(DeviceSpec("cpu"))
     with refused("steps-plans-differ"):
         check_steps([one, other], hardware)

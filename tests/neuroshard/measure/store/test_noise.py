@@ -1,4 +1,4 @@
-"""How far two passes differ, of steps: what devices do for plans counts."""
+"""The noise of steps: differences between two passes count for phases that depend on the plan."""
 
 import numpy as np
 
@@ -12,6 +12,6 @@ def _step(second_pass, **more_ms):
     return Measurement(LocalSample(mixed_plan(2), 0), 0, "train", 0, Repeats(ms, np.zeros(1)), second_pass=second_pass)
 
 
-def test_neither_hosts_nor_dense_networks_make_steps_noisy():
+def test_pass_noise_ignores_host_and_dense_phases_and_counts_lookups():
     assert pass_noise([_step(False), _step(True, host=5.0, dense=5.0)]) == 0.0
     assert pass_noise([_step(False), _step(True, lookups=5.0)]) > 0.5

@@ -1,4 +1,4 @@
-"""The measurements of plans come back as they were stored, and files with other contents are refused."""
+"""Measurements of plans are read back unchanged, and files of other plans are refused."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def test_stored_measurement_rows_are_read_back_unchanged(passes):
     assert passes.read() == (ROWS,)
 
 
-def test_costs_and_errors_are_by_plan():
+def test_costs_ms_and_errors_of_have_an_entry_for_each_plan():
     again = tuple(replace(row, pass_number=1) for row in ROWS)
     np.testing.assert_array_equal(costs_ms([ROWS, again], 2), [[3.0, 3.0], [np.nan, np.nan]])
     assert errors_of([ROWS, again], 2) == (None, "MemoryError: too much")

@@ -1,4 +1,4 @@
-"""Directories of runs: claimed once, gone on with by the same run only, marked when they are whole."""
+"""Run directories: used by one run at a time, resumed only by the same run, marked when the run is finished."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def test_new_run_directory_has_the_next_free_number(tmp_path, monkeypatch):
     assert not Path("there").exists()
 
 
-def test_held_run_directory_refuses_a_second_run_and_is_removed_if_empty(run):
+def test_run_directory_in_use_refuses_a_second_run_and_is_removed_if_empty(run):
     with run.held():
         assert run.path.is_dir()
         with refused("out-in-use", names=[run.path]), exclusive(run.path):
@@ -43,7 +43,7 @@ def test_run_directory_under_a_file_is_refused(tmp_path):
         pass
 
 
-def test_beginning_the_same_run_again_keeps_its_settings(run):
+def test_beginning_the_same_run_again_leaves_the_settings_file_unchanged(run):
     run.begin(SETTINGS, TASKS)
     before = (run.path / "settings.json").read_bytes()
     run.begin(SETTINGS, TASKS)
@@ -79,7 +79,7 @@ def test_beginning_a_run_over_other_files_is_refused_and_keeps_them(run, content
     assert (run.path / "tasks.json").read_text() == content
 
 
-def test_a_run_that_was_killed_at_its_beginning_goes_on(run):
+def test_beginning_a_run_killed_before_its_settings_file_writes_the_file(run):
     run.begin(SETTINGS, TASKS)
     (run.path / "settings.json").unlink()
     run.begin(SETTINGS, TASKS)
@@ -136,7 +136,7 @@ def test_path_without_a_run_is_reported_in_one_line(run):
         run.facts("search")
 
 
-def test_run_files_of_other_programs_are_nobodys(run):
+def test_run_file_of_another_program_is_not_read_as_a_run(run):
     run.path.mkdir()
     (run.path / "run.json").write_text('{"settings": {"seed": 1}}')
     assert run.read() is None
@@ -144,6 +144,6 @@ def test_run_files_of_other_programs_are_nobodys(run):
         run.facts("search")
 
 
-def test_settings_that_are_missing_are_null():
+def test_check_same_takes_a_missing_setting_for_null():
     check_same(Path("x"), {"a": None}, {})
     assert flat({"a": {"b": 1, "c": {}}, "d": [2]}) == {"a.b": 1, "d": [2]}

@@ -1,4 +1,4 @@
-"""What models are asked with to say what was measured."""
+"""The loads and traffic of measured samples, from which models predict the measured times."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ BLOCKS = RowBlock(50, 50), RowBlock(0, 51)
 ROWS = ComputeSample(TABLES[:2], 256, Form.ROW_WISE, BLOCKS, lookups=(BlockLookups(7, ONCE), BlockLookups(0, ONCE)))
 
 
-def test_samples_of_columns_ask_for_whole_tables():
+def test_loads_of_column_wise_samples_are_those_of_whole_tables():
     sets = loads_of([ComputeSample(TABLES, 256), ComputeSample(TABLES[:1], 64)])
     whole, other = Loads.of(TABLES, 256), Loads.of(TABLES[:1], 64)
     assert sets.counts.tolist() == [3, 1]
@@ -41,13 +41,13 @@ def test_row_wise_samples_have_the_load_of_their_block():
     assert expected.lookups == pytest.approx(whole * [50 / 100, 51 / 101], abs=0.5)
 
 
-def test_data_parallel_tables_are_looked_up_for_a_part_of_the_batch():
+def test_loads_of_data_parallel_samples_have_the_batch_size_of_the_sample():
     loads = loads_of([ComputeSample(TABLES, 64, Form.DATA_PARALLEL)]).loads
     assert loads.samples.tolist() == loads.outputs.tolist() == [64] * 3
     assert set(loads.form) == {FORMS.index(Form.DATA_PARALLEL)}
 
 
-def test_samples_have_the_tier_of_their_tables():
+def test_loads_of_samples_have_the_tier_and_cache_of_the_sample():
     homes = [ON_DEVICE, TierAssignment(Tier.UVM_CACHING, 0.3), TierAssignment(Tier.UVM)]
     loads = loads_of(
         [
@@ -67,7 +67,7 @@ def test_samples_have_the_tier_of_their_tables():
 
 
 @pytest.mark.parametrize("name", ["physical_bags", "physical_reuse", "physical", "log", "paper"])
-def test_blocks_in_which_nothing_is_looked_up_have_features(name):
+def test_features_of_row_blocks_without_lookups_are_finite(name):
     with np.errstate(all="raise"):
         assert np.isfinite(FeatureSet(name)(loads_of([ROWS]).loads)).all()
 
@@ -88,7 +88,7 @@ def _measured(sample):
     return Measurement(sample, 0, "train", 0, Repeats(np.arange(16.0).reshape(2, 2, 4), np.zeros(2)))
 
 
-def test_exchanges_within_hosts_have_their_own_traffic():
+def test_by_group_splits_host_collectives_into_exchanges_of_each_group():
     sample = CommSample((64, 64, 0, 0), (0.0, 1.0, 2.0, 3.0), 16, Collective.HOST_REDUCE_SCATTER, 2)
     (one,) = by_group(_measured(sample))  # nothing was exchanged on the second host
     assert one.sample == CommSample((64, 64), (0.0, 1.0), 16)
@@ -100,7 +100,7 @@ def test_exchanges_within_hosts_have_their_own_traffic():
     assert [m.sample.start_ms for m in by_group(_measured(across))] == [(0.0, 2.0), (1.0, 3.0)]
 
 
-def test_other_collectives_have_the_traffic_of_an_all_to_all():
+def test_by_group_keeps_the_unrounded_bytes_of_an_input_dist():
     sample = CommSample((13, 7, 0, 9), (0.0,) * 4, 16, Collective.INPUT)
     (one,) = by_group(_measured(sample))
     assert traffic_of([one.sample]).size_bytes[0, :, 0].tolist() == [13, 7, 0, 9]  # not rounded to columns

@@ -1,4 +1,4 @@
-"""The machine's speed in each spell, from samples that two spells measured."""
+"""The slowness of a machine in each spell, from samples that were measured in two spells."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from neuroshard.testing import toy_task
 
 
 def _slowness(speeds, noise=0.0, pairs=5, seed=0, more=()):
-    """The slowness found of spells, each but the first with second measurements of what the ones before took."""
+    """Return the estimated slowness of spells; each spell but the first measures samples of earlier spells again."""
     rng = np.random.default_rng(seed)
     found = []
     for later, speed in enumerate(speeds):
@@ -41,19 +41,19 @@ def test_slowness_without_shared_measurements_is_one():
     assert slowness_of(2, [alone]).tolist() == [1.0, 1.0]
 
 
-def test_few_pairs_change_less_than_many():
+def test_slowness_changes_less_with_few_pairs_than_with_many():
     one, many = (_slowness([1.0, 1.2], pairs=pairs) for pairs in (1, 20))
     assert 1.0 < one[1] / one[0] < many[1] / many[0] <= 1.2 + 1e-9
 
 
-def test_noise_of_the_pairs_is_averaged_out():
+def test_slowness_averages_out_the_noise_of_pairs():
     speeds = [1.0, 1.1, 0.9, 1.05, 0.95]
     off = [np.log(_slowness(speeds, noise=0.04, pairs=8, seed=seed) / np.array(speeds)) for seed in range(20)]
     assert np.std(off) < 0.04 / 2
     assert np.abs(np.mean(off, axis=0)).max() < 0.02
 
 
-def test_measurements_are_brought_to_one_speed():
+def test_level_divides_times_by_slowness_and_keeps_all_else():
     task = toy_task()
     sample = ComputeSample(task.tables[:2], 256)
     measured = [

@@ -25,7 +25,7 @@ from neuroshard.words.collective import Collective, Precision
 from neuroshard.words.fingerprint import Fingerprint
 from neuroshard.words.form import Form
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out
+from tests.kit.plans import DATA_PARALLEL, laid_out
 
 BLOCKS = (RowBlock(0, 2), RowBlock(1, 1))
 SEEN = (BlockLookups(17, (0.25, 0.75, *(0.0,) * 15)), BlockLookups(0, ONCE))
@@ -65,7 +65,7 @@ def _compute():
     ]
 
 
-def test_steps_from_before_are_in_full_precision():
+def test_local_measurements_without_a_precision_column_are_in_fp32():
     table = LOCAL_CODEC.table(_local()).drop_columns("precision")
     assert {m.sample.precision for m in LOCAL_CODEC.measurements(table)} == {Precision.FP32}
 
@@ -82,7 +82,7 @@ def _comm():
 
 def _local():
     task = toy_task(3, num_devices=2)
-    plan = laid_out(task, 1, [0, 1], COPIES)
+    plan = laid_out(task, 1, [0, 1], DATA_PARALLEL)
     repeats = Repeats(np.arange(16.0).reshape(2, 8), np.array([1.0, 2.0]))
     return [
         Measurement(LocalSample(plan, 1), 3, "test", 5, repeats),
@@ -157,7 +157,7 @@ def test_reading_contradictory_records_is_refused(directory, kind, number, chang
         parts.read()
 
 
-def test_chunks_with_other_columns_are_measured_again(directory):
+def test_reading_a_chunk_without_a_column_is_refused_with_advice_to_collect_again(directory):
     parts = directory.comm()
     parts.write(0, _comm()[:1])
     pq.write_table(pq.read_table(parts.path(0)).drop_columns(["collective"]), parts.path(0))
@@ -166,8 +166,8 @@ def test_chunks_with_other_columns_are_measured_again(directory):
     assert "neuroshard collect" in caught.value.message.remedy
 
 
-def test_tables_and_manifest_come_back_exactly(tmp_path):
-    """A run that goes on compares them with its own."""
+def test_stored_tables_and_manifest_are_read_back_unchanged(tmp_path):
+    """A run that resumes compares the stored tables and manifest with its own."""
     plain, known, *others = toy_tables(4)
     shared = [replace(table, features=2 + i, pooled=i > 0) for i, table in enumerate(others)]
     tables, directory = (plain, replace(known, row_lookups=(0.75, 0.25)), *shared), DataDirectory(tmp_path)
@@ -221,7 +221,7 @@ def test_reading_a_damaged_part_names_the_file(directory):
         parts.read()
 
 
-def test_half_written_parts_are_not_there(directory, monkeypatch):
+def test_interrupted_write_of_a_part_leaves_no_file(directory, monkeypatch):
     parts = directory.compute()
     monkeypatch.setattr(Path, "write_bytes", lambda path, content: path.write_text("half") and 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -245,7 +245,7 @@ def test_reading_a_malformed_manifest_is_refused(directory, content, code, names
         directory.manifest()
 
 
-def test_fastest_measurement_counts_for_a_sample_measured_twice(directory):
+def test_reading_a_sample_measured_several_times_returns_the_fastest_measurement(directory):
     parts, (first, second, *_) = directory.compute(), toy_tables(4)
 
     def measured(table, ms):

@@ -76,7 +76,7 @@ def test_dlrm_like_tables_have_the_documented_distance_from_public_data_sets(
     assert (each.sum() / lookups, unique.sum() / unique_rows) == pytest.approx(off, abs=0.01)
 
 
-def test_dlrm_like_depends_on_its_seed_alone():
+def test_dlrm_like_tables_depend_only_on_their_seed():
     assert dlrm_like(20, seed=1) == dlrm_like(20, seed=1)
     assert {t.rows for t in dlrm_like(20, seed=1)} == {t.rows for t in dlrm_like(20, seed=2)}  # the same strata
     assert dlrm_like(20, seed=1)[0] != dlrm_like(20, seed=2)[0]
@@ -94,7 +94,7 @@ def data_set(tmp_path):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_the_public_data_set_is_read(data_set, packed):
+def test_dlrm_source_reads_the_public_data_set(data_set, packed):
     if packed:
         plain, data_set = data_set, data_set.with_suffix(".pt.gz")
         data_set.write_bytes(gzip.compress(plain.read_bytes()))
@@ -125,7 +125,7 @@ def test_load_tables_reads_tables_from_a_users_file(tmp_path, suffix):
     assert sum(tables[0].reuse) == pytest.approx(1)
 
 
-def test_traces_give_the_lookups_of_row_blocks():
+def test_table_from_trace_counts_lookups_by_row_block_if_requested():
     """In five rows and two blocks, row 2 begins in the first."""
     given = ([0, 1, 2, 4], [0, 4])
     assert ns.table_from_trace("t", *given, rows=5, dim=8).row_lookups == ()
@@ -166,7 +166,7 @@ def test_load_tables_reads_names_as_text_without_conversion(tmp_path):
     assert [table.name for table in _own(tmp_path, "\n".join(lines))] == names
 
 
-def test_numbers_may_be_written_as_spreadsheets_do(tmp_path):
+def test_table_file_numbers_may_be_written_as_spreadsheets_do(tmp_path):
     (table,) = _own(tmp_path, "\ufeff" + HEADER + "\r\na, 1e6,4.0,.5\r\n\r\n")
     assert (table.rows, table.dim, table.pooling_factor) == (10**6, 4, 0.5)
 
@@ -262,7 +262,7 @@ def test_unknown_columns_are_named_in_every_file_format(tmp_path, suffix):
         ns.load_tables(path)
 
 
-def test_json_may_be_a_list_or_columns(tmp_path):
+def test_json_table_file_may_be_a_list_or_columns_and_nothing_else(tmp_path):
     expected = _own(tmp_path, json.dumps(ROWS), "json")
     columns = {name: [row[name] for row in ROWS] for name in ROWS[0]}
     assert _own(tmp_path, json.dumps(columns), "json") == expected
@@ -286,7 +286,7 @@ def test_load_tables_ignores_an_index_column_written_by_pandas(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_columns_may_be_called_as_other_systems_call_them(tmp_path, suffix):
+def test_table_file_columns_may_have_the_names_of_other_systems(tmp_path, suffix):
     frame = pd.DataFrame(ROWS).rename(
         columns={"name": "Table Name", "rows": "num_embeddings", "dim": "embedding_dim", "pooling_factor": " Pooling"}
     )
@@ -303,7 +303,7 @@ def test_columns_may_be_called_as_other_systems_call_them(tmp_path, suffix):
     ]  # fmt: skip
 
 
-def test_an_index_that_was_written_twice_and_empty_columns_are_left_out(tmp_path):
+def test_load_tables_ignores_a_column_without_a_name_and_an_index_of_pandas(tmp_path):
     plain = _own(tmp_path, f"{HEADER}\na,3,4,1\nb,3,4,1\n")
     assert _own(tmp_path, f"Unnamed: 0,{HEADER},\n0,a,3,4,1,\n1,b,3,4,1,\n") == plain
 
@@ -337,7 +337,7 @@ def test_load_tables_pads_dims_only_if_requested(tmp_path):
 
 
 @pytest.mark.parametrize("model", ["cpu", "roofline:h100"])
-def test_tables_without_lookups_take_memory_and_almost_no_time(tmp_path, model):
+def test_tables_without_lookups_are_loaded_and_add_little_cost(tmp_path, model):
     reuse = {f"reuse_{i}": 0.0 for i in range(17)}
     path = _written(tmp_path / "tables.csv", [ROWS[0] | reuse | {"pooling_factor": 0}])
     (unused,) = ns.load_tables(path, batch_size=64)
@@ -349,7 +349,7 @@ def test_tables_without_lookups_take_memory_and_almost_no_time(tmp_path, model):
     assert 0 < costs[1] <= costs[0] < 10 * costs[1]
 
 
-def test_tables_know_the_batch_size_of_their_histogram(tmp_path):
+def test_loaded_tables_have_the_batch_size_of_their_histogram(tmp_path):
     assert {table.reuse_batch_size for table in ns.load_tables("criteo", batch_size=512)} == {512}
     assert {table.reuse_batch_size for table in ns.load_tables("dlrm_like", num_tables=3)} == {65536}
     assert _own(tmp_path, f"{HEADER}\na,3,4,1\n")[0].reuse_batch_size == 64
@@ -362,7 +362,7 @@ def test_tables_know_the_batch_size_of_their_histogram(tmp_path):
     assert replace(table, reuse_batch_size=None) == table
 
 
-def test_measured_tables_are_read_like_ones_own(tmp_path):
+def test_load_tables_reads_tables_of_a_data_directory_unchanged(tmp_path):
     tables = ns.load_tables("criteo", batch_size=512)
     DataDirectory(tmp_path).begin(Manifest({}, {}, {}, 0), tables)
     found = ns.load_tables(str(tmp_path / "tables.parquet"))
@@ -430,6 +430,6 @@ def test_dlrm_source_refuses_invalid_lookups(tmp_path, change, code, names):
         ("dlrm_like", {"seed": -1}, "value-outside-limits", ["seed", -1]),
     ],
 )
-def test_sources_and_their_settings_have_names_and_ranges(source, settings, code, names):
+def test_load_tables_refuses_unknown_sources_and_invalid_settings(source, settings, code, names):
     with refused(code, names=names):
         ns.load_tables(source, **settings)

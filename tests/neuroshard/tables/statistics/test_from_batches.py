@@ -1,4 +1,4 @@
-"""Statistics counted from batches, against counting by brute force."""
+"""Statistics counted from batches, compared with brute force."""
 
 import tracemalloc
 import warnings
@@ -25,7 +25,7 @@ SHAPES = (ns.TableShape("a", 50, 8), ns.TableShape("b", 7, 16, 2))
 
 
 def _batch(samples, rng=None):
-    """Lookups of every table, as offsets; some samples have none."""
+    """Draw the lookups of each table with offsets; some samples have no lookups."""
     rng, found = rng or np.random.default_rng(0), {}
     for shape in SHAPES:
         lengths = rng.integers(0, 4, size=samples)
@@ -35,7 +35,7 @@ def _batch(samples, rng=None):
 
 
 def _joined(batches):
-    """One batch of all samples, one batch after the other."""
+    """Join batches into one batch of all samples."""
     found = {}
     for name in batches[0]:
         lengths = np.concatenate([np.diff(batch[name][1]) for batch in batches])
@@ -60,8 +60,8 @@ def _close(table, other):
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(1, 40), st.integers(0, 99))
-def test_batches_are_joined_and_cut_to_global_ones(sizes, global_size, seed):
-    """However samples come in batches, sums and histograms are those of counting every global batch by itself."""
+def test_counted_statistics_equal_those_of_each_global_batch_counted_by_itself(sizes, global_size, seed):
+    """Statistics are those of counting each global batch by itself, however samples are split into batches."""
     rng = np.random.default_rng(seed)
     batches = [_batch(size, rng) for size in [*sizes, 1]]
     total = sum(sizes) + 1
@@ -90,7 +90,7 @@ def test_batches_are_joined_and_cut_to_global_ones(sizes, global_size, seed):
 
 @settings(max_examples=20)
 @given(st.permutations(range(5)), st.integers(0, 99))
-def test_the_order_of_global_batches_does_not_matter(order, seed):
+def test_counted_statistics_ignore_the_order_of_global_batches(order, seed):
     rng = np.random.default_rng(seed)
     batches = [_batch(16, rng) for _ in range(5)]
     for table, other in zip(_count(batches, 16).tables, _count([batches[i] for i in order], 16).tables, strict=True):
@@ -99,7 +99,7 @@ def test_the_order_of_global_batches_does_not_matter(order, seed):
 
 @settings(max_examples=20)
 @given(st.integers(1, 6), st.integers(1, 3), st.integers(0, 99))
-def test_local_batches_make_the_global_ones(devices, steps, seed):
+def test_local_batches_count_as_the_global_batches_they_make_up(devices, steps, seed):
     rng = np.random.default_rng(seed)
     local = [_batch(8, rng) for _ in range(devices * steps)]
     joined = [_joined(local[i * devices : (i + 1) * devices]) for i in range(steps)]
@@ -118,7 +118,7 @@ def test_batches_and_traces_give_equal_statistics():
 
 
 class _Elsewhere:
-    """A tensor on another device, which is no array before it has been copied."""
+    """A tensor on another device, which must be copied before it can become an array."""
 
     def __init__(self, values):
         self._values = torch.tensor(values)
@@ -134,7 +134,7 @@ class _Elsewhere:
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.uint8, np.int64, list, _Elsewhere, torch.int32, torch.int64])
-def test_lookups_come_as_arrays_tensors_of_any_device_or_lists(kind):
+def test_lookups_may_be_arrays_lists_or_tensors_of_any_device(kind):
     def made(values):
         if isinstance(kind, torch.dtype):
             return torch.tensor(values, dtype=kind)
@@ -148,7 +148,7 @@ def test_lookups_come_as_arrays_tensors_of_any_device_or_lists(kind):
     assert found.tables[1].pooling_factor == pytest.approx(1 / 3)
 
 
-def test_tables_with_fewer_rows_than_blocks_have_one_for_each_row():
+def test_tables_with_fewer_rows_than_row_blocks_have_a_block_for_each_row():
     found = _count([_batch(64)], 64)
     assert [len(table.row_lookups) for table in found.tables] == [50, 7]
     none = _count([_batch(64)], 64, row_blocks=0)
@@ -167,7 +167,7 @@ def test_tables_that_are_never_looked_up_count_as_looked_up_once():
     check(warning, "tables-never-looked-up", names=["1 of 2 tables", "'b'", "4 samples"])
 
 
-def test_batches_that_touch_no_row_have_no_part_in_the_histogram():
+def test_batches_without_lookups_do_not_change_the_histogram():
     some, none = {"a": ([1, 2, 2], [0, 3]), "b": ([0], [0, 1])}, {"a": ([], [0, 0]), "b": ([0], [0, 1])}
     found = _count([some, none, none], 1)
     assert found.tables[0].reuse[:2] == (0.5, 0.5)
@@ -258,7 +258,7 @@ _WHOLE = torch.tensor([0, 1])
         ([[0], [0, 1]], "[[0], [0, 1]]"),
     ],
 )
-def test_tensors_that_are_no_rows_of_whole_numbers_are_one_line(values, shown):
+def test_lookups_that_are_not_a_row_of_whole_numbers_are_refused_in_one_line(values, shown):
     for indices, offsets, what in ((values, [0, 1], "indices"), ([0], values, "offsets")):
         with refused("lookups-not-whole", where="batch 0, table 'a'", names=[what, shown]):
             ns.tables_from_batches(SHAPES[:1], [{"a": (indices, offsets)}], 1)
@@ -275,7 +275,7 @@ def test_chunks_of_lookups_cover_the_requested_samples():
 
 
 @given(st.integers(1, 1 << 40), st.integers(0, 5000), st.integers(0, 99))
-def test_rows_are_counted_as_they_come(rows, lookups, seed):
+def test_row_counts_of_parts_equal_counts_of_all_lookups(rows, lookups, seed):
     indices = (rows * np.random.default_rng(seed).random(lookups) ** 4).astype(np.int64)
     counts = RowCounts(seed)
     for part in np.array_split(indices, 7):
@@ -283,8 +283,8 @@ def test_rows_are_counted_as_they_come(rows, lookups, seed):
     np.testing.assert_array_equal(counts.counts, np.unique(indices, return_counts=True)[1])
 
 
-def test_rows_in_a_share_are_counted_in_full_and_each_batch_has_others():
-    """Row r is looked up r times, so counts say which rows there are; then all of them as often again."""
+def test_halved_row_counts_count_a_share_of_rows_in_full_that_differs_by_salt():
+    """Row r is looked up r times, so that counts identify rows; then all rows are looked up as often again."""
     indices = np.repeat(np.arange(1, 401), np.arange(1, 401))
     found = []
     for salt in range(3):
@@ -308,7 +308,7 @@ def _zipf_lookups(rows, lookups, exponent, seed):
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.8, 1.2])
-def test_counts_of_a_share_of_the_rows_are_exact_and_the_share_is_random(exponent):
+def test_counts_of_sampled_rows_are_exact_and_estimate_the_histogram(exponent):
     indices = _zipf_lookups(100_000, 300_000, exponent, 0)
     room = SharedRoom(1, 8192, 5)
     for part in np.array_split(indices, 30):
@@ -341,7 +341,7 @@ def _tally(shape, batches, most_held):
 @settings(max_examples=15, derandomize=True)  # of so many draws some are beyond 4 errors now and then
 @given(st.floats(0, 1.2), st.integers(0, 999))
 def test_estimated_errors_of_few_batches_match_true_errors(exponent, seed):
-    """Each batch has other rows in its share, so errors of their mean get smaller."""
+    """Each batch samples other rows, so the error of the mean histogram falls with the number of batches."""
     shape = ns.TableShape("a", 50_000, 8)
     batches = [_zipf_lookups(50_000, 60_000, exponent, [seed, number]) for number in range(4)]
     exact, sketch = _tally(shape, batches, 1 << 20), _tally(shape, batches, 4096)
@@ -353,13 +353,13 @@ def test_estimated_errors_of_few_batches_match_true_errors(exponent, seed):
     assert error[0] < 0.75 * alone[0]
 
 
-def test_a_sketch_with_room_enough_counts_all():
+def test_counting_within_max_bytes_equals_counting_without_a_limit():
     batches = [_batch(64, np.random.default_rng(seed)) for seed in range(3)]
     assert _count(batches, 64, max_bytes="5MiB", row_blocks=8) == _count(batches, 64, row_blocks=8)
 
 
 def test_shared_room_samples_large_tables_and_counts_small_ones_in_full():
-    """The large one is sampled, the small one counted in full."""
+    """The rows of the large table are sampled, those of the small table counted in full."""
     room = SharedRoom(2, 4096, 0)
     rng = np.random.default_rng(0)
     small = rng.integers(0, 300, size=2000)
@@ -373,7 +373,7 @@ def test_shared_room_samples_large_tables_and_counts_small_ones_in_full():
 
 
 def test_counting_a_large_batch_stays_within_the_memory_limit():
-    """A batch of 16 MiB of lookups, nearly all of other rows, counted in 8 MiB."""
+    """A batch has 16 MiB of lookups, nearly all of different rows, and is counted in 8 MiB."""
     shape, limit = ns.TableShape("a", 1 << 40, 8), 8 << 20
     indices = np.random.default_rng(0).integers(0, 1 << 40, size=1 << 21)
     batch = {"a": (indices, np.linspace(0, len(indices), 65, dtype=np.int64))}
@@ -413,7 +413,7 @@ def test_block_counts_count_lookups_by_row_block():
     assert block_counts(np.array([(1 << 40) - 1]), 1 << 40, 1024)[-1] == 1
 
 
-def test_lookups_of_features_add_up_and_are_kept():
+def test_lookups_of_features_are_counted_by_feature_and_added_up_per_table():
     def one(indices, lengths):
         return Lookups.of(indices, lengths, "lengths", 50, "x")
 
@@ -436,7 +436,7 @@ def test_saved_measured_tables_are_loaded_back_unchanged(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
-def test_odd_names_and_tables_of_which_less_is_known_are_saved_too(tmp_path, suffix):
+def test_tables_with_odd_names_or_without_row_lookups_are_saved_and_loaded(tmp_path, suffix):
     names = ["007", 'say "b", c', " x ", "=1+1", "é"]
     tables = tuple(
         ns.Table(name, 10 + i, 4, 1e-7 * 3**i, zipf_reuse(10 + i, 50), 2, 64, (0.25, 0.75) if i % 2 else ())

@@ -1,4 +1,4 @@
-"""Models of the default kind keep physics whatever they are fitted to: here, measurements that break it."""
+"""Models of the default kind stay monotone and extrapolate sensibly, also if fitted to wrong measurements."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -25,7 +25,7 @@ def _split(samples, times):
 
 
 def _breaking_physics():
-    """Cheaper with every table, row, lookup and column."""
+    """Measurements that break physics: cost falls with every table, row, lookup and column."""
     samples = [ComputeSample(toy_tables(1 + i % 6, i), 64 << i % 4) for i in range(200)]
     times = np.array([1 / (sum(t.size_bytes * t.pooling_factor for t in s.tables) * s.batch_size) for s in samples])
     return _split(samples, 1 + times / times.max())
@@ -38,13 +38,13 @@ def _compute():
 
 @cache
 def _regression():
-    """On what additive models are fitted to."""
+    """Fit a regression to measurements that break physics."""
     return Regression().fit(_breaking_physics(), None, 0, _silent)
 
 
 @cache
 def _comm(direction):
-    """Longer where nobody waits, shorter the more is sent."""
+    """Measurements that break physics: exchanges take longer without waits, and shorter with more bytes."""
     rng = np.random.default_rng(0)
     samples, times = [], []
     for _ in range(200):
@@ -60,8 +60,8 @@ def _silent(_epoch, _loss):
     pass
 
 
-def test_costs_far_from_the_samples_follow_the_moved_bytes():
-    """Samples whose cost is a sum of what is moved tell what a table of twenty times the lookups costs."""
+def test_additive_model_extrapolates_to_twenty_times_the_lookups():
+    """The cost of all samples is a sum of moved bytes, so the model can predict a table with 20 times the lookups."""
 
     def cost_ms(tables, batch_size):
         return 0.1 + sum(1e-6 * t.pooling_factor * t.features * batch_size * t.dim for t in tables)

@@ -1,6 +1,6 @@
-"""Whatever TorchRec's constraints and our planner's arguments set is passed on, counted, refused or warned of.
+"""Each field of TorchRec's constraints and each argument of the planner has an effect, or is refused or warned of.
 
-A field that a new version of TorchRec adds, or a new argument, has no case here, and fails.
+If a new version of TorchRec adds a field or an argument without a case here, a test fails.
 """
 
 import inspect
@@ -25,7 +25,7 @@ from neuroshard.torchrec import NeuroShardPlanner, save_sharding_plan
 from neuroshard.torchrec.resharding import plan_difference
 from tests.kit.messages import logged, logged_codes, logged_one, refused
 from tests.kit.torchrec_models import AllOnLast, bags, planner, topology
-from tests.neuroshard.torchrec.test_accepted import Stored
+from tests.neuroshard.torchrec.test_torchrec_arguments import Stored
 
 CACHED = "fused_uvm_caching"
 
@@ -41,7 +41,7 @@ class Missed(CacheStatistics):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Effects of a table's constraints: its sharding in the plan, the counted table, and the warnings."""
+    """The results of constraints of a table: its sharding, the table that the planner counts, and the warnings."""
 
     sharding: Any
     table: Table
@@ -148,7 +148,7 @@ def test_constraints_equal_to_defaults_cause_no_warning(caplog):
     assert codes.isdisjoint({"constraints-field-unused", "prefetching-not-counted", "statistics-lookups-assumed"})
 
 
-def test_a_table_is_split_no_further_than_min_partition(caplog):
+def test_min_partition_limits_the_number_of_shards(caplog):
     split = {"rules": Constraints((TableRule("t", min_shards=2),)), "devices": 4}
     for least, most in ((16, 4), (32, 2)):
         found = _outcome(ParameterConstraints(min_partition=least), caplog, **split)
@@ -161,7 +161,7 @@ def test_a_table_is_split_no_further_than_min_partition(caplog):
 @pytest.mark.parametrize("by", ["constraints", "sharder"])
 @pytest.mark.parametrize("asked", [False, True])
 def test_enforce_hbm_counts_cached_tables_in_device_memory(asked, by):
-    """Devices have room for a quarter of the table."""
+    """Each device has memory for a quarter of the table."""
     said = {"enforce_hbm": asked} if by == "constraints" else {}
     fused = {} if by == "constraints" else {"enforce_hbm": asked}
     settings = {"constraints": {"t": ParameterConstraints(pooling_factors=[2.0], **said)}, "models": "roofline:h100"}
@@ -223,7 +223,7 @@ def test_warning_names_fields_that_files_cannot_store(field, path, caplog):
     logged_one(caplog, "sharding-plan-fields-lost", names=[path, "table 't'", *names])
 
 
-def test_settings_of_kernels_that_a_running_job_keeps_are_warned_of(caplog):
+def test_plan_difference_warns_of_cache_settings_that_a_running_job_keeps(caplog):
     before, after = (planner(constraints={"t": ParameterConstraints()}).plan(bags("t")) for _ in range(2))
     assert plan_difference(before, after) == {}
     assert "reshard-settings-kept" not in logged_codes(caplog)
@@ -236,7 +236,7 @@ def test_settings_of_kernels_that_a_running_job_keeps_are_warned_of(caplog):
 
 
 class Recorded(Stats):
-    """A report that records what it is told."""
+    """A report that records the arguments of its calls."""
 
     def __init__(self):
         self.told = []
@@ -246,7 +246,7 @@ class Recorded(Stats):
 
 
 class Chosen(Verifier):
-    """A verifier that takes what the search finds, and says so."""
+    """A verifier that takes the found plan, with a remark."""
 
     def decided(self, searcher, task, simulator):
         return replace(searcher.find(task, simulator), remark="measured", warning="measured")
@@ -295,7 +295,7 @@ OF_PLANNER: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 def _seen(settings, path, caplog):
-    """All that can be seen of a planner's work: what it counted, chose, cost, said, told reports, kept or refused."""
+    """Return all visible results of a planner: counted tables, plan, cost, messages, reports, kept file or error."""
     caplog.clear()
     RECORDED.told.clear()
     settings = DEFAULT | settings

@@ -1,4 +1,4 @@
-"""Models of all sharding types and collectives, fitted to made-up devices whose costs are known."""
+"""Models of all sharding types and collectives, fitted to made-up devices with known costs."""
 
 import json
 from dataclasses import replace
@@ -27,7 +27,7 @@ from neuroshard.words.form import CALLS, COLUMN_WISE_CALL, ON_DEVICE_CALLS, Call
 from tests.kit.devices import MADE_UP, measured_comm
 from tests.kit.made_up import BRIEF, BRIEF_SETS, MACHINE, begun, collected
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 
 pytestmark = pytest.mark.xdist_group("forms")  # its tests share models that take long to fit
 DEVICE = MADE_UP["cpu"]
@@ -86,7 +86,7 @@ def _mixed(devices_per_host):
     wide = sorted(TABLES, key=lambda table: -table.rows)
     tables = tuple(table.with_dim(32) for table in (*wide[:2], wide[-1], *wide[20:23]))
     task = Task(tables, Topology(4, 8 << 30, devices_per_host=devices_per_host), 4096)
-    return laid_out(task, range(4), range(2 if devices_per_host else 4), COPIES, 0, 2, 3)
+    return laid_out(task, range(4), range(2 if devices_per_host else 4), DATA_PARALLEL, 0, 2, 3)
 
 
 def test_pretrained_models_of_all_parts_learn_the_costs(data, fitted):
@@ -115,10 +115,10 @@ def _outside(warnings):
     return [warning.where for warning in warnings if warning.code == "values-outside-training-range"]
 
 
-def test_loads_outside_the_training_range_are_named_by_part(models):
+def test_warnings_name_the_part_whose_loads_are_outside_the_training_range(models):
     task = _mixed(None).task
     huge = replace(task, tables=(replace(task.tables[2], rows=500_000_000),))
-    other = laid_out(huge, COPIES)
+    other = laid_out(huge, DATA_PARALLEL)
     told = _outside(Simulator(models).warnings(other))
     assert any(one.startswith("compute.data_parallel: rows") for one in told)
     assert any(one.startswith("backward.all_reduce: bytes from a device") for one in told)
@@ -130,14 +130,14 @@ def test_simulator_warns_of_unmeasured_exchanges_between_hosts(models):
     assert not any("hosts" in one for one in _outside(simulator.warnings(_mixed(2))))
 
 
-def test_exchanges_are_known_as_unbalanced_as_they_were_measured(models):
+def test_training_range_includes_the_imbalance_of_measured_exchanges(models):
     (known,) = (one for one in models.ranges.others["exchanges"] if "of 4 devices" in one.name)
     assert known.least == 1.0
     assert 1.5 < known.most <= 4.0
 
 
 def test_backward_waits_do_not_shorten_collectives_measured_without_waits(models):
-    """Behind another exchange devices start an all-gather at different times, of which no sample tells."""
+    """After another exchange, devices start an all-gather at different times, which no sample measures."""
     plan = _mixed(None)
     gather = models.backward.exchanges[Collective.REDUCE_SCATTER]
     alone, wait_ms = plan.traffic.alone(Collective.REDUCE_SCATTER), np.array([[0.0, 3.0, 1.0, 2.0]])
@@ -146,7 +146,7 @@ def test_backward_waits_do_not_shorten_collectives_measured_without_waits(models
     assert (scatter.lead > 0).any()
 
 
-def test_fewer_sharding_types_are_fitted_if_they_are_named(data):
+def test_pretrain_fits_only_the_named_calls_and_refuses_unknown_ones(data):
     rows = _pretrain(data, "row_wise", calls=("row_wise",), **BRIEF_SETS)
     assert rows.metrics.keys() == {part for part in ALL_PARTS if not part.endswith(("data_parallel", "all_reduce"))}
     assert CostModels.load(data.parent / "row_wise").forms == {Form.COLUMN_WISE, Form.ROW_WISE}
@@ -156,7 +156,7 @@ def test_fewer_sharding_types_are_fitted_if_they_are_named(data):
         _pretrain(data, "wrong", calls=("row",), **BRIEF_SETS)
 
 
-def test_fitting_further_goes_on_from_every_part(data):
+def test_fitting_further_starts_from_every_part_of_the_initial_models(data):
     _pretrain(data, "first", **BRIEF_SETS)
     unmoved = {
         "compute_model": Additive(training_further=STILL),
@@ -175,7 +175,7 @@ def test_fitting_further_goes_on_from_every_part(data):
 
 
 def test_row_wise_models_start_from_fitted_column_wise_models(data):
-    """Both have the same kernel; data-parallel tables have another, whose model begins from nothing."""
+    """Both types have the same kernel. Data-parallel tables have another one, whose model has no initial model."""
     networks = {"compute_model": Additive((8,), training=STILL), "comm_model": SetCommunication((8,), STILL)}
     _pretrain(data, "still", **networks)
     model, loads = CostModels.load(data.parent / "still").compute, Loads.of(TABLES[:20], 4096)
@@ -184,7 +184,7 @@ def test_row_wise_models_start_from_fitted_column_wise_models(data):
     assert not np.allclose(copies, columns, rtol=0.1)
 
 
-def test_models_of_the_papers_kind_serve_every_sharding_type_at_one_batch_size(tmp_path):
+def test_paper_networks_fit_row_wise_tables_and_refuse_several_batch_sizes(tmp_path):
     _write(tmp_path / "data", 300, 400)
     networks = {"compute_model": PaperCompute(training=BRIEF), "comm_model": PaperComm(training=BRIEF)}
     with refused("samples-values-differ", names=["1024, 2048", "features=paper", "physical"]):
@@ -211,7 +211,7 @@ def sequences(tmp_path_factory):
 
 
 def test_sequence_tables_are_learned_costed_and_searched(sequences):
-    """From samples to a plan: kernels of their own, with models of their own, whose costs add up."""
+    """From samples to a plan: sequence tables have separate kernels and models, and their costs add up."""
     assert sequences.compute.calls == {call for call in ON_DEVICE_CALLS if call.form is not Form.DATA_PARALLEL}
     chosen = sorted(TABLES, key=lambda table: table.pooling_factor)[10:22]
     tables = tuple(replace(table.with_dim(32), pooled=i % 3 > 0) for i, table in enumerate(chosen))
@@ -234,7 +234,7 @@ def test_sequence_tables_are_learned_costed_and_searched(sequences):
     assert not any(one.startswith("pooling factor") for one in told)
 
 
-def test_calls_that_are_named_are_fitted_and_must_have_been_measured(tmp_path):
+def test_pretrain_fits_the_named_calls_and_refuses_unmeasured_ones(tmp_path):
     _write(tmp_path / "data", 300, 200, sharding_types=("column_wise",), pooled=(True, False))
     for out, calls, known in (
         ("pooled", (), {COLUMN_WISE_CALL}),
@@ -256,7 +256,7 @@ def test_every_fitted_part_has_a_name():
 
 
 def _linked(path, devices_per_host, seed, calls):
-    """Kernel calls, and all-to-alls of 4 devices, three times as slow where they are on two hosts."""
+    """Write kernel calls, and all-to-alls of 4 devices that take three times as long on two hosts."""
     rng = np.random.default_rng(seed)
     comm = [CommAugmentation(max_start_ms=DEVICE.max_start_ms).draw(4, 4096, rng, devices_per_host) for _ in range(400)]
     directory = begun(path, TABLES)
@@ -268,8 +268,8 @@ def _linked(path, devices_per_host, seed, calls):
 
 
 @pytest.mark.slow
-def test_models_see_which_exchanges_cross_hosts(columns, tmp_path):
-    """From directories of exchanges on one host and between two."""
+def test_fitted_models_cost_more_for_exchanges_that_cross_hosts(columns, tmp_path):
+    """The data directories have exchanges on one host and between two hosts."""
     _linked(tmp_path / "one", None, 1, columns)
     _linked(tmp_path / "two", 2, 2, [])
     directories = tuple(str(tmp_path / name) for name in ("one", "two"))

@@ -1,4 +1,4 @@
-"""What people read of a plan: what its cost and its GiB count, how many shards it has, what device memory lacks."""
+"""The printed text of plans: the parts that cost and memory count, the number of shards, and warnings."""
 
 import re
 from dataclasses import replace
@@ -12,11 +12,11 @@ from neuroshard.tasks.memory import MemoryUse
 from neuroshard.testing import toy_task
 from neuroshard.words.model_choice import ModelChoice
 from tests.kit.messages import check
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 
 TASK = toy_task(6, num_devices=4, seed=4)
 DIM = TASK.tables[1].dim
-MIXED = laid_out(TASK, 0, {0: DIM - 4, 3: 4}, range(4), COPIES, COPIES, 2)
+MIXED = laid_out(TASK, 0, {0: DIM - 4, 3: 4}, range(4), DATA_PARALLEL, DATA_PARALLEL, 2)
 IN_STEPS = {"framework": "torchrec"}
 CHOICES = (
     ModelChoice("roofline:h100"),
@@ -69,9 +69,9 @@ def test_printed_plan_names_the_memory_its_bytes_count(memory, told):
     assert first.endswith(told)
 
 
-def test_a_data_parallel_table_counts_once():
+def test_described_shards_counts_a_data_parallel_table_once():
     assert MIXED.described_shards == "6 tables: 2 table-wise, 1 column-wise in 2 shards, 1 row-wise, 2 data-parallel"
-    assert laid_out(TASK, *[COPIES] * 6).described_shards == "6 tables: 6 data-parallel"
+    assert laid_out(TASK, *[DATA_PARALLEL] * 6).described_shards == "6 tables: 6 data-parallel"
     assert whole(toy_task(1, num_devices=1)).described_shards == "1 table: 1 table-wise"
 
 
@@ -91,8 +91,8 @@ def test_printed_plan_warns_of_tables_that_exceed_device_memory():
 
 
 @pytest.mark.parametrize("pooling_factor", [1e-9, 1 / TASK.batch_size])
-def test_tables_that_nobody_reads_are_outside_no_range(pooling_factor):
-    """A file's pooling factor of 0 counts as one lookup in a batch."""
+def test_warnings_ignore_tables_that_are_looked_up_once_or_never(pooling_factor):
+    """A pooling factor of 0 in a file counts as one lookup per batch."""
     simulator = Simulator(CostModels.load("cpu"))
     odd = replace(TASK.tables[0], rows=10**9, pooling_factor=pooling_factor)
     unread = whole(replace(TASK, tables=(odd, *TASK.tables[1:])))

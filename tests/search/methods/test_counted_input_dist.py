@@ -1,4 +1,4 @@
-"""Where the exchange of indices counts, searches move shards by it."""
+"""Searches place shards by the input dist if it counts."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ BATCH, DEVICES = 4096, 4
 
 
 def _task(seed):
-    """Some tables are narrow and looked up often, others wide and hardly ever: indices and columns want other plans."""
+    """Narrow tables with many lookups and wide tables with few: index and output traffic favour different plans."""
     rng = np.random.default_rng(seed)
     tables = []
     for number in range(24):
@@ -27,7 +27,7 @@ def _task(seed):
 
 
 @pytest.mark.parametrize("model", ["cpu", "roofline:h100"])
-def test_plans_are_equal_if_the_input_dist_does_not_count(model):
+def test_compute_model_is_unchanged_if_the_input_dist_does_not_count(model):
     simulator = Simulator(CostModels.load(model))
     assert simulator.compute_for(_task(0)) is simulator.models.compute
 
@@ -44,7 +44,7 @@ def test_compute_model_of_searches_includes_the_ms_per_load(model):
 
 
 @pytest.mark.parametrize("searcher", [pytest.param("neuroshard", marks=pytest.mark.slow), "neuroshard_published"])
-def test_plans_searched_with_the_input_cost_less_with_it(searcher):
+def test_searches_that_count_the_input_dist_find_cheaper_plans_on_average(searcher):
     models = CostModels.load("roofline:h100")
     models = replace(models, input=replace(models.input, speed=0.01))  # indices over links of a hundredth
     counting, ratios, inputs = Simulator(models, count_input=True), [], []
@@ -59,6 +59,6 @@ def test_plans_searched_with_the_input_cost_less_with_it(searcher):
     assert np.mean(inputs) < 1
 
 
-def test_models_without_the_exchange_are_refused_as_before():
+def test_simulator_refuses_to_count_an_input_dist_that_models_lack():
     with refused("models-lack-input-dist", names=["count_input"]):
         Simulator(random_models(), count_input=True)

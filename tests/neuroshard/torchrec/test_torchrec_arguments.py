@@ -1,4 +1,4 @@
-"""What TorchRec's own planner accepts, given to ours: plan loaders, a timeout, every reservation of memory."""
+"""Arguments of TorchRec's planner in NeuroShard's planner: plan loaders, timeouts and storage reservations."""
 
 import logging
 from copy import deepcopy
@@ -28,7 +28,7 @@ CAP = 1 << 20
 
 @dataclass
 class Stored(PlanLoader):
-    """A plan as jobs store it: options by their hash, and the hash of what it was made for."""
+    """A stored plan: options by their hash, and the hash of the planning context."""
 
     options: dict | None
     context: str | None
@@ -41,7 +41,7 @@ class Stored(PlanLoader):
 
 
 class BySku(StorageReservation):
-    """As jobs write it for machines of several kinds: large devices keep more back than small ones."""
+    """A reservation for several kinds of machines: large devices reserve more memory than small ones."""
 
     def __init__(self):
         self.last = None
@@ -75,7 +75,7 @@ def stored_plan(model, reservation=None, hashed=True, **settings):
 
 @pytest.mark.parametrize(("device", "hashed"), [("cpu", True), ("cuda", True), ("cpu", False)])
 def test_planner_uses_the_plan_of_a_plan_loader(device, hashed, caplog):
-    """One without a hash too, as TorchRec does."""
+    """A stored plan without a hash is used too, as in TorchRec."""
     plan, stored = stored_plan(bags(*"abc"), device=device)
     stored.context = stored.context if hashed else None
     ours = planner(device=device, plan_loader=stored, models="roofline:h100")
@@ -86,7 +86,7 @@ def test_planner_uses_the_plan_of_a_plan_loader(device, hashed, caplog):
 
 
 def test_torchrec_stores_and_loads_plans_of_our_planner(caplog):
-    """Shards of ours are of any width; TorchRec's hash of an option is of their number."""
+    """Our shards have any width; TorchRec's hash of an option depends on the number of shards."""
     found, whole = [], {name: ParameterConstraints(min_partition=4) for name in "ab"}
 
     def store(options):
@@ -156,7 +156,9 @@ def _check_planned_again(caplog, refusals, code, names=()):
         ),
     ],
 )
-def test_a_stored_plan_that_does_not_fit_is_planned_again(made_with, asked_with, change, code, named, refusals, caplog):
+def test_planner_replans_if_the_plan_of_the_plan_loader_does_not_fit(
+    made_with, asked_with, change, code, named, refusals, caplog
+):
     _, stored = stored_plan(bags(*"abc"), **made_with)
     change(stored)
     found = planner(plan_loader=stored, **asked_with).plan(bags(*"abc"))
@@ -165,14 +167,14 @@ def test_a_stored_plan_that_does_not_fit_is_planned_again(made_with, asked_with,
 
 
 def _elsewhere(stored):
-    """Rows that begin in the middle of a host."""
+    """Move the rows of a stored plan so that they begin in the middle of a host."""
     stored.context = None
     for shard in (shard for option in stored.options.values() for shard in option.shards):
         shard.rank = (shard.rank + 1) % 4
 
 
 @pytest.mark.parametrize(("change", "taken"), [(lambda stored: None, True), (_elsewhere, False)])
-def test_a_stored_plan_has_rows_on_whole_hosts(change, taken, refusals, caplog):
+def test_planner_uses_a_stored_plan_only_if_its_rows_are_on_whole_hosts(change, taken, refusals, caplog):
     said = {"constraints": {"a": ParameterConstraints(sharding_types=["table_row_wise"])}, "models": "roofline:h100"}
     plan, stored = stored_plan(bags("a"), devices=4, device="cuda", on_host=2, **said)
     change(stored)
@@ -183,7 +185,7 @@ def test_a_stored_plan_has_rows_on_whole_hosts(change, taken, refusals, caplog):
         _check_planned_again(caplog, refusals, "table-blocks-outside-pod", ["ranks 1, 2", "column 0"])
 
 
-def test_a_stored_plan_is_taken_for_the_groups_that_it_was_made_for(refusals, caplog):
+def test_planner_uses_a_stored_plan_with_the_groups_it_was_made_for(refusals, caplog):
     plan, stored = stored_plan(bags(*"abc"), num_groups=2, devices=4)
     ours = planner(4, plan_loader=stored, num_groups="auto", models="roofline:h100")
     assert places(ours.plan(bags(*"abc"))) == places(plan)
@@ -195,7 +197,7 @@ def test_a_stored_plan_is_taken_for_the_groups_that_it_was_made_for(refusals, ca
     _check_planned_again(caplog, refusals, "plan-loader-context-differs", [OTHER_CONTEXT])
 
 
-def test_a_timeout_cuts_no_search_off(monkeypatch, caplog):
+def test_timeout_warns_after_the_search_and_keeps_the_plan(monkeypatch, caplog):
     clock = iter(range(0, 1000, 50))
     expected = places(planner(timeout_seconds=1000).plan(bags(*"abc")))
     assert "planning-over-timeout" not in logged_codes(caplog)

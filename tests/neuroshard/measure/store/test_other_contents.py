@@ -1,4 +1,4 @@
-"""Nothing is written where something else is."""
+"""Directories with files of another stage are refused and left unchanged."""
 
 import pytest
 
@@ -12,7 +12,7 @@ MARKS = ("run.json", "settings.json", "manifest.json", "bundle.json", "policy.js
 
 
 @pytest.mark.parametrize("mark", MARKS)
-def test_directories_with_foreign_marks_are_left_unchanged(tmp_path, mark):
+def test_check_nothing_else_refuses_a_directory_with_the_file_of_another_stage(tmp_path, mark):
     (tmp_path / mark).write_text("{}")
     with refused("out-other-contents", names=[tmp_path, f"({mark})"]) as caught:
         check_nothing_else(tmp_path, ())
@@ -21,7 +21,7 @@ def test_directories_with_foreign_marks_are_left_unchanged(tmp_path, mark):
 
 
 @pytest.mark.parametrize("mark", ["manifest.json", "bundle.json"])
-def test_runs_are_not_begun_among_measurements_and_models(tmp_path, mark):
+def test_holding_a_run_directory_with_measurements_or_models_is_refused(tmp_path, mark):
     (tmp_path / mark).write_text("{}")
     with refused("out-other-contents", names=[f"({mark})"]), RunDirectory(tmp_path).held():
         pass
@@ -29,7 +29,7 @@ def test_runs_are_not_begun_among_measurements_and_models(tmp_path, mark):
 
 
 @pytest.mark.parametrize("mark", ["manifest.json", "run.json"])
-def test_bundles_are_not_written_among_measurements_and_runs(tmp_path, mark):
+def test_pretraining_into_a_directory_with_measurements_or_a_run_is_refused(tmp_path, mark):
     (tmp_path / mark).write_text("{}")
     fitters = Regression(), PaperComm()
     with refused("out-other-contents", names=[f"({mark})"]):

@@ -93,7 +93,7 @@ def _relative(model, other, calls):
     return other.predict(sets) / model.predict(sets)
 
 
-def test_a_handful_of_samples_tells_the_speed():
+def test_fitting_further_to_eight_calls_changes_only_the_speed():
     start = _start()
     fitted = _further(start, _calls(start.compute, 8, lambda ms: 3 * ms), [])
     calls = _calls(start.compute, 30)
@@ -104,7 +104,7 @@ def test_a_handful_of_samples_tells_the_speed():
     assert fitted.forward is start.forward
 
 
-def test_speed_of_transfers_leaves_waiting_out():
+def test_fitting_further_scales_transfers_without_waiting_time():
     start = _without_leads(_start())
     fitted = _further(start, [], _exchanges(start, 6, factor=0.5))
     assert fitted.forward.scale_ms == pytest.approx(start.forward.scale_ms / 2, rel=1e-4)
@@ -112,7 +112,7 @@ def test_speed_of_transfers_leaves_waiting_out():
     assert fitted.compute is start.compute
 
 
-def test_fitting_more_calls_learns_the_shape_of_costs():
+def test_fitting_further_to_many_calls_learns_the_shape_of_costs():
     start = _start()
     bent = lambda ms: 2 * ms**1.2  # noqa: E731
     calls = _calls(start.compute, 150, bent)
@@ -125,7 +125,7 @@ def test_fitting_more_calls_learns_the_shape_of_costs():
     assert errors[1] < 0.7 * errors[0]
 
 
-def test_calls_too_few_for_more_than_their_speed_leave_exchanges_to_be_learned(monkeypatch):
+def test_fit_trains_exchanges_even_if_calls_are_too_few_to_train(monkeypatch):
     start, fitted = _start(), []
     monkeypatch.setattr(Fit, "_fitted", lambda _, part, known: fitted.append(part.name) or known)
     seen = Measured.split(_calls(start.compute, 50), _exchanges(start, 20))
@@ -149,7 +149,7 @@ def test_validation_samples_are_never_trained_on_and_set_the_margins():
     assert (fitted.margins.forward, fitted.margins.backward) == (MARGINS.forward, MARGINS.backward)
 
 
-def test_ranges_hold_kernel_calls_where_nothing_was_exchanged():
+def test_fitting_further_without_exchanges_widens_ranges_of_calls_only():
     calls = _calls(random_ensemble(), 10)
     halved = [
         replace(m, sample=replace(m.sample, tables=tuple(replace(t, bytes_per_element=2) for t in m.sample.tables)))
@@ -214,7 +214,7 @@ def test_further_fitting_of_the_same_samples_gives_the_same_models():
 
 
 def test_measured_parts_have_their_own_speed_from_four_samples_on():
-    """From four samples on; with fewer it goes with columns, as what isn't measured does."""
+    """A part with at least four samples gets its own speed; other parts are scaled like column-wise calls."""
     start = random_form_models()
     copies, one = start.compute.of_call(Call(Form.DATA_PARALLEL)), LoadSets.of([TABLES[:5]], 256)
     calls = _calls(start.compute, 8, lambda ms: 2 * ms)
@@ -227,7 +227,7 @@ def test_measured_parts_have_their_own_speed_from_four_samples_on():
         assert fitted.compute.calls == start.compute.calls
 
 
-def test_the_nearest_machine_is_the_one_that_misses_least_whatever_its_speed():
+def test_nearest_chooses_the_model_with_the_least_error_at_any_speed():
     first, second = (replace(_start(), compute=random_ensemble(seed)) for seed in (0, 1))
     parts = Measured.split(_calls(second.compute, 6, lambda ms: 7 * ms), []).parts
     assert nearest([first, second], parts) is second
@@ -252,7 +252,7 @@ HALF_PAPER = replace(random_models(), compute=random_ensemble())
     ],
 )
 def test_further_fitting_refuses_models_that_cannot_be_fitted_further(fit, start, part, name):
-    """The model of the first part that does not go with its setting is named, with the models that it belongs to."""
+    """The error names the first part whose model does not match its setting."""
     with refused("init-model-kind") as caught:
         fit.check(start)
     message, setting = caught.value.message, "compute_model" if part == "compute" else "comm_model"

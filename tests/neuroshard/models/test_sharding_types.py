@@ -1,4 +1,4 @@
-"""Models made of one for each kernel call, and one for each collective."""
+"""Cost models with a model for each kernel call and each collective."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from neuroshard.testing import toy_tables
 from neuroshard.words.collective import Collective
 from neuroshard.words.form import CALLS, Form
 from tests.kit.messages import refused
-from tests.kit.plans import COPIES, laid_out, whole
+from tests.kit.plans import DATA_PARALLEL, laid_out, whole
 from tests.kit.random_models import random_ensemble, random_form_models, random_set_comm
 
 MODELS = random_form_models()
@@ -26,7 +26,7 @@ def _task(devices_per_host=None):
 
 def _mixed(task=None):
     task = task or _task()
-    return laid_out(task, range(4), range(task.topology.host_size), COPIES, 1)
+    return laid_out(task, range(4), range(task.topology.host_size), DATA_PARALLEL, 1)
 
 
 def test_kernel_calls_of_each_sharding_type_are_predicted_by_its_model():
@@ -49,7 +49,7 @@ def test_column_wise_tables_cost_the_same_without_other_sharding_types():
         assert (getattr(with_forms, part) == getattr(without, part)).all()
 
 
-def test_exchanges_follow_one_another_and_are_waited_for_once():
+def test_exchanges_of_several_collectives_run_in_order_and_count_waits_once():
     traffic, starts = _mixed(_task(2)).traffic, np.array([[0.0, 3.0, 1.0, 0.5]])
     model = MODELS.backward
     ends = starts
@@ -111,7 +111,7 @@ def test_caveat_names_a_datasheet_among_exchange_models():
     assert DATASHEET in Simulator(replace(MODELS, forward=some)).caveat(plan)
 
 
-def test_input_dist_is_shown_and_counts_if_requested():
+def test_cost_shows_the_input_dist_and_counts_it_if_requested():
     task, plan = _task(), _mixed()
     shown, counted = (Simulator(MODELS, count_input).cost(task, plan) for count_input in (False, True))
     comes_ms = MODELS.input.predict(plan.traffic.alone(Collective.INPUT), np.zeros((1, 4)))[0]
@@ -130,7 +130,7 @@ def test_input_dist_is_shown_and_counts_if_requested():
         Simulator(replace(MODELS, input=None), count_input=True)
 
 
-def test_margins_belong_to_sharding_types_and_collectives():
+def test_margin_of_a_sharding_type_or_collective_widens_the_margin_of_the_cost():
     margin, plan = Margin(0.1, 1.0), _mixed()
     plain = Margins(margin, margin, margin)
     for part in ("compute.row_wise", "compute.data_parallel", "forward.reduce_scatter", "backward.all_reduce"):
@@ -143,7 +143,7 @@ def test_margins_belong_to_sharding_types_and_collectives():
 
 
 def _outside(models, plan):
-    """The places of a plan's warnings of values outside the training range."""
+    """Return the quantities of a plan that warnings name as outside the training range."""
     return {one.where for one in Simulator(models).warnings(plan) if one.code == "values-outside-training-range"}
 
 

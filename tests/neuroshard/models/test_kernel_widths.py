@@ -1,4 +1,4 @@
-"""Kernels that are faster where no table of the call is wide: what a set saves, beside a sum over it that tells it."""
+"""Models of kernels that are faster if no table of the call is wide."""
 
 from dataclasses import fields
 
@@ -34,13 +34,13 @@ def _cost_ms(model, *sets):
 
 
 def _saved_share(tables):
-    """Each width that no table exceeds saves its share of what larger ones leave."""
+    """Return the saved share: each width that no table exceeds saves its share of the cost left by larger widths."""
     widest = max(table.dim for table in tables)
     return 1 - np.prod([1 - share for width, share in zip(WIDTHS, MODEL.saved, strict=True) if widest <= width])
 
 
 @given(st.lists(NARROW, min_size=1, max_size=8))
-def test_a_set_saves_the_shares_of_the_widths_that_no_table_exceeds(tables):
+def test_set_of_narrow_tables_saves_the_shares_of_wider_kernel_widths(tables):
     own_ms = PLAIN.embed(Loads.of(tables, BATCH_SIZE))[:, 0].sum() * MODEL.scale_ms
     cost_ms, as_wide_ms = (_cost_ms(model, tables)[0] for model in (MODEL, PLAIN))
     assert cost_ms < as_wide_ms
@@ -48,7 +48,7 @@ def test_a_set_saves_the_shares_of_the_widths_that_no_table_exceeds(tables):
 
 
 @given(st.lists(NARROW, max_size=8), WIDE)
-def test_set_with_one_wide_table_has_no_savings_by_width(narrow, wide):
+def test_set_with_a_wide_table_has_no_savings_by_width(narrow, wide):
     assert _cost_ms(MODEL, [*narrow, wide]) == _cost_ms(PLAIN, [*narrow, wide])
 
 

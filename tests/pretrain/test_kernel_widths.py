@@ -1,4 +1,4 @@
-"""What kernels save where no table of a call is wide, learned from calls whose cost is known."""
+"""The savings of calls without wide tables, fitted to calls with known costs."""
 
 import numpy as np
 import pytest
@@ -25,13 +25,13 @@ FEW_NARROW = [table for table in TABLES if table.dim <= NARROW]
 
 
 def _cost_ms(tables):
-    """In proportion to what is looked up; less where no table is wide."""
+    """Return costs in proportion to lookups, reduced if no table is wide."""
     beside_a_wide_one = 0.1 * len(tables) + sum(1e-4 * t.pooling_factor * 256 * t.dim for t in tables)
     return beside_a_wide_one * (1 - SAVED * (max(t.dim for t in tables) <= NARROW))
 
 
 def _calls(count, seed):
-    """Every other one of narrow tables alone."""
+    """Draw samples; every other sample has only narrow tables."""
     rng = np.random.default_rng(seed)
     pools = FEW_NARROW, TABLES
     drawn = [pools[i % 2] for i in range(count)]
@@ -54,7 +54,7 @@ def _error(model):
 
 
 @pytest.mark.slow
-def test_savings_of_narrow_calls_are_learned():
+def test_fit_learns_the_savings_of_narrow_calls_from_their_widths():
     told, untold = _fitted((NARROW,)), _fitted()
     assert _error(told) < 0.3 * _error(untold)
     assert told.saved[0] == pytest.approx(SAVED, abs=0.1)
@@ -62,7 +62,7 @@ def test_savings_of_narrow_calls_are_learned():
 
 @pytest.mark.parametrize("kernel_widths", [(), (8, NARROW)])
 def test_additive_networks_and_exported_models_predict_equally(kernel_widths):
-    """Tables as wide as a width count as narrow; the model, loaded again, is the same network."""
+    """Tables of exactly a kernel width count as narrow; the exported model predicts like the network."""
     torch.manual_seed(0)
     calls, features = [*_calls(40, 2), *([table] for table in TABLES)], FeatureSet("physical_reuse")
     assert {4, 8, 16, NARROW, 64} == {max(table.dim for table in its) for its in calls}
@@ -83,8 +83,8 @@ def test_additive_networks_and_exported_models_predict_equally(kernel_widths):
         assert np.allclose(cost_ms, exported.predict(LoadSets.of(calls, 256)), rtol=1e-4)
 
 
-def test_fitting_further_keeps_the_starts_widths():
-    """Whatever the fitter's own are: what it begins with is what the start has learned."""
+def test_fitting_further_keeps_the_kernel_widths_of_the_initial_model():
+    """The fitter's own widths are ignored; fitting begins with the savings of the initial model."""
     start = random_by_widest().members[0]
     still = TrainingSettings(epochs=1, learning_rate=1e-12)
     fitted = _fitted((8,), start, still)

@@ -1,4 +1,4 @@
-"""What is known of a model never passes to another model that is put in its place."""
+"""Margins, ranges and names of a model are dropped if another model replaces it."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def _replaced_by_name(name):
 
 @pytest.mark.parametrize("replaced", [_replaced_by_hand, _replaced_by_name])
 @pytest.mark.parametrize("name", OWN)
-def test_margins_ranges_and_names_stay_with_the_model_that_they_were_set_for(name, replaced):
+def test_replacing_a_model_drops_its_margins_ranges_and_name_and_keeps_the_others(name, replaced):
     models = replaced(name)
     assert getattr(models, name) is OWN[name]
     assert (models.name, models.digest) == (None, None)
@@ -52,7 +52,7 @@ def test_margins_ranges_and_names_stay_with_the_model_that_they_were_set_for(nam
 
 
 @pytest.mark.parametrize("name", [COMPUTE, FORWARD, BACKWARD])
-def test_the_cost_of_a_replaced_model_has_no_margin_and_a_warning_that_names_it(name):
+def test_cost_of_a_replaced_model_without_margins_has_no_margin_and_a_warning(name):
     plan = whole(toy_task(6))
     of_cpu, own, given = (
         Simulator(models)
@@ -67,13 +67,13 @@ def test_the_cost_of_a_replaced_model_has_no_margin_and_a_warning_that_names_it(
         assert [name in one.what for one in lacking] == [True] * warned
 
 
-def test_replaced_models_keep_margins_ranges_and_choice_that_are_given():
+def test_replacing_a_model_with_given_margins_ranges_and_choice_keeps_them():
     margins, ranges = replace(CPU.margins, compute=MARGIN), replace(CPU.ranges, devices=None)
     models = replace(CPU, compute=OWN[COMPUTE], margins=margins, ranges=ranges, choice=ModelChoice("mine"))
     assert (models.margins, models.ranges, models.name, models.digest) == (margins, ranges, "mine", None)
 
 
-def test_hardware_is_known_as_long_as_one_of_the_models_was_measured_there():
+def test_hardware_is_kept_until_every_measured_model_is_replaced():
     models = CPU.with_forward(OWN[FORWARD]).with_backward(OWN[BACKWARD])
     assert (models.hardware, models.versions) == (CPU.hardware, CPU.versions)
     models = models.in_torchrec().with_compute(OWN[COMPUTE])
@@ -88,7 +88,7 @@ def test_wrapped_models_keep_margins_ranges_and_provenance(settings):
     assert (models.choice, models.digest) == (ModelChoice("cpu", **settings), CPU.digest)
 
 
-def test_a_bundle_keeps_which_margins_are_unknown(tmp_path):
+def test_saved_bundle_keeps_unknown_margins_unknown(tmp_path):
     models = CPU.with_compute(random_regression())
     save_bundle(tmp_path, models, Card())
     loaded, _ = load_bundle(tmp_path)
@@ -96,8 +96,8 @@ def test_a_bundle_keeps_which_margins_are_unknown(tmp_path):
     assert loaded.margins.compute is None
 
 
-def test_a_kept_plan_is_not_taken_for_one_of_the_replaced_models():
-    """A plan is kept by the models' name and digest if they have any, and by the models themselves if not."""
+def test_digests_of_models_differ_if_one_model_is_replaced():
+    """Digests of inputs use name and digest of the models if they have them, else the models themselves."""
     own, again = CPU.with_compute(OWN[COMPUTE]), replace(CPU, compute=OWN[COMPUTE])
     assert digests({"models": own}) == digests({"models": again})
     assert digests({"models": own}) != digests({"models": CPU.with_compute(LinearCompute(1.0))})

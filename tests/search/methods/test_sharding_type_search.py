@@ -1,4 +1,4 @@
-"""Row-wise and data-parallel tables: when the default search chooses them, and what it never does."""
+"""Row-wise and data-parallel tables in the default search: when they are chosen, limits, and errors."""
 
 import re
 from contextlib import suppress
@@ -30,7 +30,7 @@ from tests.kit.random_models import random_form_models
 from tests.kit.searches import H100, best_ms, found, ms_of, uncertain
 from tests.kit.tasks import hot_table, plain_task
 
-COLUMNS, ROWS, COPIES = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
+COLUMN_WISE, ROW_WISE, DATA_PARALLEL = map(FORMS.index, ("column_wise", "row_wise", "data_parallel"))
 BATCH = 65536
 QUICKLY = Improvement(perturbations=20)
 ALL = NeuroShard(improvement=QUICKLY, acceptance=None)  # datasheets have no margins: many a gain is left otherwise
@@ -60,7 +60,7 @@ def _tiny_on_three(seed):
 
 
 def _tiny_sequences(seed):
-    """In rows, one device would compute the first table all the same."""
+    """Row-wise, one device would still compute all lookups of the first table."""
     first, *others = (replace(table, pooled=False) for table in _tiny(seed).tables)
     return replace(_tiny(seed), tables=(replace(first, row_lookups=(1.0, 0.0)), *others))
 
@@ -71,7 +71,7 @@ def _tiny_of_two_types(seed):
 
 
 def _layouts(task):
-    """All layouts of each table: row-wise; if pooled, data-parallel and any column split, else equal column splits."""
+    """Yield all layouts of each table: row-wise; if pooled, data-parallel and any column split, else equal splits."""
     devices = task.topology.num_devices
     for index, table in enumerate(task.tables):
         splits = product(range(table.dim // 4 + 1), repeat=devices)
@@ -111,7 +111,7 @@ def test_plans_of_tiny_tasks_are_the_best_of_all_sharding_types(task_of, seeds, 
     assert seen == forms
 
 
-def test_devices_hold_one_data_type_where_a_kernel_costs_much_by_itself():
+def test_search_places_one_data_type_per_device_if_kernel_calls_are_expensive():
     tables = tuple(replace(hot_table(f"t{i}", 1000, 16, 1), bytes_per_element=4 - 2 * (i % 2)) for i in range(12))
     task = Task(tables, Topology(2, 1 << 30), BATCH)
     plan = found(ALONE, task)
@@ -122,8 +122,8 @@ def test_devices_hold_one_data_type_where_a_kernel_costs_much_by_itself():
 
 
 @pytest.mark.parametrize("share", [0.52, pytest.param(0.7, marks=pytest.mark.slow)])
-def test_search_finds_a_plan_if_devices_hardly_hold_the_tables(share):
-    """Two devices that hold hardly more than all tables: a plan is found if there is one of any sharding type."""
+def test_search_finds_a_plan_in_tight_memory_if_any_sharding_type_has_one(share):
+    """The two devices have hardly more memory than all tables need; a plan is found if any sharding types have one."""
     best_found = 0
     for seed in range(8):
         task = _tiny(seed, share)
@@ -146,16 +146,16 @@ def test_small_tables_of_the_mlperf_workload_are_data_parallel():
     assert set(alone.forms) == {Form.COLUMN_WISE}
 
 
-def test_a_table_that_holds_a_device_up_is_cut_into_rows():
-    """8 columns go to 2 devices at most; rows to all."""
+def test_search_makes_a_narrow_hot_table_row_wise():
+    """A table of 8 columns can be split over 2 devices, its rows over all."""
     task = Task((hot_table("hot", 10_000_000, 8, 200), *criteo()[:8]), ON_HOSTS, BATCH)
     plan = ALL.find(task, H100).plan
     assert plan.forms[0] is Form.ROW_WISE
     assert ms_of(plan) < 0.7 * ms_of(ALONE.find(task, H100).plan)
 
 
-def test_rows_save_the_less_the_fewer_blocks_have_the_lookups():
-    """If one block has all lookups, its device has as many as column-wise: only the exchange gets cheaper."""
+def test_row_wise_saves_less_if_one_block_has_all_lookups():
+    """If one block has all lookups, its device has as many as with a column-wise table: only exchanges are cheaper."""
     spread = hot_table("hot", 10_000_000, 8, 200)
     hot = [replace(spread, row_lookups=tuple(np.eye(16)[block])) for block in (0, 15)]
     tasks = [Task((table, *criteo()[:8]), Topology(16, "80GiB"), BATCH) for table in (spread, *hot)]
@@ -175,7 +175,7 @@ def test_rows_save_the_less_the_fewer_blocks_have_the_lookups():
     ids=["pooled", "sequence"],
 )
 def test_a_table_that_fits_with_no_column_split_is_row_wise(table, topology, memory, names):
-    """With their optimizer state, or a half of a sequence table: a shard that takes more than a device holds."""
+    """Column shards exceed a device because of optimizer state, or because a sequence table can only be halved."""
     task = Task((table, *criteo()[:3]), topology, BATCH, memory)
     with refused("table-exceeds-device", names=names, kind=InfeasibleError):
         ALONE.find(task, H100)
@@ -187,7 +187,7 @@ def test_a_table_that_fits_with_no_column_split_is_row_wise(table, topology, mem
 
 
 def test_tables_that_do_not_pack_column_wise_are_row_wise():
-    """Three tables of 4 columns on two devices that hold one and a half each."""
+    """Three tables of 4 columns on two devices with memory for 1.5 tables each."""
     tables = tuple(hot_table(f"t{i}", 1_000_000, 4, 1) for i in range(3))
     task = Task(tables, Topology(2, int(tables[0].size_bytes * 1.5)), BATCH)
     with refused("plan-not-found", kind=InfeasibleError):
@@ -240,7 +240,7 @@ def test_tables_kept_together_are_column_wise_if_one_of_them_must_be():
 
 
 def _tight(memory_bytes, num_devices, shapes, together=()):
-    """A task whose devices hold hardly more than all tables, (rows, columns, lookups) each."""
+    """Make a task with hardly more memory than tables need; tables are (rows, columns, lookups)."""
     tables = tuple(hot_table(f"t{i}", *shape, batch_size=4096) for i, shape in enumerate(shapes))
     return Task(tables, Topology(num_devices, memory_bytes), 4096, constraints=Constraints(together=together))
 
@@ -254,8 +254,8 @@ def _tight(memory_bytes, num_devices, shapes, together=()):
         _tight(50_000, 2, [(60, 8, 3.0), (90, 12, 25.0)], (("t0", "t1"),)),
     ],
 )
-def test_plans_are_near_the_best_where_estimates_flatter_columns(task):
-    """Column-wise tables find no place or an expensive one, so plans without them are tried all the same."""
+def test_search_is_near_the_best_plan_if_estimates_underrate_column_wise_costs(task):
+    """Estimates underrate column-wise tables, which do not fit or cost more, so other plans must be tried too."""
     simulator = Simulator(CostModels.load("cpu"))
     plan = found(replace(ALL, acceptance=None), task, simulator)
     assert ms_of(plan, simulator) < best_ms(task, _layouts(task), simulator) * 1.03
@@ -275,7 +275,7 @@ def test_search_refuses_a_sharding_type_that_a_table_cannot_have():
 
 
 class _Asked:
-    """Notes how many tables it is asked to place."""
+    """Records the number of tables in each call."""
 
     def __init__(self, start):
         self.start, self.asked = start, []
@@ -300,13 +300,13 @@ class _Recorded:
 
 
 def _searched_by(monkeypatch, columns, quick=None):
-    """Every default search searches columns so from now on."""
+    """Replace the column-wise search of every default search."""
     monkeypatch.setattr(NeuroShard, "column_search", columns)
     monkeypatch.setattr(NeuroShard, "column_search_around_fixed", columns)
     monkeypatch.setattr(NeuroShard, "quick", quick or EvenLayouts())
 
 
-def test_models_that_know_columns_only_are_asked_once_and_as_before(monkeypatch):
+def test_search_with_column_wise_models_runs_the_column_search_once(monkeypatch):
     task, simulator = toy_task(12), Simulator(linear_models())
     columns, quick = _Recorded(ALL.column_search), _Asked(EvenLayouts())
     expected = ALL.column_search.find(task, simulator).plan
@@ -317,7 +317,7 @@ def test_models_that_know_columns_only_are_asked_once_and_as_before(monkeypatch)
     assert quick.asked == []
 
 
-def test_no_more_choices_are_placed_than_asked_for(monkeypatch):
+def test_sharding_type_trials_limit_the_number_of_placed_choices(monkeypatch):
     task, columns = _criteo(), ALL.column_search
     for tries in (0, 1, 3, 6):
         quick = _Asked(EvenLayouts())
@@ -338,30 +338,33 @@ def test_no_more_choices_are_placed_than_asked_for(monkeypatch):
     ids=["pooled", "sequences, sum", "sequences, by call"],
 )
 def test_choices_are_ranked_by_the_cost_of_their_plans(task, models, rel):
-    """Placed quickly, without a plan, a choice costs what a plan of the same placements does."""
+    """The quick cost of a choice equals the cost of a plan with the same placements."""
     start, simulator, count = EvenLayouts(), Simulator(models), len(task.tables)
     choices = OptionTable(task, simulator, allowed_types(task, CALLS), start, task)
     rng, in_rows_too = np.random.default_rng(0), 0
     for share in (0.0, 0.3, 0.7, 1.0):
-        forms = np.where(rng.uniform(size=count) < share, rng.integers(1, 3, size=count), COLUMNS)
-        forms = np.where(choices.allowed[np.arange(count), forms], forms, COLUMNS)
-        in_rows_too += (forms[::2] == ROWS).sum()  # of sequence tables, where there are any
+        forms = np.where(rng.uniform(size=count) < share, rng.integers(1, 3, size=count), COLUMN_WISE)
+        forms = np.where(choices.allowed[np.arange(count), forms], forms, COLUMN_WISE)
+        in_rows_too += (forms[::2] == ROW_WISE).sum()  # of sequence tables, where there are any
         columns = ImprovedSearch((start,), Improvement(perturbations=0), max_moved_bytes=0)
         plan = columns.found(choices.fixed_load(forms), simulator).plan
         assert choices.quick_ms(forms) == pytest.approx(ms_of(plan, simulator), rel=rel)
     assert in_rows_too
 
 
-def test_choices_that_leave_no_room_cost_infinitely_much():
+def test_choices_that_exceed_memory_have_infinite_cost():
     tables = tuple(hot_table(f"t{i}", 1_000_000, 16, 1) for i in range(4))
     task = Task(tables, Topology(2, int(tables[0].size_bytes * 2.5)), BATCH)
     choices = OptionTable(task, H100, allowed_types(task, CALLS), EvenLayouts(), task)
-    finite = [np.isfinite(choices.quick_ms(np.array(forms))) for forms in ([COPIES] * 4, [COPIES] * 2 + [COLUMNS] * 2)]
+    finite = [
+        np.isfinite(choices.quick_ms(np.array(forms)))
+        for forms in ([DATA_PARALLEL] * 4, [DATA_PARALLEL] * 2 + [COLUMN_WISE] * 2)
+    ]
     assert finite == [False, False]
-    assert np.isfinite(choices.quick_ms(np.array([ROWS, ROWS, COLUMNS, COLUMNS])))
+    assert np.isfinite(choices.quick_ms(np.array([ROW_WISE, ROW_WISE, COLUMN_WISE, COLUMN_WISE])))
 
 
-def test_gains_within_the_margins_are_not_taken():
+def test_search_rejects_other_sharding_types_that_gain_less_than_the_margins():
     """With margins as large as the cost no gain is accepted, without margins every gain."""
     task = replace(_criteo(), topology=Topology(4, "80GiB"))
     for relative, forms in ((1.0, {Form.COLUMN_WISE}), (0.0, {*Form})):
@@ -411,7 +414,7 @@ def test_sequence_tables_stay_column_wise_if_models_do_not_know_row_wise_ones():
     ],
 )
 def test_error_names_the_table_without_an_allowed_sharding_type(searcher, rows, devices, rule, numbers):
-    """With the reason: the rows or shards that the table has or would have, and the devices."""
+    """The error has the reason: the rows or shards of the table, and the number of devices."""
     rules = Constraints((TableRule("t0", sharding_types=("row_wise",), **rule),))
     task = plain_task([32, 64], [rows, 100], devices=devices, constraints=rules)
     with refused("constraints-no-sharding-type", where="constraints", names=["'t0'"]) as caught:
@@ -441,7 +444,7 @@ def test_the_setting_that_leaves_out_the_only_sharding_type_of_a_table_is_named(
 @pytest.mark.parametrize(
     ("asked", "named"), [("table_row_wise", "table_row_wise"), ("grid_shard", "table_row_wise or grid_shard")]
 )
-def test_a_table_that_can_not_have_its_sharding_type_is_named_with_that_type(asked, named):
+def test_error_names_the_table_and_the_sharding_type_it_cannot_have(asked, named):
     rules = Constraints((TableRule("t0", sharding_types=(asked,)),))
     task = replace(
         plain_task([32, 64], devices=4, constraints=rules), topology=Topology(4, "80GiB", devices_per_host=2)
@@ -462,7 +465,7 @@ def test_error_names_searched_sharding_types_that_contradict_a_rule(types):
         search(task, H100, "neuroshard", sharding_types=types)
 
 
-def test_of_rejected_plans_the_cheapest_is_reported():
+def test_search_reports_the_cheapest_rejected_plan():
     """Other column-wise plans save less than 1%, and row-wise plans 6%."""
     shapes = (("t0", 14_521, 16, 5.0, 3), ("t1", 24, 4, 60.0, 1))
     tables = tuple(
@@ -486,7 +489,7 @@ def test_buffers_that_leave_no_memory_are_named_for_all_sharding_types_and_tiers
 
 
 def test_sharding_types_are_changed_from_a_fitting_choice_if_estimates_lead_to_none():
-    """In so tight memory neither all columns nor the ends of local searches have their place, but all rows."""
+    """In so little memory, only the plan with all tables row-wise fits; local searches end at other choices."""
     shapes = ((4_354, 128, 1.0, 4), (4_562, 12, 1.0, 4), (15_825, 8, 0.1, 2), (601_718, 32, 3.7, 4), (145, 20, 20.0, 4))
     tables = tuple(
         replace(hot_table(f"t{i}", rows, dim, lookups, 1024), pooled=i > 0, bytes_per_element=element)

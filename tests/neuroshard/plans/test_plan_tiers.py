@@ -1,4 +1,4 @@
-"""Tables in host memory: what plans say of them, count and refuse."""
+"""Plans with tables in host memory: text, counted bytes, and refusals."""
 
 import re
 from dataclasses import replace
@@ -38,7 +38,7 @@ def _plan(task=TASK):
     return laid_out(task, {0: 4, 2: 4}, range(4), 3)
 
 
-def test_shards_have_the_tiers_of_their_task():
+def test_kernel_calls_of_a_plan_have_the_tiers_of_the_task():
     plan = _plan()
     assert plan.tier_assignments == HOMES
     assert {call.name for call in map(CALLS.__getitem__, plan.device_loads.loads.call)} == {
@@ -55,7 +55,7 @@ def test_kernel_calls_have_distinct_names_and_fixed_numbers():
     ]
 
 
-def test_bytes_of_device_and_host_memory():
+def test_device_and_host_bytes_equal_those_computed_by_hand():
     """A cache has whole rows, and lists of 16 bytes for each of them, 4 for each of the table; the state of a row is on
     the device, weights on the host.
     """
@@ -65,14 +65,14 @@ def test_bytes_of_device_and_host_memory():
     assert plan.host_bytes == (1000 * 4 * 4 + 2 * 125 * 16 * 4,) * 2
 
 
-def test_elements_state_is_on_the_host():
+def test_optimizer_state_per_element_of_a_uvm_table_is_in_host_memory():
     loads = Loads.of(TABLES[:1], 64).at([TierAssignment(Tier.UVM)])
     assert MemoryUse("adam").host_bytes(loads).tolist() == [1000 * 8 * 12]
     assert MemoryUse("adam").device_bytes(loads).tolist() == [0]
 
 
 @given(st.floats(0.001, 1.0), st.floats(0.001, 1.0))
-def test_larger_caches_take_more_of_the_device(one, other):
+def test_larger_caches_take_no_less_device_memory(one, other):
     small, large = sorted([one, other])
     loads = Loads.of([TABLES[0]] * 2, 64).at(
         [TierAssignment(Tier.UVM_CACHING, small), TierAssignment(Tier.UVM_CACHING, large)]
@@ -87,7 +87,7 @@ def test_saved_plan_with_tiers_is_loaded_back_unchanged(tmp_path):
     assert Plan.load(tmp_path / "plan.json").tier_assignments == HOMES
 
 
-def test_plans_name_the_tiers_of_tables():
+def test_printed_plan_names_the_tiers_of_tables():
     text = str(_plan())
     assert "1 row-wise, 1 behind a cache, 1 in host memory" in text
     assert "a[0:4] (uvm_caching 0.25)" in text
@@ -102,9 +102,9 @@ def test_all_shards_of_a_table_must_have_one_tier_assignment():
 
 
 def test_data_parallel_tables_must_be_in_device_memory():
-    copies = [replace(one, tier_assignment=TierAssignment(Tier.UVM)) for one in place_data_parallel(OPEN, 1)]
+    data_parallel = [replace(one, tier_assignment=TierAssignment(Tier.UVM)) for one in place_data_parallel(OPEN, 1)]
     with refused("plan-copies-tier", names=["'b'", "data_parallel", "uvm", "device"]):
-        Plan(OPEN, (*placed(OPEN, 0, 0), *copies, *placed(OPEN, 2, 3)))
+        Plan(OPEN, (*placed(OPEN, 0, 0), *data_parallel, *placed(OPEN, 2, 3)))
 
 
 def test_plan_violations_name_hosts_with_too_many_bytes():
@@ -133,7 +133,7 @@ def test_rules_limit_the_tiers_of_tables():
     assert re.findall(r"'b'|cache_load_factor|\d\.\d", line) == ["'b'", "cache_load_factor", "0.1", "0.5"]
 
 
-def test_a_task_with_fixed_tiers_has_rules_for_tiers_alone():
+def test_assign_tiers_replaces_rules_on_tiers_and_keeps_the_others():
     rules = (
         TableRule("*", max_shards=3),
         TableRule("a", tiers=("device",)),
@@ -146,7 +146,7 @@ def test_a_task_with_fixed_tiers_has_rules_for_tiers_alone():
     assert has_tier_choice(OPEN)
 
 
-def test_models_that_know_no_host_memory_refuse_it():
+def test_models_without_host_tiers_refuse_tasks_with_host_tiers():
     pooled = assign_tiers(Task(TABLES[:2], TOPOLOGY, 64), HOMES[:2])
     with refused("models-lack-tier", names=["uvm_caching", "model=roofline:h100"]):
         Simulator(linear_models()).models.check(pooled)

@@ -1,11 +1,11 @@
-"""NeuroShard's published search, plain and slow: what the lockstep one must agree with."""
+"""The published search of NeuroShard, implemented plainly and slowly, to compare with the compiled search."""
 
 from neuroshard.cost.loads import LoadSets
 from neuroshard.plans.plan import assemble
 
 
-def oracle_search(task, simulator, num_candidates=10, beam_width=3, max_splits=10, points=11, max_factor=1.5):
-    """The plan and cost of the published algorithm, one plan at a time through the simulator."""
+def plain_search(task, simulator, num_candidates=10, beam_width=3, max_splits=10, points=11, max_factor=1.5):
+    """Return the plan and the cost of the published algorithm, which costs one plan at a time by the simulator."""
     best = beam = [_grid_search(task, simulator, _whole(task), points, max_factor)]
     best = best[0]
     for _ in range(max_splits):
@@ -25,7 +25,7 @@ def oracle_search(task, simulator, num_candidates=10, beam_width=3, max_splits=1
 
 
 def _comparable(cost):
-    """To six significant digits: what differs by less is a tie."""
+    """Round to six significant digits: smaller differences are ties."""
     return float(f"{cost:.5e}")
 
 

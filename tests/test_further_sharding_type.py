@@ -1,4 +1,4 @@
-"""A further sharding type is one file, its word and its place in the list: shown with a made-up type."""
+"""A further sharding type needs one file, its name and its entry in the list; tested with a made-up type."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def _edited(path, old, new):
 
 
 def _house(folder):
-    """The product with one more sharding type, and settings written anew; most of its folders are links."""
+    """A copy of the product with one more sharding type and new settings files; most of its folders are links."""
     package = folder / "neuroshard"
     package.mkdir()
     for entry in (ROOT / "neuroshard").iterdir():
@@ -45,7 +45,7 @@ def _house(folder):
 
 
 def _run(house, *arguments):
-    """Run Python on the house; return what it prints."""
+    """Run Python in this copy of the product; return its output."""
     done = subprocess.run(
         [sys.executable, *arguments], cwd=house, env=os.environ | {"PYTHONPATH": str(house)},
         capture_output=True, text=True, timeout=PATIENCE_S, check=False,
@@ -59,7 +59,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("further form")]  # its 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """The results of the exam, in a process of its own: the sharding type is there from the first import on."""
+    """Run the exam in a new process, in which the sharding type exists from the first import on; return its results."""
     house = _house(tmp_path_factory.mktemp("house"))
     printed = _run(house, str(KIT / "exam.py"), str(tmp_path_factory.mktemp("out")))
     return json.loads(printed.splitlines()[-1])
@@ -138,5 +138,5 @@ def test_real_kernels_look_up_the_rows_of_the_plan(found):
     assert looked_up == pytest.approx(load, rel=0.2)
 
 
-def test_toy_models_know_a_further_type(found):
+def test_random_models_of_the_test_kit_know_a_further_type(found):
     assert FORM in found["known to the kit"]
