@@ -31,7 +31,7 @@ from neuroshard.words.collective import ELEMENT_BYTES, Collective
 from neuroshard.words.form import CALLS, FORMS, Call
 from neuroshard.words.placement import TIERS, Tier
 
-_TOGETHER = 256  # estimates made at once in a thread, at most
+_TOGETHER = 4096  # estimates made at once in a thread, at most; each call has a cost of its own
 
 # Work of every device for B choices of sharding types, as `Simulator.shared_ms` and `waited_ms` take it: (B, K) kernels
 # of each call, (B, C) counts of operations, and (B,) bytes of indices and lengths that the device receives.
