@@ -140,7 +140,9 @@ class ComputeAugmentation:
 
     @property
     def _layouts(self) -> list[Layout]:
-        """The layouts of the configured sharding types; all tables of a combination have the same layout."""
+        """The families of the configured sharding types (column-wise, row-wise or data-parallel).
+        All tables of one combination belong to the same family.
+        """
         return [LAYOUTS[form] for form in forms_named(self.sharding_types)]
 
     def draw(self, split: Split, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
@@ -200,8 +202,9 @@ class ComputeAugmentation:
     def _in_blocks(
         self, layout: Layout, tables: tuple[Table, ...], samples: int, sharers: int, rng: np.random.Generator
     ) -> ComputeSample:
-        """Draw which row block of each table the device has, and which share of the frequently used rows has the lowest
-        row numbers. Return the kernel call.
+        """Draw a row block of each table, and return the kernel call on these row blocks.
+        Each table is divided into `sharers` equal row blocks. The share of the frequently used rows that have the
+        lowest row numbers is also drawn.
         """
         blocks = tuple(RowBlock(*row_blocks(table, sharers)[rng.integers(sharers)]) for table in tables)
         hot_first = float(rng.random()) if rng.random() < self.hot_rows_first_fraction else 0.0
@@ -210,8 +213,9 @@ class ComputeAugmentation:
     def _sequence_tables(
         self, batch_size: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
     ) -> tuple[Table, ...]:
-        """Draw sequence tables that all have the same width.
-        Their weights take at most `max_bytes`, and their outputs at most `max_output_bytes`.
+        """Draw sequence tables of one width for a kernel call of one device, and return the tables.
+        The device has one of `sharers` equal row blocks of each table. The settings limit the bytes of these row blocks
+        and the bytes of their outputs.
 
         The tables are in random order. If no table fits, the result is the table with the smallest pooling factor, at
         the minimum width.
@@ -247,8 +251,9 @@ class ComputeAugmentation:
     def _combination(
         self, max_bytes: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
     ) -> tuple[Table, ...]:
-        """Draw tables from `group` for a kernel call of one device, which has one of `sharers` equal row blocks of each
-        table. Together these blocks take at most `max_bytes`.
+        """Draw tables from `group` for a kernel call of one device, and return the tables.
+        The device has one of `sharers` equal row blocks of each table. Together these row blocks take at most
+        `max_bytes`.
         """
         count = int(rng.integers(self.min_tables, self.max_tables + 1))
         chosen: list[Table] = []
