@@ -54,7 +54,9 @@ def layouts_of(tables: Sequence[Table], placed: Sequence[Sequence[Placement]]) -
 
 
 def are(loads: Loads, has: Callable[[Layout], bool]) -> BoolArray:
-    """Return an array (n,) that is True for each load whose layout has the property `has`."""
+    """Return an array (n,) that is True for each load whose family of sharding types has a property.
+    `has` is a function that returns True for families with the property.
+    """
     return np.array([has(layout) for layout in LAYOUTS.values()])[loads.form]
 
 
@@ -65,7 +67,8 @@ def placed_loads(
     num_devices: int,
     layouts: Sequence[Layout] | None = None,
 ) -> Loads:
-    """Return the load that each of S placements (shards on devices) causes, (S,), in the order of `placements`.
+    """Return S loads, one load for each of S placements, in the order of `placements`.
+    A placement is a shard on a device. A load is the work that a shard causes for the device's kernels in a batch.
 
     Args:
         tables: (T,) the tables.

@@ -31,8 +31,8 @@ def sharding_types_named(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def forms_of(types: Iterable[str]) -> tuple[Form, ...]:
-    """Return the families (`Form`) of these sharding types, each family once.
-    The order is that of `FORMS`.
+    """Return the families of these sharding types, without duplicates.
+    The families are always in the same order: column_wise, row_wise, data_parallel.
     """
     found = {_FORM_OF[name] for name in types}
     return tuple(form for form in FORMS if form in found)
