@@ -25,7 +25,8 @@ _Batch = tuple[list[Sample], list[int]]
 
 
 class Group:
-    """The processes that measure together: this process's rank, the number of processes, and a channel for agreements.
+    """The group of processes that measure together, as seen by one of the processes.
+    The processes exchange start times and results on a separate channel, which is not measured.
 
     Agreements must not use the process group that is being measured.
     """
