@@ -250,8 +250,8 @@ class _Series(Generic[Sample]):
 
     @property
     def _batches(self) -> list[_Batch]:
-        """All chunks of the series: first the chunks of all samples, then chunks that measure some samples a second
-        time. The samples of the second pass are spread evenly over the run.
+        """All chunks of the series. The first chunks have all samples, and the last chunks have some samples a second
+        time. The samples of this second pass are spread evenly over the run.
 
         Because of the even spread, the second pass covers every period of the run.
         """

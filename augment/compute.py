@@ -240,8 +240,9 @@ class ComputeAugmentation:
         return table.with_dim(halvings(self.max_dim)[-1])
 
     def _shared(self, layout: Layout, group: tuple[Table, ...], blocks: int) -> tuple[Table, ...]:
-        """Return the tables of `group` that can be sharded as in `layout`: small enough to be data-parallel, or with at
-        least one row for each of `blocks` row blocks.
+        """Return the tables of `group` that can be sharded by the rules of the family `layout`.
+        A data-parallel table must be small enough, and a row-wise table must have at least one row for each of `blocks`
+        row blocks.
         """
         small = (
             table for table in group if not layout.dense or self._narrowest(table).size_bytes <= self.max_copy_bytes
@@ -276,8 +277,9 @@ class ComputeAugmentation:
         return [group[t].with_dim(self._width(widths[int(turns[t][turn])], rng)) for t, turn in pairs]
 
     def _width(self, halving: int, rng: np.random.Generator) -> int:
-        """Return either `halving`, which is `max_dim` halved some times, or, with probability `arbitrary_dim_fraction`,
-        a random multiple of 4 up to `max_dim`. Narrow random widths are more likely.
+        """Return a width for a table: either `halving`, which is `max_dim` divided by a power of two, or a random
+        width. The settings give the probability of a random width (`arbitrary_dim_fraction`). A random width is a
+        multiple of 4 up to `max_dim`, and narrow widths are more likely.
         """
         if rng.random() >= self.arbitrary_dim_fraction:
             return halving
