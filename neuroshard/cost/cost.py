@@ -160,7 +160,8 @@ class Step:
 
     @property
     def margin(self) -> FloatArray | None:
-        """(..., D) half the width of a 90% interval around `device_ms`; None if a counted part has no margin.
+        """(..., D) margin of each device's cost in ms: half the width of a 90% interval around the cost.
+        None if the margin of a part that belongs to the cost is unknown.
 
         The errors of parts are assumed to be independent, so their squares are added. In the output dist all devices
         wait for the last device, so the errors of this device before the output dist count for all devices.
@@ -204,7 +205,9 @@ class Cost(Step):
 
     @property
     def total_ms(self) -> float:
-        """The predicted cost of the plan in ms: the sum of the counted parts on the slowest device, the straggler."""
+        """The cost of the plan in ms: the cost of the slowest device, the straggler.
+        The cost of a device is the sum of the times of all parts that make the step longer.
+        """
         return float(np.max(self.device_ms))
 
     @property
