@@ -39,7 +39,8 @@ __all__ = [
 
 
 def layout_of(table: Table, shards: Sequence[Shard]) -> Layout:
-    """Return the layout of a table with these shards; only the shards determine the layout.
+    """Return the family of sharding types (column-wise, row-wise or data-parallel) to which a table with these shards
+    belongs. Only the shards determine the family.
 
     If several layouts of `LAYOUTS` match, the last of them is returned, because a later layout may be a special case of
     an earlier layout.
@@ -48,7 +49,9 @@ def layout_of(table: Table, shards: Sequence[Shard]) -> Layout:
 
 
 def layouts_of(tables: Sequence[Table], placed: Sequence[Sequence[Placement]]) -> tuple[Layout, ...]:
-    """Return the layouts, (T,), of the tables in `tables` (T,); `placed` (T,) has the placements of each table."""
+    """Return the family of sharding types of each table in `tables`, (T,).
+    `placed` (T,) has the placements of each table. A family is column-wise, row-wise or data-parallel.
+    """
     pairs = zip(tables, placed, strict=True)
     return tuple(layout_of(table, [placed.shard for placed in placements]) for table, placements in pairs)
 

@@ -54,7 +54,7 @@ class RowWise(Layout):
         return place_row_wise(whole, index, devices)
 
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
-        """Raise UserError unless the blocks cover the table, on the devices that TorchRec needs.
+        """Raise UserError unless TorchRec can read these blocks of rows, and the blocks cover the table.
 
         Each range of columns must have the blocks of `row_blocks` on all devices, or on all devices of one host. Only a
         range on one host may have fewer columns than the table.

@@ -1,4 +1,6 @@
-"""The names of sharding types in settings and rules: TorchRec's names, each of which belongs to one layout."""
+"""The names of sharding types in settings and rules.
+The names are TorchRec's. Each name belongs to one of the families column-wise, row-wise and data-parallel.
+"""
 
 from collections.abc import Collection, Iterable
 
