@@ -66,8 +66,8 @@ def _common_tier_assignment(placements: Sequence[Placement]) -> TierAssignment:
 
 
 def _of_share(table: Table, shares: int) -> Table:
-    """Return the table with the reuse histogram for one of `shares` equal parts of a batch.
-    The given table has the reuse histogram for the whole batch.
+    """Return the table with another reuse histogram: the histogram for one of `shares` equal parts of a batch.
+    The reuse histogram of `table` is for the whole batch.
     """
     reuse = reuse_at(np.array(table.reuse), 1 / shares)
     return replace(table, reuse=tuple(reuse.tolist()))

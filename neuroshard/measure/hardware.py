@@ -54,7 +54,7 @@ class Hardware:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint of this machine for this type of device."""
+        """The description of this machine's hardware (processor or GPUs, and memory), for devices of this type."""
         return fingerprint(self.device.kind)
 
     def check(self) -> None:

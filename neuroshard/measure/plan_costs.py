@@ -34,8 +34,8 @@ _EXCHANGES = 1  # a stream of random numbers
 
 @dataclass(frozen=True)
 class Numbers(Generic[Sample]):
-    """Assigns numbers to samples, and gives a sample that was measured before the same number again.
-    Repeated times with the same number show how the machine's speed changes.
+    """Assigns numbers to samples. A sample that is measured again keeps its number.
+    The times of samples with the same number show how the machine's speed changes.
 
     Attributes:
         chunks: where measurements are stored; None stores nothing.
@@ -87,8 +87,8 @@ class PlanRecords:
 
 
 def _known(chunks: Chunks[Sample]) -> dict[Sample, int]:
-    """Return the numbers of the stored samples, as a dictionary from samples to numbers.
-    The keys are samples as they were before the measurement, which adds the number of lookups in each row block.
+    """Return a dict from stored samples to the numbers of these samples.
+    The keys have no numbers of lookups in row blocks, because the measurement adds these numbers to a sample.
     """
     return {as_drawn(m.sample): m.sample_id for m in chunks.read()}
 
