@@ -139,8 +139,8 @@ class Collect:
         self.local.check(split)
 
     def run(self) -> Summary | None:
-        """Measure the samples that are missing in the directory `out`, and return a summary.
-        Processes that only take part in exchanges return None.
+        """Measure the samples that are still missing in the run's data directory, and return a summary.
+        Under torchrun, only rank 0 returns a summary. The other processes take part in the exchanges, and return None.
 
         Raises:
             UserError: the hardware cannot measure here; `out` has data of another run; or the measurements are noisier
@@ -193,8 +193,8 @@ class Collect:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The ids of the samples in one chunk, which are measured together.
-    The same variant (see `_Series`) draws all samples of a chunk.
+    """The ids of the samples in one chunk: samples that are measured and stored together.
+    One function draws all samples of a chunk.
     """
 
     ids: tuple[int, ...]
@@ -250,8 +250,8 @@ class _Series(Generic[Sample]):
 
     @property
     def _batches(self) -> list[_Batch]:
-        """All chunks of the series: first the chunks of all samples, then chunks that measure some samples a second
-        time. The samples of the second pass are spread evenly over the run.
+        """All chunks of the series. The first chunks have all samples, and the last chunks have some samples a second
+        time. The samples of this second pass are spread evenly over the run.
 
         Because of the even spread, the second pass covers every period of the run.
         """
@@ -260,8 +260,8 @@ class _Series(Generic[Sample]):
         return [*self._chunked(range(self.num_samples), second_pass=False), *self._chunked(spread, second_pass=True)]
 
     def _disturbed(self) -> list[_Batch]:
-        """Return the chunks that must be measured again because something disturbed the measurement; empty if the noise
-        is within `max_noise`.
+        """Return the chunks that must be measured again, because something slowed the machine down.
+        The list is empty if the run has no noise limit, or if the noise is within the limit.
 
         A chunk is measured again as a whole if one of its samples took longer here than in its other pass: the other
         samples were measured at the same time.
@@ -273,7 +273,7 @@ class _Series(Generic[Sample]):
         return [batch for batch in self._batches if any(slower.get(i) is batch.second_pass for i in batch.ids)]
 
     def _chunked(self, ids: Sequence[int], second_pass: bool) -> list[_Batch]:
-        """Divide samples into chunks such that one variant draws all samples of a chunk.
+        """Divide samples into chunks such that one function draws all samples of a chunk.
         Return the chunks in the order of their first ids.
         """
         of_variant = grouped(ids, self.variant).values()
@@ -281,15 +281,17 @@ class _Series(Generic[Sample]):
         return [_Batch(ids_of_chunk, second_pass) for ids_of_chunk in sorted(chunks)]
 
     def variant(self, sample_id: int) -> int:
-        """Return the index in `variants` of the function that draws the sample with this id."""
+        """Return the number of the function that draws the sample with this id.
+        A series may have several functions that draw samples, for example one function for each number of processes.
+        """
         return sample_id // self.chunk_size % len(self.variants)
 
     def _size(self, batch: _Batch) -> int:
         return len(batch.ids) + self.num_references
 
     def _due(self, batch: _Batch) -> list[Due[Sample]]:
-        """Draw the samples of a chunk and the reference samples; return all of them, with the reference samples spread
-        evenly.
+        """Draw the samples of a chunk, and the reference samples, which show the machine's speed in every chunk.
+        Return all these samples in one list, in which the reference samples are spread evenly.
         """
         draw = self.variants[self.variant(batch.ids[0])]
         references = range(self.num_samples, self.num_samples + self.num_references)

@@ -117,7 +117,9 @@ class CommAugmentation:
         devices_per_host: int | None,
         rng: np.random.Generator,
     ) -> list[int]:
-        """Draw the bytes that each of D devices sends in one exchange, (D,), as in `CommSample.size_bytes`."""
+        """Draw the bytes that each of D devices sends in one exchange, and return a list, (D,).
+        For an input dist, these are the bytes that each device receives.
+        """
         if collective in (Collective.ALL_TO_ALL, Collective.INPUT):
             return self._placed(self._table_bytes(collective, batch_size, rng), num_devices, rng)
         if collective is Collective.ALL_REDUCE:
@@ -156,8 +158,8 @@ class CommAugmentation:
         return ELEMENT_BYTES * int(np.exp(rng.uniform(least, most)) / ELEMENT_BYTES)
 
     def _placed(self, weights: IntArray, num_devices: int, rng: np.random.Generator) -> list[int]:
-        """Place n tables in order on devices, and return the bytes that each device then has, (D,).
-        `weights` (n,) are the bytes of the tables.
+        """Place n tables on devices one by one, and return the bytes that each device has in the end, (D,).
+        `weights` (n,) has the bytes of each table.
 
         A table goes to the device with the fewest bytes so far, or, with a probability that is drawn once, to a random
         device.

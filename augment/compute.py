@@ -140,7 +140,9 @@ class ComputeAugmentation:
 
     @property
     def _layouts(self) -> list[Layout]:
-        """The layouts of the configured sharding types; all tables of a combination have the same layout."""
+        """The families of the configured sharding types (column-wise, row-wise or data-parallel).
+        All tables of one combination belong to the same family.
+        """
         return [LAYOUTS[form] for form in forms_named(self.sharding_types)]
 
     def draw(self, split: Split, batch_size: int, rng: np.random.Generator) -> tuple[ComputeSample, str]:
@@ -200,8 +202,9 @@ class ComputeAugmentation:
     def _in_blocks(
         self, layout: Layout, tables: tuple[Table, ...], samples: int, sharers: int, rng: np.random.Generator
     ) -> ComputeSample:
-        """Draw which row block of each table the device has, and which share of the frequently used rows has the lowest
-        row numbers. Return the kernel call.
+        """Draw a row block of each table, and return the kernel call on these row blocks.
+        Each table is divided into `sharers` equal row blocks. The share of the frequently used rows that have the
+        lowest row numbers is also drawn.
         """
         blocks = tuple(RowBlock(*row_blocks(table, sharers)[rng.integers(sharers)]) for table in tables)
         hot_first = float(rng.random()) if rng.random() < self.hot_rows_first_fraction else 0.0
@@ -210,8 +213,9 @@ class ComputeAugmentation:
     def _sequence_tables(
         self, batch_size: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
     ) -> tuple[Table, ...]:
-        """Draw sequence tables that all have the same width.
-        Their weights take at most `max_bytes`, and their outputs at most `max_output_bytes`.
+        """Draw sequence tables of one width for a kernel call of one device, and return the tables.
+        The device has one of `sharers` equal row blocks of each table. The settings limit the bytes of these row blocks
+        and the bytes of their outputs.
 
         The tables are in random order. If no table fits, the result is the table with the smallest pooling factor, at
         the minimum width.
@@ -236,8 +240,9 @@ class ComputeAugmentation:
         return table.with_dim(halvings(self.max_dim)[-1])
 
     def _shared(self, layout: Layout, group: tuple[Table, ...], blocks: int) -> tuple[Table, ...]:
-        """Return the tables of `group` that can be sharded as in `layout`: small enough to be data-parallel, or with at
-        least one row for each of `blocks` row blocks.
+        """Return the tables of `group` that can be sharded by the rules of the family `layout`.
+        A data-parallel table must be small enough, and a row-wise table must have at least one row for each of `blocks`
+        row blocks.
         """
         small = (
             table for table in group if not layout.dense or self._narrowest(table).size_bytes <= self.max_copy_bytes
@@ -247,8 +252,9 @@ class ComputeAugmentation:
     def _combination(
         self, max_bytes: int, group: tuple[Table, ...], sharers: int, rng: np.random.Generator
     ) -> tuple[Table, ...]:
-        """Draw tables from `group` for a kernel call of one device, which has one of `sharers` equal row blocks of each
-        table. Together these blocks take at most `max_bytes`.
+        """Draw tables from `group` for a kernel call of one device, and return the tables.
+        The device has one of `sharers` equal row blocks of each table. Together these row blocks take at most
+        `max_bytes`.
         """
         count = int(rng.integers(self.min_tables, self.max_tables + 1))
         chosen: list[Table] = []
@@ -271,8 +277,9 @@ class ComputeAugmentation:
         return [group[t].with_dim(self._width(widths[int(turns[t][turn])], rng)) for t, turn in pairs]
 
     def _width(self, halving: int, rng: np.random.Generator) -> int:
-        """Return either `halving`, which is `max_dim` halved some times, or, with probability `arbitrary_dim_fraction`,
-        a random multiple of 4 up to `max_dim`. Narrow random widths are more likely.
+        """Return a width for a table: either `halving`, which is `max_dim` divided by a power of two, or a random
+        width. The settings give the probability of a random width (`arbitrary_dim_fraction`). A random width is a
+        multiple of 4 up to `max_dim`, and narrow widths are more likely.
         """
         if rng.random() >= self.arbitrary_dim_fraction:
             return halving

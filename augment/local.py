@@ -96,7 +96,7 @@ class PlanAugmentation:
                 )
 
     def _least(self, group: Sequence[Table]) -> Table:
-        """Return the table of the group that takes the fewest bytes at the minimum width, with this width."""
+        """Make the tables of the group as narrow as the settings allow, and return the table with the fewest bytes."""
         return min((table.with_dim(halvings(self.max_dim)[-1]) for table in group), key=lambda table: table.size_bytes)
 
     def draw(self, split: Split, rng: np.random.Generator) -> tuple[LocalSample, str]:

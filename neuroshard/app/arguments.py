@@ -64,6 +64,7 @@ def _known_flag(word: str) -> str:
 
 def _positional(command: str, paths: Sequence[str], others: Sequence[str]) -> str:
     """Return the setting, as key=value, for paths that the user gave without a key.
+    The key depends on the command. `others` has the settings that the user gave with a key.
 
     Raises:
         UserError: the setting is also among the `others`, or takes only one path.
@@ -124,9 +125,9 @@ def with_reader(text: str) -> Iterator[str]:
 
 
 def _sweep(group: str, reader: str | None, files: list[str]) -> str:
-    """Return, as text, the arguments of a sweep over the entries of `files` that the choice `reader` can read.
-    An example is "tables=user_file tables.path=a.csv,b.csv". If `reader` is None, the sweep is over the entries that no
-    choice can read: these entries are names of choices.
+    """Return the arguments of a sweep over some of the entries in `files`, as one text.
+    An example is "tables=user_file tables.path=a.csv,b.csv", a sweep over the files that the choice user_file can read.
+    If `reader` is None, the sweep is over the entries that are not files, but names of choices.
     """
     swept = [file for file in files if _READERS[group].get(Path(file).suffix.lower()) == reader]
     return f"{group}={','.join(swept)}" if reader is None else f"{group}={reader} {group}.path={','.join(swept)}"

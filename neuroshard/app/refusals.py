@@ -23,8 +23,8 @@ _MOST_JOBS = 20  # maximum number of jobs of a sweep whose settings are collecte
 
 
 def refusal_of(error: Exception, command: str, words: Sequence[str]) -> UserError:
-    """Return a UserError that replaces an error of Hydra or OmegaConf.
-    Hydra or OmegaConf raised that error because it refuses the arguments `words` of a command.
+    """Return a UserError that explains an error of Hydra or OmegaConf to the user of a command.
+    The error was raised because Hydra or OmegaConf refuses the arguments `words` of the command.
     """
     text = str(error)
     options = getattr(error, "options", None)

@@ -20,7 +20,7 @@ _STEPS = 400  # number of points for numerical integration
 
 
 class When(IntEnum):
-    """The place of a part in the order of a step.
+    """The places that the parts of a step, such as the kernels or the output dist, have in the order of the step.
     On each device, a part begins when all parts in earlier places have ended.
 
     Attributes:
@@ -39,7 +39,9 @@ class When(IntEnum):
 
 
 class KernelTimes(NamedTuple):
-    """Predicted kernel times of B plans on D devices, for each of the K kinds of kernel calls in `CALLS`.
+    """Predicted kernel times of B plans on D devices, for each of K types of kernel calls.
+    The types differ in the sharding type and the memory tier of the tables, and in whether the tables are pooled.
+    `CALLS` lists all types, in order.
 
     Attributes:
         ms: (B, D, K) kernel time in ms.
@@ -54,8 +56,8 @@ class KernelTimes(NamedTuple):
     counts: FloatArray
 
     def plus(self, other: "KernelTimes") -> "KernelTimes":
-        """Return the sums of the kernel times and counts in both objects.
-        The two objects are for different kernel calls on the same devices.
+        """Return the sum of this object and `other`, field by field.
+        The two objects are about different kernel calls of the same plans on the same devices.
         """
         return KernelTimes(*(these + more for these, more in zip(self, other, strict=True)))
 
@@ -99,8 +101,9 @@ class Step:
 
     @classmethod
     def of(cls, works: Sequence[Work], shape: tuple[int, ...]) -> "Step":
-        """Compute the parts of a step in the order of the step, and return the step.
-        Each element of `works` computes one part. The arrays of the parts have the shape `shape`, (..., D).
+        """Compute the parts of a step with the functions in `works`, and return the step.
+        Each element of `works` has the place of one part in the step, and a function that computes the part. The arrays
+        of the parts have the shape `shape`, (..., D).
 
         Works are computed in the order of their places in the step: each begins on a device when the counted parts
         before it have ended there. The parts of the result are in the order of `works`.
@@ -157,7 +160,8 @@ class Step:
 
     @property
     def margin(self) -> FloatArray | None:
-        """(..., D) half the width of a 90% interval around `device_ms`; None if a counted part has no margin.
+        """(..., D) margin of each device's cost in ms: half the width of a 90% interval around the cost.
+        None if the margin of a part that belongs to the cost is unknown.
 
         The errors of parts are assumed to be independent, so their squares are added. In the output dist all devices
         wait for the last device, so the errors of this device before the output dist count for all devices.
@@ -201,7 +205,9 @@ class Cost(Step):
 
     @property
     def total_ms(self) -> float:
-        """The predicted cost of the plan in ms: the sum of the counted parts on the slowest device, the straggler."""
+        """The cost of the plan in ms: the cost of the slowest device, the straggler.
+        The cost of a device is the sum of the times of all parts that make the step longer.
+        """
         return float(np.max(self.device_ms))
 
     @property

@@ -25,7 +25,9 @@ _TYPES, _WIDTHS = 1 << 4, 1 << 20  # larger than the bytes of an element, and th
 
 
 def calls_of(kernels: IntArray) -> IntArray:
-    """Convert kernel numbers, as in `Loads.kernel`, to kernel calls, as indices in `CALLS`."""
+    """Return the type of kernel call of each kernel, as an index in `CALLS`, the tuple of all types of kernel calls.
+    `kernels` has the numbers that `Loads.kernel` gives to kernels.
+    """
     return kernels // (_TYPES * _WIDTHS)
 
 
@@ -107,7 +109,7 @@ class Loads:
 
     @property
     def call(self) -> IntArray:
-        """(n,) kernel call of each load, as an index in `CALLS`."""
+        """(n,) type of kernel call of each load, as an index in `CALLS`, the tuple of all types of kernel calls."""
         return _CALL_NUMBERS[self.tier, self.pooled.astype(np.int64), self.form]
 
     @property
@@ -180,8 +182,9 @@ class LoadSets:
         return cls(loads.take(order), np.bincount(places, minlength=num_sets))
 
     def by_kernel(self) -> tuple["LoadSets", IntArray]:
-        """Divide each of the B sets of loads by kernel: into one set for each of the G kernels that occur in any set.
-        Return the B x G sets, and the kernel call of each of the G kernels. A kernel is a number in `Loads.kernel`.
+        """Divide each of the B sets of loads into G sets, one set for each kernel.
+        Return the B x G sets, and the type of kernel call of each of the G kernels. The G kernels are all kernels that
+        process at least one load.
 
         Returns:
             (B G) sets: the G sets of the first set, then those of the second set, and so on; and (G,) the index in
@@ -203,7 +206,9 @@ class LoadSets:
 
     @property
     def calls(self) -> IntArray:
-        """(B,) kernel call of the first load of each set, as an index in `CALLS`; -1 for an empty set."""
+        """(B,) type of kernel call of the first load of each set; -1 for an empty set.
+        A type is an index in `CALLS`, the tuple of all types of kernel calls.
+        """
         calls = np.full(len(self), -1, dtype=np.int64)
         filled = self.counts > 0
         calls[filled] = self.loads.call[(self.counts.cumsum() - self.counts)[filled]]
@@ -256,7 +261,8 @@ class Traffic:
     def of(
         cls, device_loads: LoadSets, given: FloatArray, num_devices: int, batch_size: int, host_size: int | None
     ) -> "Traffic":
-        """Return the traffic of B plans, given the bytes that each load causes its device to send.
+        """Add up the bytes that loads cause each device to send, and return the traffic of B plans.
+        `given` has the bytes that each load causes its device to send.
 
         Args:
             device_loads: (B D) sets: the loads of each of the D devices, one plan after the other.
@@ -287,7 +293,9 @@ class Traffic:
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
-        """The first C collectives in `Collective`, which are the collectives that may have traffic."""
+        """The C collectives for which this object has bytes: the first C members of `Collective`.
+        No other collective has traffic.
+        """
         return tuple(Collective)[: self.size_bytes.shape[2]]
 
     def sent_bytes(self, collective: Collective) -> FloatArray:
@@ -297,7 +305,8 @@ class Traffic:
         return np.zeros(self.size_bytes.shape[:2])
 
     def alone(self, collective: Collective) -> "Traffic":
-        """Return the traffic of one collective only, as an all-to-all in each group of devices that exchange data.
+        """Return a new `Traffic` that has only the bytes of the collective `collective`, as bytes of an all-to-all.
+        The result has a plan for each group of devices that exchange data with each other in the collective.
 
         The `groups` (G, M) of a plan exchange independently, so the result has B G exchanges of M devices, with
         `size_bytes` (B G, M, 1). For the input dist, the bytes of a device are the bytes that it receives.
@@ -319,7 +328,8 @@ class Traffic:
         return ranks.reshape(-1, host).T if collective is Collective.HOST_ALL_TO_ALL else ranks[None]
 
     def with_columns(self, dims: FloatArray) -> "Traffic":
-        """Return the traffic with another all-to-all: each device sends `dims` (B, D) output columns per sample.
+        """Return the traffic with different bytes for the all-to-all.
+        In the all-to-all, each device sends the output embeddings of `dims` (B, D) columns per sample.
 
         If this traffic is of one plan, its other collectives are repeated for all B plans.
         """

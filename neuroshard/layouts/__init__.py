@@ -39,7 +39,8 @@ __all__ = [
 
 
 def layout_of(table: Table, shards: Sequence[Shard]) -> Layout:
-    """Return the layout of a table with these shards; only the shards determine the layout.
+    """Return the family of sharding types (column-wise, row-wise or data-parallel) to which a table with these shards
+    belongs. Only the shards determine the family.
 
     If several layouts of `LAYOUTS` match, the last of them is returned, because a later layout may be a special case of
     an earlier layout.
@@ -48,13 +49,17 @@ def layout_of(table: Table, shards: Sequence[Shard]) -> Layout:
 
 
 def layouts_of(tables: Sequence[Table], placed: Sequence[Sequence[Placement]]) -> tuple[Layout, ...]:
-    """Return the layouts, (T,), of the tables in `tables` (T,); `placed` (T,) has the placements of each table."""
+    """Return the family of sharding types of each table in `tables`, (T,).
+    `placed` (T,) has the placements of each table. A family is column-wise, row-wise or data-parallel.
+    """
     pairs = zip(tables, placed, strict=True)
     return tuple(layout_of(table, [placed.shard for placed in placements]) for table, placements in pairs)
 
 
 def are(loads: Loads, has: Callable[[Layout], bool]) -> BoolArray:
-    """Return an array (n,) that is True for each load whose layout has the property `has`."""
+    """Return an array (n,) that is True for each load whose family of sharding types has a property.
+    `has` is a function that returns True for families with the property.
+    """
     return np.array([has(layout) for layout in LAYOUTS.values()])[loads.form]
 
 
@@ -65,7 +70,8 @@ def placed_loads(
     num_devices: int,
     layouts: Sequence[Layout] | None = None,
 ) -> Loads:
-    """Return the load that each of S placements (shards on devices) causes, (S,), in the order of `placements`.
+    """Return S loads, one load for each of S placements, in the order of `placements`.
+    A placement is a shard on a device. A load is the work that a shard causes for the device's kernels in a batch.
 
     Args:
         tables: (T,) the tables.

@@ -44,18 +44,20 @@ class ColumnWise(Layout):
         check_cover(table, [placement.shard for placement in placements])
 
     def share(self, loads: Loads, count: int) -> Loads:
-        """Return the loads unchanged, because one device has the whole table."""
+        """Return `loads` unchanged, because the first of the `count` devices has each table whole."""
         return loads
 
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return the bytes, (n,), that a device sends into the all-to-all for each load: all outputs of the load."""
+        """Return a dict with one entry: for the all-to-all, an array (n,) of the bytes that a device sends for each of
+        n loads. The device sends all outputs of a load.
+        """
         return {Collective.ALL_TO_ALL: output_bytes}
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Return a text if the shards of a sequence table have different widths, which TorchRec does not support.
-        Return None if all widths are equal.
+        """Return the reason why TorchRec does not support a sequence table in shards of these widths, as text.
+        The reason is that the widths differ. Return None if all widths are equal.
         """
         if len(set(widths)) < 2:
             return None
@@ -66,9 +68,9 @@ class ColumnWise(Layout):
         return _WHOLE if len(placements) == 1 else _CUT
 
     def allowed_by(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return the sharding types that, if a rule names them, allow a table to have these placements.
-        A whole table is allowed by table_wise, column_wise and table_column_wise. A split table is allowed by
-        column_wise, and by table_column_wise if all shards are on one host.
+        """Return the sharding types that permit these placements of a table.
+        For a whole table, these are table_wise, column_wise and table_column_wise. For a split table, these are
+        column_wise and, if all shards are on one host, table_column_wise.
         """
         if len(placements) == 1:
             return set(self.words)
@@ -77,7 +79,9 @@ class ColumnWise(Layout):
         return {_CUT, _ON_A_HOST} if on_one_host else {_CUT}
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return all sharding types of the family, because TorchRec interprets the shards equally with each type."""
+        """Return the three sharding types of this family: table_wise, column_wise and table_column_wise.
+        TorchRec interprets the shards in the same way with each of these types.
+        """
         return set(self.words)
 
 

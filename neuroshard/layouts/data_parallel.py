@@ -76,15 +76,17 @@ class DataParallel(Layout):
         return _of_own_samples(loads, num_devices, which)
 
     def share(self, loads: Loads, count: int) -> Loads:
-        """Return the load that each whole table causes on one of `count` devices, which looks up its own samples."""
+        """Return the load that each whole table in `loads` causes on one of `count` devices.
+        Every device has the whole table, but looks up only its own samples, which are an equal share of the batch.
+        """
         formed = replace(loads, form=np.full(len(loads), FORMS.index(self.form)))
         return _of_own_samples(formed, count, np.arange(len(loads)))
 
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return the bytes, (n,), that a device sends into the all-reduce for each load.
-        These are the bytes of an fp32 gradient for every weight.
+        """Return a dict with one entry: for the all-reduce, an array (n,) of the bytes that a device sends for each of
+        n loads. These are the bytes of an fp32 gradient for every weight.
         """
         return {Collective.ALL_REDUCE: loads.rows * loads.dim * ELEMENT_BYTES}
 

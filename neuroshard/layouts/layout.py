@@ -1,4 +1,7 @@
-"""The interface of a family of sharding types: the placements, the loads on devices, and the names of the family."""
+"""The base class for families of sharding types (column-wise, row-wise and data-parallel).
+A family defines how tables are placed on devices, which loads the shards cause, and which sharding types of TorchRec
+belong to the family.
+"""
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
@@ -74,7 +77,9 @@ class Layout(ABC):
 
     @property
     def type_names(self) -> tuple[str, ...]:
-        """The names of the family's sharding types in settings: TorchRec's names, or else the family's name."""
+        """The names of the family's sharding types in settings.
+        These are TorchRec's names or, if TorchRec has no such sharding type, the name of the family.
+        """
         return self.words or (self.form.value,)
 
     @abstractmethod
@@ -97,7 +102,7 @@ class Layout(ABC):
 
     @abstractmethod
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
-        """Place a table over a group of devices as this family does, and return the placements.
+        """Place a table on a group of devices by the rules of this family, and return the placements.
         `index` is the table's index in the task.
 
         Raises:
@@ -129,7 +134,8 @@ class Layout(ABC):
 
     @abstractmethod
     def share(self, loads: Loads, count: int) -> Loads:
-        """Return the load of each table on the first of `count` devices, if this family shards the table over them.
+        """Return the load that each whole table in `loads` causes on the first of `count` devices.
+        The table is sharded over the `count` devices by the rules of this family.
 
         `loads` has the whole tables; their lookups are assumed to be spread evenly over the rows.
         """
@@ -138,14 +144,15 @@ class Layout(ABC):
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return the bytes, (n,), that each load causes its device to send, for each collective of this family.
+        """Return a dict: for each collective of this family, an array (n,) of the bytes that a device sends for each of
+        n loads.
 
         The values for loads of other families have no meaning. `output_bytes` (n,) are the bytes of all output
         embeddings in a batch, at the width of the load.
         """
 
     def batch_shares(self, devices: int) -> int:
-        """Return the number of equal parts into which lookups divide a batch: the number of devices, or 1.
+        """Return the number of equal parts into which this family divides the samples of a batch for the lookups.
 
         This is the number of devices if a device looks up only its own samples (`own_samples`), else 1.
         """
@@ -156,7 +163,8 @@ class Layout(ABC):
         return devices
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Return the reason why TorchRec does not support a sequence table in shards of these widths; None if it does.
+        """Return the reason why TorchRec does not support a sequence table in shards of these widths, as text.
+        Return None if TorchRec supports the table.
 
         Each shard is on a different device. The text follows "is a sequence table".
         """
@@ -167,7 +175,9 @@ class Layout(ABC):
         return self.type_names[0]
 
     def allowed_by(self, placements: Sequence[Placement], topology: Topology) -> set[str]:
-        """Return the sharding types that, if a rule names them, allow a table to have these placements."""
+        """Return the sharding types that permit these placements of a table.
+        A rule allows the placements if the rule names at least one of these types.
+        """
         return self.sharding_types(placements, topology)
 
     def sharding_types(self, placements: Sequence[Placement], topology: Topology) -> set[str]:

@@ -1,4 +1,6 @@
-"""Row-wise tables: equal blocks of rows, one on each device of a group: all devices, or the devices of one host."""
+"""Row-wise tables: each table is divided into equal blocks of rows, and each device of a group has one block.
+The group consists of all devices, or of all devices of one host.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -46,11 +48,13 @@ class RowWise(Layout):
         return block_rows(rows, count) * (count - 1) < rows
 
     def over(self, whole: Whole, index: int, devices: Sequence[int]) -> list[Placement]:
-        """Return the placements of one block of a table on each device of the group."""
+        """Divide a table into equal blocks of rows, and place a block on each device in `devices`. Return the
+        placements.
+        """
         return place_row_wise(whole, index, devices)
 
     def check(self, table: Table, placements: Sequence[Placement], topology: Topology) -> None:
-        """Raise UserError unless the blocks cover the table, on the devices that TorchRec needs.
+        """Raise UserError unless TorchRec can read these blocks of rows, and the blocks cover the table.
 
         Each range of columns must have the blocks of `row_blocks` on all devices, or on all devices of one host. Only a
         range on one host may have fewer columns than the table.
@@ -81,7 +85,9 @@ class RowWise(Layout):
         return replace(loads, rows=rows, lookups=lookups, reuse=reuse, sharers=sharers)
 
     def share(self, loads: Loads, count: int) -> Loads:
-        """Return the load of the first of `count` blocks of each whole table, if lookups are spread evenly."""
+        """Return the load of the first of `count` equal row blocks, for each whole table in `loads`.
+        The lookups of a table are assumed to be spread evenly over the rows.
+        """
         rows, form = block_rows(loads.rows, count), np.full(len(loads), FORMS.index(self.form))
         sharers = np.full(len(loads), count, dtype=np.int64)
         return replace(loads, rows=rows, lookups=loads.lookups * (rows / loads.rows), form=form, sharers=sharers)
@@ -89,7 +95,8 @@ class RowWise(Layout):
     def sent_bytes_of(
         self, loads: Loads, output_bytes: FloatArray, num_devices: int
     ) -> Mapping[Collective, FloatArray]:
-        """Return the bytes, (n,), that each load causes its device to send, for each collective of row-wise tables.
+        """Return a dict with an entry for each collective of row-wise tables.
+        The entry is an array (n,) of the bytes that a device sends into the collective for each of n loads.
 
         Tables over all devices use REDUCE_SCATTER. Tables on one host use HOST_REDUCE_SCATTER, then HOST_ALL_TO_ALL, to
         which each device sends its part of the sums: output bytes / devices. Sequence tables use ALL_TO_ALL.
@@ -104,14 +111,17 @@ class RowWise(Layout):
         }
 
     def unserved(self, widths: Collection[int], num_devices: int) -> str | None:
-        """Return a text if a row-wise sequence table is not on all devices, which TorchRec does not support.
-        Return None if the table is on all devices.
+        """Return the reason why TorchRec does not support a row-wise sequence table in blocks of these widths, as text.
+        The reason is that some devices have no block of the table. Return None if every device has a block.
         """
         fewer = len(widths) < num_devices
         return f"that is row-wise over {len(widths)} devices, not over all {num_devices}" if fewer else None
 
     def sharding_type(self, placements: Sequence[Placement], topology: Topology) -> str:
-        """Return row_wise on all devices, table_row_wise on one host, grid_shard for column ranges on several hosts."""
+        """Return the name of the sharding type of a table with these blocks of rows.
+        The name is row_wise if all devices have a block, and table_row_wise if only the devices of one host have
+        blocks. The name is grid_shard if the blocks have different columns on different hosts.
+        """
         if len({placed.shard.column for placed in placements}) > 1:
             return _ON_HOSTS
         return _ON_ALL if len(placements) == topology.num_devices else _ON_A_HOST

@@ -1,4 +1,6 @@
-"""The names of sharding types in settings and rules: TorchRec's names, each of which belongs to one layout."""
+"""The names of sharding types in settings and rules.
+The names are TorchRec's. Each name belongs to one of the families column-wise, row-wise and data-parallel.
+"""
 
 from collections.abc import Collection, Iterable
 
@@ -31,8 +33,8 @@ def sharding_types_named(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def forms_of(types: Iterable[str]) -> tuple[Form, ...]:
-    """Return the families (`Form`) of these sharding types, each family once.
-    The order is that of `FORMS`.
+    """Return the families of these sharding types, without duplicates.
+    The families are always in the same order: column_wise, row_wise, data_parallel.
     """
     found = {_FORM_OF[name] for name in types}
     return tuple(form for form in FORMS if form in found)

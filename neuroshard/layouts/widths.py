@@ -24,7 +24,8 @@ def equal_parts(dim: int, least: int = 1) -> int:
 
 
 def shard_widths(table: Table, dim: int) -> Iterator[int]:
-    """Return the widths, as an iterator, of the shards into which `dim` columns of a table on one device are split.
+    """Return an iterator over the widths of the shards of a table on one device.
+    The device has `dim` columns of the table in total.
 
     The shards are as few and as equal as possible. All shards of a sequence table have the same width on all devices.
     """
@@ -35,8 +36,8 @@ def shard_widths(table: Table, dim: int) -> Iterator[int]:
 
 
 def as_shards(sets: LoadSets) -> LoadSets:
-    """Return the load sets after replacing each load that is too wide for one shard by the loads of several shards.
-    The widths of the shards are as in `shard_widths`.
+    """Return the sets of loads after splitting each load that is wider than FBGEMM's maximum width of a shard.
+    The load is replaced by the loads of column shards, which are as few and as equal as possible.
     """
     loads = sets.loads
     if not (loads.dim > MAX_SHARD_DIM).any():

@@ -61,18 +61,19 @@ class Circle:
     group: Among
 
     def share(self, size_bytes: Sequence[int], element_bytes: int) -> list[int]:
-        """Return the number of elements that each of the circle's m devices sends to every device of the circle, (m,).
-        `size_bytes` (D,) has the bytes that each of all D devices sends in total.
+        """Return a list (m,): for each of the m devices in `ranks`, the number of elements for each receiving device.
+        `size_bytes` (D,) has the total bytes that each of all D devices sends. In an input dist, `size_bytes` has the
+        bytes that a device receives, and the result has the number of elements from each sending device.
         """
         return [size_bytes[rank] // (element_bytes * len(self.ranks)) for rank in self.ranks]
 
     def own(self, shares: Sequence[int]) -> int:
-        """Return this device's entry in `shares`, (m,), which has one value for each of the circle's m devices."""
+        """Return this device's number in `shares`, (m,), which has a number for each of the m devices in `ranks`."""
         return shares[self.ranks.index(self.rank)]
 
 
 def circles(rank: int, num_devices: int, host_size: int) -> dict[Collective, Circle]:
-    """Return, for each collective, the circle of devices with which the device of rank `rank` exchanges data.
+    """Return a dict: for each collective, the group of devices (`Circle`) with which the device `rank` exchanges data.
 
     They are all devices, the devices of the same host, or the devices with the same place on every host.
 
@@ -190,8 +191,9 @@ class ExchangeBench:
         self._circles: dict[int, dict[Collective, Circle]] = {}  # by the number of devices on a host
 
     def measure(self, samples: Sequence[CommSample], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Measure the exchanges in `samples`, and return an outcome for each exchange.
-        The repeats are (R, 2, D) ms: the forward and the backward time of each of D devices.
+        """Measure the exchanges in `samples`, and return an outcome (times or an error) for each exchange.
+        The times are an array (R, 2, D) in ms. For each of R repeats, this array has the forward times and the backward
+        times of all D devices.
         """
         builds = [partial(self._build, sample) for sample in samples]
         return self._group.combined(run_batch(builds, self._protocol, np.random.default_rng(seeds), report))

@@ -22,8 +22,8 @@ from neuroshard.words.placement import Placement, Tier, TierAssignment
 
 
 def kernel_calls(plan: Plan) -> tuple[tuple[ComputeSample, ...], ...]:
-    """Return for each of D devices, (D,), the kernel calls that the device makes one after another.
-    A device without shards makes no calls.
+    """Return a tuple (D,) with a tuple of kernel calls for each of D devices.
+    A device makes these calls one after another. The inner tuple is empty if the device has no shards.
     """
     by_device = grouped(plan.placements, lambda placed: placed.device)
     return tuple(_calls(plan, by_device.get(device, ())) for device in range(plan.task.topology.num_devices))
@@ -31,9 +31,9 @@ def kernel_calls(plan: Plan) -> tuple[tuple[ComputeSample, ...], ...]:
 
 def _calls(plan: Plan, placements: Sequence[Placement]) -> tuple[ComputeSample, ...]:
     def kernel(placed: Placement) -> tuple[int, int, int]:
-        """Return the key of the kernel call that looks up a shard.
-        The key has the number of the call in `CALLS`, the bytes per weight, and the width of a sequence shard (0 for a
-        pooled shard).
+        """Return a key for a shard. One kernel call looks up all shards of a device that have the same key.
+        The key has the type of the call (as an index in `CALLS`), the bytes per weight, and the width of the shard (0
+        if the table is pooled).
         """
         number, table = placed.shard.table, plan.task.tables[placed.shard.table]
         call = CALLS.index(Call(plan.forms[number], table.pooled, placed.tier_assignment.tier))
@@ -66,16 +66,16 @@ def _common_tier_assignment(placements: Sequence[Placement]) -> TierAssignment:
 
 
 def _of_share(table: Table, shares: int) -> Table:
-    """Return the table with the reuse histogram for one of `shares` equal parts of a batch.
-    The given table has the reuse histogram for the whole batch.
+    """Return the table with another reuse histogram: the histogram for one of `shares` equal parts of a batch.
+    The reuse histogram of `table` is for the whole batch.
     """
     reuse = reuse_at(np.array(table.reuse), 1 / shares)
     return replace(table, reuse=tuple(reuse.tolist()))
 
 
 def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:
-    """Return the exchanges of a plan in one direction, in the order of the forward pass of a step.
-    All start delays are 0.
+    """Return the exchanges of a plan in the forward pass or in the backward pass, as samples to measure.
+    In each sample, all devices start at the same time. The exchanges are in the order of the forward pass.
 
     Data-parallel tables exchange nothing in the forward pass. The input dist is left out (`input_exchange`).
     """
@@ -84,8 +84,8 @@ def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:
 
 
 def input_exchange(plan: Plan) -> tuple[CommSample, ...]:
-    """Return a tuple with the exchange of indices and lengths (input dist), with start delays of 0.
-    The tuple is empty if the plan has no traffic of indices.
+    """Return a tuple with one sample to measure: the input dist, the exchange of indices and lengths.
+    In the sample, all devices start at the same time. The tuple is empty if the plan has no input dist.
     """
     return _exchanges(plan, plan.traffic, [Collective.INPUT])
 

@@ -54,7 +54,7 @@ class Hardware:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The fingerprint of this machine for this type of device."""
+        """The description of this machine's hardware (processor or GPUs, and memory), for devices of this type."""
         return fingerprint(self.device.kind)
 
     def check(self) -> None:
@@ -116,8 +116,8 @@ class Hardware:
         return self._group_meter(num_devices, self._exchanges, None, warn)
 
     def step_meter(self, topology: Topology, protocol: StepProtocol, warn: Warn) -> Meter[Plan]:
-        """Return a meter that measures training steps of plans for this topology.
-        The meter uses the same kind of processes as `comm_meter`.
+        """Return a meter (an object that measures samples) for training steps of plans on this topology.
+        Each device has a process. The processes run on this host or, under torchrun, on all hosts.
 
         Raises:
             UserError: torchrun started another number of processes.
@@ -148,8 +148,9 @@ class Hardware:
         return Joining(self.device, protocol.timing, self.timeout_s, partial(_step_bench, self.embedding, protocol))
 
     def _group_meter(self, num_devices: int, how: Joining[Sample], local_size: int | None, warn: Warn) -> Meter[Sample]:
-        """Return a meter with `num_devices` processes that measure together.
-        If the meter starts the processes, all run on this host, but TorchRec is set to hosts of `local_size` devices.
+        """Return a meter (an object that measures samples) with `num_devices` processes that measure together.
+        Under torchrun, these are the processes of torchrun. Otherwise the meter starts all processes on this host, and
+        TorchRec treats `local_size` processes as one host.
         """
         if under_torchrun():
             return self._leader(num_devices, how)

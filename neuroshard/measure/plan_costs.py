@@ -34,8 +34,8 @@ _EXCHANGES = 1  # a stream of random numbers
 
 @dataclass(frozen=True)
 class Numbers(Generic[Sample]):
-    """Assigns numbers to samples, and gives a sample that was measured before the same number again.
-    Repeated times with the same number show how the machine's speed changes.
+    """Assigns numbers to samples. A sample that is measured again keeps its number.
+    The times of samples with the same number show how the machine's speed changes.
 
     Attributes:
         chunks: where measurements are stored; None stores nothing.
@@ -87,8 +87,8 @@ class PlanRecords:
 
 
 def _known(chunks: Chunks[Sample]) -> dict[Sample, int]:
-    """Return the numbers of the stored samples, as a dictionary from samples to numbers.
-    The keys are samples as they were before the measurement, which adds the number of lookups in each row block.
+    """Return a dict from stored samples to the numbers of these samples.
+    The keys have no numbers of lookups in row blocks, because the measurement adds these numbers to a sample.
     """
     return {as_drawn(m.sample): m.sample_id for m in chunks.read()}
 
@@ -174,8 +174,9 @@ def steps(plans: Sequence[Plan], count_input: bool = False) -> int:
 def _measure_compute(
     plans: Sequence[Plan], meters: Meters, numbers: Numbers[ComputeSample], seed: int, advance: Advance
 ) -> tuple[list[FloatArray], dict[int, str]]:
-    """Measure all kernel calls, and return the compute time of each device in each plan, and any errors.
-    The times are (D,) ms for each plan, summed over the calls of a device. The errors are by the number of the plan.
+    """Measure all kernel calls of the plans, and return the times and the errors.
+    The times are a list with an array (D,) for each plan: the sum of the ms of all kernel calls on each device. The
+    errors are a dict of texts, by the index of the plan.
     """
     called = [
         (p, d, call) for p, plan in enumerate(plans) for d, calls in enumerate(kernel_calls(plan)) for call in calls
@@ -202,8 +203,9 @@ def _measure_exchanges(
     advance: Advance,
     count_input: bool,
 ) -> list[Cost | str]:
-    """Measure the exchanges of P plans that have the same number of devices, and return the costs of the plans.
-    `compute` has the compute time of each device, (P, D) ms.
+    """Measure the exchanges of P plans that have the same number of devices.
+    Return the cost of each plan or, as text, the error that stopped the plan's measurement. `compute` has the compute
+    time of each device, (P, D) ms.
     """
     rng, errors = np.random.default_rng([seed, _EXCHANGES]), dict[int, str]()
     recorder = Recorder(meters.of, meters.hardware.comm_timing.live, seed, numbers.chunks)
@@ -211,8 +213,9 @@ def _measure_exchanges(
     def measured(
         name: str, exchanges_of_plans: Sequence[tuple[CommSample, ...]], direction: int, start_ms: FloatArray
     ) -> Part:
-        """Measure the exchanges of all plans in one direction, and return the part of a step with their times.
-        The first exchange of every plan is measured first, then the second exchange of every plan, and so on.
+        """Measure the exchanges of all P plans in one direction, and return one part of the step.
+        The part has the total time of these exchanges on each of D devices, (P, D) ms. The first exchange of every plan
+        is measured first, then the second exchange of every plan, and so on.
 
         A device begins a plan's next exchange when its previous exchange has ended. Failures are recorded in `errors`.
         """

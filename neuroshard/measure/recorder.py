@@ -59,8 +59,8 @@ class Meters:
         return self._open[key]
 
     def join(self, topologies: Iterable[Topology]) -> None:
-        """Open the meters of exchanges now, for each number of devices in the topologies.
-        This must not wait for the first exchange, because the other processes of torchrun wait for this process.
+        """Open the meters of exchanges for all numbers of devices above 1 in `topologies`, before any exchange is
+        measured. Under torchrun, the other processes wait until this process opens the meters.
 
         Raises:
             UserError: torchrun started another number of processes.

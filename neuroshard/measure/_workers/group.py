@@ -25,7 +25,8 @@ _Batch = tuple[list[Sample], list[int]]
 
 
 class Group:
-    """The processes that measure together: this process's rank, the number of processes, and a channel for agreements.
+    """The group of processes that measure together, as seen by one of the processes.
+    The processes exchange start times and results on a separate channel, which is not measured.
 
     Agreements must not use the process group that is being measured.
     """
@@ -40,8 +41,7 @@ class Group:
 
     def combined(self, own: list[Outcome]) -> list[Outcome]:
         """Gather the outcomes of all D processes, and return one outcome for each sample.
-        `own` has this process's outcomes. The repeats of the result have the D processes as an additional last
-        dimension.
+        `own` has the outcomes of this process. In a returned outcome, the last axis of the times has the D processes.
         """
         gathered: list[list[Outcome] | None] = [None] * self.size
         dist.all_gather_object(gathered, own, group=self.control)
@@ -49,8 +49,8 @@ class Group:
 
 
 def _combine(outcomes: list[Outcome]) -> Outcome:
-    """Combine the outcomes that D devices have for the same sample into one outcome.
-    The repeats of each device are (R, ...); the combined repeats are (R, ..., D).
+    """Combine the outcomes that D processes have for the same sample into one outcome.
+    The outcome of each process has an array of times, (R, ...). The combined outcome has the array (R, ..., D).
     """
     busy_s = max(outcome.busy_s for outcome in outcomes)
     errors = [outcome.error for outcome in outcomes if outcome.error is not None]

@@ -17,7 +17,7 @@ from neuroshard.plumbing.timing import TimingProtocol
 @dataclass(frozen=True)
 class Timed:
     """The result of one run: the recorded times in ms, and the seconds spent inside the measured code.
-    The seconds do not include flushes and waiting.
+    The seconds do not include the time to flush the cache or to agree on a start with other processes.
     """
 
     times_ms: FloatArray

@@ -212,8 +212,8 @@ class ComputeBench:
         seen: dict[int, tuple[BlockLookups, ...]] = {}
 
         def build(index: int) -> Run:
-            """Prepare a sample, and return the function that times one run of the sample.
-            The lookups in the sample's row blocks are stored in `seen`, for the outcome.
+            """Prepare the sample with the number `index`, and return a function that times one run of the sample.
+            Statistics of the lookups in the sample's row blocks are stored, and become part of the sample's outcome.
             """
             prepared = self._prepare(samples[index], np.random.default_rng(seeds[index]))
             seen[index] = prepared.seen

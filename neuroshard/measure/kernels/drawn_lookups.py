@@ -44,7 +44,9 @@ class PopularRows:
 
     @classmethod
     def of(cls, table: Table, batch_size: int, device: torch.device) -> "PopularRows":
-        """Return the rows of a table by popularity, as the table's reuse histogram implies at a global batch size."""
+        """Return the rows of a table in order of popularity.
+        The popularity of rows is computed from the table's reuse histogram and the number of lookups in a global batch.
+        """
         lookups = _lookups(table, batch_size)
         statistics = np.array([float(table.rows)]), np.array([float(lookups)]), np.array([table.reuse])
         popularity = Popularity.of(*statistics)
@@ -157,8 +159,9 @@ def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generato
 
 
 def _kept(counts: torch.Tensor, block: torch.Tensor, room: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Divide rows into rows that fit into their block and rows whose block is full, and return the indices of both.
-    `block` (U,) has the number of each row's block, and `room` has the maximum number of rows of each block.
+    """Decide which rows fit into the blocks of rows to which the rows were assigned.
+    Return the indices of the rows that fit, and the indices of the rows that do not fit. `block` (U,) has the number of
+    each row's block, and `room` has the maximum number of rows of each block.
     """
     hottest = counts.argsort(descending=True, stable=True)
     order = hottest[block[hottest].argsort(stable=True)]

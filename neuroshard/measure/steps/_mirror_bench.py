@@ -114,8 +114,9 @@ class _Live:
 def _inputs_from_all_ranks(
     trained: Trained, world: World, shares: Sequence[Batch], device: Device
 ) -> list[torch.Tensor]:
-    """Return the splits, lengths and indices that all ranks send to this rank for a batch.
-    There is one tensor for each exchange. `shares` has each rank's share of the batch.
+    """Return a list of tensors: the data that all ranks send to this rank in the input dist of a batch.
+    The list has a tensor for each exchange of the input dist (of splits, lengths and indices). `shares` has each rank's
+    share of the batch.
 
     Every rank splits inputs in the same way, so this rank does it in place of each. The function waits for the device,
     because pipelines send inputs on a separate stream.

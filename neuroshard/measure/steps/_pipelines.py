@@ -29,9 +29,9 @@ Forward = Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Walk(NamedTuple):
-    """The local work of a rank in a step, divided into S stretches by phases and exchanges.
-    `amounts` (3, S) has the ms of each stretch, and the bytes that the rank sends and receives in the exchange that
-    ends the stretch.
+    """The local work of a rank in a step, divided into S stretches.
+    A stretch is work in one phase, which ends when another phase or an exchange begins. `amounts` (3, S) has the ms of
+    each stretch, and the bytes that the rank sends and receives in the exchange at the end of the stretch.
     """
 
     stretches: tuple[Stretch, ...]

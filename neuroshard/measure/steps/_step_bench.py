@@ -50,8 +50,9 @@ class StepBench:
         self._protocol = protocol
 
     def measure(self, samples: Sequence[Plan], seeds: Sequence[int], report: Report) -> list[Outcome]:
-        """Measure the training steps of the plans in `samples`, and return an outcome for each plan.
-        The repeats are (R, 1 + P + 1, D) ms on each of D devices: of a step, of P phases, and of lookups alone.
+        """Measure training steps of the plans in `samples`, and return an outcome (times or an error) for each plan.
+        The times are an array (R, 1 + P + 1, D) in ms, for R repeats on D devices. Along the second axis, it has the
+        time of a whole step, the times of the P phases of a step, and the time of lookups alone.
 
         The lookups alone are the lookups of a step in which one device after another looks up.
         """

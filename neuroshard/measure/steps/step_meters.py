@@ -50,8 +50,8 @@ def step_builds(hardware: Hardware, protocol: StepProtocol, topology: Topology, 
         return
 
     def build(plans: Sequence[Plan], number: int, seed: Sequence[int]) -> Pass:
-        """Build the models of the plans in a new group of processes, and return the times of training steps.
-        `number` is the number of the pass over the plans, which the returned rows have.
+        """Build the models of the plans in a new group of processes, and return the times of training steps as rows.
+        In each row, `number` is stored as the number of the pass over the plans.
         """
         with hardware.step_meter(plans[0].task.topology, protocol, warn) as meter:
             return measure_build(meter, plans, number, seed)
@@ -60,8 +60,8 @@ def step_builds(hardware: Hardware, protocol: StepProtocol, topology: Topology, 
 
 
 def measure_build(meter: Meter[Plan], plans: Sequence[Plan], number: int, seed: Sequence[int]) -> Pass:
-    """Build the models of all plans, and return the times of the plans' training steps.
-    All models are in memory together. `number` is the number of the pass over the plans, which the returned rows have.
+    """Build the models of all plans, measure training steps with `meter`, and return the times as rows.
+    All models are in memory together. In each row, `number` is stored as the number of the pass over the plans.
 
     The seed fixes the order of the plans and the lookups.
     """
@@ -81,8 +81,9 @@ def measured_in_any_order(meter: Meter[Sample], samples: Sequence[Sample], seed:
 
 
 def _rows_of_build(plan: int, number: int, outcome: Outcome) -> list[PlanMeasurement]:
-    """Return the measured times of a plan as rows: for every repeat of a step, for each phase, and for lookups alone.
-    The last row has the cost of the plan. After an error, there is only one row, with the error.
+    """Return the measured times of a plan as rows.
+    There is a row for each repeat of a step, a row for each phase, a row for lookups alone, and a last row for the cost
+    of the plan. If the measurement failed, there is only one row, with the error.
 
     The repeats are (R, 1 + P + 1, D) ms: of a step, its phases, and lookups alone. All times are means over ranks, and
     times of phases are means over turns, too. The cost is the median over turns.
@@ -165,8 +166,9 @@ def measure_rank(
     hardware: Hardware,
     warn: Warn,
 ) -> Pass:
-    """Measure the local work of one rank in training steps of the job's plans, in a new process.
-    All models are in memory together. `number` is the number of the pass over the plans, which the returned rows have.
+    """Measure the local work of one rank in training steps of the job's plans, in a new process, and return rows.
+    The models of all these plans are in memory together. In each row, `number` is stored as the number of the pass over
+    the plans.
 
     The seed fixes the order of the plans and the lookups.
 
@@ -181,8 +183,9 @@ def measure_rank(
 
 
 def rows_of_rank(plan: int, number: int, rank: int, outcome: Outcome) -> list[PlanMeasurement]:
-    """Return rows with the local work of one rank in a training step of a plan, one row for each stretch of the step.
-    A row has the median over the repeats. After an error, there is only one row, with the error.
+    """Return the local work of one rank in a training step of a plan, as rows in the order of the step.
+    Each row is about one stretch: work in one phase, up to an exchange or to the next phase. A row has the median over
+    the repeats. If the measurement failed, there is only one row, with the error.
     """
     if outcome.repeats is None:
         return [PlanMeasurement(plan, number, rank, error=outcome.error)]
@@ -195,8 +198,8 @@ def rows_of_rank(plan: int, number: int, rank: int, outcome: Outcome) -> list[Pl
 
 @dataclass(frozen=True)
 class LocalMeter(Meter[LocalSample]):
-    """A meter that measures the local work of single ranks, and sums the work by phase.
-    The meter measures one sample after another with `meter`, which returns the work of each stretch of a step.
+    """A meter that measures the local work of single ranks in a step, as the ms of each phase.
+    The field `meter` measures the steps, one sample after another.
     """
 
     meter: Meter[LocalSample]
@@ -206,13 +209,17 @@ class LocalMeter(Meter[LocalSample]):
         self.meter.close()
 
     def measure(self, samples: Sequence[LocalSample], seeds: Sequence[int]) -> list[Outcome]:
-        """Return an outcome for each sample, with repeats (R, P) in ms by phase, as `Repeats` describes."""
+        """Measure the local work of a rank for each sample, and return an outcome (times or an error) for each sample.
+        The times are an array (R, P) in ms, for R repeats and P phases of a step. If the host's time to launch a step
+        was measured, this time is an additional last column.
+        """
         return [by_phase(*self.meter.measure([sample], [seed])) for sample, seed in zip(samples, seeds, strict=True)]
 
 
 def by_phase(outcome: Outcome) -> Outcome:
-    """Return the outcome with the ms of all stretches summed by phase.
-    The last value is the host's time if that time was measured.
+    """Return the outcome with one time for each of P phases, (R, P) ms, instead of one time for each stretch of work.
+    A phase may have several stretches in a step. If the host's time to launch a step was measured, this time is an
+    additional last column.
     """
     if outcome.repeats is None:
         return outcome
@@ -241,8 +248,9 @@ class MirroredStep:
 
     @classmethod
     def of(cls, rows: Sequence[PlanMeasurement], pipeline: str = "none") -> "MirroredStep":
-        """Return the timeline of a plan's step, given the rows of all ranks in one pass.
-        The rows of a rank must be in the order of the step.
+        """Return the timeline of a plan's step.
+        `rows` are the measurements of all ranks in one pass over the plans. The rows of each rank must be in the order
+        of the step.
 
         Raises:
             ValueError: a rank failed, or ranks have different exchanges.
@@ -293,8 +301,9 @@ class MirroredStep:
 
     @property
     def _between(self) -> list[FloatArray]:
-        """Local work between successive exchanges for which ranks wait, as one array (R, k, P) for each interval.
-        An interval contains k - 1 exchanges for which ranks do not wait.
+        """A list with an array (R, k, P) for each interval between two exchanges for which ranks wait.
+        The array has the local work of R ranks in P phases, in ms. It is divided into k parts by the k - 1 exchanges of
+        the interval for which ranks do not wait.
         """
         return np.split(self.phase_ms, np.flatnonzero(self.waited_for) + 1, axis=1)
 
