@@ -1,4 +1,6 @@
-"""The protocol and the phases of training steps, and the choice of the ranks on which mirrored steps are measured."""
+"""Settings and phases of timed training steps, and the ranks to measure as mirrored steps.
+In a mirrored step, one process runs one rank of a larger job.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -73,7 +73,7 @@ _tier_assignment = cache(TierAssignment)  # cached, because most samples have on
 
 @dataclass(frozen=True)
 class _Row:
-    """Base class: the columns that rows of all types have; every field is a column."""
+    """Base class of rows in Parquet files. Its fields are the columns that all types of rows have."""
 
     sample_id: Count
     split: SplitName

@@ -39,7 +39,8 @@ def fastest(chunks: Iterable[Iterable[Measurement[Sample]]]) -> list[Measurement
 
 
 def pass_repeatability(measurements: Sequence[Measurement[Any]]) -> FloatArray:
-    """Return the relative difference between the two passes, for every sample that was measured twice, (n,).
+    """Return the relative difference between the first and the second time of every sample that was measured twice,
+    (n,).
 
     An exchange counts with its maximum over devices of forward plus backward time. A rank's step counts with the
     device's local work without the dense network.

@@ -258,7 +258,8 @@ class CommSample:
 @final
 @dataclass(frozen=True)
 class LocalSample:
-    """One rank's local work in a mirrored training step of a plan in TorchRec, without exchanges.
+    """The local work of one rank in a training step of a plan in TorchRec, without exchanges. The work is measured in a
+    mirrored step, in which one process runs one rank of a larger job.
 
     Attributes:
         plan: the plan.
