@@ -448,8 +448,8 @@ def _exchanges(
 
 
 def _together(margins: Margins | None, each: Iterable[tuple[str, FloatArray, FloatArray]]) -> FloatArray | None:
-    """Return the error margin of the total time of several kernel calls or exchanges, (B, D).
-    Their errors are independent, so this is the root of the sum of squares.
+    """Return the error margin of the total time of several kernel calls or exchanges, (B, D) ms. The errors of the
+    calls or exchanges are assumed to be independent, so the margin is the root of the sum of squares.
 
     Args:
         margins: by name; None if no margin is known.

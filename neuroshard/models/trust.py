@@ -382,8 +382,8 @@ class Origin:
 
 
 def margins_without(margins: Margins, models: Collection[str]) -> Margins | None:
-    """Return the margins after dropping the margins of the models whose field names are in `models`.
-    None if no margin of kernels, forward exchanges or backward exchanges is left.
+    """Return a copy of the error margins without the margins of some cost models, given by name, such as "forward".
+    Return None if no margin of kernels, forward exchanges or backward exchanges is left.
 
     The main margins are those of kernels, forward exchanges and backward exchanges.
     """
@@ -393,8 +393,9 @@ def margins_without(margins: Margins, models: Collection[str]) -> Margins | None
 
 
 def margins_with(margins: Margins, model: str, margin: Margin | None) -> Margins:
-    """Return the margins with `margin` set for all parts of a step that the model with the field name `model` predicts.
-    None stands for an unknown margin.
+    """Return a copy of the error margins in which `margin` is the margin of the cost model with the name `model`, such
+    as "forward". Other margins of parts that this model predicts, such as "forward.reduce_scatter", are dropped. None
+    stands for an unknown margin.
     """
     others = {part: known for part, known in margins.others.items() if part.partition(".")[0] != model}
     if model in PARTS:
@@ -403,8 +404,8 @@ def margins_with(margins: Margins, model: str, margin: Margin | None) -> Margins
 
 
 def ranges_without(ranges: Ranges, models: Collection[str]) -> Ranges | None:
-    """Return the training ranges after dropping the ranges of the models whose field names are in `models`; None if no
-    range is left.
+    """Return a copy of the training ranges without the ranges of some cost models, given by name, such as "forward".
+    Return None if no range is left.
 
     All-to-alls have common ranges for both directions, which are removed with the model of either direction.
     """
