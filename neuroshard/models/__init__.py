@@ -1,4 +1,4 @@
-"""Cost models: their interfaces, the networks of the papers for inference, and bundles, which store models on disk."""
+"""Cost models: the interfaces, the models that predict costs, and bundles, which store models on disk."""
 
 from neuroshard.models.bundle import Card, save_bundle
 from neuroshard.models.comm_models import FreeComm

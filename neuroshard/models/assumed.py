@@ -40,8 +40,8 @@ def _with_margin(part: Part, models: CostModels) -> Part:
 
 
 def assumed_share(part: str, models: CostModels) -> float:
-    """Return a typical error margin for one part of a step, as a share of the predicted ms: for example 0.25 for
-    "forward", if the model of forward exchanges was fitted to measurements.
+    """Return a typical error margin for the part of a step called `part`, such as "forward".
+    The margin is a share of the predicted ms: 0.25 means plus or minus 25%.
     """
     if part == COMPUTE:
         return _KERNEL_DATASHEET if models.compute.arithmetic else _KERNEL_NETWORK

@@ -84,8 +84,9 @@ class ModelTest:
 
 @dataclass(frozen=True)
 class ModelTests:
-    """Test results of the cost models in a bundle: of kernel calls of column-wise tables, of forward and backward
-    all-to-alls, and of other parts of a step by name in `others`.
+    """Test results of the cost models in a bundle. `compute` is the test of kernel calls of column-wise tables, and
+    `forward` and `backward` are the tests of all-to-alls. `others` has the tests of all other parts of a step, by name
+    of the part.
 
     `forward` and `backward` are None if exchanges were not measured: a datasheet predicts them.
     """

@@ -91,8 +91,8 @@ class NeuralComm(Stored, CommModel):
 
 
 def comm_inputs(traffic: Traffic, wait_ms: FloatArray) -> tuple[IntArray, FloatArray]:
-    """Return the order in which `NeuralComm` sorts the devices of each of B exchanges, and the input features of the
-    network. `wait_ms` (B, D) is the time for which each device waits for the straggler.
+    """Return the order in which `NeuralComm` sorts the devices in each of B exchanges, (B, D), and the network's input
+    features in this order, (B, 2 D). `wait_ms` (B, D) is the time for which each device waits for the straggler.
 
     Returns:
         the order (B, D) in which devices are sorted; and the features (B, 2 D) of the sorted devices: the columns of
@@ -150,15 +150,21 @@ class SetComm(Stored, CommModel):
         return transfer.reshape(wait_ms.shape)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Return the transfer time of each device as a sum of segments (`Outline`), from which the times at many start
-        delays are computed quickly. The result is exact, because this model itself adds up segments.
+        """Return the transfer time of each device as a sum of segments (`Outline`). A segment is a number of ms, of
+        which a device completes a part while it waits for the straggler.
+
+        From the segments, the times at many start delays are computed quickly. The result is exact, because this model
+        itself adds up segments.
         """
         segments = self._segments_ms(traffic).reshape(*traffic.size_bytes.shape[:2], -1)
         share = np.concatenate([np.ones(1), self.share])
         return Outline(segments, share, np.concatenate([np.zeros((1, NUM_WAITS)), self.lead]))
 
     def _segments_ms(self, traffic: Traffic) -> FloatArray:
-        """Return the 1 + G segments, in ms, that make up the transfer time of each device, (B D, 1 + G)."""
+        """Return the 1 + G segments, in ms, that make up the transfer time of each device, (B D, 1 + G).
+        The first segment begins after the last device has started. Devices complete a part of the G other segments
+        while they wait.
+        """
         features = set_features(traffic)
         if self.sees_hosts:
             features = np.concatenate([features, host_features(traffic)], axis=2)
@@ -223,8 +229,8 @@ def host_features(traffic: Traffic) -> FloatArray:
 
 
 def in_logarithms(amounts: tuple[FloatArray, ...], batch_size: IntArray, devices: int) -> FloatArray:
-    """Return the input features of `SetComm`, (..., F): the logarithms of the arrays in `amounts`, which have shape
-    (...,) each, of the batch size and of the number of devices.
+    """Return the input features of `SetComm`, (..., F), as logarithms. The features are the arrays in `amounts`, of
+    shape (...,) each, the batch size, and the number of devices.
     """
     features = np.empty((*amounts[0].shape, NUM_FEATURES))
     for f, amount in enumerate(amounts):
@@ -287,8 +293,8 @@ class ExchangeModels(Stored, CommModel):
         return self.exchanges[Collective.ALL_TO_ALL].num_devices
 
     def coverage(self, traffic: Traffic) -> Coverage | None:
-        """Return how near published measurements are to the traffic (`Coverage`), for the collective that is farthest
-        from such measurements. None if all models were fitted to measurements.
+        """Return how near published measurements are to this traffic (`Coverage`). The collective that is farthest from
+        published measurements decides. Return None if all models were fitted to measurements.
         """
         each = (model.coverage(traffic.alone(collective)) for collective, model in self.exchanges.items())
         return max((known for known in each if known is not None), default=None)
@@ -306,7 +312,8 @@ class ExchangeModels(Stored, CommModel):
         return self.predict(traffic, -wait_ms) - wait_ms
 
     def chain(self, traffic: Traffic, start_ms: FloatArray) -> Chain:
-        """Predict the time of each collective that carries any bytes, if the collectives run one after the other.
+        """Predict the times of all collectives that carry bytes, if the collectives run one after the other.
+        Return the total on each device, (B, D) ms, and the time of each collective, (B, D) ms, as a `Chain`.
 
         The first of them includes the wait for the straggler. If none carries any, only that wait is left.
         """
@@ -321,8 +328,9 @@ class ExchangeModels(Stored, CommModel):
         return Chain(np.maximum(taken, waits(start_ms)), each_ms)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Return the total transfer time as a sum of segments (`Outline`): the segments of the all-to-all, plus one
-        segment for all later collectives, which waits do not shorten.
+        """Return the transfer time of each device as a sum of segments in ms (`Outline`). These are the segments of the
+        all-to-all, and one more segment for all other collectives. A device completes nothing of the last segment while
+        it waits for the straggler.
         """
         first = self._all_to_all.outline(traffic)
         if _only_all_to_alls(traffic):

@@ -78,8 +78,8 @@ class AdditiveCompute(Stored, SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head that turns the summed vectors of a call's shards into ms: the first element, which is the sum of the
-        shards' own costs, counts unchanged, and the other K elements pass through the hidden layer.
+        """The head that turns the summed vectors of the shards in a kernel call, (1 + K,), into ms. The first element
+        is the sum of the shards' costs, and is used unchanged. The other K elements pass through the hidden layer.
         """
         bias = np.concatenate([np.zeros(1, np.float32), self.bias])
         weight = np.concatenate([np.ones(1, np.float32), self.weight])
@@ -114,8 +114,11 @@ class ByWidestCompute(AdditiveCompute):
     saved: Annotated[Float32Array, TensorField("saved")]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n shards (`loads`), (n, 1 + K + W): the vector of the additive model, and W
-        savings, which count if no table in the call is wider than each of W limits.
+        """Return a vector for each of n shards (`loads`), (n, 1 + K + W): the vector of the additive model, and a
+        saving for each of W width limits. The saving is the part of the shard's cost that is saved if no table in the
+        call is wider than the limit.
+
+        If the shard itself is wider than the limit, the saving is a large negative number.
         """
         amounts = super().embed(loads)
         return np.concatenate([amounts, self._narrow.saved_of(amounts[:, 0], loads.dim)], axis=1)

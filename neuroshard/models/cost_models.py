@@ -117,20 +117,26 @@ class CostModels:
         return self._with(COMPUTE, model, margins)
 
     def with_forward(self, model: CommModel, margins: Margin | None = None) -> "CostModels":
-        """Return a copy of these cost models in which `model` predicts the forward exchanges (of embeddings); arguments
-        as in `with_compute`.
+        """Return a copy of these cost models in which `model` predicts the forward exchanges (of embeddings).
+        `margins` is the error margin of the predictions of `model`; None if the margin is unknown.
+
+        Facts about the replaced model are dropped, as in `with_compute`.
         """
         return self._with(FORWARD, model, margins)
 
     def with_backward(self, model: CommModel, margins: Margin | None = None) -> "CostModels":
-        """Return a copy of these cost models in which `model` predicts the backward exchanges (of gradients); arguments
-        as in `with_compute`.
+        """Return a copy of these cost models in which `model` predicts the backward exchanges (of gradients).
+        `margins` is the error margin of the predictions of `model`; None if the margin is unknown.
+
+        Facts about the replaced model are dropped, as in `with_compute`.
         """
         return self._with(BACKWARD, model, margins)
 
     def with_input(self, model: CommModel, margins: Margin | None = None) -> "CostModels":
-        """Return a copy of these cost models in which `model` predicts the input dist; arguments as in
-        `with_compute`.
+        """Return a copy of these cost models in which `model` predicts the input dist.
+        `margins` is the error margin of the predictions of `model`; None if the margin is unknown.
+
+        Facts about the replaced model are dropped, as in `with_compute`.
         """
         return self._with(INPUT, model, margins)
 
@@ -156,8 +162,11 @@ class CostModels:
         return learner.learned(samples, self)
 
     def wrapped(self, **models: Any) -> "CostModels":
-        """Return a copy in which wrappers take the place of some models, such as `compute=wrapper`. The error margins
-        and the provenance are kept, because a wrapper is expected not to change the accuracy of a model.
+        """Return a copy of these cost models in which wrappers replace some models, which the wrappers call.
+        For example, `wrapped(compute=wrapper)` replaces the model of kernel times.
+
+        The error margins and the provenance are kept, because a wrapper is expected not to change the accuracy of a
+        model.
         """
         kept = frozenset(PARTS) if self.origin is None else self.origin.kept
         return replace(self, origin=Origin({}, {}, kept), **models)
@@ -301,14 +310,16 @@ class CostModels:
         return self.in_torchrec() if unset and self.framework is not None else self
 
     def _chosen(self, **settings: Any) -> "CostModels":
-        """Return a copy of the models whose `choice` also has these `settings`.
-        Models made in Python have no `choice`, and are returned unchanged.
+        """Return a copy of the models in which the keyword arguments `settings` replace settings of `choice`, the
+        `ModelChoice` by which the models were loaded. Models made in Python have no `choice`, and are returned
+        unchanged.
         """
         return self if self.choice is None else replace(self, choice=replace(self.choice, **settings))
 
     def _in_steps(self) -> "CostModels":
-        """Add framework overhead to datasheet models: the overhead of the installed GPU models, scaled by memory
-        bandwidth. All other models are returned unchanged.
+        """Return a copy of the models with framework overhead, if the models come from a datasheet without this
+        overhead. The overhead was measured on an H100, and is scaled by memory bandwidth. All other models are returned
+        unchanged.
 
         The hosts of other GPUs are assumed to be equally fast; work on devices is scaled with their memory bandwidth.
         """
@@ -417,7 +428,8 @@ class CostModels:
 
     @classmethod
     def of(cls, choice: ModelChoice, usual_framework: str | None = None) -> "CostModels":
-        """Load the cost models that a `ModelChoice` names, with the settings of the choice.
+        """Load the cost models that `choice` names, and apply the settings in `choice`, such as the optimizer.
+        `usual_framework` is the framework whose overhead counts if `choice` does not name a framework.
 
         Precisions apply first, because the time of a conversion is taken from models of fp32; the dense network is set
         last.

@@ -162,8 +162,8 @@ class Check:
 
 
 def checks(models: CostModels) -> tuple[Check, ...]:
-    """Return comparisons of predicted with published times: of kernel calls on the datasheet's GPU, and of the
-    collectives between which exchange times are interpolated.
+    """Compare predicted times with published times, and return one `Check` for each group of published times.
+    A group has kernel calls on the GPU of the datasheet, or one collective between a number of devices on one host.
     """
     compute, comm = datasheet_of(models.compute), models.forward
     assert compute is not None
@@ -174,8 +174,8 @@ def checks(models: CostModels) -> tuple[Check, ...]:
 
 
 def exams(models: CostModels) -> dict[str, str]:
-    """Return how well a datasheet predicts the exchange times of published machines: a text with the error for each
-    machine and collective, by name.
+    """Return texts with the errors of predicted exchange times, one text for each collective on each published machine.
+    The texts are in a dict. The keys name the collective, the links and the machine.
 
     Between hosts: every machine with this kind of network. Over PCIe: every machine, with one measured bandwidth of the
     machine. A typical factor is the geometric mean of the factors between predicted and published times.

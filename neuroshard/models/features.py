@@ -121,7 +121,8 @@ class FeatureSet:
 
     @property
     def signs(self) -> tuple[int, ...]:
-        """The sign of the effect of each feature on the cost, (F,): 1, -1 or 0.
+        """The direction in which each feature changes the cost, (F,): 1 if a larger value raises the cost, -1 if a
+        larger value lowers the cost, and 0 if both are possible.
 
         1: amounts that are moved raise the cost; -1: alignment lowers the cost; 0: the precision, the distribution of
         the lookups and the number of unique rows may raise or lower the cost. Rows that are looked up often are in

@@ -37,11 +37,11 @@ def memory_bytes(loads: Loads) -> FloatArray:
 
 
 def passes(loads: Loads) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return the five kinds of bytes that `memory_bytes` adds up: five arrays with a value for each of n shards, (n,)
-    each.
+    """Return the bytes that kernels move in device memory for five purposes, as five arrays with a value for each of n
+    shards, (n,) each. The purposes are lookups, outputs, reading gradients, updating rows one by one, and dense
+    updates.
 
-    They are the bytes of lookups, of outputs, of gradients that are read, of rows that are updated one by one, and of
-    dense updates.
+    `memory_bytes` adds up the five arrays.
     """
     unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
     row_bytes = np.where(loads.tier == TIERS.index(Tier.UVM), 0, moved_row_bytes(loads))
@@ -199,10 +199,8 @@ class BehindLink(SumModel):
 
 
 def host_amounts(loads: Loads) -> FloatArray:
-    """Return the three amounts from which the kernel time of tables in host memory is computed, for each of n shards
-    (`loads`), (n, 3).
-
-    They are the GB moved in device memory, the GB over the link to the host, and the millions of lookups through a
-    cache.
+    """Return three amounts for each of n shards (`loads`), (n, 3): the GB that kernels move in device memory, the GB
+    over the link to the host, and the millions of lookups through a cache. The kernel time of tables in host memory is
+    computed from these amounts.
     """
     return np.stack([memory_bytes(loads) / _GB, link_bytes(loads) / _GB, managed_lookups(loads) / _MILLION], axis=1)

@@ -22,8 +22,8 @@ _WIDER = 65536.0  # in units of the costs: more than narrow tables save on any d
 
 
 class Coverage(IntEnum):
-    """How near published measurements are to the case whose cost is predicted;
-    `str` returns the end of a sentence "these costs are ...", such as "extrapolated from published measurements".
+    """How near published measurements are to the case whose cost is predicted.
+    `str` converts a value to words for people, such as "extrapolated from published measurements".
 
     Attributes:
         COVERED: the cost is between published measurements of the same type of device and of call.
@@ -145,8 +145,8 @@ class ReluHead:
 
 @dataclass(frozen=True, eq=False)
 class NarrowCalls:
-    """The time that a kernel call saves if none of its tables is wide: for each of W width limits, the share of a
-    table's cost that is saved if no table in the call is wider than the limit.
+    """The time that kernel calls without wide tables save. There are W limits of the width of tables, in columns.
+    If no table in a kernel call is wider than a limit, each table in the call saves a share of its cost.
 
     FBGEMM's CUDA kernels give every row as many threads as the call's widest table needs (8 up to 32 columns, 16 up to
     64, else 32) and as many registers: a narrow table costs less if all tables of the call are narrow. So each table
@@ -163,8 +163,10 @@ class NarrowCalls:
     shares: Float32Array
 
     def saved_of(self, cost: Float32Array, dim: FloatArray) -> Float32Array:
-        """Return the savings d_w of n tables at W width limits, (n, W), from the costs of the tables in calls with wide
-        tables, (n,), and the numbers of columns, (n,).
+        """Return the part of the cost of each of n tables that is saved at each of W width limits, (n, W). `cost` (n,)
+        are the costs in kernel calls with wide tables, and `dim` (n,) are the numbers of columns.
+
+        If the table itself is wider than a limit, the saving (d_w) is a large negative number.
         """
         saved = np.full((len(cost), len(self.widths)), -_WIDER, dtype=np.float32)
         left = cost.copy()
@@ -184,16 +186,17 @@ class NarrowCalls:
         return left
 
     def smoothly_left_of(self, dim: FloatArray) -> FloatArray:
-        """Return a smooth version of `left_of`, (n,): interpolated between the width limits, and rising to 1 at twice
-        the largest limit.
+        """Return the share of a table's cost that remains in a kernel call whose widest table has `dim` columns, (n,).
+        In contrast to `left_of`, the share does not jump: it is interpolated between the width limits, and rises to 1
+        at twice the largest limit.
         """
         widths = np.array(self.widths, dtype=np.float64)
         left: FloatArray = np.interp(dim, [*widths, 2 * widths[-1]], [*self.left_of(widths), 1.0])
         return left
 
     def less_saved(self, head: ReluHead) -> ReluHead:
-        """Return a copy of `head` for vectors with W additional elements, the savings d_w: the new head also subtracts
-        the savings from the time.
+        """Return a copy of `head` that also subtracts savings from the time of a kernel call. The vectors for the new
+        head have W additional elements, which are the savings at each of W width limits (`saved_of`).
         """
         bias = np.concatenate([head.bias, np.zeros(len(self.widths), np.float32)])
         weight = np.concatenate([head.weight, np.full(len(self.widths), -1, np.float32)])
@@ -300,8 +303,11 @@ class CommModel(ABC):
         """
 
     def outline(self, traffic: Traffic) -> "Outline":
-        """Return the transfer times as sums of segments (`Outline`), from which the times at many start delays are
-        computed quickly. By default waits do not shorten the transfers.
+        """Return the transfer time of each device as a sum of segments (`Outline`). A segment is a number of ms, of
+        which a device may complete a part while it waits for the straggler. By default there is only one segment, and
+        waits do not shorten it.
+
+        From the segments, the times at many start delays are computed quickly.
         """
         together = np.zeros(traffic.size_bytes.shape[:2])
         return Outline(self.transfer_ms(traffic, together)[..., None], np.ones(1), np.zeros((1, NUM_WAITS)))
@@ -388,8 +394,8 @@ class Chain:
 
 @dataclass(frozen=True, eq=False)
 class Outline:
-    """Transfer times as weighted sums of P segments. A device that waits for the straggler completes a part of some
-    segments while it waits.
+    """Transfer times of devices in B exchanges, each as a weighted sum of P segments in ms. A device that waits for the
+    straggler completes a part of some segments while it waits. The rest of the transfer is shorter by this part.
 
     A transfer is the sum over segments of share * max(segment - lead . waits, 0).
 
@@ -405,11 +411,12 @@ class Outline:
 
 
 def device_waits(wait_ms: FloatArray) -> FloatArray:
-    """Return W statistics of the waits of the devices in an exchange, for each of D >= 2 devices, (B, D, W).
-    The transfer time of a device depends on these statistics; `wait_ms` (B, D) are the waits.
+    """Return W = 5 statistics of how long devices wait in B exchanges, for each of D >= 2 devices, (B, D, W). `wait_ms`
+    (B, D) is the time that each device waits for the straggler. The transfer time of a device depends on these
+    statistics.
 
-    They are the wait of the device itself, of the last device to start but one, the mean, the longest, and the wait of
-    the last other device to start.
+    The statistics are the wait of the device itself, the wait of the last device to start but one, the mean wait, the
+    longest wait, and the wait of the last other device to start.
     """
     next_to_last = np.partition(wait_ms, 1, axis=1)[:, 1:2]
     others = np.where(wait_ms > 0, 0, next_to_last)

@@ -122,8 +122,8 @@ class KernelModels(Stored, SumModel):
 
     @cached_property
     def _distinct(self) -> list[tuple[SumModel, list[int]]]:
-        """The distinct models, each with the indices in `CALLS` of the types of kernel calls that the
-        model predicts.
+        """The models without duplicates, each with a list of the types of kernel calls that the model predicts.
+        A type is given as an index into `CALLS`, the tuple of all types.
         """
         served: dict[int, tuple[SumModel, list[int]]] = {}
         for call, model in self._models.items():
@@ -275,8 +275,9 @@ class Consecutive(SumModel):
     by_kernel: tuple[tuple[int, SumModel], ...]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n shards (`loads`), (n, H_1 + ... + H_K + K + 1): the vector of the model of the
-        shard's kernel and a -1, both in the columns of this kernel, and zeros elsewhere.
+        """Return a vector for each of n shards (`loads`), (n, H_1 + ... + H_K + K + 1), with columns for each of K
+        kernels. The columns of the shard's kernel have the vector from the kernel's model, and a -1 that counts the
+        shard. All other columns are 0.
         """
         width = [len(head.bias) for head in self._heads]
         vectors = np.zeros((len(loads), sum(width) + len(width) + 1), dtype=np.float32)

@@ -183,8 +183,8 @@ def _with_losses(latency_ms: float, bytes_ms: FloatArray, between: float) -> Flo
 
 
 def _bytes_ms(latency_ms: float, taken_ms: float, between: float) -> float:
-    """Return the time that the bytes of a collective take, T in the formula, from the total time `taken_ms`: the
-    inverse of `_with_losses`, in ms and at least 1 ns.
+    """Return the ms that a collective spends on the transfer of bytes, at least 1 ns, if the whole collective takes
+    `taken_ms`. `latency_ms` is the fixed time of the collective. This is the inverse of `_with_losses`.
 
     With L the latency and k the factor `between`, T solves L + T + k sqrt(L T) = taken_ms.
     """
@@ -250,8 +250,8 @@ def points() -> tuple[Point, ...]:
 
 
 def fitted(known: Sequence[Point]) -> Fits:
-    """Fit the formulas to the published times in `known`: return the latency and the share of the bandwidth for each
-    kind of network and of collective.
+    """Fit the formulas for the times of collectives to the published times in `known`. Return the fitted latency and
+    share of the bandwidth (`Fit`) by kind of network and then by kind of collective, as a dict of dicts.
 
     Each fit minimises the mean error over machines. InfiniBand and RoCE share one fit. If a collective was not
     published for a network, the collective is assumed to be slower than on InfiniBand by the mean factor of the other

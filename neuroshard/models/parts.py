@@ -72,8 +72,9 @@ Slopes = dict[str, NonNegative]  # ms for one of each of `TERMS`; terms that are
 
 
 def imbalance(columns: FloatArray) -> tuple[str, FloatArray]:
-    """Return the imbalance of all-to-alls as a name and values (B,): the most columns that any of D devices sends,
-    divided by the mean. `columns` (B, D) are the columns that each device sends.
+    """Return the imbalance of each of B all-to-alls, (B,), after a name for this quantity. The imbalance is the most
+    columns that any of D devices sends, divided by the mean over the devices. `columns` (B, D) are the columns that
+    each device sends.
 
     The imbalance is the maximum over the mean, 1 if all devices send the same. Random exchanges are more unbalanced
     the more devices there are, so the name contains the number of devices.
@@ -101,8 +102,8 @@ def exchange_part(direction: str, collective: Collective) -> str:
 
 
 def of_calls(calls: LoadSets) -> dict[str, FloatArray]:
-    """Return the quantities that decide the cost of kernel calls, by name, such as "rows": a value for each shard, or
-    for each call that has shards.
+    """Return the quantities that decide the time of kernel calls, as a dict of arrays by name, such as "rows". Most
+    arrays have a value for each shard. The array "tables in a call" has a value for each call that looks up any shards.
     """
     loads = calls.loads
     return {
@@ -117,8 +118,8 @@ def of_calls(calls: LoadSets) -> dict[str, FloatArray]:
 
 
 def of_exchanges(alone: Traffic) -> dict[str, FloatArray]:
-    """Return the quantities that decide the cost of exchanges by one collective, by name: "devices", and "bytes from a
-    device".
+    """Return the quantities that decide the time of one collective, as a dict of two arrays. "devices" has the number
+    of devices in each exchange, and "bytes from a device" has the bytes that each device sends in each exchange.
 
     `alone` is the traffic of this collective alone (`Traffic.alone`). Exchanges without bytes are left out.
     """
@@ -159,8 +160,10 @@ class InputExchange(PartModel):
         return even_ms - size_bytes * self._ms_per_byte(task)
 
     def _ms_per_byte(self, task: Task) -> float:
-        """Return the ms per byte by which the input dist takes longer if one device receives twice the mean bytes; 0 if
-        nothing is exchanged.
+        """Return the additional ms that the input dist takes for each additional byte that one device receives.
+        Return 0 if devices do not exchange any bytes.
+
+        The ms are predicted for a device that receives twice the mean bytes.
         """
         devices = task.topology.num_devices
         mean = _input_bytes(task.loads, devices).sum() / devices
@@ -215,8 +218,8 @@ def terms_of(times: KernelTimes, part: str) -> FloatArray:
 
 
 def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
-    """Return (B,) True for each plan in which a part of the framework overhead depends on the amounts of work of each
-    single device.
+    """Return for each of B plans, (B,), True if the time of `part` on a device depends on the work of this single
+    device. `part` is the name of a part of the framework overhead.
 
     TorchRec puts exchanged outputs in order, together with the outputs of data-parallel tables. If all tables are
     data-parallel, TorchRec does not put outputs in order. `kernels` (B, K) are the numbers of kernels of each call.
@@ -245,10 +248,9 @@ def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devic
 def _equal_work_ms(
     part: "FrameworkPart | HostWait", task: Task, work: EqualWork
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the three summands that make up the ms of a part of the framework overhead, (B,) each, if all devices have
-    equal work.
-
-    They come from the terms of the whole plan, the terms of the mean device, and the terms of a device itself.
+    """Return three arrays, (B,) each, with the ms of a part of the framework overhead if all devices have equal work.
+    The ms in the first array come from the whole plan, in the second array from the mean work of the devices, and in
+    the third array from the work of each device itself.
     """
     slopes, of_plan = part.slopes, _terms_of_plan(part.name, work.kernels, work.counts, task.topology.num_devices)
     return of_plan @ slopes[: _OWN.start], work.counts[:, _MEANS] @ slopes[_OWN.stop :], work.counts @ slopes[_OWN]
@@ -397,8 +399,8 @@ class Framework(Stored):
         return (*own, HostWait(self.per_term(_HOST))) if self.host else own
 
     def per_term(self, name: str) -> FloatArray:
-        """Return the ms for one unit of each quantity in `TERMS`, (F,), in the part of the framework overhead whose
-        field is called `name`.
+        """Return the ms that one unit of each quantity in `TERMS` costs, (F,), such as the ms for one kernel call or
+        for one MB of outputs. `name` is the part of the framework overhead in which the costs arise, such as "outputs".
         """
         slopes: Slopes = getattr(self, name)
         return np.array([slopes.get(term, 0.0) for term in TERMS])

@@ -35,11 +35,11 @@ def precisions_named(name: str) -> tuple[Precision, Precision]:
 
 
 def conversions(compute: ComputeModel, framework: Framework | None, *each: Precision) -> "tuple[Conversion, ...]":
-    """Return the part of a step in which devices convert embeddings and gradients between fp32 and the exchanged data
-    types (`each`), in a tuple.
+    """Return a tuple with the part of a step in which devices convert embeddings and gradients between fp32 and the
+    data types of exchanges (`each`). The tuple is empty if nothing is converted, or if the time was not measured.
 
-    With a datasheet the conversion is a pass over memory before and after each exchange; with measured models the
-    conversion takes the measured time. The tuple is empty if nothing is converted or the time was not measured.
+    With a datasheet the conversion is a pass over memory before and after each exchange. With measured models the
+    conversion takes the measured time.
     """
     ms_per_mb = sum(_ms_per_mb(compute, framework, one) for one in each if one is not Precision.FP32)
     return (Conversion(ms_per_mb),) if ms_per_mb else ()
@@ -101,7 +101,7 @@ class Conversion(PartModel):
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
         """Predict the ms to convert the outputs that each device receives, (B,), if all devices have equal work.
-        Outputs that an exchange sums up are left out.
+        Pooled outputs of row-wise tables are left out, because the exchange sums them up.
         """
         ms: FloatArray = work.counts[:, _GIVEN].sum(axis=1) * self.ms_per_mb
         return ms

@@ -177,8 +177,8 @@ class Curves:
 
     @cached_property
     def _log_ms(self) -> dict[str, dict[int, FloatArray]]:
-        """The logarithms of the ms, (S,), that a collective would take if each device sent its whole buffer to other
-        devices, by collective and number of devices.
+        """The logarithms of the ms that collectives take for S sizes, (S,), in a dict by collective and then by number
+        of devices. The ms are those that a collective would take if each device sent its whole buffer to other devices.
         """
         return {
             collective: {count: np.log(rising(ms) / _leaving_share(count)) for count, ms in by_count.items()}

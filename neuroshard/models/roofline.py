@@ -134,7 +134,8 @@ class RooflineCompute(SumModel):
 
     def embed(self, loads: Loads) -> Float32Array:
         """Return a vector for each of n shards (`loads`), (n, 1 + W): the time of the forward and backward pass in a
-        call with wide tables, and W savings, which count in calls without wide tables.
+        kernel call with wide tables, and a saving for each of W width limits. The saving is the part of this time that
+        is saved if no table in the call is wider than the limit.
         """
         kernels_ms = (self._lookups_ms(loads) + self._rows_ms(loads)) * _beside_wide(loads)
         rest_ms = self._fetched_ms(loads) + self._whole_ms(loads) + self._written_ms(loads)
@@ -239,8 +240,8 @@ def datasheet_of(model: ComputeModel) -> RooflineCompute | None:
 
 
 def _beside_wide(loads: Loads) -> FloatArray:
-    """Return the time of each of n shards in a kernel call with wide tables, (n,), as a factor of the time of a pooled
-    table in a call alone.
+    """Return how many times as long each of n shards takes in a kernel call with wide tables, (n,), compared with a
+    pooled table in a call without other tables.
 
     A load takes longer the fewer of a kernel's threads it keeps busy. This factor rises smoothly with the width: with
     wide tables a table of 36 columns takes longer than a table of 32 columns. Alone the difference is larger, because
@@ -252,8 +253,8 @@ def _beside_wide(loads: Loads) -> FloatArray:
 
 
 def _alone(loads: Loads) -> FloatArray:
-    """Return the time of each of n shards in a kernel call without wider tables, (n,), as a factor of the time of a
-    pooled table in a call alone.
+    """Return how many times as long each of n shards takes in a kernel call without wider tables, (n,), compared with
+    a pooled table in a call without other tables.
     """
     return _beside_wide(loads) * np.where(loads.pooled, _NARROW.left_of(loads.dim), 1.0)
 
@@ -378,8 +379,8 @@ class RooflineComm(Stored, CommModel):
         return ms if self.rounds == 1 else ms + (self.rounds - 1) * self.curves(name, devices, np.zeros(1))
 
     def _speed(self, devices: int) -> float:
-        """Return the speed of the links within a host, as a factor of the speed of the links in the curves.
-        It follows from the measured bandwidth if there is any.
+        """Return the speed of the links within a host, relative to the links of the published times in `curves`.
+        If the bandwidth of the links was measured, the speed is computed from this bandwidth.
         """
         if self.links.host_busbw_gb_per_s is None or devices == 1:
             return self.speed
@@ -400,6 +401,8 @@ class RooflineComm(Stored, CommModel):
         return ms + (self.rounds - 1) * network.ms(name, np.zeros(1), ranks, hosts)
 
     def _nccl(self, collective: Collective) -> str:
-        """Return NCCL's name of a collective; with `gathers`, an all-gather takes the place of each reduce-scatter."""
+        """Return the name that NCCL has for a collective, such as "all_reduce". If the model has `gathers` set to True,
+        an all-gather takes the place of each reduce-scatter.
+        """
         name = _NCCL[collective]
         return "all_gather" if self.gathers and name == "reduce_scatter" else name

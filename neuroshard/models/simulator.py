@@ -199,8 +199,9 @@ class Simulator:
         return [Cost(step[plan].parts, outside_training_range=outside[plan]) for plan in range(len(traffic))]
 
     def _outside_training_range(self, traffic: Traffic) -> FloatArray:
-        """Return `Cost.outside_training_range` of each plan, (B,): how far the exchanges are outside the training
-        range. The value is 1 inside the range, and for plans with collectives other than all-to-alls.
+        """Return the imbalance of each plan's all-to-alls, (B,), as a multiple of the largest imbalance in the training
+        data, but at least 1. The value is 1 if the training data are unknown, or if embeddings are exchanged by other
+        collectives.
         """
         known = self.models.ranges
         if known is None:
@@ -281,8 +282,8 @@ class Simulator:
         return self.count_input or not part.hidden
 
     def predicted(self, plan: Plan, cost: Cost | None = None) -> Plan:
-        """Return a copy of the plan that has the cost predicted by these models as its `prediction`.
-        `cost` is this cost if it was computed before; None to compute it.
+        """Return a copy of the plan whose `prediction` contains the cost that these models predict for the plan.
+        If this cost was computed before, give it as `cost`. With None, the method computes the cost.
         """
         cost = cost or self.cost(plan.task, plan)
         margin_ms, expected_ms = (None, None) if cost.margin is None else (cost.margin_ms, cost.expected_ms)
@@ -382,8 +383,8 @@ class Simulator:
 
     @property
     def _margin_warnings(self) -> tuple[Message, ...]:
-        """A warning if the error margin of kernels or exchanges is missing because a model was replaced by a model
-        without a margin; empty if not, or if no margins are known.
+        """Warnings, at most one, that kernels or exchanges have no error margin, because their model was replaced by a
+        model without a margin. The tuple is empty if all margins are known, and also if none is known.
         """
         margins = self.models.margins
         if margins is None or not (unknown := [part for part in PARTS if margins.of(part) is None]):
@@ -411,8 +412,9 @@ class Simulator:
         return outside
 
     def _part_quantities(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
-        """Yield (name of a part of a step, quantities that decide the cost of the part): first for all exchanges
-        together, then for each part except pooled column-wise calls and all-to-alls.
+        """Yield a pair for each part of a step: the name of the part, and the quantities that decide the cost of the
+        part, as a dict. The first pair is for all exchanges together. Pooled column-wise calls and all-to-alls have no
+        pairs.
         """
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size
@@ -446,8 +448,8 @@ def _exchanges(
 
 
 def _together(margins: Margins | None, each: Iterable[tuple[str, FloatArray, FloatArray]]) -> FloatArray | None:
-    """Return the error margin of the total time of several kernel calls or exchanges, (B, D).
-    Their errors are independent, so this is the root of the sum of squares.
+    """Return the error margin of the total time of several kernel calls or exchanges, (B, D) ms. The errors of the
+    calls or exchanges are assumed to be independent, so the margin is the root of the sum of squares.
 
     Args:
         margins: by name; None if no margin is known.

@@ -41,8 +41,8 @@ ADAPT = (  # a remedy
 
 
 def fields_of(by_part: dict[str, Any]) -> dict[str, Any]:
-    """Convert values by name of the part of a step to the fields of a dataclass: one field for each main part
-    (`compute`, `forward`, `backward`), and a dict `others` for all other parts.
+    """Return values for the fields of a dataclass, from values by name of the part of a step. The main parts
+    (`compute`, `forward`, `backward`) have one field each. The dict `others` has the values of all other parts.
     """
     others = {part: known for part, known in by_part.items() if part not in PARTS}
     return {part: by_part[part] for part in PARTS if part in by_part} | {"others": others}
@@ -333,8 +333,8 @@ class Margins:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """Record of the models for which a `CostModels` set margins, ranges and provenance, so that these facts can be
-    dropped when a model is replaced.
+    """Record of the models that a `CostModels` has, and of the facts that are known about these models: error margins,
+    training ranges and provenance. With this record, facts are dropped when their model is replaced.
 
     `dataclasses.replace` keeps all fields that it does not replace. By this record, a model set knows which models its
     facts were set for: it drops the facts about a replaced model, unless new facts were set together with the model.
@@ -351,7 +351,9 @@ class Origin:
 
     @classmethod
     def of(cls, models: object, kept: Collection[str]) -> "Origin":
-        """Return the record of the models and facts that `models`, a `CostModels`, has now."""
+        """Return a record of the models in `models`, a `CostModels`, and of the facts about them, such as margins.
+        `kept` has the main parts, such as "forward", whose models are still the models that were loaded or fitted.
+        """
         facts = {name: getattr(models, name) for name in _FACTS if hasattr(models, name)}
         return cls({name: getattr(models, name) for name in MODELS}, facts, frozenset(kept))
 
@@ -380,8 +382,8 @@ class Origin:
 
 
 def margins_without(margins: Margins, models: Collection[str]) -> Margins | None:
-    """Return the margins after dropping the margins of the models whose field names are in `models`.
-    None if no margin of kernels, forward exchanges or backward exchanges is left.
+    """Return a copy of the error margins without the margins of some cost models, given by name, such as "forward".
+    Return None if no margin of kernels, forward exchanges or backward exchanges is left.
 
     The main margins are those of kernels, forward exchanges and backward exchanges.
     """
@@ -391,8 +393,9 @@ def margins_without(margins: Margins, models: Collection[str]) -> Margins | None
 
 
 def margins_with(margins: Margins, model: str, margin: Margin | None) -> Margins:
-    """Return the margins with `margin` set for all parts of a step that the model with the field name `model` predicts.
-    None stands for an unknown margin.
+    """Return a copy of the error margins in which `margin` is the margin of the cost model with the name `model`, such
+    as "forward". Other margins of parts that this model predicts, such as "forward.reduce_scatter", are dropped. None
+    stands for an unknown margin.
     """
     others = {part: known for part, known in margins.others.items() if part.partition(".")[0] != model}
     if model in PARTS:
@@ -401,8 +404,8 @@ def margins_with(margins: Margins, model: str, margin: Margin | None) -> Margins
 
 
 def ranges_without(ranges: Ranges, models: Collection[str]) -> Ranges | None:
-    """Return the training ranges after dropping the ranges of the models whose field names are in `models`; None if no
-    range is left.
+    """Return a copy of the training ranges without the ranges of some cost models, given by name, such as "forward".
+    Return None if no range is left.
 
     All-to-alls have common ranges for both directions, which are removed with the model of either direction.
     """

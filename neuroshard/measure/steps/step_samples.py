@@ -1,4 +1,6 @@
-"""The protocol and the phases of training steps, and the choice of the ranks on which mirrored steps are measured."""
+"""Settings and phases of timed training steps, and the ranks to measure as mirrored steps.
+In a mirrored step, one process runs one rank of a larger job.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -67,8 +69,8 @@ class StepProtocol:
         check_name("pipeline", self.pipeline, PIPELINES)
 
     def remarks(self, tasks: Iterable[Task]) -> tuple[Message, ...]:
-        """Return a warning for each training pipeline of a task that differs from the pipeline of the measured steps.
-        The pipeline of a task is the pipeline for which the task counts memory.
+        """Return one warning for each training pipeline that the tasks name but that the measured steps do not use.
+        A task names the pipeline for which it counts memory, such as sparse_dist.
         """
         counted = dict.fromkeys(task.memory.pipeline for task in tasks)
         return tuple(
@@ -85,8 +87,8 @@ class StepProtocol:
 
     @property
     def timing(self) -> TimingProtocol:
-        """The timing protocol for the steps of models that are set up once.
-        Each plan has one untimed warm-up, and then is timed in `turns` rounds.
+        """The protocol by which the steps of a plan are timed after the models of all plans are set up.
+        Each plan has one untimed warm-up, and then as many timed rounds as the setting `turns`.
         """
         return TimingProtocol(warmup=1, rounds=self.turns, repeats_per_round=1, flush_bytes=0)
 
@@ -94,7 +96,8 @@ class StepProtocol:
 @dataclass(frozen=True)
 @checked
 class Stretch:
-    """A stretch of local work in one phase, which ends when the next phase or an exchange begins.
+    """A stretch: local work of a rank without interruption, all in one phase of a step.
+    The stretch ends when the next phase or an exchange begins.
 
     Attributes:
         phase: one of `LOCAL_PHASES`; or `HOST`, the time to launch the step, which comes last.

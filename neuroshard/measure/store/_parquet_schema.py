@@ -73,7 +73,7 @@ _tier_assignment = cache(TierAssignment)  # cached, because most samples have on
 
 @dataclass(frozen=True)
 class _Row:
-    """Base class: the columns that rows of all types have; every field is a column."""
+    """Base class of rows in Parquet files. Its fields are the columns that all types of rows have."""
 
     sample_id: Count
     split: SplitName
@@ -132,7 +132,7 @@ class _ComputeRow(_Row):
 
     def sample(self, sized: Callable[[str, int, int, bool], Table]) -> ComputeSample:
         """Return the kernel call that this row stores.
-        `sized` returns the table of a name, with the width, features and pooling that were measured.
+        The function `sized` creates the tables of the call: it returns a table by name, width, features and pooling.
         """
         for name, values in (("dims", self.dims), ("features", self.features)):
             if len(self.tables) != len(values):
@@ -186,8 +186,8 @@ class _LocalRow(_Row):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the times that one repeat gives: a time for each phase of a step.
-        The last time is the host's time if that time was measured.
+        """The shape of the times of one repeat: (P,), with one time for each of P phases of a step.
+        The shape is (P + 1,) if the time of the host was also measured. This time comes last.
         """
         phases = len(LOCAL_PHASES)
         times, repeats = (0 if column is None else len(column) for column in (self.times_ms, self.at_s))
@@ -212,8 +212,9 @@ def _stored(hint: Any) -> pa.DataType:
 
 
 def _values(column: pa.Array, hint: Any) -> Iterable[Any]:
-    """Check all values of a column at once, and return the values.
-    If the values are lists, the function returns views into one list of all items.
+    """Return the values of a column, after checking all values at once.
+
+    Lists are returned as slices of one sequence with the items of all lists, unless a list is missing.
 
     Raises:
         msgspec.ValidationError: a value is of the wrong type or out of range.
@@ -296,8 +297,10 @@ def _common_fields(measurement: Measurement[Any]) -> dict[str, Any]:
 
 
 def compute_codec(tables: Mapping[str, Table]) -> RowCodec[ComputeSample]:
-    """Return the codec for kernel calls; `tables` has the tables that the calls can look up, by name.
-    For each measured width, a table is created only once.
+    """Return the codec that converts measured kernel calls to Parquet rows, and Parquet rows back to measurements.
+    `tables` has all tables that the calls can look up, by name.
+
+    A table that several calls look up with the same width, features and pooling is created only once.
     """
 
     @cache

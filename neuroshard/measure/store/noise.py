@@ -19,7 +19,8 @@ _UP_TO_PLANS = [number for number, phase in enumerate(LOCAL_PHASES) if phase != 
 
 
 def fastest(chunks: Iterable[Iterable[Measurement[Sample]]]) -> list[Measurement[Sample]]:
-    """Return the fastest measurement of each sample in each pass, because disturbances only add time.
+    """Return the fastest measurement of each sample, separately for the first and the second pass over the samples.
+    The fastest measurement is the most accurate, because disturbances only add time.
 
     A failed measurement counts only if all measurements of the sample failed. References are left out, because they
     only show the machine's speed. The result has the order in which the samples were first measured.
@@ -38,7 +39,8 @@ def fastest(chunks: Iterable[Iterable[Measurement[Sample]]]) -> list[Measurement
 
 
 def pass_repeatability(measurements: Sequence[Measurement[Any]]) -> FloatArray:
-    """Return the relative difference between the two passes, for every sample that was measured twice, (n,).
+    """Return the relative difference between the first and the second time of every sample that was measured twice,
+    (n,).
 
     An exchange counts with its maximum over devices of forward plus backward time. A rank's step counts with the
     device's local work without the dense network.
@@ -47,8 +49,8 @@ def pass_repeatability(measurements: Sequence[Measurement[Any]]) -> FloatArray:
 
 
 def pass_noise(measurements: Sequence[Measurement[Any]]) -> float:
-    """Return the noise: for 9 in 10 samples, the relative difference between both passes is below this number.
-    Return 0 without a second pass.
+    """Return the noise of the measurements, as a relative difference between the first and the second time of a sample.
+    In 9 of 10 samples that were measured twice, the difference is below the noise. Without such samples, return 0.
     """
     differences = pass_repeatability(measurements)
     return float(np.quantile(differences, _NINE_IN_TEN)) if len(differences) else 0.0
@@ -63,8 +65,8 @@ def pass_drift(measurements: Sequence[Measurement[Any]]) -> float:
 
 
 def disturbed(measurements: Sequence[Measurement[Any]], most: float) -> dict[int, bool]:
-    """Return the numbers of the samples whose two passes have a relative difference above `most`.
-    The numbers are the keys of a dictionary. A value is True if the second pass was slower.
+    """Return the samples that were measured twice with a relative difference above `most`, as a dict.
+    The keys are the numbers of the samples. A value is True if the second measurement was slower.
 
     Disturbances only add time, so the slower pass is the disturbed one.
     """

@@ -30,7 +30,9 @@ def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
 
 
 def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
-    """Replace, for row-wise tables, the loads of whole tables by the loads of those row blocks that the device has."""
+    """Return a copy of `loads` in which each row-wise table has only the rows and lookups of the device's row block.
+    In `loads`, these tables have all rows and lookups.
+    """
     if not samples:
         return loads
     which = np.flatnonzero(are(loads, lambda layout: layout.blocks))
@@ -44,8 +46,8 @@ def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
 
 
 def _expected(sample: ComputeSample) -> Iterator[BlockLookups]:
-    """Yield the expected lookups in each row block of a kernel call that was not measured.
-    The expected lookups follow from the table's lookups per block of rows and reuse histogram, as in plans.
+    """Yield the lookups that table statistics predict for each row block of a kernel call.
+    The predictions stand in for counted lookups if the call was not measured.
     """
     for table, block in zip(sample.tables, sample.blocks, strict=True):
         first, rows = np.array([block.row]), np.array([block.rows])

@@ -47,8 +47,8 @@ class RowBlock:
 
 @dataclass(frozen=True)
 class BlockLookups:
-    """The lookups of a batch in a block of rows.
-    These are the number of lookups, and the reuse histogram (17,) of the rows that are looked up.
+    """The lookups of a batch in one block of a table's rows: the number of lookups, and a reuse histogram.
+    The reuse histogram, (17,), has the share of the looked-up rows in each of 17 ranges of lookups per row.
 
     A block without lookups has the histogram of rows that are touched once.
     """
@@ -60,8 +60,8 @@ class BlockLookups:
 @final
 @dataclass(frozen=True)
 class ComputeSample:
-    """One kernel call on one device, as a sample to measure.
-    The call looks up n tables, (n,), for `batch_size` samples of a batch.
+    """One kernel call on one device, which is a sample to measure.
+    The call looks up n tables, (n,), for `batch_size` examples of training data.
 
     Attributes:
         tables: whole tables, with the width that the device has; they define the popularity of rows. All tables are
@@ -142,12 +142,16 @@ class ComputeSample:
 
     @property
     def call(self) -> Call:
-        """The type of the kernel call: the family of the sharding type, the pooling, and the memory tier."""
+        """The type of the kernel call. The type consists of the family of sharding types (such as column-wise or
+        data-parallel), the pooling, and the memory tier.
+        """
         return Call(self.form, not self.tables or self.tables[0].pooled, self.tier_assignment.tier)
 
     @property
     def held(self) -> tuple[Table, ...]:
-        """The tables, each with only those rows that the device has, (n,)."""
+        """The tables that the call looks up, as the device stores them, (n,). Row-wise tables have only the rows of the
+        device's row blocks.
+        """
         if not self.blocks:
             return self.tables
         return tuple(replace(table, rows=block.rows) for table, block in zip(self.tables, self.blocks, strict=True))
@@ -241,7 +245,9 @@ class CommSample:
 
     @property
     def _equal_sizes(self) -> list[tuple[int, ...]]:
-        """The sizes in bytes, as one tuple for each group of devices whose sizes must be equal in this collective."""
+        """The bytes that devices send, as one tuple for each group of devices that must all send equal bytes.
+        A group has all devices, or the devices of one host. The list is empty if the collective allows unequal bytes.
+        """
         if self.collective in (Collective.REDUCE_SCATTER, Collective.ALL_REDUCE):
             return [self.size_bytes]
         if self.collective in BETWEEN_HOSTS:
@@ -252,7 +258,8 @@ class CommSample:
 @final
 @dataclass(frozen=True)
 class LocalSample:
-    """One rank's local work in a mirrored training step of a plan in TorchRec, without exchanges.
+    """The local work of one rank in a training step of a plan in TorchRec, without exchanges. The work is measured in a
+    mirrored step, in which one process runs one rank of a larger job.
 
     Attributes:
         plan: the plan.
@@ -283,7 +290,9 @@ Sample = TypeVar("Sample", ComputeSample, CommSample, LocalSample)
 
 
 def as_drawn(sample: Sample) -> Sample:
-    """Return the sample without the number of lookups in row blocks, which is known only after the measurement."""
+    """Return the sample as it was before the measurement. For a kernel call, this is a copy without the lookups in row
+    blocks, which are known only after the measurement.
+    """
     return replace(sample, lookups=()) if isinstance(sample, ComputeSample) else sample
 
 
@@ -345,6 +354,8 @@ class Measurement(Generic[Sample]):
 
     @property
     def level(self) -> "Measurement[Sample]":
-        """The measurement with all times divided by the slowness, as if the machine had run at the typical speed."""
+        """A copy of the measurement with the times that the machine would have taken at typical speed.
+        These times are the measured times divided by `slowness`.
+        """
         repeats = None if self.repeats is None else self.repeats.times(1 / self.slowness)
         return replace(self, repeats=repeats, slowness=1.0)

@@ -43,7 +43,9 @@ def slowness_of(periods: int, pairs: Sequence[Pair]) -> FloatArray:
     terms = _linear_terms(periods, pairs)
 
     def loss(logs: FloatArray) -> tuple[float, FloatArray]:
-        """Return the sum of Huber's losses, and the gradient of the sum (S,), given the logarithms of slowness (S,)."""
+        """Return the loss that the fit minimises, and the gradient of the loss, (S,).
+        The loss is a sum of Huber losses. `logs` (S,) are the logarithms of the slowness in each period.
+        """
         left = terms @ logs - wanted
         return float(huber(1.0, left).sum()), terms.T @ np.clip(left, -1.0, 1.0)
 
@@ -53,9 +55,9 @@ def slowness_of(periods: int, pairs: Sequence[Pair]) -> FloatArray:
 
 
 def _linear_terms(periods: int, pairs: Sequence[Pair]) -> Any:
-    """Return the sparse matrix (P + S, S) of the linear terms that `slowness_of` fits.
-    The product of the matrix with the S logarithms of slowness gives the scaled difference of the logarithms for each
-    of P pairs of periods, followed by the S scaled logarithms.
+    """Return the sparse matrix, (P + S, S), that maps the logarithms of slowness in S periods to the terms of the fit.
+    The first P terms are the differences between the two periods of each pair, and the last S terms are the logarithms
+    themselves. Each term is divided by the size that is expected of the term.
     """
     differences = np.tile([1 / _REPEATED, -1 / _REPEATED], len(pairs))
     rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(periods)])
@@ -66,7 +68,8 @@ def _linear_terms(periods: int, pairs: Sequence[Pair]) -> Any:
 def with_slowness(
     chunks: Sequence[Sequence[Measurement[Sample]]], splits: Collection[str]
 ) -> list[list[Measurement[Sample]]]:
-    """Estimate the machine's slowness during each chunk, and return all measurements with their slowness set.
+    """Return all measurements, chunk by chunk, with `slowness` set to the machine's estimated slowness in the chunk.
+    A chunk is a list of measurements from one period of a run.
 
     The slowness follows from samples of these `splits` that were measured in several chunks.
     """
