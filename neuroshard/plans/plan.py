@@ -539,7 +539,7 @@ def _broken_groups(
     constraints: Constraints, columns: Mapping[str, Mapping[int, int]], others: Collection[str]
 ) -> Iterator[str]:
     """Yield a line of text for each constraint on pinned shards or on groups of tables that a plan breaks.
-    A pinned shard must be on one of the given devices. Tables of a group must be on one device, or on different devices.
+    A pinned shard must be on one of the given devices. Tables of a group must share one device, or have none in common.
 
     Args:
         constraints: the constraints of the task.
