@@ -170,7 +170,7 @@ def _divided_widths(widths: list[int], bytes_per_column: list[float], count: int
 
 def _divided_devices(task: Task, classes: Sequence[Sequence[int]]) -> list[tuple[int, ...]] | None:
     """Divide all devices among the classes of cached tables, and return a tuple of device numbers for each class.
-    A class that needs more bytes gets more devices.
+    The number of devices of a class is roughly in proportion to the bytes that the class needs.
 
     A class gets first the devices on which rules allow many of its tables and few tables of other classes. None if
     there is only one class, or if there are more classes than devices.
