@@ -1,4 +1,4 @@
-"""Rules that keep narrow and wide cached tables apart, so that wide tables do not widen the cache of narrow tables.
+"""Functions that add constraints to a task, so that plans need less device memory for caches of tables in host memory.
 
 FBGEMM's cache has rows as wide as the widest cached table of a kernel call (`MemoryUse.cache_widths`). So less memory
 is needed if cached tables of unequal widths are on different devices, or if the wide tables are split. Both can be
@@ -23,7 +23,8 @@ _MOST_WIDTHS = 64  # maximum number of widths; if there are more, the others cou
 
 
 def separated(task: Task, left_out: Collection[str] = ()) -> Iterator[Task]:
-    """Yield copies of the task, each with different rules that keep caches narrow; the most promising copy comes first.
+    """Yield copies of the task with constraints that reduce the device memory for caches of tables in host memory.
+    Each copy has different constraints; the most promising copy comes first.
 
     First, narrow and wide cached tables are put on different devices. Then, wide tables are split. If all cached tables
     of each kernel call have the same width, the only rules are that they stay whole. The tables `left_out`, by name,
@@ -70,11 +71,11 @@ def of_mixed_widths(task: Task, tables: IntArray) -> IntArray:
 
 
 def width_classes(task: Task, tables: IntArray) -> list[tuple[int, ...]]:
-    """Return the ways to divide the cached tables in `tables` (n,) by width into 2, 3 and 4 classes.
-    The returned way for each number of classes is the way that needs the fewest bytes of caches.
+    """Divide the cached tables `tables` (n,) by width into 2, 3 and 4 classes, and return a tuple for each division.
+    The tuple has the width, in columns, of the widest table in each class.
 
-    Each way is the widest width of each class, ascending. The caches of a class are as wide as its widest table; of all
-    ways with the same number of classes, the returned way needs the fewest bytes of caches.
+    The widths in a tuple ascend. The caches of a class are as wide as the widest table of the class; of all divisions
+    into the same number of classes, the returned division needs the fewest bytes of caches.
     """
     dims = task.loads.table_dim[tables].astype(np.int64)
     widths, which = np.unique(dims, return_inverse=True)
@@ -88,10 +89,11 @@ def width_classes(task: Task, tables: IntArray) -> list[tuple[int, ...]]:
 
 
 def on_own_devices(task: Task, tables: IntArray, edges: Sequence[int]) -> Task | None:
-    """Return the task with rules that put cached tables of different width classes on different devices.
-    `tables` (n,) has the indices of the cached tables.
+    """Return the task with rules that put narrow and wide cached tables on different devices.
+    `tables` (n,) has the indices of the cached tables, and `edges` has the limits of the width classes, in columns.
 
-    `edges` has the widest width of each class. Tables with pinned shards get no rules. None if the rules contradict
+    A limit is the widest width of a class, and each class gets its own devices. Tables with pinned shards get no rules,
+    and tables that are kept together are in the class of the widest of them. None if the rules contradict
     other rules, or there are too few devices.
     """
     groups = task.constraints.group_of
@@ -130,8 +132,8 @@ def cut_to(task: Task, tables: IntArray, width: int) -> Task | None:
 
 
 def parts_within(task: Task, table: int, width: int) -> int:
-    """Return the smallest number of equal column shards of a table that have at most `width` columns each.
-    Return 0 if the rules for the table allow no split of this kind.
+    """Return the smallest number of equal column shards, of at most `width` columns each, that a table can have.
+    Return 0 if the constraints or the number of columns of the table allow no suitable number of shards.
     """
     dim, limits, name = task.tables[table].dim, task.limits[table], _plain_name(task, table)
     if dim <= width:
@@ -144,7 +146,8 @@ def parts_within(task: Task, table: int, width: int) -> int:
 
 
 def _divided_widths(widths: list[int], bytes_per_column: list[float], count: int) -> tuple[int, ...]:
-    """Divide `widths` into `count` classes with the fewest bytes of caches, and return the widest width of each class.
+    """Divide the table widths `widths` into `count` classes, and return the widest width of each class, in columns.
+    Of all divisions, the chosen division needs the fewest bytes of caches.
 
     This is a dynamic program over ascending `widths`. With bytes(i, j) = (sum of `bytes_per_column` of the widths i to
     j - 1) x width j - 1, the fewest bytes of the first j widths in k classes are
@@ -166,7 +169,8 @@ def _divided_widths(widths: list[int], bytes_per_column: list[float], count: int
 
 
 def _divided_devices(task: Task, classes: Sequence[Sequence[int]]) -> list[tuple[int, ...]] | None:
-    """Return the devices for each class of cached tables, in proportion to the bytes that each class needs.
+    """Divide all devices among the classes of cached tables, and return a tuple of device numbers for each class.
+    The number of devices of a class is roughly in proportion to the bytes that the class needs.
 
     A class gets first the devices on which rules allow many of its tables and few tables of other classes. None if
     there is only one class, or if there are more classes than devices.
@@ -193,7 +197,9 @@ def _divided_devices(task: Task, classes: Sequence[Sequence[int]]) -> list[tuple
 
 
 def _class_bytes(task: Task, tables: Sequence[int]) -> float:
-    """Return the bytes of device memory that whole cached tables need if all caches are as wide as the widest table."""
+    """Return the bytes of device memory that the cached tables `tables` need if they are not split.
+    The caches of all these tables are counted as wide as the widest table.
+    """
     loads = task.loads.take(np.array(tables))
     return float(task.memory.device_bytes(loads, np.full(len(loads), loads.dim.max())).sum())
 

@@ -39,7 +39,9 @@ class Carried:
 
     @property
     def plan(self) -> Plan | None:
-        """The plan that consists of the shards that stay; None if these do not cover all tables, or break limits."""
+        """The plan in which all shards that stay keep their devices.
+        None if these shards do not cover all tables, or if the plan would break a memory limit or a constraint.
+        """
         dims = Counter[int]()
         for index, dim, _ in self.columns:
             dims[index] += dim
@@ -96,7 +98,9 @@ class Carried:
 
     @property
     def _left_by_others(self) -> list[int]:
-        """(D,) bytes that remain on each device for column shards, after row-wise and data-parallel tables."""
+        """The bytes of memory, (D,), that each device has left for column shards.
+        The shards of row-wise and data-parallel tables that stay on the device have already been subtracted.
+        """
         left = list(self.task.shard_memory)
         others = sorted(self.others, key=lambda placement: placement.device)
         loads = placed_loads(self.task.tables, others, self.task.batch_size, len(left))
@@ -105,8 +109,8 @@ class Carried:
         return left
 
     def largest(self, share: float) -> "Carried":
-        """Return the shards that stay if, of all column shards, only the largest shards keep their devices.
-        The column shards that stay have at most the fraction `share` of the bytes of all column shards.
+        """Return a copy in which only the largest column shards stay on their devices.
+        Together, these shards have at most the fraction `share` of the bytes of all column shards.
 
         The smaller shards are placed again, because they can fill gaps on the devices.
         """
@@ -159,7 +163,8 @@ def carried_over(before: Plan, task: Task) -> Carried:
 
 
 def restated(before: Plan, task: Task) -> Plan | None:
-    """Return the plan `before` as a plan of `task`, which has the same number of devices and the same table names.
+    """Return a plan for `task` in which each table is sharded in the same way as in the plan `before`.
+    The plan and the task must have the same number of devices and the same table names.
 
     The order of the tables may differ.
 
@@ -187,8 +192,8 @@ def restated(before: Plan, task: Task) -> Plan | None:
 
 
 def _laid_out_again(before: Plan, number: int, task: Task, new: int) -> list[Placement] | None:
-    """Return placements for table `new` of `task` that repeat the placements of table `number` of the plan `before`.
-    None if the placements do not suit the shape of the new table.
+    """Return placements for a table of `task` that keep the table on the devices that it has in the plan `before`.
+    Return None if a new number of rows or columns makes this impossible.
     """
     old, table, placements = before.task.tables[number], task.tables[new], before.by_table[number]
     if (old.rows, old.dim) == (table.rows, table.dim):
@@ -219,7 +224,8 @@ def _other_columns(old: Table, task: Task, new: int, placements: Sequence[Placem
 def _other_blocks(
     old: Table, task: Task, new: int, placements: Sequence[Placement], layout: Layout
 ) -> list[Placement] | None:
-    """Return new placements of a row-wise or data-parallel table, with the column ranges and devices of `placements`.
+    """Return placements for a row-wise or data-parallel table whose number of rows or columns has changed.
+    The table keeps the devices and the column ranges that it has in `placements`.
 
     None if the table has too few rows, or if it has several column ranges and another number of columns than before.
     """
@@ -246,7 +252,9 @@ def _shape(table: Table) -> tuple[int, int, int]:
 
 
 def _allowed(task: Task, index: int, layout: Layout, placements: Sequence[Placement]) -> bool:
-    """Return True if the rules for a table allow the table's placements, except for placements on removed devices."""
+    """Return True if the constraints of a task allow the earlier placements of a table.
+    Devices that the task no longer has are not compared with the allowed devices.
+    """
     limits, assignment = task.limits[index], placements[0].tier_assignment
     dims = Counter[int]()  # columns on each device
     for placed in placements:

@@ -1,4 +1,5 @@
-"""Warnings that optimizer state does not load from checkpoints of an earlier plan, and rules that prevent this loss.
+"""Functions for training jobs that load a checkpoint of an earlier plan under a new plan.
+They warn if optimizer state would be lost, or add constraints to a task that prevent the loss.
 
 Tests with TorchRec 1.8 and 1.9 and torch.distributed.checkpoint showed: weights load under any plan. Optimizer state
 does not load in two cases. A state per row is saved once for every column shard, so the number of column shards must
@@ -96,7 +97,9 @@ def with_types_of(before: Plan, task: Task) -> Task:
 
 
 def _has_devices(layout: Layout, limits: TableLimits, task: Task) -> bool:
-    """Return True if the limits of a table allow as many devices as a layout needs for the table in a task."""
+    """Return True if a table's constraints allow enough devices for the table's family of sharding types.
+    The family (column-wise, row-wise or data-parallel) is given as `layout`.
+    """
     counts = (task.topology.num_devices, task.topology.domain_size)
     everywhere = not layout.everywhere or len(limits.devices) == task.topology.num_devices
     return layout.free or (everywhere and any(limits.may_count(layout, count) for count in counts))

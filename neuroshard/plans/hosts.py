@@ -109,7 +109,9 @@ class _Piece:
 
     @classmethod
     def of_table(cls, task: Task, table: int) -> "_Piece":
-        """Return the piece of a whole table, without other tables that constraints keep together with the table."""
+        """Return a `_Piece` with all columns of one table; `table` is the index of the table in the task.
+        Other tables are not included, even if constraints require them on the same device.
+        """
         whole, limits = task.tables[table], task.limits[table]
         units = whole.dim // DIM_MULTIPLE
         size_bytes = int(task.memory.host_bytes(task.loads.take(np.array([table])))[0])
@@ -165,11 +167,15 @@ class _Piece:
         return [(host, self.units // 2) for host in hosts] if fits and may else None
 
     def rules(self, host: int) -> Iterator[TableRule]:
-        """Yield a rule for each table of the piece, which keeps the whole table on a host."""
+        """Yield one rule for each table in this piece.
+        Each rule restricts the shards of the table to the allowed devices of the host with the number `host`.
+        """
         return (TableRule(escape(name), devices=self.devices[host]) for name in self.names)
 
     def pins(self, shards: Iterable[tuple[int, int]]) -> Iterator[PinnedShard]:
-        """Yield a pinned shard for each (host, number of 4-column units) in `shards`, to keep the shard on the host.
+        """Yield constraints (pinned shards) that put each shard of this piece on a device of the planned host.
+        `shards` has a pair for each shard: the number of the host, and the number of 4-column units in the shard.
+
         The piece must be of one table only.
         """
         return (PinnedColumns.on(self.names[0], units * DIM_MULTIPLE, self.devices[host]) for host, units in shards)
@@ -206,7 +212,12 @@ def _assigned(task: Task, host_bytes: int, in_rows: Collection[str]) -> Task | N
 
 
 def _pieces(task: Task, in_rows: Collection[str]) -> tuple[list[_Piece], int]:
-    """Return the pieces to assign to hosts, and the bytes of row-wise tables, which are spread evenly over hosts."""
+    """Divide the column-wise tables in host memory into pieces that can be assigned to hosts.
+    Return the pieces, and the total bytes of row-wise tables in host memory, which are spread evenly over hosts.
+
+    A piece is a table, a pinned shard, the columns of a table without pinned shards, or several tables that are kept
+    together on one device. Tables in `in_rows`, by name, count as row-wise.
+    """
     group_of = task.constraints.group_of
     grouped: dict[tuple[str, ...], list[_Piece]] = {}
     pieces, spread_bytes = list[_Piece](), 0
@@ -226,7 +237,9 @@ def _pieces(task: Task, in_rows: Collection[str]) -> tuple[list[_Piece], int]:
 
 
 def _around_pins(piece: _Piece, pins: list[PinnedShard]) -> Iterator[_Piece]:
-    """Yield a piece for each pinned shard of a table, and a piece for the remaining columns of the table."""
+    """Divide the columns of a table that has pinned shards into pieces.
+    Yield a piece for each pinned shard in `pins`, and a piece for all remaining columns, if there are any.
+    """
     for pin in pins:
         devices = tuple(tuple(sorted(set(on_host).intersection(pin.devices))) for on_host in piece.devices)
         yield replace(piece, units=pin.dim // DIM_MULTIPLE, devices=devices, most_shards=1, equal=False, pinned=True)

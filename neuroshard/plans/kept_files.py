@@ -20,7 +20,9 @@ def is_kept(content: object) -> bool:
 
 
 def kept_content(content: object, where: str) -> dict[str, Any]:
-    """Return the fields of a kept plan's file without "format" and "digest"; errors name the file as `where`.
+    """Check the content of a file with a kept plan, and return the file's fields except "format" and "digest".
+
+    Errors name the file as `where`.
 
     Raises:
         UserError: the file is not a kept plan of this version, or was changed after it was written.
@@ -47,7 +49,9 @@ def read_kept(path: Path) -> dict[str, Any]:
 
 
 def file_of(content: Mapping[str, object]) -> dict[str, object]:
-    """Return the fields of a kept plan's file: the content, with the format and the digest of the content."""
+    """Return the content of a file for a kept plan.
+    These are the fields in `content`, and two more fields: the format and the digest of `content`.
+    """
     return {"format": _FORMAT, "digest": digest(content), **content}
 
 

@@ -55,7 +55,9 @@ class TableChange:
 
 
 def table_changes(before: Plan, after: Plan) -> tuple[TableChange, ...]:
-    """Return a `TableChange` for each table that is new, is removed, or has another layout or other shards.
+    """Return a `TableChange` for each table that differs between two plans.
+    These are tables that are new, are removed, or have other shards, other devices or another family
+    of sharding types.
 
     Changes with more bytes come first.
     """
@@ -77,7 +79,8 @@ def moved_bytes(before: Plan, after: Plan) -> int:
 
 
 def moved_between(before: Plan, after: Plan) -> IntArray:
-    """Return the bytes, (T,), that arrive on devices for each table of the plan `after`: weights and optimizer state.
+    """Return the bytes of weights and optimizer state that devices receive for each table if a job changes plans, (T,).
+    The T tables are the tables of the plan `after`.
 
     Devices of the two plans are matched by number. All bytes of a new table arrive. Of a table that grew, only the rows
     and columns that it had before arrive: new rows and columns are initialised in place. Optimizer state is counted as
@@ -122,7 +125,9 @@ def _shards(plan: Plan) -> Mapping[tuple[str, int], Shard]:
 
 
 def _places(plan: Plan) -> dict[str, tuple[Places, Layout]]:
-    """Return the (device, columns) of all shards of each table, and the layout of the table, by the table's name."""
+    """Return a dict that has, by the name of each table, a pair of the table's places and layout.
+    The places are the (device, number of columns) of each shard; the layout is the family of sharding types.
+    """
     return {
         table.name: (tuple(sorted((placed.device, placed.shard.dim) for placed in placements)), layout)
         for table, placements, layout in zip(plan.task.tables, plan.by_table, plan.layouts, strict=True)

@@ -77,7 +77,9 @@ def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
 
 
 def _draw_times(axes: "Axes", cost: Cost) -> None:
-    """Draw the counted parts of the cost as stacked bars for each device, and a line at the cost of the plan."""
+    """Draw the cost of each device in ms as stacked bars, one for each part of the step, and a line at the plan cost.
+    Parts that do not make the step longer are left out.
+    """
     bottom, parts = np.zeros(len(cost.compute)), sorted(cost.counted, key=lambda part: part.when)
     for part, color in zip(parts, _colors_of(parts), strict=True):
         name = f"{part.name} communication" if part.name in (BACKWARD, FORWARD) else part.name
@@ -91,8 +93,9 @@ def _draw_times(axes: "Axes", cost: Cost) -> None:
 
 
 def _colors_of(parts: Sequence[Part]) -> Iterator[str]:
-    """Return a color for each part of a step: the color for the part's place in the step (`When`).
-    If an earlier part already has this color, the part gets another color.
+    """Return a color for each part of a step, in the order of `parts`.
+    Each place in the order of a step has a usual color. If several parts have the same place, only the first part gets
+    the usual color, and the other parts get further colors.
     """
     left, more = dict(_COLORS), cycle(_MORE_COLORS)
     return (left.pop(part.when) if part.when in left else next(more) for part in parts)

@@ -75,12 +75,12 @@ class Plan:
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
-        """(T,) layout of each table."""
+        """(T,) layout of each table; a layout is an object that implements a family of sharding types."""
         return layouts_of(self.task.tables, self.by_table)
 
     @cached_property
     def forms(self) -> tuple[Form, ...]:
-        """(T,) family of each table's sharding type."""
+        """(T,) family of each table's sharding type: column-wise (includes table-wise), row-wise or data-parallel."""
         return tuple(layout.form for layout in self.layouts)
 
     @cached_property
@@ -95,7 +95,7 @@ class Plan:
         return all(layout.free for layout in self.layouts)
 
     def names_where(self, has: Callable[[Layout], bool]) -> list[str]:
-        """Return the names of the tables whose layouts have the property `has`, in the task's order."""
+        """Return the names of the tables for whose layout the function `has` returns True, in the order of the task."""
         return [table.name for table, layout in zip(self.task.tables, self.layouts, strict=True) if has(layout)]
 
     def check_layouts(self, served: Callable[[Layout], bool], limit: str, remedy: str) -> None:
@@ -140,7 +140,9 @@ class Plan:
 
     @cached_property
     def device_loads(self) -> LoadSets:
-        """The loads of each device: D sets of loads, with one load for each of the plan's S shards."""
+        """The kernel work of each of the D devices, as D sets of loads.
+        A load is the work for one shard, so the D sets have one load for each of the plan's S shards together.
+        """
         num_devices = self.task.topology.num_devices
         devices = np.array([placement.device for placement in self.by_device], dtype=np.int64)
         loads = placed_loads(self.task.tables, self.by_device, self.task.batch_size, num_devices, self.layouts)
@@ -148,15 +150,18 @@ class Plan:
 
     @cached_property
     def traffic(self) -> Traffic:
-        """The traffic between devices in a step, as `Traffic` of one plan (B = 1)."""
+        """The bytes that each device exchanges in each collective of a step.
+        The arrays in the returned `Traffic` have a first axis of size B = 1, because they describe a single plan.
+        """
         topology = self.task.topology
         given = sent_bytes_of(self.device_loads.loads, topology.num_devices)
         return Traffic.of(self.device_loads, given, topology.num_devices, self.task.batch_size, topology.fast_links)
 
     @cached_property
     def form_bytes(self) -> IntArray:
-        """(D, F) bytes of the shards on each device, by family of sharding types.
-        The bytes include the optimizer state and buffers that the task counts.
+        """(D, F) bytes of memory on each device for shards of each of the F families of sharding types.
+        The families are column-wise, row-wise and data-parallel. The bytes include optimizer state and buffers that the
+        task counts.
         """
         sets = self.device_loads
         total = np.zeros((len(sets), len(FORMS)), dtype=np.int64)
@@ -185,7 +190,7 @@ class Plan:
 
     @cached_property
     def tier_assignments(self) -> tuple[TierAssignment, ...]:
-        """(T,) tier assignment of each table."""
+        """(T,) tier assignment of each table: the memory tier, and the cache load factor of tables with a cache."""
         return tuple(placed[0].tier_assignment for placed in self.by_table)
 
     @cached_property
@@ -244,7 +249,9 @@ class Plan:
 
     @property
     def warnings(self) -> tuple[Message, ...]:
-        """A warning if tables are in host memory although the task allows them in device memory; else empty."""
+        """A warning if some tables are in host memory although the task also allows these tables in device memory.
+        Empty if there are no tables of this kind.
+        """
         triples = zip(self.task.tables, self.task.limits, self.tier_assignments, strict=True)
         fallen = {
             table.name: assignment.tier
@@ -388,7 +395,8 @@ class Plan:
 
 
 def _check_tiling(table: Table, placements: Sequence[Placement], layout: Layout, topology: Topology) -> None:
-    """Raise UserError unless the placements of a table cover the table as its layout requires, all in the same tier.
+    """Raise UserError unless the shards of a table cover the table exactly, and have the same tier assignment.
+    "Cover" depends on the layout: in a data-parallel table, for example, each device must have the whole table.
 
     Raises:
         UserError: the error names the table, and the row and column or the device.
@@ -461,7 +469,8 @@ def _columns_by_device(placements: Iterable[Placement]) -> dict[int, int]:
 
 
 def assemble(task: Task, placed: Iterable[tuple[int, int, int]]) -> Plan:
-    """Return the column-wise plan in which each (table index, dim, device) puts `dim` columns of a table on a device.
+    """Return a column-wise plan made from triples of (table index, number of columns, device).
+    Each triple in `placed` puts this number of columns of a table on a device.
 
     Columns of one table on one device become one shard with all rows, or several shards if they are wider than a shard
     may be. The devices get the columns of a table in ascending order.
@@ -529,8 +538,8 @@ def _broken_tier(name: str, assignment: TierAssignment, limits: TableLimits) -> 
 def _broken_groups(
     constraints: Constraints, columns: Mapping[str, Mapping[int, int]], others: Collection[str]
 ) -> Iterator[str]:
-    """Yield a line for each table whose pinned shards are not on the devices that constraints name.
-    Also yield a line for each group of tables that is not together, or not apart, as constraints require.
+    """Yield a line of text for each constraint on pinned shards or on groups of tables that a plan breaks.
+    A pinned shard must be on one of the given devices. Tables of a group must share one device, or have none in common.
 
     Args:
         constraints: the constraints of the task.

@@ -16,7 +16,7 @@ Floats = TypeVar("Floats", FloatArray, Float32Array)
 
 
 def sums_of(amounts: Floats, counts: IntArray) -> Floats:
-    """Split `amounts` (N, ...) into n consecutive groups, and return the sum of each group, (n, ...).
+    """Sum each of n consecutive groups of the array `amounts` (N, ...), and return the n sums, (n, ...).
 
     `counts` (n,) has the number of amounts in each group, at least 1; the counts sum to N.
     """
@@ -25,8 +25,8 @@ def sums_of(amounts: Floats, counts: IntArray) -> Floats:
 
 
 def own_places(allowed: BoolArray) -> IntArray | None:
-    """Assign each of n items to an allowed place, and no two items to the same place.
-    Return the index of the place of each item, (n,), or None if no such assignment exists.
+    """Assign each of n items to a different one of m places, and return the index of each item's place, (n,).
+    Return None if the allowed places make this impossible.
 
     `allowed` (n, m) is True for the places that an item may have. The matching takes polynomial time.
     """

@@ -145,7 +145,9 @@ def _literals(hint: Any) -> tuple[object, ...]:
 
 
 def _allowed(literals: tuple[object, ...], name: str) -> dict[str, str]:
-    """Return the limit and the remedy of an error message, which list the allowed values of the setting `name`."""
+    """Return two parts of an error message, as a dict: the "limit" and the "remedy".
+    The limit lists the allowed values of the setting `name`.
+    """
     values = ", ".join(map(str, literals))
     return {"limit": f"the allowed values are {values}", "remedy": f"Set {name} to one of these values"}
 

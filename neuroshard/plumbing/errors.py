@@ -52,7 +52,10 @@ _Error = TypeVar("_Error", bound=UserError)
 
 
 def _restored(kind: type[_Error], message: Message) -> _Error:
-    """Return a new error of the class `kind` with the given message; unpickling of errors calls this function, too."""
+    """Create an error of the class `kind` from a message, and return the error.
+
+    Unpickling of errors calls this function, too.
+    """
     parts = asdict(message)
     return kind(parts.pop("code"), parts.pop("what"), **parts)
 
@@ -102,7 +105,8 @@ def user_error_in(error: BaseException) -> UserError | None:
 
 
 def raised_by(error: BaseException, *packages: str) -> bool:
-    """Return True if an error was raised in one of `packages` (top-level names), or in a library that a package calls.
+    """Return True if code of one of the packages raised an error, or if a library that this code called raised it.
+    The packages are given by name, such as "torchrec".
 
     An error in this project's code that such a package calls back does not count. This check separates a library's
     refusal of an input from a defect of this project, because both may raise ValueError or RuntimeError.
@@ -144,7 +148,9 @@ def unknown_name(what: str, name: str, valid: Iterable[str], first: Sequence[str
 
 
 def _similar(name: str, other: str) -> bool:
-    """Return True if two names with dots are similar after removal of the leading groups that both names share.
+    """Return True if two names of settings are spelled alike.
+    Leading groups that both names share, such as `searcher` in `searcher.grid` and `searcher.gird`, are not compared.
+
     Return False if `other` is a group of `name`, such as `searcher` of `searcher.grid`.
     """
     if name.startswith(f"{other}."):

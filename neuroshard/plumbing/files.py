@@ -153,8 +153,8 @@ def check_file(path: Path) -> None:
 
 
 def _check_place(out: Path, places: Sequence[Path], kind: str) -> None:
-    """Raise UserError unless the first existing path in `places` is a writable directory.
-    The error names the path `out`.
+    """Raise UserError unless a command can write to the path `out`.
+    The nearest directory that exists must be writable: the first existing path in `places`.
     """
     nearest = next(place for place in places if os.path.lexists(place))
     remedy = f"Choose another {kind.lower()} with out={kind}"

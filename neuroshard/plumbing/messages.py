@@ -43,8 +43,9 @@ def number_of(count: int, noun: str, plural: str | None = None) -> str:
 
 
 def both_in_one(first: Message | None, second: Message | None) -> Message | None:
-    """Join two messages to one message, which has the code of `first`; a message that is None is left out.
-    Return None if both messages are None.
+    """Join two messages into one message. If one of them is None, return the other message, or None if both are None.
+
+    The joined message has the code of `first`.
     """
     if first is None or second is None:
         return first or second

@@ -58,7 +58,9 @@ def _object(target: str) -> Iterator[str]:
 
 
 def _command(target: str, path: Path) -> Iterator[str]:
-    """Yield the YAML lines of the settings file of a command: settings that are not groups, then the object to run."""
+    """Yield the YAML lines of a command's settings file.
+    These are Hydra's defaults, the settings of the command that are not config groups, and the object `run`.
+    """
     command = _config_of(path)
     config = yaml.safe_load(command.read_text(encoding="utf-8"))
     groups = {key for entry in config["defaults"] if isinstance(entry, dict) for key in entry}

@@ -20,7 +20,8 @@ class Visit:
 @dataclass(frozen=True)
 @checked
 class TimingProtocol:
-    """A timing protocol: the order and number of runs of samples that are in memory together ("live" samples).
+    """A timing protocol: settings for the number and order of the runs in which samples are timed.
+    A sample is a kernel call or an exchange.
 
     Each sample is first run `warmup` times untimed. Then, in each of `rounds` rounds, the samples are visited in a new
     random order and timed `repeats_per_round` times in a row. So a sample has R = rounds x repeats_per_round repeats,
@@ -60,7 +61,8 @@ class TimingProtocol:
 
 
 def typical_ms(times_ms: FloatArray) -> FloatArray:
-    """Return the mean time in ms of the fastest half of R repeated runs, (...), from the times `times_ms`, (R, ...).
+    """Return the mean time of the fastest half of R repeated runs, in ms, for each sample.
+    `times_ms` (R, ...) has the times of all runs, and the result has the remaining shape (...).
 
     Disturbances on a shared machine only add time, so the slower half is left out. Unlike the minimum, this mean does
     not depend on one lucky repeat. Between passes over the same samples, this mean repeats better than the median or

@@ -48,7 +48,8 @@ def _costs_ms(task: Task, plans: Sequence[Plan], simulator: Simulator) -> FloatA
 
 
 def _described(costs_ms: FloatArray, chosen: int) -> Message | None:
-    """Return a warning if another plan costs less for some times of the dense network; None if the gain is small.
+    """Return a warning if, for some times of the dense network, another plan costs less than the chosen plan.
+    Return None if the difference is always small.
 
     Args:
         costs_ms: (P, J) costs of each plan at each dense time, in ms.

@@ -101,8 +101,10 @@ class Searcher(ABC):
 
     @property
     def takes_forms(self) -> Forms:
-        """The families of sharding types to which a task's rules may restrict a table if this method searches.
-        These are the column-wise family, and the families of the types in the setting `sharding_types`.
+        """The families of sharding types (column-wise, row-wise or data-parallel) that this search method can place.
+        By default, these are column-wise, and the families of the types in the setting `sharding_types`.
+
+        If this method searches, the rules of a task can restrict a table only to these families.
         """
         return frozenset({Form.COLUMN_WISE, *forms_of(getattr(self, "sharding_types", ()))})
 
@@ -120,7 +122,9 @@ class Searcher(ABC):
 
 
 def _checked_find(find: _Find[_Own]) -> _Find[_Own]:
-    """Return a `find` method that calls `find`, and raises UserError if the result is not a `Found`."""
+    """Wrap the method `find` of a search method, and return the wrapped method.
+    The wrapped method raises UserError if the result is not a `Found`.
+    """
 
     @wraps(find)
     def finding(self: _Own, task: Task, simulator: Simulator) -> Found:
@@ -144,8 +148,10 @@ def _as_found(searcher: Searcher, found: object) -> Found:
 
 
 def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
-    """Decorate a `find` method so that, if it finds no plan, it is tried again with rules for tables in host memory.
-    The rules are those of `tried_within_hosts`.
+    """Decorate the `find` method of a search method that does not check the memory of each host.
+    If the method finds no plan, it is called again with constraints on the tables in host memory.
+
+    The function `tried_within_hosts` describes these constraints.
     """
 
     @wraps(find)
@@ -157,10 +163,11 @@ def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
 
 
 def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Collection[str] = ()) -> Found:
-    """Return the result of `find` for a task or, if no plan is found, for the task with additional rules.
+    """Return the result of the function `find` for a task.
+    If `find` finds no plan, it is called again with further constraints on the tables in host memory.
 
-    The rules are for tables in host memory: they assign tables to hosts, and keep cached tables of unequal widths
-    apart. The tables `in_rows`, by name, are row-wise over all hosts, and get no rules.
+    These constraints assign tables to hosts, and keep cached tables of unequal widths apart. The tables `in_rows`, by
+    name, are row-wise over all hosts, and get no constraints.
 
     Raises:
         InfeasibleError: no plan is found, with any rules. This is the error for the task without further rules, because
@@ -176,7 +183,9 @@ def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Colle
 
 
 def _with_rules_for_hosts(task: Task, in_rows: Collection[str]) -> Iterator[Task]:
-    """Yield copies of the task with additional rules for tables in host memory; the most promising copy comes first."""
+    """Yield copies of the task with constraints that assign tables in host memory to hosts, or save memory for caches.
+    The most promising copy comes first.
+    """
     assigned = assigned_to_hosts(task, in_rows)
     if assigned is not None:
         yield assigned
@@ -215,7 +224,9 @@ def searcher_of(searcher: Searcher | str, **settings: Any) -> Searcher:
 
 
 class Verifier(Protocol):
-    """A verifier, which measures the candidate plans of a search; a verifier has settings, but no other state."""
+    """The interface of verifiers, which measure the candidate plans of a search and choose the best of these plans.
+    A verifier has settings, but no other state.
+    """
 
     def decided(self, searcher: Searcher, task: Task, simulator: Simulator) -> Found:
         """Measure the candidate plans of a searcher, and return the best plan with a remark about the measurements.

@@ -1,4 +1,4 @@
-"""Embedding tables, their reuse histograms, and the sources of tables (one file per source)."""
+"""Embedding tables, histograms of how often a batch looks up the same rows, and functions that load tables."""
 
 from neuroshard.tables.reuse import zipf_reuse
 from neuroshard.tables.table import Table, check_unique_names, halvings

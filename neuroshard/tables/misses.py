@@ -56,7 +56,8 @@ def cache_misses(rows: FloatArray, lookups: FloatArray, reuse: FloatArray, cache
 
 @dataclass(frozen=True, eq=False)
 class Popularity:
-    """How often rows are looked up: for each of n tables, the number of rows that are looked up at each of G rates.
+    """How the rows of n tables differ in popularity: the number of rows in each table that have each of G lookup rates.
+    A lookup rate is the mean number of lookups of a row in a batch.
 
     Attributes:
         rows: (n, G) number of rows of each table that are looked up at each rate.
@@ -101,8 +102,8 @@ class Popularity:
         return Popularity(self.rows[indices], self.rate)
 
     def unique_rows(self, batches: FloatArray) -> FloatArray:
-        """Return the expected number of unique rows that T batches look up in each of n tables, (n, A), for each of the
-        A values of T in `batches`.
+        """Return the expected number of unique rows that several batches together look up in each of n tables, (n, A).
+        `batches` (A,) has the A numbers of batches to compute this for.
         """
         touched: FloatArray = self.rows @ -np.expm1(-np.multiply.outer(self.rate, batches))
         return touched
@@ -122,8 +123,8 @@ class Popularity:
 
 
 def _interpolated(at: FloatArray, wanted: FloatArray, values: FloatArray) -> FloatArray:
-    """Interpolate each of n rows, and return the n values, (n,): row i of `values` (n, A) at the point where row i of
-    `at` (n, A) equals `wanted[i]`.
+    """Interpolate n functions linearly, and return one value of each function, (n,).
+    Function i has the values `values[i]` (A,) at the points `at[i]` (A,), and is evaluated at the point `wanted[i]`.
 
     Each row of `at` rises from 0 to 1.
     """
@@ -137,8 +138,8 @@ def _interpolated(at: FloatArray, wanted: FloatArray, values: FloatArray) -> Flo
 
 @cache
 def _fit_constants() -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return three constant arrays for the fit in `Popularity.of`: the probabilities with which rows are touched, the
-    power laws, and the shares of rarely touched rows by these laws.
+    """Compute the three arrays that `Popularity.of` needs to fit a power law to a reuse histogram.
+    The arrays do not depend on the tables, so they are computed only once.
 
     Returns:
         (G, 18) probability that a row of each rate is touched 0 times, or a number of times in each bin; (L, G) power

@@ -117,11 +117,11 @@ def reuse_at(reuse: FloatArray, fraction: float) -> FloatArray:
 
 
 def asked_by_devices(reuse: FloatArray, devices: int) -> tuple[float, FloatArray]:
-    """Return the share of lookups that remains if each device requests a row only once per batch, and the reuse
-    histogram of the remaining lookups.
+    """Estimate which lookups remain if each device requests a row only once per batch (deduplication).
+    Return the share of lookups that remain, and the reuse histogram of the remaining lookups, (17,).
 
-    With deduplication, each device requests a row at most once per batch. The number of unique rows stays the same. A
-    row with c lookups is then requested by devices x (1 - (1 - 1 / devices)^c) devices on average.
+    The number of unique rows stays the same. A row with c lookups is requested by
+    devices x (1 - (1 - 1 / devices)^c) devices on average.
 
     Args:
         reuse: (17,) histogram of the whole batch; counts are assumed to be uniform within a bin.
@@ -188,12 +188,13 @@ def _thinning(fraction: float) -> FloatArray:
 
 @cache
 def _requesting_devices(devices: int) -> tuple[FloatArray, FloatArray]:
-    """Return, for the rows in each bin of the reuse histogram, the mean number of devices that request a row, (17,),
-    and the shares of the rows that move to each bin if every device counts once, (17, 17).
+    """Compute how a reuse histogram changes if each device requests a row only once per batch, and return two arrays.
+    The first array, (17,), has the mean number of devices that request a row, for each bin of the histogram. The second
+    array, (17, 17), has the share of the rows of a bin that move to each other bin, or stay in the bin.
 
-    `moved[i, j]` is the share of the rows of bin i that are in bin j if a row counts one lookup per device. A row
-    with c lookups has the mean m = devices x (1 - (1 - 1 / devices)^c). Of these rows, the share floor(m) + 1 - m is
-    given floor(m) requests, and the others floor(m) + 1, so that the mean is m.
+    Element [i, j] of the second array is the share of the rows of bin i that are in bin j if a row counts one lookup
+    per device. A row with c lookups has the mean m = devices x (1 - (1 - 1 / devices)^c). Of these rows, the share
+    floor(m) + 1 - m is given floor(m) requests, and the others floor(m) + 1, so that the mean is m.
     """
     requests, moved = np.empty(NUM_REUSE_BINS), np.zeros((NUM_REUSE_BINS, NUM_REUSE_BINS))
     for index, counts in enumerate(_counts_in_bins()):
@@ -206,7 +207,9 @@ def _requesting_devices(devices: int) -> tuple[FloatArray, FloatArray]:
 
 
 def _counts_in_bins() -> Iterator[IntArray]:
-    """Yield, for each bin, an array of counts that represent the bin: all counts of the bin, but at most 64."""
+    """Yield, for each bin of the reuse histogram, an array of lookup counts that represent the bin.
+    An array has all counts of the bin if there are at most 64, and 64 evenly spread counts otherwise.
+    """
     for bottom, top in zip(BOTTOMS, TOPS, strict=True):
         points = min(int(top - bottom), _MOST_POINTS)
         yield bottom + np.ceil((np.arange(points) + 0.5) * (top - bottom) / points).astype(np.int64)
@@ -248,8 +251,11 @@ def range_reuse(table: Table, lookups: float, first: IntArray, rows: IntArray) -
 
 
 def _in_ranges(blocks: FloatArray, table_rows: int, first: IntArray, rows: IntArray) -> FloatArray:
-    """Return the amount in each of m ranges of rows, (m,), from the amounts in K equal blocks of a table, (K,).
-    Within a block the amount is assumed to be spread evenly.
+    """Convert amounts, such as lookups, in K equal blocks of a table's rows to amounts in m other ranges of rows.
+    Return the amount in each range, (m,).
+
+    `blocks` (K,) has the amounts in the blocks, and each range has `rows` (m,) rows, from row `first` (m,) on. Within a
+    block the amount is assumed to be spread evenly.
     """
     before = np.concatenate([[0.0], blocks.cumsum()])
     ends = np.stack([first, first + rows]) / table_rows * len(blocks)

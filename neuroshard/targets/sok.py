@@ -102,7 +102,8 @@ def _write(plan: Plan) -> Exported:
 
 
 def _variable(table: Table, placed: Sequence[Placement]) -> _Variable:
-    """Return the SOK variable that stores a table with these placements.
+    """Convert a table of a plan to a variable of SOK, and return the variable.
+    `placed` has the placements of the table's shards, which determine the type and the devices of the variable.
 
     Raises:
         UserError: the table has a cache of less than 1 GiB, or is in host memory with a data type other than fp32.

@@ -211,8 +211,10 @@ class Target:
             raise error.at(f"target={self.name}") from None
 
     def usual_framework(self, measured_in: str | None = None) -> str | None:
-        """Return the default of the setting `framework` for plans for this target: "torchrec" if costs should include
-        the overhead of TorchRec, or None if they should not.
+        """Return the name of the training framework whose overhead costs should include by default.
+        The name is "torchrec"; None stands for costs without the overhead of a framework.
+
+        This is the default of the setting `framework` for plans for this target.
 
         Args:
             measured_in: framework in whose steps plans are measured; None if plans are not measured in steps. This
@@ -221,8 +223,8 @@ class Target:
         return {"torchrec": TORCHREC, "other": None, "any": measured_in}[self.steps]
 
     def costed(self, models: CostModels) -> CostModels:
-        """Return cost models of the target's training steps: if TorchRec trains, with TorchRec's overhead.
-        Models that do not know this overhead stay without it.
+        """Return a copy of cost models, changed to predict training steps of this target.
+        If TorchRec trains the plans, the copy includes TorchRec's overhead, unless the models do not know the overhead.
 
         Analytic exchange times become those of hierarchical all-to-alls if the target has these.
         Models that were loaded with framework="none" are returned unchanged.
@@ -297,10 +299,10 @@ class Target:
             )
 
     def _refused(self, table: Table, layout: Layout, placed: Sequence[Placement], task: Task) -> tuple[str, str] | None:
-        """Return the reason why the target cannot express the placements of a table; None if the target can express
-        them.
+        """Return the reason why the target cannot express the placements of a table, as a pair of texts.
+        Return None if the target can express the placements.
 
-        The reason is a pair of texts: a predicate of the table, such as "is row_wise", and the target's limit.
+        The first text is a predicate of the table, such as "is row_wise"; the second text is the target's limit.
         """
         types, noun = self.sharding_types, "tables"
         if not table.pooled:
@@ -316,8 +318,9 @@ class Target:
         return self._refused_widths(placed) if self.equal_widths else None
 
     def _refused_widths(self, placed: Sequence[Placement]) -> tuple[str, str] | None:
-        """Return the reason why the target cannot express the widths of the column shards of a table; None if it can.
-        The reason is a pair of texts, as in `_refused`.
+        """Return the reason why the target cannot express the widths of a table's column shards, as a pair of texts.
+        The first text is a predicate of the table, the second text is the target's limit. Return None if the target can
+        express the widths.
         """
         widths = {placement.shard.dim for placement in placed}
         if len(widths) > 1:
@@ -411,8 +414,8 @@ def memory_for(
     pipeline: str | None = None,
     dense_optimizer: str | None = None,
 ) -> MemoryUse:
-    """Return the settings for the memory that a device uses in addition to the weights, such as optimizer state; the
-    defaults depend on the target.
+    """Return the settings of the memory that devices need in addition to the weights, such as optimizer state.
+    The defaults of `optimizer` and `batches_in_flight` depend on the target.
 
     Plans for a system that trains count the state of row-wise Adagrad and the buffers of a batch; other plans count
     only the weights, as in the papers.

@@ -27,7 +27,9 @@ def write(plan: Plan, module: str = "") -> Exported:
 
 
 def _remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return what a plan requires for training: an optimizer for data-parallel tables, and the pod size."""
+    """Return warnings about the settings that training with a plan requires; empty if no special setting is required.
+    Data-parallel tables require a separate optimizer, and some row-wise tables require TorchRec's pod size.
+    """
     return (*data_parallel_remarks(plan), *_pod_remarks(plan))
 
 
@@ -51,7 +53,10 @@ def _dotted_remarks(plan: Plan) -> tuple[Message, ...]:
 
 
 def _pod_remarks(plan: Plan) -> tuple[Message, ...]:
-    """Return the warning that row-wise tables on several hosts need the pod size, which the plan does not contain."""
+    """Return a warning if training with a plan requires TorchRec's pod size, which the plan file does not contain.
+    The pod size (hosts per pod) is required if a pod has several hosts, and row-wise tables are not on all devices.
+    Return an empty tuple if the pod size is not required.
+    """
     topology = plan.task.topology
     hosts = topology.domain_size // topology.host_size
     tables = [

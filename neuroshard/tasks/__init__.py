@@ -1,1 +1,1 @@
-"""The input of a search: tasks, constraints and memory use, and random tasks as in the papers."""
+"""The input of a search: tasks with tables, devices, constraints and memory use, and random tasks for experiments."""

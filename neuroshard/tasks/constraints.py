@@ -104,7 +104,10 @@ class TableRule:
         return bool(_WILD.intersection(self.tables))
 
     def concerns(self, names: Collection[str]) -> bool:
-        """Return True if the rule applies to at least one of the table names in `names`, a set or dict (for speed)."""
+        """Return True if the rule applies to at least one of the table names in `names`.
+
+        A set or dict of names makes this check fast.
+        """
         return self.tables in names or (self.is_wild and any(fnmatchcase(name, self.tables) for name in names))
 
 
@@ -146,7 +149,9 @@ class PinnedShard:
 
 @dataclass(frozen=True)
 class PinnedColumns(PinnedShard):
-    """A pin that puts up to 65,536 columns of a table on one device, in as many shards as needed.
+    """A constraint that puts up to 65,536 columns of a table on one of the given devices.
+    The device may have the columns in several shards, unlike in a `PinnedShard`.
+
     Searches use this class; users do not.
     """
 
@@ -154,8 +159,8 @@ class PinnedColumns(PinnedShard):
 
     @classmethod
     def on(cls, table: str, dim: int, devices: tuple[int, ...]) -> PinnedShard:
-        """Return a pin of `dim` columns of a table to one of the devices in `devices`.
-        The pin is a PinnedShard if the columns fit in one shard, and PinnedColumns otherwise.
+        """Return a constraint that puts `dim` columns of a table on one of the devices in `devices`.
+        The constraint is a `PinnedShard` if the columns fit in one shard, and a `PinnedColumns` otherwise.
         """
         return (cls if dim > MAX_SHARD_DIM else PinnedShard)(table, dim, devices)
 
@@ -191,7 +196,9 @@ class TableLimits:
 
     @cached_property
     def forms(self) -> Forms:
-        """The families (`Form`) of the sharding types that the table may have."""
+        """The families of sharding types to which the allowed sharding types of the table belong.
+        The three families (`Form`) are column-wise, row-wise and data-parallel.
+        """
         return frozenset(forms_of(self.sharding_types))
 
     @property
@@ -200,13 +207,16 @@ class TableLimits:
         return any(LAYOUTS[form].free for form in self.forms)
 
     def may_count(self, layout: Layout, devices: int) -> bool:
-        """Return True if the limits allow the table to be on this number of devices in the given `layout`."""
+        """Return True if the limits allow the table to be on `devices` devices with a sharding type of one family.
+        The family (column-wise, row-wise or data-parallel) is given as `layout`.
+        """
         least, most = self._counts(layout)
         return least <= layout.num_shards(devices) <= most
 
     def counts_of(self, layout: Layout) -> tuple[int, int]:
-        """Return the minimum and maximum number of shards that the table may have in the given `layout`.
-        Shards are counted in the same way as in rules.
+        """Return the minimum and maximum number of shards that the table may have with a sharding type of one family.
+        The family (column-wise, row-wise or data-parallel) is given as `layout`. Shards of the row-wise family are
+        blocks of rows.
 
         The maximum is at most the number of allowed devices, unless this number is below the minimum.
         """
@@ -422,8 +432,8 @@ def _min_dim(table: Table, rules: Sequence[TableRule], equal: bool, min_shards: 
 
 
 def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
-    """Return the minimum number of columns of a shard if a table is split into `min_shards` or more shards.
-    This minimum does not include `min_dim` of rules.
+    """Return the minimum number of columns in a shard of a table that has at least `min_shards` shards.
+    The setting `min_dim` of rules, which also sets a minimum, is not included.
 
     A sequence table is whole or in two equal halves. With `equal`, a table is in `min_shards` (at least 2) equal parts,
     and the narrowest shard is such a part. A sequence table of more than 2,048 columns can be halved only if its number

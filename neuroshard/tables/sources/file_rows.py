@@ -26,8 +26,8 @@ _NUMBER = re.compile(r"\s*[+-]?(\d{1,30}\.?\d{0,30}|\.\d{1,30})(e[+-]?\d{1,3})?\
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a table file: the cells by column name, and `where`, a description of the row with
-    which errors begin.
+    """One row of a table file: the cells by column name, and the place of the row in the file (`where`).
+    Errors begin with this place, such as "tables.csv, line 3".
     """
 
     where: str

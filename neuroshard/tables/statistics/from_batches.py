@@ -1,5 +1,5 @@
-"""Functions that count lookups in training batches, in bounded memory, or in one trace, and return tables with the
-counted statistics.
+"""Functions that count the lookups in training batches or in a trace, and return tables with the counted statistics.
+For training batches, the memory for the counts can be limited.
 """
 
 import warnings
@@ -131,7 +131,8 @@ def count_batches(
     row_blocks: int,
     max_bytes: Size,
 ) -> MeasuredTables:
-    """Return tables with counted statistics as `tables_from_batches` does, but several features may read one table.
+    """Count the lookups in batches in which several features may look up rows of the same table.
+    Return tables with these counts: pooling factors, reuse histograms and `row_lookups`.
 
     Args:
         shapes: the T tables.

@@ -15,7 +15,8 @@ _STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4
 
 
 class RowCounts:
-    """The exact number of lookups of each row that a batch touches in one table, or only of a random share of the rows.
+    """A counter of the lookups of each row that a batch touches in one table.
+    To save memory, the counter can be limited to a random share of the rows. The counts of these rows remain exact.
 
     A row belongs to the share if a hash of the row's index begins with h zero bits, where h is the number of times that
     the share was halved. The choice does not depend on the number of lookups, so the rows in the share are a random
