@@ -151,8 +151,9 @@ def _as_one_group(sharding_type: ShardingType, table: Table, beside_cut: bool) -
 def _parameter(
     places: Sequence[tuple[Placement, str]], sharding_type: ShardingType, layout: Layout, cache: CacheParams | None
 ) -> ParameterSharding:
-    """Return a table's sharding for TorchRec, given the placements of the table and the names of their devices.
-    The placements must be in the order of columns, and then of rows.
+    """Return TorchRec's `ParameterSharding` of one table.
+    Each item of `places` has two values: the placement of a shard, and TorchRec's name of the device. The items must be
+    sorted by column, and then by row.
     """
     copied, assignment = sharding_type is ShardingType.DATA_PARALLEL, places[0][0].tier_assignment
     shards = [

@@ -132,8 +132,8 @@ def _fused(parameter: Parameter) -> Mapping[str, Any]:
 
 
 def _of_sharders(model: Model, planned: Sequence[Parameter]) -> Iterator[Message]:
-    """Yield a warning for each cache setting of a sharder that has no effect on tables that may have a cache,
-    because the plan sets the value for each table.
+    """Yield a warning for each setting of caches in a sharder's `fused_params` that has no effect.
+    The setting has no effect because the plan itself sets the value for each table that may have a cache.
     """
     if model.left.compute_device == "cpu":
         return
