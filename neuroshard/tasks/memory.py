@@ -245,8 +245,8 @@ class MemoryUse:
         return size
 
     def _cache_bytes(self, loads: Loads, widths: FloatArray) -> IntArray:
-        """Return the bytes of device memory that shards in host memory need, (n,): for caches, for the bookkeeping of
-        the caches, and for optimizer state per row.
+        """Return the bytes of device memory that each of n shards (`loads`) needs if the shard is in host memory, (n,).
+        The bytes are for caches, for the bookkeeping of the caches, and for optimizer state per row.
 
         The rows of the caches have `widths` (n,) columns.
         """
