@@ -300,7 +300,7 @@ class CommModelConformance:
         return rng.integers(1, 200, size=(16, 4)) * 4.0, rng.uniform(0, 20, size=(16, 4))
 
     def test_costs_cover_the_wait(self) -> None:
-        """Check that no device ends before the last device has started."""
+        """Check that an exchange does not end on any device before the last device has started."""
         dims, starts = self._exchanges()
         cost = _exchange_ms(self.make(), dims, starts, 256)
         assert cost.shape == dims.shape
@@ -323,7 +323,9 @@ class CommModelConformance:
         assert np.allclose(_exchange_ms(model, dims, starts + 7, 256), _exchange_ms(model, dims, starts, 256))
 
     def test_even_exchanges_cost_the_same_however_they_are_asked_for(self) -> None:
-        """Check that `even_ms`, for equal bytes on all devices, agrees with `predict`, on one host and on two hosts."""
+        """Check that two methods predict the same time for exchanges with equal bytes on all devices.
+        The methods are `even_ms` and `predict`, and the devices are on one host or on two hosts.
+        """
         model, known = self.make(), [member for member in Collective if member in self.make().collectives]
         given = np.zeros((16, len(Collective)))
         given[:, known] = np.random.default_rng(0).integers(1, 200, size=(16, len(known))) * 4096.0
