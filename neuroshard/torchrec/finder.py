@@ -226,8 +226,8 @@ class Finder:
 
 
 def kept_plan_outdated(others: Sequence[str], error: UserError | None = None) -> Message:
-    """Return the warning that the kept plan was made for different inputs, so that the planner searches again.
-    `others` has the names of the inputs that differ.
+    """Return the warning that the plan saved by an earlier job was made for different inputs, so the planner searches
+    again. `others` has the names of the inputs that differ.
 
     `error` is the reason why the planner could not adapt the kept plan; None if the planner did not try.
     """

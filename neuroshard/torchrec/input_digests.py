@@ -1,4 +1,7 @@
-"""Digests of all inputs that a plan depends on; the planner compares these digests with the digests of a kept plan."""
+"""Digests of all inputs that a plan depends on.
+The planner saves these digests with a plan, so that a later job can check whether the plan was made for the same
+inputs.
+"""
 
 import hashlib
 import json

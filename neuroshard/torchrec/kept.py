@@ -1,4 +1,6 @@
-"""Plans that outlive a job: a file contains a plan, and the digests of all inputs that the plan was made for."""
+"""Plans that are saved for later jobs: a file contains a plan, and the digests of all inputs that the plan was made
+for.
+"""
 
 import logging
 import os

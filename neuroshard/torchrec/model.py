@@ -159,8 +159,8 @@ class Model:
         return joined(others, ours)
 
     def restored(self, sharding_plan: ShardingPlan) -> ShardingPlan:
-        """Return the plan from a file after adding the user's fixed plan and the kernel settings in constraints.
-        The file cannot store all kernel settings.
+        """Return the plan of a whole model, given the part of the plan that a file can store (`sharding_plan`).
+        The kernel settings in constraints, and the user's fixed plan of some tables, are added.
         """
         _pass_on(self.division.planned + self.division.delegated, sharding_plan)
         return joined(sharding_plan, self.request.fixed)

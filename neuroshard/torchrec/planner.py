@@ -429,7 +429,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return best
 
     def _differences(self, kept: KeptPlan, model: Model) -> tuple[str, ...]:
-        """Return the names of the inputs that differ from the inputs that the kept plan was made for.
+        """Return the names of the inputs that differ between this job and the earlier job that saved the plan `kept`.
         If the constraints contradict the devices of this job, the only name is "constraints".
         """
         try:
@@ -439,8 +439,8 @@ class NeuroShardPlanner(ShardingPlanner):
         return kept.differences(digests, device_memory(model.left), host_memory(model.left))
 
     def _loaded(self, models: Sequence[Model]) -> "_Way | None":
-        """Return the plan of the plan loader; None if there is no plan loader.
-        If the loaded plan does not fit this job, log a warning and return None.
+        """Load a plan from the plan loader (TorchRec's `PlanLoader`), and return the plan; None if there is no plan
+        loader. If the loaded plan does not fit this job, log a warning and return None.
         """
         loader = self._loader
         if loader is None:
@@ -581,7 +581,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return whole
 
     def _input_digests(self, model: Model) -> dict[str, str]:
-        """Return the digests of all inputs that a kept plan depends on; the result is empty if `keep` is not set."""
+        """Return the digest of each input that a plan of the model depends on, by name; empty if `keep` is not set."""
         return input_digests(model, self._finder, self._reports.callbacks) if self._keep else {}
 
     def _models(self, module: nn.Module, sharders: Sharders | None) -> list[Model]:
