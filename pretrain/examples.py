@@ -84,8 +84,8 @@ class ComputeTable:
 
 @dataclass(frozen=True)
 class CommTable:
-    """Measurements of exchanges in one direction as arrays.
-    In each exchange, the devices are sorted as the papers' network (`NeuralComm`) sorts them.
+    """Measured times of exchanges in one direction (forward or backward) as arrays, to train a communication model.
+    The devices of each exchange are in the order in which the model (`NeuralComm`, as in the papers) takes them.
 
     Attributes:
         features: (n, 2 D), raw features.
@@ -97,7 +97,9 @@ class CommTable:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int) -> "CommTable":
-        """Return the measurements in one direction as arrays. Devices start with delays only in direction FORWARD."""
+        """Return the measured times of exchanges in one direction as arrays.
+        The direction is FORWARD for embeddings, with devices that start at different times, or BACKWARD for gradients.
+        """
         samples, cost = [m.sample for m in measurements], np.array([m.typical_ms[direction] for m in measurements])
         wait = waits(starts_of(samples, direction))
         order, features = comm_inputs(traffic_of(samples), wait)

@@ -1,4 +1,6 @@
-"""The sources of tasks: one task with all tables, random tasks as in the papers, or a file."""
+"""The sources of tasks, each of which is a set of tables to shard over devices.
+A source is one task with all tables, random tasks with some of the tables, or a file with tasks.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -156,8 +156,9 @@ class MemoryUse:
         return self.pipeline != "prefetch" and self.host_tables == "fbgemm"
 
     def bytes_with_caches(self, sets: LoadSets) -> IntArray:
-        """Return the bytes of device memory that each shard needs, (n,), including caches that shards on a device
-        share. Every row of a shared cache is as wide as the widest table in the cache.
+        """Return the bytes of device memory that each of n shards (`sets`) needs, (n,).
+        The bytes of a cached shard include the rows of the shard in a cache. Every row of a cache is as wide as the
+        widest table that shares the cache.
 
         Each set has all loads of one device.
 
@@ -177,8 +178,8 @@ class MemoryUse:
         return size
 
     def cache_widths(self, sets: LoadSets) -> FloatArray:
-        """Return the number of columns in each cache row of each shard, (n,).
-        A shard without a cache gets its own number of columns.
+        """Return the number of columns in each row of the caches that n shards (`sets`) use, (n,).
+        For a shard without a cache, the result is the number of columns of the shard.
 
         FBGEMM has one cache for all cached tables of a kernel call, and every row of this cache is as wide as the
         widest of these tables (`max_D_cache`). Here, the cached tables of a device with the same sharding type, data
@@ -244,8 +245,8 @@ class MemoryUse:
         return size
 
     def _cache_bytes(self, loads: Loads, widths: FloatArray) -> IntArray:
-        """Return the bytes of device memory that shards in host memory need, (n,): for caches, for the bookkeeping of
-        the caches, and for optimizer state per row.
+        """Return the bytes of device memory that each of n shards (`loads`) needs if the shard is in host memory, (n,).
+        The bytes are for caches, for the bookkeeping of the caches, and for optimizer state per row.
 
         The rows of the caches have `widths` (n,) columns.
         """
@@ -262,8 +263,8 @@ class MemoryUse:
         return size
 
     def received_bytes(self, output_columns: float, batch_size: int, num_devices: int, inputs: float = 0) -> int:
-        """Return the bytes that a device needs for its own samples in any plan: for the embeddings, gradients and
-        inputs of these samples.
+        """Return the bytes that each device needs, whatever the plan is, for the samples in the device's share of a
+        batch. The bytes count the embeddings, gradients and inputs of these samples.
 
         Args:
             output_columns: mean number of output columns per sample, of all tables together.
@@ -277,7 +278,8 @@ class MemoryUse:
 
 
 def hash_slots(rows: FloatArray | IntArray) -> IntArray:
-    """Return the number of slots, (n,), in n hash tables of SOK that store `rows` (n,) rows on a device.
+    """Return the number of slots of n hash tables, (n,), that store `rows` (n,) rows on a device.
+    NVIDIA's SOK, a library that trains embedding tables, stores each table in a hash table (HKV).
 
     The number is a power of two, at least twice the rows and at least 1,024: half full, HKV drops no row.
     """
@@ -286,7 +288,7 @@ def hash_slots(rows: FloatArray | IntArray) -> IntArray:
 
 
 def _weights(loads: Loads, state_floats: int | IntArray) -> IntArray:
-    """Return the bytes of the weights of n shards (`loads`), (n,), including the optimizer state of each weight.
+    """Return the bytes of n shards (`loads`), (n,): the weights, and the optimizer state that belongs to each weight.
 
     `state_floats` is the number of floats of state per element, one for all loads or (n,).
     """

@@ -91,7 +91,9 @@ class Task:
 
     @cached_property
     def limits(self) -> tuple[TableLimits, ...]:
-        """Limits that the constraints set for each table, (T,)."""
+        """Limits for the shards of each table, such as the allowed devices, as one `TableLimits` per table, (T,).
+        The limits follow from the constraints of the task.
+        """
         return tuple(
             self.constraints.limits(table, self.topology.num_devices, len(self.topology.domains))
             for table in self.tables
@@ -99,15 +101,15 @@ class Task:
 
     @cached_property
     def tier_assignments(self) -> tuple[TierAssignment, ...]:
-        """Tier assignment of each table if no search chooses tiers, (T,)."""
+        """The memory tier and the cache size of each table, (T,), if the search method does not choose tiers."""
         if all(rule.tiers is None for rule in self.constraints.rules):
             return (ON_DEVICE,) * len(self.tables)
         return tuple(limits.tier_assignment for limits in self.limits)
 
     @cached_property
     def loads(self) -> Loads:
-        """The work of the kernels for each table, (T,), if every table is table-wise on one device, in the tier of
-        `tier_assignments`.
+        """The work of the embedding kernels for each table, as `Loads` of T whole tables.
+        Every table counts as table-wise, in the tier that `tier_assignments` has for the table.
         """
         return Loads.of(self.tables, self.batch_size).at(self.tier_assignments)
 
@@ -118,7 +120,7 @@ class Task:
 
     @property
     def output_columns(self) -> float:
-        """Mean number of output columns per sample, of all tables together."""
+        """Number of output columns of all tables together for one sample, as a mean over samples."""
         return sum(table.output_columns for table in self.tables)
 
     @property
@@ -129,8 +131,9 @@ class Task:
 
     @cached_property
     def shard_memory(self) -> tuple[int, ...]:
-        """Memory of each device in bytes, (D,), that is left for shards.
-        Inputs and embeddings of the device's own samples are subtracted.
+        """Bytes of memory on each device, (D,), that are left for shards.
+        The reserved memory is subtracted, and so is the memory for the inputs, embeddings and gradients of the device's
+        share of a batch.
         """
         inputs = sum(table.pooling_factor + table.features for table in self.tables)
         devices = self.topology.num_devices
@@ -188,7 +191,8 @@ class Task:
         return next((name for name, different in differs.items() if different), None)
 
     def with_rules(self, rules: Iterable[TableRule]) -> "Task":
-        """Return a copy of the task with `rules` added after the present rules of the constraints.
+        """Return a copy of the task with further rules for tables.
+        The constraints of the copy have the rules of the task first, and then `rules`.
 
         Raises:
             UserError: the rules contradict each other, or the tables and devices of the task.
@@ -392,8 +396,8 @@ class _Checks:
                 )
 
     def _wanted(self, table: Table) -> list[set[int]]:
-        """Return the set of allowed devices of each shard of a table, if the table is split into the minimum number of
-        shards.
+        """Return a list with the set of allowed devices for each shard of a table.
+        The list has the minimum number of shards that the pinned shards and the limits of the table allow.
         """
         pinned = self.constraints.pins.get(table.name, [])
         group = self.constraints.group_of.get(table.name, (table.name,))

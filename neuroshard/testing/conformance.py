@@ -1,4 +1,5 @@
-"""Tests that every implementation of an interface must pass, as base classes for test classes of any test runner.
+"""Tests that every implementation of an interface must pass, such as every search method or every cost model.
+The tests are methods of base classes. A test class for an implementation is derived from one of these classes.
 
 Example:
     class TestMine(SearcherConformance):
@@ -47,7 +48,10 @@ _MOST_SAMPLES = 2048  # maximum batch size
 
 
 class SearcherConformance:
-    """Tests for every search method; set a smaller `most_tasks`, the number of tasks per test, for slow methods."""
+    """Tests that every search method must pass.
+
+    For slow methods, set a smaller `most_tasks`: the maximum number of random seeds of tasks in each test.
+    """
 
     most_tasks = 12
 
@@ -105,7 +109,9 @@ class SearcherConformance:
             assert plan.fits
 
     def test_refuses_what_cannot_fit(self) -> None:
-        """Check that tables larger than the memory of all devices raise an InfeasibleError that names sizes."""
+        """Check that tables larger than the memory of all devices raise an InfeasibleError.
+        The text of the error must have sizes with units, such as "3 GiB".
+        """
         tables = toy_tables(8)
         task = Task(tables, Topology(2, sum(table.size_bytes for table in tables) // 3), 256)
         error = _error_of(self.make(), task, Simulator(linear_models(2)))
@@ -140,7 +146,9 @@ class SearcherConformance:
             self._keeps_limits_or_refuses(task, Simulator(models))
 
     def test_keeps_constraints_under_models_that_know_every_form(self) -> None:
-        """Check that plans keep limits, and that two calls agree, with models that support all sharding types."""
+        """Check a search with cost models that support all sharding types.
+        In two calls, the search must return equal plans that keep memory limits and constraints, or raise an error.
+        """
         simulator = Simulator(CostModels.load("roofline:h100"))
         for seed in self._seeds(4):
             self._keeps_limits_or_refuses(constrained_task(seed), simulator)
@@ -158,8 +166,9 @@ class SearcherConformance:
                 assert found == again
 
     def test_plans_for_a_target_are_in_its_words(self) -> None:
-        """Check that plans for a target keep the rules of the target, are equal in two calls, and can be exported to
-        the target.
+        """Check plans that are made for a target: a system that trains with the plans, such as TorchRec.
+        The plans must keep the rules of the target, be equal in two calls, and pass the checks before an export to the
+        target.
         """
         simulator = Simulator(CostModels.load("roofline:h100"))
         for target in map(target_named, TARGETS):
@@ -169,8 +178,8 @@ class SearcherConformance:
                     target.check(found)
 
     def _keeps_limits_or_refuses(self, task: Task, simulator: Simulator) -> UserError | Plan:
-        """Search twice, and return the plan or the error of the first search.
-        Check that the plan keeps all limits, and that the second search returns an equal plan.
+        """Search twice for a plan of the task, and return the plan or the error of the first search.
+        Check that the plan keeps the memory limits and constraints of the task, and that the second plan is equal.
 
         The error must be an InfeasibleError, or name a model.
         """
@@ -252,14 +261,16 @@ class SumModelConformance(ComputeModelConformance):
         raise NotImplementedError
 
     def test_a_set_is_the_sum_of_its_vectors(self) -> None:
-        """Check that the head of the summed vectors predicts the cost of the set, as searches assume."""
+        """Check that the model can predict the cost of a set of tables from the sum of the tables' vectors.
+        Searches predict costs in this way: `head` of the sum must be equal to `predict` of the set.
+        """
         model, tables = self.make(), self._tables()
         vectors = model.embed(Loads.of(tables, 256))
         assert np.allclose(model.head(vectors.sum(axis=0)), model.predict(LoadSets.of([tables], 256))[0], rtol=1e-4)
 
 
 def _check_kept(plan: Plan, task: Task) -> None:
-    """Assert that a plan is for the task and breaks no limit.
+    """Assert that the plan is a plan of the task, and breaks none of the task's memory limits and constraints.
 
     The plan's task may have further rules only if a rule of the task has equal_widths.
     """
@@ -289,7 +300,7 @@ class CommModelConformance:
         return rng.integers(1, 200, size=(16, 4)) * 4.0, rng.uniform(0, 20, size=(16, 4))
 
     def test_costs_cover_the_wait(self) -> None:
-        """Check that no device ends before the last device has started."""
+        """Check that an exchange does not end on any device before the last device has started."""
         dims, starts = self._exchanges()
         cost = _exchange_ms(self.make(), dims, starts, 256)
         assert cost.shape == dims.shape
@@ -312,7 +323,9 @@ class CommModelConformance:
         assert np.allclose(_exchange_ms(model, dims, starts + 7, 256), _exchange_ms(model, dims, starts, 256))
 
     def test_even_exchanges_cost_the_same_however_they_are_asked_for(self) -> None:
-        """Check that `even_ms`, for equal bytes on all devices, agrees with `predict`, on one host and on two hosts."""
+        """Check that two methods predict the same time for exchanges with equal bytes on all devices.
+        The methods are `even_ms` and `predict`, and the devices are on one host or on two hosts.
+        """
         model, known = self.make(), [member for member in Collective if member in self.make().collectives]
         given = np.zeros((16, len(Collective)))
         given[:, known] = np.random.default_rng(0).integers(1, 200, size=(16, len(known))) * 4096.0
@@ -323,7 +336,9 @@ class CommModelConformance:
 
 
 class PhysicalComputeConformance(SumModelConformance):
-    """Tests for compute models that guarantee that more work never costs less, unlike the papers' networks."""
+    """Tests for compute models that guarantee that more rows, columns, features or tables never cost less.
+    Neural networks, such as the cost models in the NeuroShard paper, do not guarantee this.
+    """
 
     def _pairs(self) -> list[tuple[list[Table], list[Table], int]]:
         """Return random cases, each with a set of tables, a list of one table of this set, and a batch size."""
@@ -352,7 +367,9 @@ class PhysicalComputeConformance(SumModelConformance):
         """
 
         def more_rows(table: Table) -> Table:
-            """Return the table with four times the rows; unchanged if the reuse histogram needs more rows."""
+            """Return a copy of the table with four times as many rows.
+            Return the table itself if the reuse histogram counts more unique rows than the table has.
+            """
             unique = _MOST_SAMPLES * table.pooling_factor / (table.reuse @ MEAN_COUNTS)
             return replace(table, rows=4 * table.rows) if unique <= table.rows else table
 
@@ -379,7 +396,9 @@ class PhysicalComputeConformance(SumModelConformance):
 
 
 class PhysicalCommConformance(CommModelConformance):
-    """Tests for communication models that guarantee monotonic and continuous costs, unlike the papers' networks."""
+    """Tests for communication models that guarantee monotonic and continuous costs.
+    Neural networks, such as the cost models in the NeuroShard paper, do not guarantee such costs.
+    """
 
     def _cases(self) -> Iterator[tuple[FloatArray, FloatArray, int, np.random.Generator]]:
         """Yield random cases: (columns of each device (B, 4), start delays (B, 4) in ms, batch size, random generator).

@@ -153,9 +153,7 @@ def linear_models(num_devices: int = 4) -> CostModels:
 
 
 def random_models(num_devices: int = 4, seed: int = 0) -> CostModels:
-    """Return the transfer time, (B, D) ms, which is in proportion to the columns of the device with the
-    most columns.
-    """
+    """Return cost models for `num_devices` devices that are neural networks with random weights."""
     rng = np.random.default_rng(seed)
     features = FeatureSet("log")
     count = len(features.columns)

@@ -60,7 +60,7 @@ def delegate(
     parameters: Sequence[Parameter], module: nn.Module, left: TorchRecTopology, request: PlanningRequest
 ) -> ShardingPlan:
     """Let TorchRec's planner plan the given parameters of a model, and return TorchRec's plan.
-    `left` has the devices with the memory that is still free.
+    In the topology `left`, each device has only the memory that is still free.
 
     Raises:
         InfeasibleError: TorchRec finds no plan.
@@ -221,8 +221,9 @@ def _offered(parameter: Parameter, device: str) -> list[str]:
 
 
 def _limited_to(parameter: Parameter, why: str = "", or_else: str = "", **limits: list[str]) -> Parameter:
-    """Return the parameter with narrower constraints: each field in `limits` keeps only the values listed in `limits`.
-    Raise UserError if the present constraints of the parameter allow none of these values.
+    """Return the parameter with narrower constraints.
+    Each keyword argument in `limits` has the name of a field in the constraints, and the list of values that the field
+    is set to. Raise UserError if the field has values already, but none of them is in the list.
     """
     for word, only in limits.items():
         values = getattr(parameter.user_constraints, word)
@@ -299,7 +300,10 @@ def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Mod
     """
 
     def shardable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-        """Return the parameters of a module that are in `wanted` and that the original sharder can shard, by name."""
+        """Return the weights of those parameters of a module that the limited sharder can shard, by name.
+        The limited sharder can shard a parameter if the original sharder can do so and the caller asked for the
+        parameter.
+        """
         parameters = sharder.shardable_parameters(module).items()
         return {name: weights for name, weights in parameters if (id(module), name) in wanted}
 
@@ -352,8 +356,10 @@ def without(
 
 
 def untrained_bytes(parameters: Sequence[Parameter]) -> int:
-    """Return the total bytes of tensors that the parameters' modules have outside tables and that are not trained.
-    The ids of managed collision are an example; TorchRec shards these tensors row-wise.
+    """Return the total bytes of the tensors in the parameters' modules that are neither tables nor trained.
+    An example is the tensor of ids in a module for managed collision.
+
+    TorchRec shards these tensors row-wise.
     """
     total = 0
     for module, sharder in {

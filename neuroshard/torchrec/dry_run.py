@@ -148,7 +148,9 @@ def _as_planner_errors() -> Iterator[None]:
 
 
 def _unread(config: PlannerConfig) -> list[str]:
-    """Return the names of those fields of a configuration that are set but have no effect on NeuroShardPlanner."""
+    """Return the names of the fields in TorchRec's PlannerConfig that NeuroShardPlanner ignores although they are set.
+    A field counts as set if its value differs from the default of the field.
+    """
     defaults = {field.name: field.default for field in fields(PlannerConfig) if field.default is not MISSING}
     return sorted(name for name, value in defaults.items() if name not in _READ and getattr(config, name) != value)
 

@@ -118,8 +118,10 @@ class Finder:
         return _warned(found)
 
     def changed(self, before: Plan, task: Task, max_moved_bytes: int | str | None, **settings: Any) -> Plan:
-        """Adapt the earlier plan `before` to a task, and return the new plan.
-        The search method is `searcher=replan`, with the settings in `settings`.
+        """Return a plan of the task that is made by changing the earlier plan `before`.
+        The new plan moves at most `max_moved_bytes` of tables to other devices; None sets no limit.
+
+        The search method `replan` makes the new plan, with the settings in `settings`.
 
         If the earlier plan cannot stay as it is, the planner's searcher places the other tables. The acceptance rule of
         that searcher decides about gains.
@@ -146,8 +148,8 @@ class Finder:
             return _warned(find_plan(method, task, self.simulator))
 
     def found_after(self, kept: KeptPlan, others: Sequence[str], task: Task) -> Plan:
-        """Adapt a kept plan to changed tables or devices, and return the new plan.
-        If the kept plan cannot be adapted, search from scratch.
+        """Adapt `kept`, a plan that an earlier job saved in a file, to changed tables or devices, and return the new
+        plan. If the saved plan cannot be adapted, search from scratch.
 
         If the number of devices is unchanged, tables stay on their devices. A warning names the inputs that differ
         (`others`), the changes, the tables that move, and the gain of moving more tables.
@@ -186,15 +188,17 @@ class Finder:
 
     def found_instead(self, kept: Plan | None, task: Task) -> Plan:
         """Search for a plan of a task from scratch, and return the plan.
-        If `keep_types` is true and there is a kept plan, tables keep their sharding types in the kept plan.
+        If the finder's `keep_types` is true, tables keep the sharding types that they have in `kept`, the saved plan of
+        an earlier job. If there is no saved plan (`kept` is None), the search chooses all sharding types.
         """
         if kept is None or not self.keep_types:
             return self.found(task)
         return replace(self.found(with_types_of(kept, task)), task=task)
 
     def _searched_again(self, kept: Plan | None, task: Task, why: Message) -> Plan:
-        """Search from scratch for a plan that replaces the kept plan, and return the new plan.
-        Warn about tables whose saved optimizer state cannot be loaded into the new plan.
+        """Search from scratch for a plan that replaces `kept`, the saved plan of an earlier job, and return the new
+        plan. Log the warning `why`, and warn about tables whose saved optimizer state cannot be loaded into the new
+        plan.
         """
         _log.warning(why)
         plan = self.found_instead(kept, task)
@@ -203,7 +207,9 @@ class Finder:
         return plan
 
     def _gain_of_moving(self, plan: Plan, kept: Plan) -> Message | None:
-        """Return the warning that moving tables would shorten the steps of a plan; None if the gain is below 1%."""
+        """Return the warning that a training step would take less time if more tables moved to other devices.
+        The result is None if moving tables would make the predicted time of a step less than 1% shorter.
+        """
         moved = self.changed(plan, plan.task, None, keep_types=self.keep_types)
         now, then = (cost.total_ms for cost in self.simulator.costs(plan.task, [plan, moved]))
         if then > now * (1 - _WORTH_SAYING):
@@ -220,8 +226,8 @@ class Finder:
 
 
 def kept_plan_outdated(others: Sequence[str], error: UserError | None = None) -> Message:
-    """Return the warning that the kept plan was made for different inputs, so that the planner searches again.
-    `others` has the names of the inputs that differ.
+    """Return the warning that the plan saved by an earlier job was made for different inputs, so the planner searches
+    again. `others` has the names of the inputs that differ.
 
     `error` is the reason why the planner could not adapt the kept plan; None if the planner did not try.
     """

@@ -101,7 +101,9 @@ class Groups:
 
     @property
     def described(self) -> tuple[int | bool, ...]:
-        """All settings of the groups that a plan depends on, except the topology of a group."""
+        """The settings of the groups that a plan depends on, except the topology of a group.
+        The settings are the values of `num_groups`, `sync_steps`, `use_inter_host_allreduce` and `chosen`.
+        """
         return self.num_groups, self.sync_steps, self.use_inter_host_allreduce, self.chosen
 
     @property
@@ -130,7 +132,8 @@ class Groups:
 
     def counted(self, models: CostModels, task: Task) -> CostModels:
         """Return cost models whose kernel times include the synchronisation of the groups.
-        A synchronisation takes place every `sync_steps` steps, so each step gets an equal share of the time.
+        A synchronisation averages the weights and optimizer states of all groups.
+        A synchronisation takes place once in `sync_steps` steps, and each step gets an equal share of the time.
 
         A synchronisation is an all-reduce, over the groups, of all weights and optimizer state of a device's shards.
         The time per byte is computed for an equal share of the bytes; devices with more bytes take longer.
@@ -168,7 +171,7 @@ class Groups:
     @property
     def _joined(self) -> int:
         """The number of successive ranks of the job that count as joined by fast links.
-        The number depends on how the job is divided into groups.
+        The number is the size of a pod or of a host, depending on how the groups divide the pods.
 
         This is the number of ranks of a pod. If groups have unequal parts of pods, it is the number of ranks of a host:
         successive ranks of a group may then be in two pods, and the slower link counts.
@@ -177,14 +180,16 @@ class Groups:
         return pod if self._has_equal_parts_of(pod) else int(self.job.local_world_size)
 
     def _has_equal_parts_of(self, ranks: int) -> bool:
-        """Return True if the groups share every run of `ranks` successive ranks (a host or a pod) equally.
-        Groups that have no rank in a run do not count for this run.
+        """Return True if the groups divide every block of `ranks` successive ranks, such as a host or a pod, equally.
+        All groups that have ranks in the block must then have the same number of ranks in the block.
         """
         number = self.sharding_group_size if self.use_inter_host_allreduce else self.num_groups
         return ranks % number == 0 or number % ranks == 0
 
     def _among(self, ranks: int) -> int:
-        """Return how many of `ranks` successive ranks of the job belong to the same group."""
+        """Return the number of ranks that a group has in a block of `ranks` successive ranks, such as a host or a pod.
+        Groups without ranks in the block do not count.
+        """
         if self.use_inter_host_allreduce:
             return min(ranks, self.sharding_group_size)
         return max(ranks // self.num_groups, 1)

@@ -1,4 +1,7 @@
-"""Digests of all inputs that a plan depends on; the planner compares these digests with the digests of a kept plan."""
+"""Digests of all inputs that a plan depends on.
+The planner saves these digests with a plan, so that a later job can check whether the plan was made for the same
+inputs.
+"""
 
 import hashlib
 import json
@@ -80,8 +83,8 @@ def _described(value: Any) -> Any:
 
 
 def _inside(value: Any) -> dict[str, Any]:
-    """Return the fields in which two objects of the same class can differ, as JSON-ready values.
-    The result is empty for unknown types.
+    """Return the content of an array, a path or a dataclass as JSON-ready values, by name.
+    For a dataclass, only fields that count when objects are compared are returned. The result is empty for other types.
     """
     if isinstance(value, np.ndarray):
         return {"shape": list(value.shape), "digest": hashlib.sha256(value.tobytes()).hexdigest()}

@@ -1,4 +1,6 @@
-"""Plans that outlive a job: a file contains a plan, and the digests of all inputs that the plan was made for."""
+"""Plans that are saved for later jobs: a file contains a plan, and the digests of all inputs that the plan was made
+for.
+"""
 
 import logging
 import os
@@ -119,7 +121,8 @@ class _KeptFile:
 
 
 def _host_memory_of(plan: Plan | None) -> tuple[int, ...]:
-    """Return the bytes of host memory that each host had for tables when the plan was made, (H,).
+    """Return the bytes of memory that each host had for tables when the plan was made, (H,); empty if there is no plan.
+
     The bytes are the whole host memory only if NeuroShard planned all tables.
     """
     topology = plan and plan.task.topology
@@ -127,7 +130,9 @@ def _host_memory_of(plan: Plan | None) -> tuple[int, ...]:
 
 
 def _more(now: Sequence[int], then: Sequence[int]) -> list[int] | None:
-    """Return the differences `now` - `then` in bytes; None if a difference is above 5%, or if the lengths differ."""
+    """Return a list of the differences in bytes between each value in `now` and the value in `then` at the same index.
+    Return None if a difference is above 5% of the value in `then`, or if the lengths differ.
+    """
     if len(now) != len(then):
         return None
     more = [bytes_now - before for bytes_now, before in zip(now, then, strict=True)]
@@ -135,8 +140,8 @@ def _more(now: Sequence[int], then: Sequence[int]) -> list[int] | None:
 
 
 def _fits(plan: Plan, more: Sequence[int], more_on_hosts: Sequence[int]) -> bool:
-    """Return True if a plan keeps all limits after the memory changes.
-    `more` has the change of each device in bytes, (D,), and `more_on_hosts` the change of each host, (H,).
+    """Return True if a plan still keeps its memory limits and constraints after the memory of devices and hosts
+    changes. `more` has the change of each device in bytes, (D,), and `more_on_hosts` the change of each host, (H,).
     """
     topology = plan.task.topology
     pairs = zip(topology.device_memory, more, strict=True)

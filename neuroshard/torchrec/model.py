@@ -1,4 +1,6 @@
-"""A model to be sharded, with the planner of each parameter: NeuroShard, TorchRec, or a plan that the user gives.
+"""The class `Model`: a model to be sharded, with the information who plans each parameter.
+NeuroShard, TorchRec's planner, or a plan that the user gives can plan a parameter.
+
 The module also makes the plan of the parameters that TorchRec plans, and checks loaded plans.
 """
 
@@ -117,7 +119,9 @@ class Model:
         return cls(module, sharders, division, tables, left, request)
 
     def on(self, request: PlanningRequest) -> "Model":
-        """Return the same model with other requirements; constraints and the fixed plan must be unchanged.
+        """Return the same model with `request` as the requirements that its plan must meet.
+
+        The constraints and the fixed plan in `request` must be the same as before.
 
         Raises:
             InfeasibleError: the reservation leaves no memory.
@@ -142,7 +146,9 @@ class Model:
         return joined(request.fixed, theirs), left
 
     def whole(self, others: ShardingPlan, plan: Plan | None) -> ShardingPlan:
-        """Return the plan of the whole model, which joins `others` and NeuroShard's plan.
+        """Return the plan of the whole model, which joins two plans: `others` and NeuroShard's plan (`plan`).
+        The plan `others` has the parameters that NeuroShard does not plan.
+
         The kernel settings of the tables in NeuroShard's plan come from the constraints.
         """
         if plan is None:
@@ -153,15 +159,17 @@ class Model:
         return joined(others, ours)
 
     def restored(self, sharding_plan: ShardingPlan) -> ShardingPlan:
-        """Return the plan from a file after adding the user's fixed plan and the kernel settings in constraints.
-        The file cannot store all kernel settings.
+        """Return the plan of a whole model, given the part of the plan that a file can store (`sharding_plan`).
+        The kernel settings in constraints, and the user's fixed plan of some tables, are added.
         """
         _pass_on(self.division.planned + self.division.delegated, sharding_plan)
         return joined(sharding_plan, self.request.fixed)
 
     def forgotten(self, sharding_plan: ShardingPlan) -> str | None:
-        """Return the first field, as text, that the plan would lose if it were saved to a file and `restored`.
-        The result is None if the plan would lose no field.
+        """Return a text that names the first setting of a table that would be lost if the plan were saved and loaded
+        again. The result is None if no setting would be lost.
+
+        Settings that the file cannot store, but that `restored` takes from the constraints again, are not lost.
         """
         read = parse(modules_json(sharding_plan), ReadModules, "the plan")
         again = self.restored(sharding_plan_of(read, "the plan"))

@@ -39,8 +39,9 @@ class Served:
     device: str = ANY_DEVICE
 
     def calls_of(self, parameter: Parameter) -> frozenset[Call]:
-        """Return the kernel calls that a parameter can get.
-        Both this search and the constraints of the parameter allow these kernel calls.
+        """Return the types of kernel calls that this search may use for a table.
+        A type says the family of sharding types, the memory tier, and whether lookups are pooled. The constraints and
+        the size of the table must allow the type.
         """
         devices, rows = self.num_devices, int(parameter.config.num_embeddings)
         dim = int(parameter.config.embedding_dim)
@@ -132,8 +133,8 @@ def divide(
     fixed: ShardingPlan | None = None,
     served: Served = EVERYTHING,
 ) -> Division:
-    """Decide for each parameter that the sharders would shard who plans it: NeuroShard, TorchRec, or the plan `fixed`.
-    A module in several places counts once.
+    """Assign each parameter that a sharder would shard to one planner: NeuroShard, TorchRec's planner, or the plan
+    `fixed`. A module that occurs several times in the model counts once.
 
     The model may be on any device, and no weights are materialised. Parameters in the plan `fixed` are kept as they
     are. `served` says which tables the search and its cost models can place.
@@ -165,11 +166,11 @@ def find_tables(
     sharders: Sequence[ModuleSharder[nn.Module]] | None = None,
     constraints: Mapping[str, ParameterConstraints] | None = None,
 ) -> tuple[Parameter, ...]:
-    """Return the tables of a model that NeuroShard plans, in the order of the modules; no weights are materialised.
+    """Return the tables of a model that NeuroShard plans, in the order of the modules.
 
     These are the tables of every EmbeddingBagCollection, with or without feature processors, and of every
     EmbeddingCollection, if cost models support sequence tables; except tables for which `why_delegated` returns a
-    reason.
+    reason. No weights are materialised.
 
     Args:
         module: the model, on any device, also on "meta".
@@ -238,6 +239,8 @@ def _them(count: int) -> str:
 
 
 def listed(texts: Sequence[str]) -> str:
-    """Return the first texts, joined by commas into one text, and the number of texts that are left out at the end."""
+    """Return the texts joined by commas, as one text.
+    If there are many texts, return the first few of them, and the number of the remaining texts at the end.
+    """
     more = f", ... {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     return f"{', '.join(texts[:_SHOWN])}{more}"

@@ -28,12 +28,14 @@ class TableNames:
 
     @cached_property
     def _by_path(self) -> dict[str, str]:
-        """For each table, the name that tasks use; the keys are `path.name`."""
+        """A dictionary from the name `path.name` of each table to the name that tasks use for the table."""
         return {parameter.qualified_name: name for name, parameter in self.tables.items()}
 
     @cached_property
     def _by_plain(self) -> dict[str, list[str]]:
-        """For each plain name, the names that tasks use for the tables with this plain name."""
+        """A dictionary from each plain table name to a list of the names that tasks use for the tables with this plain
+        name.
+        """
         return grouped(self.tables, lambda name: self.tables[name].name)
 
     def in_task(self, name: str, where: str) -> str:
@@ -65,8 +67,8 @@ class TableNames:
         )
 
     def in_statistics(self, known: Mapping[str, Table]) -> dict[str, Table]:
-        """Return the statistics in `known`, by the names that tasks use for the tables.
-        Raise UserError if a name is ambiguous, or if two names stand for the same table.
+        """Return the tables with statistics in `known`; the keys are the names that tasks use, not the names that users
+        write. Raise UserError if a name is ambiguous, or if two names stand for the same table.
         """
         found: dict[str, Table] = {}
         for name, table in known.items():
@@ -85,8 +87,9 @@ class TableNames:
         return self.in_task(name, "rules")
 
     def _rules(self, rule: TableRule) -> list[TableRule]:
-        """Return the rules that stand for `rule` in tasks, in which tables may have other names.
-        A pattern in `rule` may match any of a table's names.
+        """Return rules with the names that tasks use, which together have the effect of `rule`.
+        The rule has the names that users write. A pattern in the rule may match any name of a table, with or without
+        the path of the module.
         """
         if not rule.is_wild:
             return [replace(rule, tables=self._in_rule(rule.tables))]
@@ -102,8 +105,8 @@ class TableNames:
 def by_plain_name(
     constraints: Mapping[str, ParameterConstraints], parameters: Sequence[Parameter]
 ) -> dict[str, ParameterConstraints]:
-    """Return the constraints with additional entries, because TorchRec needs the plain names of tables.
-    A constraint under `path.name` also gets an entry under the plain name.
+    """Return the constraints with additional entries under plain table names.
+    Every constraint under `path.name` gets another entry under the plain name, because TorchRec looks up plain names.
 
     Plain names that several tables have are left out: TorchRec's planner plans each of these tables separately.
     """

@@ -91,8 +91,10 @@ def memory_of_tables(topology: TorchRecTopology) -> str:
 
 
 def storage_taken(options: Sequence[ShardingOption], topology: TorchRecTopology) -> list[Storage]:
-    """Return the memory that sharding options use on each device, and in the device's share of the host memory:
-    TorchRec's estimates in the options, plus the second caches that TorchRec does not estimate.
+    """Return the memory that sharding options use, as a list with one `Storage` for each device.
+    A `Storage` has the memory of the device, and the device's share of the host memory.
+
+    The memory is TorchRec's estimate plus the second caches of key-value kernels, which TorchRec does not estimate.
 
     Key-value kernels have one second cache per device, in host memory, for the tables of a module that share a kernel.
     """

@@ -245,6 +245,7 @@ class Parameter:
     @property
     def forms(self) -> tuple[Form, ...]:
         """The families of sharding types from which the search may choose the sharding type of the table.
+        The three families are column-wise, row-wise and data-parallel; table-wise, for example, belongs to column-wise.
 
         They follow from the sharding types in the constraints, or otherwise from the sharder's sharding types.
         """
@@ -256,8 +257,9 @@ class Parameter:
 
     @property
     def _types(self) -> frozenset[str]:
-        """The sharding types in the constraints; without these, the sharding types of the sharder.
-        Sharding types that the table cannot have, and withheld types that the constraints do not name, are left out.
+        """The sharding types that the constraints allow or, if the constraints set none, that the sharder supports.
+        Types that the table cannot have are left out. If the constraints set none, types in `withheld_types` are left
+        out, too.
         """
         types = (
             self.user_constraints.sharding_types or set(self.sharder.sharding_types(ANY_DEVICE)) - self.withheld_types
@@ -357,7 +359,9 @@ class Parameter:
 
     @property
     def calls(self) -> frozenset[Call]:
-        """The kernel calls that the constraints allow for the table."""
+        """The types of kernel calls that the constraints allow for the table.
+        A type says the family of sharding types, the memory tier, and whether lookups are pooled.
+        """
         tiers = {form: self.tiers if LAYOUTS[form].free else (Tier.DEVICE,) for form in self.forms}
         return frozenset(
             Call(form, self.pooled, tier) for form, tiers_of_form in tiers.items() for tier in tiers_of_form
@@ -366,7 +370,7 @@ class Parameter:
     @property
     def _known_forms(self) -> tuple[Form, ...]:
         """The families of sharding types that NeuroShard's plans support for the table.
-        The families depend on whether the table is pooled or a sequence table.
+        Pooled tables can be column-wise, row-wise or data-parallel; sequence tables can be column-wise or row-wise.
         """
         return FORMS if self.pooled else CUT_FORMS
 

@@ -394,8 +394,11 @@ class NeuroShardPlanner(ShardingPlanner):
         return answer, plan_to_send, self.last_cost, self.last_groups, self._data_parallel
 
     def _planned(self, module: nn.Module, sharders: Sharders | None, group: dist.ProcessGroup | None) -> ShardingPlan:
-        """Return the plan of the whole model: the kept plan if it fits, the loaded plan, or the result of a search.
-        Report the plan; rank 0 also saves a new plan to the file of `keep`.
+        """Return the plan of the whole model, and report the plan.
+        The plan comes from the file that the setting `keep` names, from the plan loader or from a search, in this
+        order.
+
+        Rank 0 saves a new plan to the file of `keep`.
         """
         started = perf_counter()
         models = self._models(module, sharders)
@@ -404,8 +407,8 @@ class NeuroShardPlanner(ShardingPlanner):
         return self._finished(found, group, started)
 
     def _after(self, kept: KeptPlan, models: Sequence[Model]) -> "_Way":
-        """Return the kept plan if it was made for the same inputs.
-        Otherwise adapt the kept plan, or search for another plan.
+        """Return the plan of an earlier job (`kept`) if it was made for the inputs of this job.
+        If the inputs differ, adapt the plan of the earlier job, or search for another plan.
         """
         others = [self._differences(kept, model_of_groups) for model_of_groups in models]
         if () in others:
@@ -426,7 +429,7 @@ class NeuroShardPlanner(ShardingPlanner):
         return best
 
     def _differences(self, kept: KeptPlan, model: Model) -> tuple[str, ...]:
-        """Return the names of the inputs that differ from the inputs that the kept plan was made for.
+        """Return the names of the inputs that differ between this job and the earlier job that saved the plan `kept`.
         If the constraints contradict the devices of this job, the only name is "constraints".
         """
         try:
@@ -436,8 +439,8 @@ class NeuroShardPlanner(ShardingPlanner):
         return kept.differences(digests, device_memory(model.left), host_memory(model.left))
 
     def _loaded(self, models: Sequence[Model]) -> "_Way | None":
-        """Return the plan of the plan loader; None if there is no plan loader.
-        If the loaded plan does not fit this job, log a warning and return None.
+        """Load a plan from the plan loader (TorchRec's `PlanLoader`), and return the plan; None if there is no plan
+        loader. If the loaded plan does not fit this job, log a warning and return None.
         """
         loader = self._loader
         if loader is None:
@@ -462,8 +465,9 @@ class NeuroShardPlanner(ShardingPlanner):
             return None
 
     def _best(self, models: Sequence[Model], find: Callable[[Model], "_Way"]) -> "_Way":
-        """Call `find` for every number of groups, and return the plan with the lowest predicted cost.
-        Raise the first UserError if no number of groups has a plan.
+        """Call `find` for each model in `models`, and return the plan with the lowest predicted cost.
+        The models differ in the number of sharding groups: sets of ranks that each have all tables. Raise the first
+        UserError if no number of groups has a plan.
         """
         found: list[_Way] = []
         errors: list[UserError] = []
@@ -577,12 +581,13 @@ class NeuroShardPlanner(ShardingPlanner):
         return whole
 
     def _input_digests(self, model: Model) -> dict[str, str]:
-        """Return the digests of all inputs that a kept plan depends on; the result is empty if `keep` is not set."""
+        """Return the digest of each input that a plan of the model depends on, by name; empty if `keep` is not set."""
         return input_digests(model, self._finder, self._reports.callbacks) if self._keep else {}
 
     def _models(self, module: nn.Module, sharders: Sharders | None) -> list[Model]:
-        """Return a Model for each possible division of the job into groups.
-        Raise UserError if `sharders` is not a list.
+        """Return one `Model` for each possible number of sharding groups.
+        A sharding group is a set of ranks that has all tables, as in TorchRec's DMPCollection. Raise UserError if
+        `sharders` is not a list.
         """
         _check_type("sharders", sharders, Sequence)
         sharders = sharders or get_default_sharders()
@@ -598,8 +603,9 @@ class NeuroShardPlanner(ShardingPlanner):
         return [model, *(model.on(request) for request in self._requests[1:])]
 
     def _finder_of(self, model: Model) -> Finder:
-        """Return the finder for a model.
-        The costs that this finder predicts count the synchronisation of the model's groups.
+        """Return the finder (search method and cost models) for a model.
+        If the job has several sharding groups, which average their weights, the predicted costs include the time of
+        this averaging. If the cost models cannot predict this time, the predicted costs leave out the time.
         """
         groups, simulator = model.request.groups, self._finder.simulator
         if groups.num_groups == 1 or not model.tables:
@@ -609,8 +615,8 @@ class NeuroShardPlanner(ShardingPlanner):
         return replace(self._finder, simulator=counted)
 
     def _remember(self, found: "_Way", whole: ShardingPlan, plan: Plan | None) -> None:
-        """Set the attributes for the latest plan, the plan's cost and the groups.
-        Log the cost, and the warnings of the cost models.
+        """Set the planner's attributes `last_plan`, `last_cost` and `last_groups` for a new plan of the whole model.
+        Log the predicted cost of the plan, and the warnings of the cost models.
         """
         self._selected = partial(options_of, found.finder.simulator, found.model, whole, plan)
         self.last_plan, self.last_cost, self.last_groups = None, None, found.model.request.groups
@@ -640,7 +646,7 @@ class NeuroShardPlanner(ShardingPlanner):
 
 @dataclass(frozen=True)
 class _Way:
-    """A plan of a model for one division of the job into groups.
+    """A plan of a model for one possible number of sharding groups, as in TorchRec's DMPCollection.
 
     Attributes:
         model: the model with the requirements of these groups.
@@ -777,8 +783,8 @@ def _simulator(models: CostModels, hides_input: bool) -> Simulator:
 
 
 def _warn_of_groups(ways: Sequence[Groups], models: CostModels, compute_device: str) -> None:
-    """Warn if predicted costs leave out the synchronisation of several groups.
-    Warn also if TorchRec cannot run several groups on the devices of the job.
+    """Warn if the cost models cannot predict the time that sharding groups take to average their weights.
+    Warn also if there may be several sharding groups on CPUs, because TorchRec runs several groups only on GPUs.
     """
     several = [groups for groups in ways if groups.num_groups > 1]
     if not all(groups.counts(models) for groups in several):

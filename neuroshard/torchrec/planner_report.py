@@ -237,8 +237,8 @@ def _shardings_in(
 
 
 def withheld_remedy(parameters: Iterable[Parameter]) -> str:
-    """Return the advice to name row_wise in constraints, for tables that may not be row-wise otherwise.
-    The result is "" if `parameters` has no tables of this kind.
+    """Return the advice, as text, to name row_wise in the constraints of tables that are otherwise never row-wise.
+    The result is "" if none of the parameters is a table of this kind.
     """
     withheld = [
         parameter.qualified_name
@@ -264,8 +264,8 @@ class Reports:
     def pass_on(
         self, simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None, run_time_s: float
     ) -> tuple[ShardingPlan, Plan | None]:
-        """Pass the plan of the whole model, and NeuroShard's plan in it, to the callbacks.
-        Then pass the plans, as the callbacks changed them, to the reports.
+        """Let the callbacks change the plan of the whole model (`sharding_plan`), and pass the changed plan to the
+        reports. NeuroShard's plan of the tables that NeuroShard plans (`plan`) is changed in the same way.
 
         Returns:
             Both plans, as the callbacks changed them. `simulator` predicts the cost of NeuroShard's plan.

@@ -219,8 +219,8 @@ def _domain(topology: TorchRecTopology) -> int | None:
 
 
 def _expanded_bytes(tables: Sequence[Table], memory: MemoryUse, batch_size: int, num_devices: int) -> int:
-    """Return the bytes on each device of buffers with an index and an embedding for every lookup in sequence tables.
-    These buffers exist before and after devices exchange deduplicated indices and embeddings.
+    """Return the bytes on each device of the buffers that have an entry for every lookup in sequence tables.
+    Devices exchange each index and embedding only once, but need these larger buffers before and after the exchange.
 
     Before the deduplicated exchange, each lookup has an index and the position of its row; after the exchange, each
     lookup has an embedding and its gradient.

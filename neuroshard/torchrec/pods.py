@@ -118,7 +118,8 @@ def pod_size_remark(sharding_plan: ShardingPlan, topology: TorchRecTopology) -> 
 
 def _started_per_host(topology: TorchRecTopology) -> int:
     """Return the number of ranks on each host.
-    The number is TorchRec's if this process belongs to the job, and otherwise the number in the topology.
+    If this process belongs to the job, the number is the local world size of the running job. Otherwise, the number
+    comes from the topology.
     """
     world = int(topology.world_size)
     if dist.is_initialized() and dist.get_world_size() == world:

@@ -48,7 +48,7 @@ def pipeline_of(pipeline: str | None, memory: MemoryUse | None) -> str | None:
 
 
 def pipeline_type(pipeline: str | None) -> PipelineType:
-    """Return TorchRec's PipelineType for a training pipeline of this name."""
+    """Return TorchRec's PipelineType for the name of a training pipeline; PipelineType.NONE if there is no name."""
     return PipelineType.NONE if pipeline is None else _PIPELINE_TYPES[pipeline]
 
 

@@ -151,8 +151,8 @@ def _tensors(taken: object) -> Iterator[KeyedJaggedTensor]:
 
 
 def _samples(batches: Sequence[Mapping[str, KeyedJaggedTensor]], read: Set[str]) -> int:
-    """Return the number of samples in the first batch, in tensors with keys that tables `read`.
-    Raise UserError if the number is 0.
+    """Return the number of samples in the first batch.
+    Only tensors with features that tables read (the names in `read`) count. Raise UserError if the number is 0.
     """
     tensors = (tensor for tensor_of in batches[:1] for key, tensor in tensor_of.items() if key in read)
     samples = max((int(tensor.stride()) for tensor in tensors), default=0)
@@ -172,7 +172,9 @@ def _read(
     tensors: Mapping[str, KeyedJaggedTensor],
     place: int,
 ) -> list[Features]:
-    """Return the lookups in one batch: for each table, (T,), a dictionary of lookups by the name of the feature."""
+    """Return the lookups in one batch, as a list with one dictionary for each table, (T,).
+    The keys of a dictionary are the names of the features that the table reads.
+    """
     return [
         {key: _lookups(tensors, key, shape, place) for key in parameter.config.feature_names}
         for parameter, shape in zip(parameters.values(), shapes, strict=True)

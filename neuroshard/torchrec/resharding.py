@@ -47,8 +47,9 @@ def reshard(model: DistributedModelParallel, sharding_plan: ShardingPlan) -> tup
 
 
 def _move(model: DistributedModelParallel, path: str, parameters: EmbeddingModuleShardingPlan) -> None:
-    """Move tables of one module as `model.reshard` does.
-    This function also works for models in which only tables are trained.
+    """Move tables of the module at `path` to other ranks, as `model.reshard` does.
+    The argument `parameters` has the new shardings of the tables.
+    Unlike `model.reshard`, this function also works for models in which only tables are trained.
 
     The move creates new kernels with their initial learning rate. Optimizer settings that changed since then are
     restored, also on ranks that had no part of a table before.

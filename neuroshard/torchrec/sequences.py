@@ -34,8 +34,9 @@ def deduplicated(table: Table, batch_size: int, num_devices: int) -> Table:
 
 
 def check_sequences(shardings: Iterable[tuple[str, Table, ParameterSharding]]) -> None:
-    """Raise UserError if TorchRec cannot train sequence tables with the given shardings; pooled tables are skipped.
-    Each entry has the path of a collection, a table, and the sharding of the table.
+    """Raise UserError if TorchRec cannot train the sequence tables with the given shardings.
+    Each item of `shardings` has three values: the path of a collection, a table, and the sharding of the table. Pooled
+    tables are skipped.
 
     All column-wise sequence tables of a collection must have shards of one width, because TorchRec assumes that each
     shard is as wide as the first one.

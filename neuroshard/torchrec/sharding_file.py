@@ -219,8 +219,10 @@ def load_sharding_plan(path: str | Path, model: nn.Module | None = None) -> Shar
 
 
 def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadModules:
-    """Return the modules in a file after moving each table without a module to the model's module with this table.
-    The table may have the plain name in the file, or the name with the path of the module in front.
+    """Return the content of a file with every table under a module of the model.
+    A table that has no module in the file is put under the module of the model that contains the table.
+
+    In the file, the table may have the plain name, or the name with the path of the module in front.
     """
     paths: dict[str, list[tuple[str, str]]] = {}
     for sharded in parameters_of(model, get_default_sharders()):

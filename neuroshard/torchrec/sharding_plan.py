@@ -136,8 +136,9 @@ def _module_of(table: Table, modules: str | Mapping[str, str]) -> str:
 
 
 def _as_one_group(sharding_type: ShardingType, table: Table, beside_cut: bool) -> ShardingType:
-    """Return column_wise in place of table_wise for an unsplit pooled table in a collection with column_wise tables.
-    Return `sharding_type` unchanged for all other tables.
+    """Return the sharding type that a table of a collection gets in TorchRec's plan.
+    An unsplit pooled table gets column_wise in place of table_wise if the collection has column_wise
+    tables (`beside_cut`). All other tables keep `sharding_type`.
 
     TorchRec exchanges, looks up and permutes separately for each sharding type of a collection, and for a table in one
     shard table_wise and column_wise mean the same. Sequence tables keep their type, because TorchRec assumes that all
@@ -151,8 +152,9 @@ def _as_one_group(sharding_type: ShardingType, table: Table, beside_cut: bool) -
 def _parameter(
     places: Sequence[tuple[Placement, str]], sharding_type: ShardingType, layout: Layout, cache: CacheParams | None
 ) -> ParameterSharding:
-    """Return a table's sharding for TorchRec, given the placements of the table and the names of their devices.
-    The placements must be in the order of columns, and then of rows.
+    """Return TorchRec's `ParameterSharding` of one table.
+    Each item of `places` has two values: the placement of a shard, and TorchRec's name of the device. The items must be
+    sorted by column, and then by row.
     """
     copied, assignment = sharding_type is ShardingType.DATA_PARALLEL, places[0][0].tier_assignment
     shards = [

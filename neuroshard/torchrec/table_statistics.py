@@ -43,8 +43,9 @@ def table_statistics(tables: Statistics, batch_size: int) -> dict[str, Table]:
 
 
 def with_statistics(guessed: Sequence[Table], known: Mapping[str, Table]) -> tuple[Table, ...]:
-    """Return the model's tables; each table that has an entry in `known` gets the statistics of this entry.
-    All other tables keep the statistics that the planner assumed.
+    """Return the model's tables (`guessed`) with measured statistics.
+    Each table that has an entry in `known` gets the statistics of the entry. All other tables keep the statistics that
+    the planner assumed.
 
     A table that grew since its statistics were counted keeps these statistics (`warn_of_growth`).
 
@@ -113,8 +114,9 @@ def warn_of_growth(guessed: Sequence[Table], known: Mapping[str, Table]) -> None
 
 
 def _with_statistics(guessed: Table, known: Table) -> Table:
-    """Return the model's table with the statistics of the known table.
-    Raise UserError if the known table has more rows than the model's table.
+    """Return the table `guessed` of the model with measured statistics in place of assumed statistics.
+    The measured statistics come from `known`, which describes the same table.
+    Raise UserError if the measured table has more rows than the table of the model.
     """
     if known.rows > guessed.rows:
         raise UserError(

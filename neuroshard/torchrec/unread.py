@@ -113,7 +113,7 @@ _IGNORED: tuple[tuple[Callable[[Parameter], bool], str, str, str], ...] = (
 
 def _prefetching(model: Model) -> Iterator[Parameter]:
     """Yield the tables with a cache for which prefetching is set.
-    The given plan, the constraints, or `fused_params` of the sharder can set prefetching.
+    The user's plan of a table, the constraints, or `fused_params` of the sharder can set prefetching.
     """
     if model.left.compute_device == "cpu":
         return
@@ -132,8 +132,8 @@ def _fused(parameter: Parameter) -> Mapping[str, Any]:
 
 
 def _of_sharders(model: Model, planned: Sequence[Parameter]) -> Iterator[Message]:
-    """Yield a warning for each cache setting of a sharder that has no effect on tables that may have a cache,
-    because the plan sets the value for each table.
+    """Yield a warning for each setting of caches in a sharder's `fused_params` that has no effect.
+    The setting has no effect because the plan itself sets the value for each table that may have a cache.
     """
     if model.left.compute_device == "cpu":
         return
@@ -150,7 +150,10 @@ def _of_sharders(model: Model, planned: Sequence[Parameter]) -> Iterator[Message
 
 
 def _of_given(model: Model) -> Iterator[Message]:
-    """Yield a warning if a given plan, which is kept unchanged, contradicts the constraints."""
+    """Yield a warning if the plan that the user gives for some tables contradicts the constraints of these tables.
+
+    The planner keeps the user's plan unchanged.
+    """
     differing = [
         f"{table.qualified_name} ({field}={getattr(table.user_constraints, field)})"
         for table in model.division.fixed
@@ -166,7 +169,7 @@ def _of_given(model: Model) -> Iterator[Message]:
 
 
 def _unfollowed(table: Parameter, model: Model) -> Iterator[str]:
-    """Yield the names of the fields in a table's constraints that the given plan contradicts."""
+    """Yield the names of the fields in a table's constraints that the user's plan of the table contradicts."""
     sharding, constraints = table.sharding_in(model.request.fixed), table.user_constraints
     if constraints.sharding_types and sharding.sharding_type not in constraints.sharding_types:
         yield "sharding_types"

@@ -55,7 +55,7 @@ class Precision(Word):
 
     @property
     def element_bytes(self) -> int:
-        """The data type in which devices exchange embeddings and gradients."""
+        """Bytes of one element of this data type, such as 4 for fp32."""
         return {Precision.FP32: 4, Precision.FP16: 2, Precision.BF16: 2}.get(self, 1)
 
 

@@ -1,5 +1,6 @@
-"""The fingerprint of the machine that took a measurement: a description of the hardware, which every record and bundle
-stores.
+"""The fingerprint of a machine: a description of the hardware.
+Every measurement, and every bundle of cost models, is stored with the fingerprint of the machine that took the
+measurements.
 """
 
 import os
@@ -37,8 +38,9 @@ class Fingerprint:
     revision: str | None = None
 
     def same_hardware(self, other: dict[str, Any]) -> bool:
-        """Return True if this machine and the machine `other` may have the same hardware model: the same kind, device
-        name and, if known, revision. `other` has the fields of a fingerprint in a manifest.
+        """Return True if this machine and the machine `other` may have the same hardware model.
+        The kind, the device name and, if both are known, the revision must be equal. `other` has the fields of a
+        fingerprint by name.
 
         Revisions are compared only if both are recorded.
         """

@@ -1,5 +1,5 @@
-"""The choice of cost models: the name of the models, and settings that decide which costs the models include, such as
-framework=torchrec.
+"""The choice of cost models: the name of the cost models, and settings such as the time of the dense network.
+The settings decide, for example, whether costs include the framework overhead of TorchRec.
 """
 
 import re
@@ -27,8 +27,8 @@ _OLD_DENSE = re.compile(r"dense(\d+(?:\.\d+)?)ms")
 @dataclass(frozen=True)
 @checked
 class ModelChoice:
-    """A choice of cost models: the name of the models, and settings that decide which costs the models include, such as
-    framework=torchrec.
+    """A choice of cost models: the name of the cost models, and settings.
+    The settings decide, for example, whether costs include the framework overhead of TorchRec.
 
     Attributes:
         name: name of installed models or of a datasheet (roofline:NAME), or path of the directory of a bundle.
@@ -90,8 +90,8 @@ class ModelChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """Settings of commands that decide which costs the cost models include, such as framework=torchrec.
-    Another setting, `model`, names the cost models.
+    """Settings that cost models need to predict a training step, such as whether costs include TorchRec's overhead.
+    Commands have these settings in addition to `model`, the name of the cost models.
 
     Attributes:
         framework: torchrec | none: torchrec counts TorchRec's overhead per step in costs, and none counts no overhead;

@@ -154,7 +154,10 @@ def on_each(shard: Shard, devices: Sequence[int], tier_assignment: TierAssignmen
     """
 
     def placement(device: int) -> Placement:
-        """Return the placement on one device, without a check of the fields."""
+        """Return a placement of the shard on the device.
+        The fields of the placement are not checked, because the calling function checks the smallest and the largest
+        device.
+        """
         placed = object.__new__(Placement)
         vars(placed).update(shard=shard, device=device, tier_assignment=tier_assignment)
         return placed
