@@ -71,8 +71,8 @@ class SplitMeasurements:
         return [*self.train, *self.valid]
 
     def limited(self, most: int | None, most_tables: int | None = None) -> "SplitMeasurements":
-        """Return the measurements with fewer training samples: only samples with at most `most_tables` tables, and of
-        these only the first `most`. None sets no limit.
+        """Return the measurements with a limited training split. Training samples with more than `most_tables` tables
+        are left out, and of the others the first `most` are kept. None sets no limit.
 
         Other splits are unchanged.
 
@@ -162,8 +162,8 @@ class MeasuredExchange:
 
     @property
     def repeats(self) -> int:
-        """The index of the measured times to which the model is fitted: FORWARD for times with start delays, BACKWARD
-        for times without start delays.
+        """The index that selects one of the two measured times of each exchange. The index FORWARD selects the time if
+        devices start with delays, and BACKWARD the time if devices start together.
 
         In a step, all devices begin the input dist and the backward exchanges at the same time; forward exchanges begin
         on each device when its kernels finish. Plans are measured in the same way.
@@ -274,8 +274,8 @@ class Measured:
         return replace(measured, local=local)
 
     def fittable(self, known: Collection[str]) -> "Measured":
-        """Return the measurements without the parts of a step that lack samples in a split.
-        Parts named in `known` are kept.
+        """Return the measurements from which models can be fitted. If a part of a step has no samples in a split, this
+        part is left out, unless `known` contains the name of the part.
 
         The models of `known` parts exist already and can be adjusted to any samples.
         """
@@ -349,8 +349,8 @@ class Measured:
 
     @property
     def sizes(self) -> dict[str, dict[str, int]]:
-        """The number of samples in each split, by name of the part of a step.
-        Column-wise kernel calls and all-to-alls are left out.
+        """The number of samples in each split, for each part of a step except column-wise kernel calls and all-to-alls.
+        The outer dictionary has the names of the parts, and the inner dictionaries have the names of the splits.
         """
         others = {p.name: p.measured.sizes for p in self.parts if p.name not in (COMPUTE, FORWARD, BACKWARD)}
         return others | ({FRAMEWORK: self.local.sizes} if self.local.everything else {})
@@ -371,7 +371,8 @@ _Read = tuple[list[Measurement[ComputeSample]], list[Measurement[CommSample]], l
 
 
 def _read(directory: DataDirectory) -> _Read:
-    """Return the kernel calls, the exchanges, and the tables with their splits, read from a data directory.
+    """Read a data directory. Return the kernel calls, the exchanges, and pairs of a table and the split (training,
+    validation or test) of this table.
 
     If the directory has measured plans (no held-out tables), every second validation sample becomes a test sample, and
     all tables count as training tables. There, every call that was measured again shows the machine's speed. In other

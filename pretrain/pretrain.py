@@ -81,7 +81,8 @@ class Pretrain:
             call_named(name)
 
     def run(self) -> PretrainResult:
-        """Fit the models, set their margins on validation samples, test them on unseen tables, and write the bundle.
+        """Fit the models to training samples, set their error margins on validation samples, test the models on unseen
+        tables, and write the bundle.
 
         Raises:
             UserError: `out` cannot take a bundle; `data` is not a data directory; a split has no column-wise samples,
