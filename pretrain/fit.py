@@ -107,8 +107,8 @@ class Fit:
         """Fit cost models of all parts of a step, from scratch or from the models in `start`. Return the models with
         their error margins.
 
-        `start` must have passed `check`. Kernel calls are corrected to one speed of the machine for fitting, but not for
-        margins.
+        `start` must have passed `check`. Kernel calls are corrected to one speed of the machine for fitting, but not
+        for margins.
         """
         models = self(samples.level, start)
         if self.host_tiers is not None:

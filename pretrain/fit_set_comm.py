@@ -37,8 +37,8 @@ class SetNetwork(nn.Module):
         self.lead = nn.Parameter(2 * torch.eye(1 + NUM_WAITS).repeat(-(-segments // (1 + NUM_WAITS)), 1)[:segments])
 
     def forward(self, features: torch.Tensor, waits: torch.Tensor) -> torch.Tensor:
-        """Return the predicted transfer times of B devices, (B, 1), from features (B, F) and times of waiting for other
-        devices (B, W).
+        """Return the predicted transfer times of B devices, (B, 1), from features (B, F) and W statistics of the
+        times for which devices wait for each other, (B, W).
 
         Waits and transfer times are multiples of the scale. See `SetComm` for the formula.
         """
@@ -73,8 +73,8 @@ class SetNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class _Devices:
-    """The devices of all measured exchanges: features (n, F), times of waiting for other devices (n, W) in ms, and
-    transfer times (n,) in ms.
+    """The devices of all measured exchanges: features (n, F), W statistics of the times for which devices wait
+    for each other (n, W) in ms, and transfer times (n,) in ms.
     """
 
     features: FloatArray
@@ -180,8 +180,8 @@ def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...
 
 
 def _devices(measurement: Measurement[CommSample], direction: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return three arrays for the D devices of one exchange: features (D, F), times of waiting for other devices (D, W)
-    in ms, and transfer times (D,) in ms.
+    """Return three arrays for the D devices of one exchange: features (D, F), W statistics of the times for
+    which devices wait for each other (D, W) in ms, and transfer times (D,) in ms.
     """
     wait, traffic = waits(starts_of([measurement.sample], direction)), traffic_of([measurement.sample])
     features = np.concatenate([set_features(traffic), host_features(traffic)], axis=2)
