@@ -74,7 +74,7 @@ def _check_predictions(entries: Sequence[Evaluated], count_input: bool) -> None:
 def _next_pass(
     measure: Measure, plans: Sequence[Plan], seed: tuple[int, int], advance: Advance, run: Path, before: Sequence[Pass]
 ) -> Pass:
-    """Measure the plans once more, after the passes `before`, and return the measurements of the new pass."""
+    """Measure the plans in one more pass, and return the measurements of this pass. `before` has the earlier passes."""
     return measure(plans, len(before), [*seed, len(before)], advance, run)
 
 
@@ -100,8 +100,8 @@ def _begun(
     count_input: bool,
     run: RunDirectory,
 ) -> dict[str, object]:
-    """Start an evaluation, or resume an evaluation whose directory exists; a resumed evaluation
-    may ask for more builds.
+    """Start an evaluation in the directory of a new run, or resume the evaluation in the directory of an interrupted
+    run. A resumed evaluation can ask for more builds than before.
 
     Returns:
         The content of `run.json`.

@@ -54,14 +54,14 @@ class ExchangesOfStep(NamedTuple):
         return cls(float(waited_ms.max()), float(input_ms.max()))
 
     def in_step(self, step: MirroredStep) -> float:
-        """Return the ms by which the exchanges lengthen a step, in addition to the local work of the step."""
+        """Return the time in ms that the exchanges add to a mirrored step, which by itself contains no exchanges."""
         return self.waited_ms + step.exposed_ms(self.input_ms)
 
 
 @dataclass(frozen=True)
 class MirroredMeasurer(TorchRecMeasurer):
-    """Measures mirrored steps: one process runs a single rank of a larger job, as if all other ranks did the same;
-    TorchRec trains a stand-in model, one rank after the other.
+    """Measures mirrored steps of plans. In a mirrored step, one process runs a single rank of a larger job, as if all
+    other ranks did the same work. The ranks run one after the other, and TorchRec trains a stand-in model.
 
     Local work is measured, and exchanges are predicted. So one device can measure plans for any number of devices. An
     evaluation measures the first plan twice; the difference of both is the floor.
@@ -107,8 +107,8 @@ class MirroredMeasurer(TorchRecMeasurer):
         return None if fits else "does not have the times of mirrored steps"
 
     def compared(self, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass]) -> Comparison:
-        """Compare the local work of the plans of a task; phases and exchanges are computed from
-        passes without errors.
+        """Compare the mirrored steps of the plans of a task by the time of the local work (a step without exchanges).
+        The times of phases and exchanges are computed from passes without errors.
         """
         by_pass = [by_plan(one_pass, len(entries)) for one_pass in passes]
         steps = [self._steps([plans[k] for plans in by_pass]) for k in range(len(entries))]
@@ -124,8 +124,8 @@ class MirroredMeasurer(TorchRecMeasurer):
         return replace(compared, columns=tuple(columns))
 
     def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
-        """Return the rows of `stretches.parquet`: the parts (stretches) of a training step in order of time,
-        for every measured rank.
+        """Return the rows of `stretches.parquet`. Each row has the time of a short part (a stretch) of the
+        training step of one measured rank. The rows of a rank are in the order in which the parts run.
         """
         return [
             {
@@ -178,7 +178,9 @@ class MirroredMeasurer(TorchRecMeasurer):
         return [step for step in map(self.timeline, passes) if not isinstance(step, str)]
 
     def _local_ms(self, rows: Pass) -> list[float]:
-        """Return the ms of the plan's step in one pass, without exchanges; an empty list after an error."""
+        """Return the time in ms of a plan's mirrored step in one pass, without exchanges. The result is a list with
+        this time, or an empty list if the pass has an error.
+        """
         return [step.step_ms for step in self._steps([rows])]
 
     def _measured(
@@ -191,8 +193,8 @@ class MirroredMeasurer(TorchRecMeasurer):
         advance: Advance,
         _run: Path,
     ) -> Pass:
-        """Measure every plan once, and return the measurements; the cost of a plan is local work and predicted
-        exchanges.
+        """Measure every plan once, and return the measurements. The cost of a plan is the measured time of the local
+        work plus the predicted time of the exchanges.
         """
         check_mirrored(plans_once(plans), hardware)
         rows: Pass = ()
@@ -213,7 +215,9 @@ class MirroredMeasurer(TorchRecMeasurer):
 
 
 def _mean_phases(steps: Sequence[Sequence[MirroredStep]]) -> dict[str, FloatArray]:
-    """Return the mean ms of each phase over the steps of each plan, (K,), by name of the phase; NaN without steps."""
+    """Return the mean time of each phase over the mirrored steps of each of K plans. The result is a dictionary from
+    the name of a phase to the times (K,) in ms; the time is NaN for a plan without steps.
+    """
     none = np.full((1, len(LOCAL_PHASES)), np.nan)
     means = np.array([np.mean([step.slowest_ms for step in of_plan] or none, axis=0) for of_plan in steps])
     return dict(zip(LOCAL_PHASES, means.T, strict=True))
