@@ -15,7 +15,9 @@ Numbers = FloatArray | IntArray | BoolArray
 
 @dataclass(frozen=True, eq=False)
 class TypeChoices:
-    """B choices of sharding types: `types` (B, T) gives each table the index of a sharding type in `FORMS`."""
+    """B choices of sharding types, one type per table. `types` (B, T) has the index of the sharding type of each of T
+    tables.
+    """
 
     types: IntArray
 
@@ -34,8 +36,8 @@ class TypeChoices:
         return np.tensordot((self.types == form).astype(np.float64), numbers, 1)
 
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
-        """For each choice, return the largest of `numbers` (T, Q) over the tables that have the sharding type
-        `form`, but at least 0, (B, Q).
+        """Return the largest of `numbers` (T, Q) over the tables with the sharding type `form`, for each choice and
+        each of Q kinds of numbers, (B, Q). The result is 0 if no table has this type, and never negative.
 
         The choices of one call differ in few tables. Only these tables are compared choice by choice.
         """
@@ -88,8 +90,8 @@ class ChangedChoices:
         return after.reshape(len(table), *numbers.shape[1:])
 
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
-        """For each choice, return the largest of `numbers` (T, Q) over the tables that have the sharding type
-        `form`, but at least 0, (B, Q).
+        """Return the largest of `numbers` (T, Q) over the tables with the sharding type `form`, for each choice and
+        each of Q kinds of numbers, (B, Q). The result is 0 if no table has this type, and never negative.
         """
         table, more = self.changes[:, 0], self._more(form)[:, None]
         chosen = np.where((self.before == form)[:, None], numbers, 0.0)
