@@ -257,8 +257,8 @@ def predicted_parts(models: CostModels, measured: Measured, split: Literal["vali
 
 
 def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
-    """Return the training ranges of all quantities: the ranges in the training samples, joined with the ranges of
-    `start`.
+    """Return the training ranges of all quantities on which costs depend. The ranges cover the training samples, and
+    the training ranges of the models `start` if they are given.
 
     The result is None if the ranges of `start` are unknown.
     """

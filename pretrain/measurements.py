@@ -67,7 +67,7 @@ class SplitMeasurements:
 
     @property
     def known(self) -> list[Measurement[Any]]:
-        """The training samples and the validation samples, without their second passes."""
+        """The training samples and the validation samples. A sample that was measured twice appears once."""
         return [*self.train, *self.valid]
 
     def limited(self, most: int | None, most_tables: int | None = None) -> "SplitMeasurements":
@@ -136,7 +136,9 @@ class MeasuredCalls:
         return compute_part(self.call)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Predict the times of the kernel calls in `some` with `model`, in the order of batch sizes."""
+        """Return the predicted and the measured times of the kernel calls in `some`. The predictions are made by
+        `model`, and the calls are sorted by batch size.
+        """
         some = sorted(some, key=lambda m: m.sample.batch_size)
         sets, took_ms = loads_of([m.sample for m in some]), np.array([m.typical_ms for m in some])
         return Predicted.alone(model.predict(sets), model.spread_ms(sets), took_ms)
@@ -177,7 +179,8 @@ class MeasuredExchange:
         return exchange_part(self.direction, self.collective)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Predict the times of all devices in the exchanges in `some` with `model`, in groups of similar exchanges.
+        """Return the predicted and the measured times of the exchanges in `some`, with a value for each device of each
+        exchange. The predictions are made by `model`.
 
         Exchanges with the same batch size, number of devices and host size are predicted together, and the result is in
         that order.
@@ -327,7 +330,7 @@ class Measured:
 
     @property
     def columns(self) -> SplitMeasurements:
-        """The kernel calls of pooled column-wise tables in device memory."""
+        """The measured kernel calls of column-wise tables that are pooled and in device memory."""
         return self.compute.get(COLUMN_WISE_CALL, SplitMeasurements.of(()))
 
     @property

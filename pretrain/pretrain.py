@@ -179,7 +179,8 @@ class Pretrain:
 
 
 def _common(directories: Sequence[DataDirectory]) -> Manifest:
-    """Return the manifest of the first directory; all directories must be measured on the same type of machine.
+    """Return the manifest of the first of several data directories. It describes the machine, which must be of the same
+    type in all directories.
 
     Raises:
         UserError: the machines differ, or a directory is not a data directory.
