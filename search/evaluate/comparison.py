@@ -63,7 +63,7 @@ class Evaluated:
 
     @property
     def caveat(self) -> str | None:
-        """A text that limits the trust in the predicted cost; None if there is no such text."""
+        """A short text that warns about the predicted cost, or None if there is no warning."""
         return None if self.prediction is None else self.prediction.caveat
 
     @property

@@ -26,8 +26,8 @@ def evaluated(
     count_input: bool,
     directory: RunDirectory,
 ) -> EvaluateResult:
-    """Measure all plans that can be run, the plans of one task together; write the results into the directory and
-    return the results.
+    """Measure all plans that can be run, and return the results. The plans of a task are measured together, and the
+    results are also written into the directory.
 
     The directory must be locked. Passes that are on disk already are not measured again.
 
@@ -56,7 +56,9 @@ def evaluated(
 
 
 def _check_predictions(entries: Sequence[Evaluated], count_input: bool) -> None:
-    """Raise UserError if only the measured costs, or only the predicted costs, would count the input dist."""
+    """Raise UserError if the predicted costs of plans count the input dist and the measured costs would not count it,
+    or the other way round.
+    """
     for entry in entries:
         if entry.prediction is not None and entry.prediction.counts_input is not count_input:
             raise UserError(

@@ -98,8 +98,8 @@ class EvaluateResult:
 
 
 class Measurer(ABC):
-    """Base class of the ways to measure plans, for the candidate plans of a search and for the plans of an evaluation.
-    In a pass, a measurer measures every plan once.
+    """Base class of measurers, which measure the candidate plans of a search or the plans of an evaluation. In a pass,
+    a measurer measures every plan once.
 
     Attributes:
         kind: name of the way, as in `measure=` and `verify=`.

@@ -34,8 +34,8 @@ from neuroshard.words.collective import Collective
 
 
 class ExchangesOfStep(NamedTuple):
-    """The predicted times of the exchanges of one plan, in ms, if all devices begin each exchange together; NaN if
-    there are no cost models.
+    """The predicted times in ms of the exchanges of one plan. All devices begin each exchange at the same time, and the
+    times are NaN without cost models.
 
     Attributes:
         waited_ms: exchanges of embeddings, of their gradients, and of data-parallel tables' gradients.
@@ -158,15 +158,17 @@ class MirroredMeasurer(TorchRecMeasurer):
         )
 
     def exchanges_of(self, plans: Sequence[Plan]) -> list[ExchangesOfStep]:
-        """Return the predicted times of the exchanges of each plan, (K,); NaN without models."""
+        """Return the predicted times of the exchanges for each of K plans, as a list of length K. The times are NaN if
+        this measurer has no cost models for exchanges.
+        """
         if self.exchanges is None:
             return [ExchangesOfStep()] * len(plans)
         models = CostModels.load(self.exchanges, exchange_dtype=self.exchange_dtype)
         return [ExchangesOfStep.of(models, plan.traffic) for plan in plans]
 
     def timeline(self, rows: Sequence[PlanMeasurement]) -> MirroredStep | str:
-        """Return a plan's mirrored step in one pass, put together from the measured ranks; or the error
-        that makes this impossible.
+        """Put the measured ranks of a plan together to a mirrored step, and return the step. If this is impossible,
+        return the error as text.
         """
         try:
             return MirroredStep.of(rows, self.protocol.pipeline)
@@ -174,7 +176,9 @@ class MirroredMeasurer(TorchRecMeasurer):
             return str(error)
 
     def _steps(self, passes: Sequence[Pass]) -> list[MirroredStep]:
-        """Return the step of one plan in each pass without errors; `passes` has only the rows of this plan."""
+        """Return the mirrored step of one plan in each pass without errors. `passes` has only the measurements of this
+        plan.
+        """
         return [step for step in map(self.timeline, passes) if not isinstance(step, str)]
 
     def _local_ms(self, rows: Pass) -> list[float]:

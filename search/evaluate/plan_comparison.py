@@ -71,8 +71,8 @@ class Comparison:
 
     @property
     def ratios(self) -> FloatArray:
-        """The step time of each plan relative to the step time of the first plan, (K, P): the median
-        over the turns of each pass.
+        """The step time of each plan relative to the step time of the first plan in each pass, (K, P). A ratio is the
+        median over the turns of the pass.
         """
         return self._ratios[:-1]
 
