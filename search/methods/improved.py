@@ -160,7 +160,8 @@ def _first_plans(starts: Sequence[Start], space: CostedSpace) -> list[IntArray]:
 
 
 def _fitting(plans: Sequence[IntArray], space: CostedSpace) -> list[bool]:
-    """Return True for each plan (I, D) that fits in memory; if no plan fits, return True for all plans.
+    """Return a list with a value for each plan (I, D): True if the plan fits in memory. If no plan fits, all values are
+    True.
 
     If no plan fits, a later error can then name one of the plans. Plans are checked only if tables are cached: the
     bytes of a cached table depend on the other shards on the device, and searches add up the bytes of single shards.
