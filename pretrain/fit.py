@@ -104,10 +104,11 @@ class Fit:
                 )
 
     def learned(self, samples: Measured, start: CostModels | None = None) -> CostModels:
-        """Fit cost models of all parts of a step, from scratch or from the models in `start`, which must have passed
-        `check`. Return the models with their error margins.
+        """Fit cost models of all parts of a step, from scratch or from the models in `start`. Return the models with
+        their error margins.
 
-        Kernel calls are corrected to one speed of the machine for fitting, but not for margins.
+        `start` must have passed `check`. Kernel calls are corrected to one speed of the machine for fitting, but not
+        for margins.
         """
         models = self(samples.level, start)
         if self.host_tiers is not None:
@@ -119,7 +120,11 @@ class Fit:
         return replace(models, margins=margins_of(models, samples, start, given))
 
     def __call__(self, measured: Measured, start: CostModels | None = None) -> CostModels:
-        """Fit and return models of kernel calls and exchanges, without margins; `check` must have accepted `start`."""
+        """Fit cost models of kernel calls and exchanges, from scratch or from the models in `start`. Return the models
+        without error margins.
+
+        `start` must have passed `check`.
+        """
         host, given, batch_sizes = None, self.exchanges, measured.batch_sizes
         if start is None:
             pieces = self._from_scratch(measured)
@@ -146,8 +151,9 @@ class Fit:
         return pieces
 
     def _further(self, measured: Measured, pieces: Pieces) -> Pieces:
-        """Fine-tune the models of parts with enough measurements, and fit new models of parts without a model;
-        return all models.
+        """Return the models of all parts of a step, by name of the part. A model in `pieces` is fine-tuned if the part
+        has enough measurements, and the better of the two models is kept. Measured parts without a model get a new
+        model.
         """
         further = replace(self, compute=self.compute.further, comm=self.comm.further)
         for part in measured.parts:
@@ -169,8 +175,8 @@ class Fit:
         return self.min_finetune_samples if network else _LEAST_TRAIN
 
     def _fitted(self, part: MeasuredPart, start: Any) -> Any:
-        """Fit and return a model of the part; for tables in host memory,
-        the model is a formula with solved coefficients.
+        """Fit a model to the measurements of one part of a step, and return the model. If `start` is a model, the
+        fitter can fine-tune it; models of tables in host memory are always fitted from scratch.
         """
         samples = part.measured
         if isinstance(part, MeasuredExchange):
@@ -181,8 +187,8 @@ class Fit:
 
 
 def fit_host_tiers(measurements: Sequence[Measurement[ComputeSample]]) -> HostTiers:
-    """Fit the coefficients of the model of tables in host memory to kernel calls of one type; all calls need measured
-    times.
+    """Return the model of tables in host memory that fits measured kernel calls best. All calls are of one type and
+    were measured successfully.
 
     One non-negative least-squares solution minimises the relative errors. If the samples are alike, the fit cannot
     separate the coefficients, and the time of one may be attributed to another.
@@ -208,8 +214,8 @@ def margins_of(
     start: CostModels | None = None,
     of_exchanges: Mapping[str, Margin] | None = None,
 ) -> Margins | None:
-    """Return the error margins of all parts of a step; None if the margins of column-wise calls or all-to-alls are
-    unknown.
+    """Return the margins of error of the predictions for each part of a step. Return None if the margins of column-wise
+    kernel calls or of all-to-alls are unknown.
 
     Margins are fitted to validation samples. Parts with few validation samples take the margin of `start` or, for
     exchanges, the margin in `of_exchanges`, which comes from a datasheet.
@@ -251,8 +257,8 @@ def predicted_parts(models: CostModels, measured: Measured, split: Literal["vali
 
 
 def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
-    """Return the training ranges of all quantities: the ranges in the training samples, joined with the ranges of
-    `start`.
+    """Return the training ranges of all quantities on which costs depend. The ranges cover the training samples, and
+    the training ranges of the models `start` if they are given.
 
     The result is None if the ranges of `start` are unknown.
     """
@@ -273,8 +279,8 @@ def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
 
 
 def _imbalance(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
-    """Return the imbalance of the all-to-alls with each number of devices, by name.
-    The value 1 of a balanced exchange is always among the values.
+    """Return the imbalances of the all-to-alls, in a dictionary with an array for each number of devices. An imbalance
+    is the most columns that any device sends, divided by the mean over the devices; each array includes 1.
     """
     by_count = grouped(exchanges, lambda exchange: exchange.num_devices)
     return dict(

@@ -1,4 +1,6 @@
-"""Fit compute models other than the paper's network: additive models, ensembles of them, and regressions."""
+"""Fit compute models, which predict kernel times: additive models, ensembles of additive models, and linear
+regressions.
+"""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -35,7 +37,8 @@ _LEAST_MS = 1e-6  # in relative errors, so that a call that takes no time does n
 
 
 class AdditiveNetwork(nn.Module):
-    """Trainable version of `AdditiveCompute`: the network that trains the weights of this model.
+    """A PyTorch network that learns the weights of an `AdditiveCompute` model. The fitted model then predicts kernel
+    times without PyTorch.
 
     Bytes and lookups that a kernel moves are expressed in multiples of a typical table's, which the normaliser of the
     features knows.
@@ -85,8 +88,8 @@ class AdditiveNetwork(nn.Module):
         return costs - self._saved(own, features[:, self._dim], segments, len(count))[:, None]
 
     def _saved(self, own: torch.Tensor, dims: torch.Tensor, segments: torch.Tensor, sets: int) -> torch.Tensor:
-        """Return the cost that each set of tables saves, (sets,), because no table of the set is wider than a limit in
-        `kernel_widths`.
+        """Return the reduction of the cost of each set of tables, (sets,), if all tables of the set are narrow. Each
+        limit in `kernel_widths` that no table of the set exceeds adds to the reduction.
 
         Args:
             own: (N,), own costs of the tables.
@@ -103,8 +106,8 @@ class AdditiveNetwork(nn.Module):
         return saved
 
     def begin(self, train: ComputeTable, scale_ms: float) -> None:
-        """Set the initial weights from a linear regression on moved bytes and lookups.
-        At first, the regression gives most of each cost, and the network gives the rest.
+        """Set the initial weights of the network. Most of a predicted cost then comes from a linear regression on moved
+        bytes and lookups, and the rest comes from the network.
         """
         weight, offset_ms = solved(np.exp2(train.features[:, self._moved]), train)
         share = np.maximum(weight * self._typical / scale_ms, _LEAST_SHARE) * _FIRST_SHARE
@@ -302,8 +305,8 @@ class Regression(ComputeFitter):
 
 
 def solved(amounts: FloatArray, train: ComputeTable) -> tuple[FloatArray, float]:
-    """Fit a linear regression without negative coefficients: return the ms for one unit of each amount, (F,), and the
-    fixed ms of a kernel call.
+    """Fit a linear regression of kernel times without negative coefficients. Return the coefficients, in ms per unit of
+    each amount, (F,), and the fixed ms of a kernel call.
 
     Args:
         amounts: (N, F), amounts of all tables.

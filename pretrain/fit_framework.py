@@ -48,8 +48,8 @@ _LEAST_MS = 0.1  # errors of shorter times are divided by this time
 
 
 class _PartFit(NamedTuple):
-    """How one part of the framework overhead is fitted: the phases of a step that the part covers, and the amounts of
-    work on which its time may depend.
+    """Describes how to fit one part of the framework overhead: the part covers several phases of a step, and the time
+    of the part depends on certain amounts of work.
 
     Attributes:
         phases: the phases of a step that the part covers together, or the host.
@@ -88,8 +88,8 @@ class _RankWork(NamedTuple):
 
     @classmethod
     def by_part(cls, models: CostModels, some: Sequence[Measurement[LocalSample]]) -> "dict[str, _RankWork]":
-        """Return the work and the measured times of all ranks, for each part of the framework overhead; `models`
-        predicts the kernel times.
+        """Collect the amounts of work and the measured times of all ranks. Return a `_RankWork` for each part of the
+        framework overhead, by name of the part.
 
         Parts on devices use the ranks whose device did not wait for its host. The host's part uses the ranks with a
         measured host time.
@@ -113,8 +113,8 @@ class _RankWork(NamedTuple):
 
 
 def _amounts_of_rank(simulator: Simulator, sample: LocalSample) -> dict[str, FloatArray]:
-    """Return the amounts of work (`_AMOUNTS`) of one rank, (F,),
-    for each part of the framework overhead, by name of the part.
+    """Return the amounts of work of one rank, in a dictionary by name of the part of the framework overhead. Each value
+    is an array, (F,), with an amount for each kind of work.
     """
     loads, devices = sample.plan.device_loads, sample.plan.task.topology.num_devices
     times = simulator.kernel_times(loads, devices)._replace(counts=counts_of_sets(loads)[None])
@@ -126,8 +126,8 @@ def _amounts_of_rank(simulator: Simulator, sample: LocalSample) -> dict[str, Flo
 def fit_framework(
     models: CostModels, some: Sequence[Measurement[LocalSample]], start: Framework | None = None
 ) -> Framework:
-    """Return the framework overhead that fits measured steps:
-    for each part, the non-negative coefficients with the smallest relative errors.
+    """Fit the framework overhead to measured steps, and return the fitted overhead. Each part of the overhead gets the
+    non-negative coefficients with the smallest relative errors.
 
     A coefficient is the cost of one more unit of a term, so no term saves time. The part "kernels" is the time in
     addition to the predictions of the kernel models. With the figures of another machine as a start, each part is drawn
@@ -155,8 +155,8 @@ def fit_framework(
 
 
 def _slopes_by_part(framework: Framework) -> dict[str, FloatArray]:
-    """Return the ms for one unit of each of `_AMOUNTS`, (F,), in each part of the given framework overhead, by name of
-    the part.
+    """Return the coefficients of the framework overhead, in a dictionary by name of the part. Each value is an array,
+    (F,), with the ms per unit of each kind of work.
 
     The unit of the predicted kernel time is 1 ms, so its coefficient is the factor of "kernels".
     """
@@ -181,8 +181,8 @@ def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSamp
 
 
 def _solved_at_equal_speed(work: _RankWork, before: FloatArray | None) -> FloatArray:
-    """Fit the ms for one unit of each amount of the host's work, (F,), after correcting the measured times for changes
-    of the host's speed.
+    """Fit the coefficients of the host's work, and return the ms per unit of each kind of work, (F,). Before the fit,
+    the measured times are corrected for changes of the host's speed.
 
     A host can be a fifth faster or slower for minutes, and thus for all plans of a task, because the plans of a task
     are measured one after the other. The iteration estimates the speed in each task with enough ranks as the median of
@@ -200,8 +200,8 @@ def _solved_at_equal_speed(work: _RankWork, before: FloatArray | None) -> FloatA
 
 
 def _solved(work: _RankWork, before: FloatArray | None) -> FloatArray:
-    """Fit the ms for one unit of each amount, (F,), to measured times: by a linear program that finds the non-negative
-    solution with the smallest sum of relative errors.
+    """Fit non-negative coefficients to measured times, and return the ms per unit of each kind of work, (F,). A linear
+    program minimises the sum of the relative errors.
 
     For amounts a_i (F,) and measured times t_i of n ranks, the solution x minimises the sum of |a_i x - t_i| / t_i. The
     errors are not squared: otherwise a few ranks that wait for their host would decide the coefficients of kernels.

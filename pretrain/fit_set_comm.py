@@ -26,7 +26,9 @@ _LEAST_TRANSFER_MS = 1e-2  # a transfer is a time minus the wait, which noise ca
 
 
 class SetNetwork(nn.Module):
-    """Trainable version of `SetComm`: the network that trains the weights of this model."""
+    """A PyTorch network that learns the weights of a `SetComm` model. The fitted model then predicts exchange times
+    without PyTorch.
+    """
 
     def __init__(self, signs: tuple[int, ...], hidden: tuple[int, ...], segments: int) -> None:
         super().__init__()
@@ -35,7 +37,8 @@ class SetNetwork(nn.Module):
         self.lead = nn.Parameter(2 * torch.eye(1 + NUM_WAITS).repeat(-(-segments // (1 + NUM_WAITS)), 1)[:segments])
 
     def forward(self, features: torch.Tensor, waits: torch.Tensor) -> torch.Tensor:
-        """Return the transfer times of B devices, (B, 1), from features (B, F) and waits (B, W).
+        """Return the predicted transfer times of B devices, (B, 1), from features (B, F) and W statistics of the
+        times for which devices wait for each other, (B, W).
 
         Waits and transfer times are multiples of the scale. See `SetComm` for the formula.
         """
@@ -45,8 +48,9 @@ class SetNetwork(nn.Module):
         return transfer
 
     def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the weights of the G segments of a transfer: the shares (G,), which sum to 1, and the leads (G, W), by
-        which waiting shortens a segment. Leads of a segment sum to at most 1, and no weight is negative.
+        """Return two arrays of non-negative weights for the G segments of a transfer that a device can begin while it
+        waits: the shares (G,), which sum to 1, and the leads (G, W). A lead says by how much a waiting time shortens a
+        segment; the leads of a segment sum to at most 1.
 
         The rest of a segment's leads, up to 1, applies to no wait.
         """
@@ -69,7 +73,9 @@ class SetNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class _Devices:
-    """Features (n, F), waits (n, W) in ms and transfer times (n,) in ms of all devices in all exchanges."""
+    """The devices of all measured exchanges: features (n, F), W statistics of the times for which devices wait
+    for each other (n, W) in ms, and transfer times (n,) in ms.
+    """
 
     features: FloatArray
     waits: FloatArray
@@ -77,8 +83,8 @@ class _Devices:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]) -> "_Devices":
-        """Collect the devices of all exchanges between at least two devices, with the first len(`signs`) features of
-        each device.
+        """Collect the devices of all exchanges between two or more devices. Of each device, only the first len(`signs`)
+        features are kept.
 
         In direction FORWARD exchanges begin after start delays, in direction BACKWARD without delays.
 
@@ -161,8 +167,8 @@ class SetCommunication(HiddenLayers, CommFitter):
 
 
 def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...]:
-    """Return the sign of each input feature's effect on the time: 1 if the time rises with the feature, 0 if it may
-    rise or fall. The features are those of `start` or, if `start` is None, those that suit the measurements.
+    """Return one sign for each input feature of the model: 1 if the exchange time can only rise with the feature, and 0
+    if it may rise or fall. The features are those of the model `start`, if it is given.
 
     Otherwise the features of host links are included only if some exchanges cross hosts and some do not.
     """
@@ -174,7 +180,9 @@ def _signs(measured: SplitMeasurements, start: SetComm | None) -> tuple[int, ...
 
 
 def _devices(measurement: Measurement[CommSample], direction: int) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the features (D, F), the waits (D, W) in ms and the transfer times (D,) in ms of one exchange."""
+    """Return three arrays for the D devices of one exchange: features (D, F), W statistics of the times for
+    which devices wait for each other (D, W) in ms, and transfer times (D,) in ms.
+    """
     wait, traffic = waits(starts_of([measurement.sample], direction)), traffic_of([measurement.sample])
     features = np.concatenate([set_features(traffic), host_features(traffic)], axis=2)
     transfer = measurement.typical_ms[direction] - wait[0]

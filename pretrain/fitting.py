@@ -35,7 +35,7 @@ class Fitter:
 
     @property
     def further(self) -> Self:
-        """This fitter with its settings for fine-tuning a model of another machine."""
+        """A fitter of the same kind, with the settings for fine-tuning a model of another machine."""
         return self
 
 

@@ -67,12 +67,12 @@ class SplitMeasurements:
 
     @property
     def known(self) -> list[Measurement[Any]]:
-        """The training samples and the validation samples, without their second passes."""
+        """The training samples and the validation samples. A sample that was measured twice appears once."""
         return [*self.train, *self.valid]
 
     def limited(self, most: int | None, most_tables: int | None = None) -> "SplitMeasurements":
-        """Return the measurements with fewer training samples: only samples with at most `most_tables` tables, and of
-        these only the first `most`. None sets no limit.
+        """Return the measurements with a limited training split. Training samples with more than `most_tables` tables
+        are left out, and of the others the first `most` are kept. None sets no limit.
 
         Other splits are unchanged.
 
@@ -136,7 +136,9 @@ class MeasuredCalls:
         return compute_part(self.call)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Predict the times of the kernel calls in `some` with `model`, in the order of batch sizes."""
+        """Return the predicted and the measured times of the kernel calls in `some`. The predictions are made by
+        `model`, and the calls are sorted by batch size.
+        """
         some = sorted(some, key=lambda m: m.sample.batch_size)
         sets, took_ms = loads_of([m.sample for m in some]), np.array([m.typical_ms for m in some])
         return Predicted.alone(model.predict(sets), model.spread_ms(sets), took_ms)
@@ -162,8 +164,8 @@ class MeasuredExchange:
 
     @property
     def repeats(self) -> int:
-        """The index of the measured times to which the model is fitted: FORWARD for times with start delays, BACKWARD
-        for times without start delays.
+        """The index that selects one of the two measured times of each exchange. The index FORWARD selects the time if
+        devices start with delays, and BACKWARD the time if devices start together.
 
         In a step, all devices begin the input dist and the backward exchanges at the same time; forward exchanges begin
         on each device when its kernels finish. Plans are measured in the same way.
@@ -177,7 +179,8 @@ class MeasuredExchange:
         return exchange_part(self.direction, self.collective)
 
     def predict(self, model: Any, some: list[Measurement[Any]]) -> Predicted:
-        """Predict the times of all devices in the exchanges in `some` with `model`, in groups of similar exchanges.
+        """Return the predicted and the measured times of the exchanges in `some`, with a value for each device of each
+        exchange. The predictions are made by `model`.
 
         Exchanges with the same batch size, number of devices and host size are predicted together, and the result is in
         that order.
@@ -274,8 +277,8 @@ class Measured:
         return replace(measured, local=local)
 
     def fittable(self, known: Collection[str]) -> "Measured":
-        """Return the measurements without the parts of a step that lack samples in a split.
-        Parts named in `known` are kept.
+        """Return the measurements from which models can be fitted. If a part of a step has no samples in a split, this
+        part is left out, unless `known` contains the name of the part.
 
         The models of `known` parts exist already and can be adjusted to any samples.
         """
@@ -327,7 +330,7 @@ class Measured:
 
     @property
     def columns(self) -> SplitMeasurements:
-        """The kernel calls of pooled column-wise tables in device memory."""
+        """The measured kernel calls of column-wise tables that are pooled and in device memory."""
         return self.compute.get(COLUMN_WISE_CALL, SplitMeasurements.of(()))
 
     @property
@@ -349,8 +352,8 @@ class Measured:
 
     @property
     def sizes(self) -> dict[str, dict[str, int]]:
-        """The number of samples in each split, by name of the part of a step.
-        Column-wise kernel calls and all-to-alls are left out.
+        """The number of samples in each split, for each part of a step except column-wise kernel calls and all-to-alls.
+        The outer dictionary has the names of the parts, and the inner dictionaries have the names of the splits.
         """
         others = {p.name: p.measured.sizes for p in self.parts if p.name not in (COMPUTE, FORWARD, BACKWARD)}
         return others | ({FRAMEWORK: self.local.sizes} if self.local.everything else {})
@@ -371,7 +374,8 @@ _Read = tuple[list[Measurement[ComputeSample]], list[Measurement[CommSample]], l
 
 
 def _read(directory: DataDirectory) -> _Read:
-    """Return the kernel calls, the exchanges, and the tables with their splits, read from a data directory.
+    """Read a data directory. Return the kernel calls, the exchanges, and pairs of a table and the split (training,
+    validation or test) of this table.
 
     If the directory has measured plans (no held-out tables), every second validation sample becomes a test sample, and
     all tables count as training tables. There, every call that was measured again shows the machine's speed. In other

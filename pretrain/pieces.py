@@ -1,5 +1,5 @@
-"""Functions that split cost models into one model for each part of a step, scale these models, and combine them to cost
-models again.
+"""Functions that divide cost models into one model for each part of a step (such as a type of kernel call), scale these
+models, and combine them into cost models again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,8 @@ _LEAST_SAMPLES = 4
 
 
 def pieces_of(models: CostModels) -> Pieces:
-    """Return the model of each part of a step, by name of the part, except models of exchanges and of the link to the
-    host that come from a datasheet.
+    """Return the models of the parts of a step, in a dictionary by name of the part. Exchange models that come from a
+    datasheet, and a datasheet's model of the link to the host, are left out.
     """
     compute = models.compute
     calls: dict[Any, Any] = compute.by_call if isinstance(compute, KernelModels) else {COLUMN_WISE_CALL: compute}
@@ -40,23 +40,25 @@ def pieces_of(models: CostModels) -> Pieces:
 
 
 def given_exchanges(models: CostModels) -> dict[str, CommModel]:
-    """Return the exchange models that come from a datasheet, by name of the direction.
-    Each model predicts all collectives of its direction.
+    """Return the exchange models that come from a datasheet instead of measurements, in a dictionary by direction
+    (forward, backward or input). Each model predicts all collectives of its direction.
     """
     exchanges = {FORWARD: models.forward, BACKWARD: models.backward, INPUT: models.input}
     return {name: model for name, model in exchanges.items() if model is not None and model.arithmetic}
 
 
 def by_part(models: CostModels) -> Pieces:
-    """Return the model of each part of a step, by name of the part, including the exchange models of a datasheet."""
+    """Return the models of the parts of a step, in a dictionary by name of the part. Exchange models that come from a
+    datasheet are included.
+    """
     return pieces_of(models) | given_exchanges(models)
 
 
 def assembled(
     pieces: Pieces, batch_size: int | None, host: HostLink | None, given: Mapping[str, CommModel]
 ) -> CostModels:
-    """Combine models of single parts of a step to a `CostModels`: the models in `pieces`, and the exchange models of a
-    datasheet in `given`.
+    """Combine models of single parts of a step into one `CostModels`. The exchange models `given` come from a
+    datasheet.
 
     Args:
         pieces: models by part; column-wise calls are required, and so are all-to-alls that `given` lacks.
@@ -74,7 +76,8 @@ def assembled(
 
 
 def _combined(direction: str, pieces: Pieces) -> CommModel:
-    """Combine the models of single collectives in `pieces` to one model of all exchanges in the direction `direction`.
+    """Combine the models of single collectives, such as all-to-all, into one model of all exchanges in a direction
+    (forward or backward).
 
     The model serves the sharding types whose exchanges all have models. Exchanges within and between hosts
     (`host_exchanges`) are not required.
@@ -93,8 +96,8 @@ def _combined(direction: str, pieces: Pieces) -> CommModel:
 
 
 def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
-    """Scale each model to the speed of the measured machine: multiply it by the median ratio of measured over predicted
-    time, over the training samples of the model's part of a step.
+    """Return the models in `pieces` scaled to the speed of the measured machine. Each model is multiplied by the median
+    ratio of measured over predicted time, over the training samples of the same part of a step.
 
     Models of parts with few or no measurements take the factor of column-wise tables, or of all-to-alls in their
     direction.
@@ -110,7 +113,9 @@ def at_speed(pieces: Pieces, parts: Sequence[MeasuredPart]) -> Pieces:
 
 
 def _scaled(model: Any, factor: float) -> Any:
-    """Return a copy of a model of any kind, with all predicted times except waiting multiplied by the factor."""
+    """Return a copy of a cost model with predicted times multiplied by `factor`. Times of waiting for other devices are
+    not multiplied.
+    """
     if factor == 1.0:
         return model
     if isinstance(model, ComputeEnsemble):
@@ -135,8 +140,8 @@ def nearest(starts: Sequence[CostModels], parts: Sequence[MeasuredPart]) -> Cost
     some = columns.measured.known
 
     def error(start: CostModels) -> float:
-        """Return the error of the models `start` on column-wise calls, after their predictions are scaled by the
-        typical ratio of measured over predicted time.
+        """Return the mean relative error of the models `start` on column-wise kernel calls. The predictions are first
+        multiplied by the median ratio of measured over predicted time.
         """
         predicted = columns.predict(pieces_of(start)[COMPUTE], some)
         return predicted.relative_error(predicted.typical_ratio)

@@ -81,7 +81,8 @@ class Pretrain:
             call_named(name)
 
     def run(self) -> PretrainResult:
-        """Fit the models, set their margins on validation samples, test them on unseen tables, and write the bundle.
+        """Fit the models to training samples, set their error margins on validation samples, test the models on unseen
+        tables, and write the bundle.
 
         Raises:
             UserError: `out` cannot take a bundle; `data` is not a data directory; a split has no column-wise samples,
@@ -178,7 +179,8 @@ class Pretrain:
 
 
 def _common(directories: Sequence[DataDirectory]) -> Manifest:
-    """Return the manifest of the first directory; all directories must be measured on the same type of machine.
+    """Return the manifest of the first of several data directories. It describes the machine, which must be of the same
+    type in all directories.
 
     Raises:
         UserError: the machines differ, or a directory is not a data directory.

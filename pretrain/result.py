@@ -89,8 +89,8 @@ class PretrainResult:
 
     @property
     def verdict(self) -> UseVerdict:
-        """The verdict on whether searches can use the models, by the noise of the measurements, the errors of the
-        models, and the errors of the models that they were fine-tuned from.
+        """The verdict on whether searches can use the new models. It depends on the noise of the measurements, on the
+        errors of the new models, and on the errors of the earlier models from which the new models were fine-tuned.
         """
         noisy = [f"{part} {self.metrics[part].noise_p90:.0%}" for part in PARTS if self._noise(part) > FIT_NOISE]
         if noisy:
@@ -110,8 +110,8 @@ class PretrainResult:
 
     @property
     def _compared(self) -> UseVerdict:
-        """The verdict from comparing the new models with the models that they were fine-tuned from; positive if there
-        are no such models.
+        """The verdict from comparing the errors of the new models with the errors of the earlier models, from which the
+        new models were fine-tuned. Without earlier models the verdict is positive.
         """
         worse = [part for part in self._refitted_parts if self.metrics[part].test.mape > _WORSE * self.before[part]]
         better = [part for part in self._refitted_parts if self.before[part] > _WORSE * self.metrics[part].test.mape]
@@ -164,7 +164,8 @@ def _left_out(part: str, sizes: dict[str, int]) -> Message:
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predicted times, their standard deviation over the members of an ensemble, and measured times, (n,) each.
+    """Predicted and measured times of samples, in ms, and the standard deviation of each prediction over the members of
+    an ensemble. Each array is (n,).
 
     Exchanges have one value for each device.
 

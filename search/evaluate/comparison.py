@@ -63,7 +63,7 @@ class Evaluated:
 
     @property
     def caveat(self) -> str | None:
-        """A text that limits the trust in the predicted cost; None if there is no such text."""
+        """A short text that warns about the predicted cost, or None if there is no warning."""
         return None if self.prediction is None else self.prediction.caveat
 
     @property
@@ -127,8 +127,8 @@ def plans_of(entries: Sequence[Evaluated]) -> list[Plan]:
 
 
 def grid_of(title: str | Text, columns: Mapping[str, Sequence[str]], words: int = 1) -> Grid:
-    """Return a table for people from `columns`, which maps each heading to the cells below it. The first `words`
-    columns are aligned left, as words, and all others right, as figures.
+    """Return a table for people from `columns`, a dictionary from each heading to the cells below the heading. The
+    first `words` columns contain words and are aligned left; all other columns contain numbers and are aligned right.
 
     Markup in cells has no effect.
     """

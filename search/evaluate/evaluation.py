@@ -26,8 +26,8 @@ def evaluated(
     count_input: bool,
     directory: RunDirectory,
 ) -> EvaluateResult:
-    """Measure all plans that can be run, the plans of one task together; write the results into the directory and
-    return the results.
+    """Measure all plans that can be run, and return the results. The plans of a task are measured together, and the
+    results are also written into the directory.
 
     The directory must be locked. Passes that are on disk already are not measured again.
 
@@ -56,7 +56,9 @@ def evaluated(
 
 
 def _check_predictions(entries: Sequence[Evaluated], count_input: bool) -> None:
-    """Raise UserError if only the measured costs, or only the predicted costs, would count the input dist."""
+    """Raise UserError if the predicted costs of plans count the input dist and the measured costs would not count it,
+    or the other way round.
+    """
     for entry in entries:
         if entry.prediction is not None and entry.prediction.counts_input is not count_input:
             raise UserError(
@@ -74,7 +76,7 @@ def _check_predictions(entries: Sequence[Evaluated], count_input: bool) -> None:
 def _next_pass(
     measure: Measure, plans: Sequence[Plan], seed: tuple[int, int], advance: Advance, run: Path, before: Sequence[Pass]
 ) -> Pass:
-    """Measure the plans once more, after the passes `before`, and return the measurements of the new pass."""
+    """Measure the plans in one more pass, and return the measurements of this pass. `before` has the earlier passes."""
     return measure(plans, len(before), [*seed, len(before)], advance, run)
 
 
@@ -100,8 +102,8 @@ def _begun(
     count_input: bool,
     run: RunDirectory,
 ) -> dict[str, object]:
-    """Start an evaluation, or resume an evaluation whose directory exists; a resumed evaluation
-    may ask for more builds.
+    """Start an evaluation in the directory of a new run, or resume the evaluation in the directory of an interrupted
+    run. A resumed evaluation can ask for more builds than before.
 
     Returns:
         The content of `run.json`.

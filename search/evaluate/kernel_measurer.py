@@ -38,7 +38,9 @@ _SHOWN_ERRORS = 3
 
 @dataclass(frozen=True)
 class KernelMeasurer(Measurer):
-    """Measures every kernel call and every exchange of a plan on its own; the cost models predict the same times."""
+    """Measures each kernel call and each exchange of a plan separately, outside of training steps. The cost models
+    predict the times of the same calls and exchanges.
+    """
 
     kind: ClassVar[str] = "kernels"
 
@@ -94,8 +96,8 @@ class KernelMeasurer(Measurer):
 
 
 def rows_of_cost(plan: int, number: int, cost: Cost | str) -> list[PlanMeasurement]:
-    """Return a plan's cost as rows of measurements: one row for each part on each device, and one for the whole cost;
-    or one row with the error.
+    """Convert the measured cost of a plan to rows of measurements. There is one row for each part of the cost on each
+    device, and one row for the whole cost. If `cost` is an error, there is one row with this error.
     """
     if isinstance(cost, str):
         return [PlanMeasurement(plan, number, error=cost)]
@@ -104,7 +106,9 @@ def rows_of_cost(plan: int, number: int, cost: Cost | str) -> list[PlanMeasureme
 
 
 def cost_from(rows: Sequence[PlanMeasurement]) -> Cost | str:
-    """Return the cost of a plan from the rows that `rows_of_cost` made for one pass; or the error in these rows."""
+    """Return the cost of a plan from the rows of one pass, which `rows_of_cost` made. If the rows contain an error,
+    return the error.
+    """
     if (error := error_of(rows)) is not None:
         return error
     of_parts = grouped((row for row in rows if row.phase is not None and row.phase != COST), lambda row: str(row.phase))
@@ -121,8 +125,8 @@ def _with(entry: Evaluated, outcome: Cost | str) -> Evaluated:
 
 
 def _result(path: Path, entries: Sequence[Evaluated], here: Fingerprint) -> EvaluateResult:
-    """Return the result of an evaluation: for one plan a table of the devices, for several plans a comparison;
-    with a picture of the cheapest plan of the first task.
+    """Return the result of an evaluation. The result contains a table of the devices if there is one plan, a comparison
+    of the methods, and a picture of the cheapest plan of the first task.
     """
     solved = [(e, e.plan, e.measured) for e in entries if e.plan is not None and e.measured is not None]
     devices = [_devices(*evaluated) for evaluated in solved] if len(entries) == 1 else []

@@ -1,4 +1,6 @@
-"""Base classes of measurers; plans are measured by kernels, by training steps, or by mirrored training steps."""
+"""Base classes of measurers. Each measurer measures plans in one way: kernel by kernel, by training steps, or by
+mirrored training steps.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +71,9 @@ class EvaluateResult:
     picture: Drawn | None = None
 
     def save(self, facts: Mapping[str, object]) -> None:
-        """Write the frames as Parquet files, the facts as `run.json`, and the picture."""
+        """Write the files of the result to the directory of the run: the tables as Parquet files, `facts` as
+        `run.json`, and the picture (if there is one).
+        """
         for name, rows in self.frames.items():
             write_frame(self.path / f"{name}.parquet", pd.DataFrame(rows))
         RunDirectory(self.path).finish("evaluate", facts)
@@ -94,8 +98,8 @@ class EvaluateResult:
 
 
 class Measurer(ABC):
-    """Base class of the ways to measure plans, for the candidate plans of a search and for the plans of an evaluation.
-    In a pass, a measurer measures every plan once.
+    """Base class of measurers, which measure the candidate plans of a search or the plans of an evaluation. In a pass,
+    a measurer measures every plan once.
 
     Attributes:
         kind: name of the way, as in `measure=` and `verify=`.
@@ -139,8 +143,8 @@ class Measurer(ABC):
         """Return the number of units of progress that the measurer reports while it measures these plans once."""
 
     def lineup(self, plans: Sequence[Plan]) -> list[Plan]:
-        """Return the plans that each pass of an evaluation measures, from the plans of a task; some
-        plan may be measured twice.
+        """Return the plans that each pass of an evaluation measures, from the plans of a task. The list may contain the
+        same plan twice.
         """
         return list(plans)
 
@@ -154,15 +158,15 @@ class Measurer(ABC):
     def result(
         self, run: Path, entries: Sequence[Evaluated], measured: Mapping[int, Sequence[Pass]], here: Fingerprint
     ) -> EvaluateResult:
-        """Return the result of an evaluation; `measured` has the passes over the plans of each task, by number of the
+        """Return the result of an evaluation. `measured` has the passes over the plans of each task, by number of the
         task.
         """
 
 
 @dataclass(frozen=True)
 class TorchRecMeasurer(Measurer):
-    """Base class of the measurers that time training steps in TorchRec. A pass is one build: the model is
-    built anew with every plan.
+    """Base class of the measurers that time training steps in TorchRec. In each pass, TorchRec builds the model again
+    with every plan, so a pass is also called a build.
 
     An evaluation builds the first plan of a task twice; the difference of both is the smallest reliable difference.
 
@@ -181,8 +185,8 @@ class TorchRecMeasurer(Measurer):
         return self.protocol.builds
 
     def settings(self, count_input: bool) -> dict[str, object]:
-        """Return the settings of the protocol. The training pipeline, and not `count_input`, decides how much of the
-        input dist is in a step.
+        """Return the settings by which training steps are timed, as a dictionary. `count_input` has no effect: the
+        training pipeline decides how much of the input dist is in a step.
         """
         return asdict(self.protocol)
 

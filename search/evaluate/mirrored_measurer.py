@@ -34,8 +34,8 @@ from neuroshard.words.collective import Collective
 
 
 class ExchangesOfStep(NamedTuple):
-    """The predicted times of the exchanges of one plan, in ms, if all devices begin each exchange together; NaN if
-    there are no cost models.
+    """The predicted times in ms of the exchanges of one plan. All devices begin each exchange at the same time, and the
+    times are NaN without cost models.
 
     Attributes:
         waited_ms: exchanges of embeddings, of their gradients, and of data-parallel tables' gradients.
@@ -54,14 +54,14 @@ class ExchangesOfStep(NamedTuple):
         return cls(float(waited_ms.max()), float(input_ms.max()))
 
     def in_step(self, step: MirroredStep) -> float:
-        """Return the ms by which the exchanges lengthen a step, in addition to the local work of the step."""
+        """Return the time in ms that the exchanges add to a mirrored step, which by itself contains no exchanges."""
         return self.waited_ms + step.exposed_ms(self.input_ms)
 
 
 @dataclass(frozen=True)
 class MirroredMeasurer(TorchRecMeasurer):
-    """Measures mirrored steps: one process runs a single rank of a larger job, as if all other ranks did the same;
-    TorchRec trains a stand-in model, one rank after the other.
+    """Measures mirrored steps of plans. In a mirrored step, one process runs a single rank of a larger job, as if all
+    other ranks did the same work. The ranks run one after the other, and TorchRec trains a stand-in model.
 
     Local work is measured, and exchanges are predicted. So one device can measure plans for any number of devices. An
     evaluation measures the first plan twice; the difference of both is the floor.
@@ -107,8 +107,8 @@ class MirroredMeasurer(TorchRecMeasurer):
         return None if fits else "does not have the times of mirrored steps"
 
     def compared(self, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass]) -> Comparison:
-        """Compare the local work of the plans of a task; phases and exchanges are computed from
-        passes without errors.
+        """Compare the mirrored steps of the plans of a task by the time of the local work (a step without exchanges).
+        The times of phases and exchanges are computed from passes without errors.
         """
         by_pass = [by_plan(one_pass, len(entries)) for one_pass in passes]
         steps = [self._steps([plans[k] for plans in by_pass]) for k in range(len(entries))]
@@ -124,8 +124,8 @@ class MirroredMeasurer(TorchRecMeasurer):
         return replace(compared, columns=tuple(columns))
 
     def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
-        """Return the rows of `stretches.parquet`: the parts (stretches) of a training step in order of time,
-        for every measured rank.
+        """Return the rows of `stretches.parquet`. Each row has the time of a short part (a stretch) of the
+        training step of one measured rank. The rows of a rank are in the order in which the parts run.
         """
         return [
             {
@@ -158,15 +158,17 @@ class MirroredMeasurer(TorchRecMeasurer):
         )
 
     def exchanges_of(self, plans: Sequence[Plan]) -> list[ExchangesOfStep]:
-        """Return the predicted times of the exchanges of each plan, (K,); NaN without models."""
+        """Return the predicted times of the exchanges for each of K plans, as a list of length K. The times are NaN if
+        this measurer has no cost models for exchanges.
+        """
         if self.exchanges is None:
             return [ExchangesOfStep()] * len(plans)
         models = CostModels.load(self.exchanges, exchange_dtype=self.exchange_dtype)
         return [ExchangesOfStep.of(models, plan.traffic) for plan in plans]
 
     def timeline(self, rows: Sequence[PlanMeasurement]) -> MirroredStep | str:
-        """Return a plan's mirrored step in one pass, put together from the measured ranks; or the error
-        that makes this impossible.
+        """Put the measured ranks of a plan together to a mirrored step, and return the step. If this is impossible,
+        return the error as text.
         """
         try:
             return MirroredStep.of(rows, self.protocol.pipeline)
@@ -174,11 +176,15 @@ class MirroredMeasurer(TorchRecMeasurer):
             return str(error)
 
     def _steps(self, passes: Sequence[Pass]) -> list[MirroredStep]:
-        """Return the step of one plan in each pass without errors; `passes` has only the rows of this plan."""
+        """Return the mirrored step of one plan in each pass without errors. `passes` has only the measurements of this
+        plan.
+        """
         return [step for step in map(self.timeline, passes) if not isinstance(step, str)]
 
     def _local_ms(self, rows: Pass) -> list[float]:
-        """Return the ms of the plan's step in one pass, without exchanges; an empty list after an error."""
+        """Return the time in ms of a plan's mirrored step in one pass, without exchanges. The result is a list with
+        this time, or an empty list if the pass has an error.
+        """
         return [step.step_ms for step in self._steps([rows])]
 
     def _measured(
@@ -191,8 +197,8 @@ class MirroredMeasurer(TorchRecMeasurer):
         advance: Advance,
         _run: Path,
     ) -> Pass:
-        """Measure every plan once, and return the measurements; the cost of a plan is local work and predicted
-        exchanges.
+        """Measure every plan once, and return the measurements. The cost of a plan is the measured time of the local
+        work plus the predicted time of the exchanges.
         """
         check_mirrored(plans_once(plans), hardware)
         rows: Pass = ()
@@ -213,7 +219,9 @@ class MirroredMeasurer(TorchRecMeasurer):
 
 
 def _mean_phases(steps: Sequence[Sequence[MirroredStep]]) -> dict[str, FloatArray]:
-    """Return the mean ms of each phase over the steps of each plan, (K,), by name of the phase; NaN without steps."""
+    """Return the mean time of each phase over the mirrored steps of each of K plans. The result is a dictionary from
+    the name of a phase to the times (K,) in ms; the time is NaN for a plan without steps.
+    """
     none = np.full((1, len(LOCAL_PHASES)), np.nan)
     means = np.array([np.mean([step.slowest_ms for step in of_plan] or none, axis=0) for of_plan in steps])
     return dict(zip(LOCAL_PHASES, means.T, strict=True))

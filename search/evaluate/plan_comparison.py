@@ -1,5 +1,5 @@
-"""Compares the plans of one task by their training steps, which are measured several times: in passes, and
-in turns within each pass.
+"""Compares the plans of one task by the times of their training steps. The steps are measured in several passes, and in
+each pass the plans are timed alternately, in several turns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +18,8 @@ Cell = Callable[[dict[str, Any]], str]  # returns the cell of a table for people
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The training steps of K plans of one task, measured in P passes with T turns each; the
-    first plan is the baseline.
+    """The times of training steps of K plans of one task. The plans are measured in P passes, and timed alternately in
+    T turns per pass. All other plans are compared with the first plan.
 
     Attributes:
         task: number of the task.
@@ -47,8 +47,8 @@ class Comparison:
         turns: Callable[[Pass], Sequence[float]],
         phase_ms: Mapping[str, FloatArray],
     ) -> "Comparison":
-        """Collect the training steps of all passes; `turns` returns the step times in ms, one for each turn, of a
-        plan's measurements in one pass.
+        """Collect the step times of all passes. `turns` is a function that returns the step times in ms of one plan in
+        one pass, with one time for each turn.
 
         A plan that failed in a pass has no turns.
         """
@@ -71,15 +71,15 @@ class Comparison:
 
     @property
     def ratios(self) -> FloatArray:
-        """The step time of each plan relative to the step time of the first plan, (K, P): the median
-        over the turns of each pass.
+        """The step time of each plan relative to the step time of the first plan in each pass, (K, P). A ratio is the
+        median over the turns of the pass.
         """
         return self._ratios[:-1]
 
     @property
     def floor(self) -> float:
-        """The smallest relative difference that separates two plans: the standard error of the ratios between two
-        measurements of the same (first) plan.
+        """The smallest relative difference of step times that tells two plans apart. The first plan is measured twice,
+        and this is the standard error of the ratios between both measurements.
         """
         again = self._ratios[-1]
         return float(np.sqrt(np.square(again - 1).mean() / len(again)))
@@ -110,7 +110,8 @@ class Comparison:
         return grid_of(f"{title}, ms, task {self.task}", {"plan by": self.names, **ms})
 
     def tables_and_lines(self, title: str, columns: Mapping[str, Cell], phases: str, floor: str) -> list[Grid | str]:
-        """Return tables and lines for people; the last lines are on the plans that failed.
+        """Return tables for people that compare the plans, followed by lines of text on the smallest reliable
+        difference and on the plans that failed.
 
         Args:
             title: title of the table with a row for each plan.

@@ -32,7 +32,8 @@ _TRUSTED = 0.03  # differences between plans are reliable only if equal plans di
 
 @dataclass(frozen=True)
 class StepMeasurer(TorchRecMeasurer):
-    """Measures training steps: TorchRec trains a stand-in of the user's model with each plan of a task, in turns.
+    """Measures training steps of plans. TorchRec trains a stand-in of the user's model with the plans of a task
+    alternately: a few steps with each plan, and then again.
 
     Each build of all of a task's plans is in fresh processes, and is one pass. An evaluation builds the first plan
     twice; the difference of both is the floor.
@@ -91,8 +92,8 @@ class StepMeasurer(TorchRecMeasurer):
         return None if fits else "does not have the times of training steps"
 
     def compared(self, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass]) -> Comparison:
-        """Compare the steps of the plans of a task turn by turn within each build; times of phases are means over
-        builds.
+        """Compare the step times of the plans of a task. Within each build, the times of the same turn are compared,
+        and the times of the phases of a step are means over the builds.
         """
         by_build = [by_plan(build, len(entries)) for build in passes]
         phase_ms = {
@@ -108,8 +109,8 @@ class StepMeasurer(TorchRecMeasurer):
         return replace(compared, columns=tuple(columns))
 
     def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
-        """Return the rows of `phases.parquet`, one for each plan: the ms of each phase of a step, and of the lookups if
-        devices run one at a time.
+        """Return the rows of `phases.parquet`, one row for each plan. A row has the time in ms of each phase of a step,
+        and the time of the lookups if devices run one at a time.
         """
         return [
             {"method": name, "task": compared.task, **{phase: float(ms[k]) for phase, ms in compared.phase_ms.items()}}

@@ -73,8 +73,9 @@ class Verdict:
 
 
 def _error(logs: FloatArray) -> float:
-    """Return half the width of the simultaneous confidence intervals of the k - 1 differences between one plan and each
-    other plan, from the logarithms of the costs (k, P).
+    """Return the uncertainty of the relative cost differences between one plan and each of the other k - 1 plans, as
+    half the width of their simultaneous confidence intervals. `logs` (k, P) has the logarithms of the costs of k plans
+    in P passes.
 
     With residuals r of the two-way model (plan + pass), the width is t * sqrt(sum r^2 / ((k - 1)(P - 1)) * 2 / P),
     where t is Student's quantile with Bonferroni's correction for k - 1 differences.

@@ -95,8 +95,8 @@ class Verify:
     def _pass(
         self, measure: Measure, files: CandidatePlanFiles, searched: Searched, advance: Advance, before: Sequence[Pass]
     ) -> Pass:
-        """Measure every plan that had no error so far once, in a random order so that no plan is always first;
-        return the measurements.
+        """Measure every candidate plan once, except plans that failed before, and return the measurements. The order of
+        the plans is random, so that no plan is always first.
         """
         plans, failed = searched.candidate_plans, replace(searched, passes=tuple(before)).errors
         rng = np.random.default_rng([self.seed, files.task, len(before)])

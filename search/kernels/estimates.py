@@ -37,8 +37,8 @@ class Lists(NamedTuple):
 
 @jit
 def listed(widths: IntArray) -> Lists:
-    """Return the shards of the plan `widths` (I, D) as lists by device; the scores `without` are not set, and
-    `rescore` must compute them.
+    """Return the shards of the plan `widths` (I, D), listed by device. The scores `without` are not computed yet: call
+    `rescore` for this.
     """
     num_items, num_devices = widths.shape
     shards = np.zeros(num_items, np.int64)
@@ -68,16 +68,17 @@ def on_device(lists: Lists, device: int) -> IntArray:
 
 @jit
 def copied(lists: Lists) -> Lists:
-    """Return a copy of `lists` that `relisted` may change; the copy shares the array `items`, because `relisted`
-    replaces this array instead of changing the entries.
+    """Return a copy of `lists` that `relisted` can change without an effect on the original.
+
+    The copy shares the array `items`, because `relisted` replaces this array instead of changing the entries.
     """
     return Lists(lists.shards.copy(), lists.start.copy(), lists.items, lists.without.copy())
 
 
 @jit
 def relisted(lists: Lists, widths: IntArray, item: int, device: int) -> Lists:
-    """Return the lists after `widths[item, device]` has changed: the item is added to the list of the device, is
-    removed from the list, or stays as before.
+    """Return the lists of shards after `widths[item, device]` has changed. The item is added to the list of the device
+    if it has a shard there now, and removed from the list if it has none.
 
     `shards` and `start` are changed in place; `rescore` must compute the scores `without` again.
     """
@@ -120,8 +121,8 @@ class Contents(NamedTuple):
 
 
 class Exchanges(NamedTuple):
-    """Tables from which the exchange times of a device are read: the row is given by the units that the device sends,
-    and the column by the units that the widest device sends.
+    """Tables of exchange times of a device, in ms. The units that the device sends select the row, and the units that
+    the widest device (the device that sends most) sends select the column. A unit is 4 columns.
 
     Between entries the tables are interpolated; outside of them the nearest entry counts. Units are of 4 columns that
     a device sends for each sample.
@@ -158,8 +159,8 @@ def _cell(position: float, count: int) -> tuple[int, float]:
 
 @jit_paste
 def backward_ms(exchanges: Exchanges, own: float, widest: float) -> float:
-    """Return the ms of a device's backward exchange; `own` are the units of the device, and `widest` the units of the
-    widest device.
+    """Return the time in ms of a device's backward exchange. `own` is the number of units (of 4 columns) that the
+    device sends, and `widest` is the most units that any device sends.
     """
     table = exchanges.backward
     a, x = _cell(own / exchanges.own_step, table.shape[0])
@@ -173,7 +174,8 @@ def backward_ms(exchanges: Exchanges, own: float, widest: float) -> float:
 def transfer_ms(
     exchanges: Exchanges, own: float, widest: float, wait: float, next_wait: float, mean_wait: float, most_wait: float
 ) -> float:
-    """Return the ms of a device's forward transfer that still remain when the last device starts the forward transfer.
+    """Return the time in ms that a device still needs for the forward exchange after the last device has started the
+    exchange.
 
     The transfer is the sum over segments p of share_p * max(segment_p - lead_p . waits, 0): the device does some
     segments while it waits. The waits are those of `device_waits`.
@@ -205,8 +207,8 @@ def transfer_ms(
 
 @jit
 def step_ms(exchanges: Exchanges, ready: FloatArray, units: FloatArray) -> float:
-    """Return the estimated ms of a training step; `ready` (D,) are the ms at which each device is ready for the forward
-    exchange, and `units` (D,) the units that each device sends.
+    """Return the estimated time in ms of a training step. `ready` (D,) has the times in ms at which the D devices can
+    start the forward exchange, and `units` (D,) the units (of 4 columns) that they send.
     """
     last, before = -np.inf, -np.inf
     for one in ready:
@@ -240,7 +242,8 @@ class Costs(NamedTuple):
 
 @jit
 def fill(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) -> None:
-    """Compute a device's sums, bytes, units and scores again from the shards on the device, in place.
+    """Compute the entries of one device in `contents` again from the shards on the device, in place: the sums of the
+    shards' vectors, the bytes, the sent units (of 4 columns) and the scores.
 
     This removes the rounding errors of sums in single precision that were changed step by step.
     """
@@ -256,8 +259,8 @@ def fill(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) 
 
 @jit
 def rescore(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) -> None:
-    """Compute, in place, the score of a device from the sums, and for each shard on the device the score that the
-    device would have without the shard.
+    """Compute the scores of one device in `contents`, in place. A score stands for the compute cost of the device: one
+    score for all shards on the device, and for each shard the score without this shard.
     """
     widths, (_, start, items, without), sums, _, units, score = contents
     nothing = np.zeros(len(costs.weight), np.float32)
@@ -281,8 +284,8 @@ def contents_of(widths: IntArray, all_shards: ShardTable, costs: Costs) -> Conte
 
 @jit_paste
 def ready_ms(costs: Costs, device: int, score: float, units: float, widest: float) -> float:
-    """Return the ms until a device is ready for the forward exchange: the time of the kernels and of the backward
-    exchange.
+    """Return the time in ms until a device can start the forward exchange: the time of the kernels plus the time of the
+    backward exchange.
 
     Args:
         costs: numbers from the cost models.
@@ -312,8 +315,8 @@ def estimate_ms(contents: Contents, costs: Costs) -> float:
 
 
 class Others(NamedTuple):
-    """Ready times and sent units of all devices except the two devices that a step of the local search changes, in
-    summary: latest, earliest, sum and maximum.
+    """A summary of all devices except the two devices that a step of the local search changes. It covers the times at
+    which the devices can start the forward exchange, and the units (of 4 columns) that they send.
 
     Attributes:
         last, before, first: ms at which the latest, the second latest and the earliest of them is ready.
@@ -330,8 +333,8 @@ class Others(NamedTuple):
 
 @jit
 def others_of(ready: FloatArray, units: FloatArray, source: int, target: int) -> Others:
-    """Return a summary of the ready times `ready` (D,) and the sent units `units` (D,) of all devices
-    except `source` and `target`.
+    """Return a summary of all devices except `source` and `target`. `ready` (D,) has the times in ms at which the
+    devices can start the forward exchange, and `units` (D,) the units (of 4 columns) that the devices send.
     """
     last, before, first, total, widest = -np.inf, -np.inf, np.inf, 0.0, 0.0
     for d in range(len(ready)):
@@ -355,8 +358,8 @@ def after_ms(
     ends: tuple[tuple[float, float], tuple[float, float]],
     now: tuple[float, float],
 ) -> float:
-    """Return the estimated cost of a plan, in ms, after a step of the local search; `others` is a summary of the
-    devices that the step does not change.
+    """Return the estimated cost in ms of a plan after a step of the local search. The step changes the two `devices`,
+    and `others` summarises all devices that the step does not change.
 
     The step may change the units of the widest device, and so the backward exchange of every device. All other devices
     are ready later (or earlier) by the change in the backward exchange of a device with mean units.

@@ -90,8 +90,8 @@ def _with_lists(plan: Contents, lists: Lists) -> Contents:
 
 @jit
 def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> IntArray:
-    """Return the differences of `plan` from `start`, (n, 4), and set the arrays of `plan` back to the arrays of
-    `start`.
+    """Set the arrays of the changed plan `plan` back to those of `start`. Return the n differences that the plan had,
+    (n, 4), with a row for each width that was changed.
 
     A difference is (number, item, device, units in the plan). Only touched items and devices can differ. The sums,
     bytes, units and scores of a touched device are copied from `start`, so that no rounding error remains. The caller
@@ -161,8 +161,8 @@ def _allowed(plan: Contents, rules: PlacementRules, step: tuple[int, int, int, i
 
 @jit
 def _bytes_at(size_bytes: IntArray, first: IntArray, widths: IntArray, item: int, device: int, more: int) -> int:
-    """Return the bytes by which `more` units of an item change the memory in use on a device; negative if units are
-    removed.
+    """Return the change of the memory in use on a device, in bytes, if the device gets `more` further units (of 4
+    columns) of an item. If `more` is negative, units are removed.
     """
     before = first[item] + widths[item, device]
     return int(size_bytes[before + more] - size_bytes[before])
@@ -182,8 +182,8 @@ def _moved(plan: Contents, all_shards: ShardTable, bounds: Bounds, step: tuple[i
 def _apply(
     plan: Contents, touched: _Touched, all_shards: ShardTable, step: tuple[int, int, int, int, int], costs: Costs
 ) -> tuple[Contents, int]:
-    """Change the plan by a step, in place; return the plan after the step, and the number of units that moved back (0
-    if no item moved back).
+    """Apply a step to the plan in place. Return two values: the plan after the step, and the number of units (of 4
+    columns) of the item that moved back in exchange (0 if no item moved back).
     """
     source, target, out, portion, back = step
     back_units = plan.widths[back, target] if back >= 0 else 0
@@ -204,8 +204,8 @@ def _apply(
 
 @jit
 def _take_back(plan: Contents, step: tuple[int, int, int, int, int], back_units: int) -> Contents:
-    """Undo a step: return the plan with the widths and the lists from before the step; sums and scores are not
-    restored.
+    """Undo a step, and return the plan as it was before the step. Only the widths and the lists of shards are restored,
+    not the sums and scores.
     """
     source, target, out, portion, back = step
     plan.widths[out, source] += portion
@@ -218,7 +218,7 @@ def _take_back(plan: Contents, step: tuple[int, int, int, int, int], back_units:
 
 @jit
 def _relisted(plan: Contents, step: tuple[int, int, int, int, int]) -> Contents:
-    """Return the plan after its lists of shards are updated for the items and the devices of a step."""
+    """Return the plan with updated lists of shards. The lists change only for the items and the devices of the step."""
     source, target, out, _, back = step
     lists = plan.lists
     for item in (out, back):
@@ -229,8 +229,8 @@ def _relisted(plan: Contents, step: tuple[int, int, int, int, int]) -> Contents:
 
 @jit_inline
 def _put(plan: Contents, all_shards: ShardTable, item: int, device: int, units: int) -> None:
-    """Add units of an item to a device in place, or remove units if `units` is negative: update the widths, the sums,
-    the bytes and the sent units.
+    """Change the width of an item on a device by `units` units of 4 columns, in place; a negative number removes units.
+    The sums, the bytes and the sent units of the device are updated.
 
     `rescore` must compute the score again.
     """

@@ -50,8 +50,9 @@ def after_moving(bounds: Bounds, moved: int) -> Bounds:
 
 
 class Steps(NamedTuple):
-    """Arrays for the K best steps: the steps, (K, 5), and the estimated cost of the plan after each step, (K,). A step
-    is (source, target, item, units, item that moves back or -1).
+    """The K best steps of the local search, (K, 5), and the estimated cost in ms of the plan after each step, (K,). A
+    step has a source device, a target device, an item, the moved units (of 4 columns), and the item that moves back (-1
+    if no item moves back).
     """
 
     steps: IntArray
@@ -62,8 +63,8 @@ class Steps(NamedTuple):
 def may_move(
     rules: PlacementRules, widths: IntArray, shards: int, item: int, portion: int, ends: tuple[int, int], leaving: int
 ) -> bool:
-    """Return True if the rules allow that `portion` units of an item move from the first device in `ends` to the second
-    device.
+    """Return True if the placement rules allow that `portion` units (of 4 columns) of an item move from the device
+    `ends[0]` to the device `ends[1]`.
 
     `shards` is the number of devices with the item before the step. Item `leaving` moves in the opposite direction, so
     it does not count as a rival on the target; -1 if none moves.
@@ -81,8 +82,8 @@ def may_move(
 
 @jit_paste
 def _more_moved(all_shards: ShardTable, item: int, was: int, now: int, then: int) -> int:
-    """Return the bytes that a device must receive in addition if the units of an item on the device change from `now`
-    to `then`.
+    """Return how many more bytes a device must receive in a re-planning if it has `then` units (of 4 columns) of an
+    item instead of `now` units. In the previous plan the device has `was` units.
 
     The previous plan has `was` units there: a device receives state_bytes(units) - state_bytes(was), and never less
     than 0.
@@ -96,8 +97,8 @@ def _more_moved(all_shards: ShardTable, item: int, was: int, now: int, then: int
 def moved_by(
     all_shards: ShardTable, widths: IntArray, before: IntArray, item: int, portion: int, ends: tuple[int, int]
 ) -> int:
-    """Return by how many bytes the total that must move from the previous plan changes, if `portion` units of an item
-    move between the devices `ends`.
+    """Return the change, in bytes, of the data that must move from the previous plan to this plan, if `portion` units
+    (of 4 columns) of an item move from the device `ends[0]` to the device `ends[1]`.
 
     The units move from the first of `ends` to the second. Fewer bytes move (a negative number) if the step takes back
     an earlier move.
@@ -125,8 +126,8 @@ def _keep(best: Steps, count: int, step: tuple[int, int, int, int, int], value: 
 def _too_late(
     costs: Costs, device: int, score: float, units: float, widest: float, left_ms: float, worth: float
 ) -> bool:
-    """Return True if one device, in the plan after a step, takes so long that the plan costs at least `worth` ms
-    whatever the other devices do; the step then needs no full estimate.
+    """Return True if a step of the local search is certainly not worth it: one device alone takes so long after the
+    step that the plan costs at least `worth` ms. The step then needs no full estimate.
 
     That is if the ready time of a device with this `score` and these `units`, plus `left_ms` of transfer, is too late.
     """
@@ -147,7 +148,8 @@ def _last_but(order: IntArray, ready: FloatArray, source: int, target: int) -> f
 
 @jit_paste
 def _widest_but(units: FloatArray, source: int) -> float:
-    """Return a lower bound of the units that the widest device sends after any step that moves load away from `source`.
+    """Return a lower bound of the units (of 4 columns) that the widest device sends after a step. The bound holds for
+    every step that moves load away from `source`; the widest device is the device that sends most.
 
     The bound is the larger of the mean, and of the most units of any device except the source.
     """

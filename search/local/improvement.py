@@ -41,8 +41,8 @@ class Improvement:
     seed: Seed = 0
 
     def shared(self, count: int) -> "Improvement":
-        """Return the settings for each of `count` searches that divide the perturbations and the
-        evaluated plans among them.
+        """Return the settings for each of `count` local searches that together make about as many perturbations, and
+        evaluate about as many plans, as one local search with these settings.
         """
         plans = None if self.max_plans is None else max(self.max_plans // count, 1)
         return replace(self, perturbations=self.perturbations // count, max_plans=plans)
@@ -65,8 +65,8 @@ class Improvement:
 
 
 def _local_search(local: LocalSearch, plan: CostedPlan, most: float) -> CostedPlan:
-    """Take the best step again and again, until no step lowers the cost or `local.looked` reaches `most`
-    plans; return the last plan.
+    """Improve `plan` by taking the best step again and again, and return the resulting plan. The search ends if no step
+    lowers the cost, or if `local` has examined `most` plans in all.
     """
     while local.looked < most and (cheaper := local.best_step(plan)) is not None:
         plan = cheaper

@@ -1,4 +1,5 @@
-"""Local search: a plan is a matrix of widths; a step moves columns of an item to another device, or swaps two shards.
+"""Local search, which improves a plan step by step. A plan is given by the width of each item (such as a table) on each
+device. A step moves columns of an item to another device, or swaps two shards.
 
 One kind of step covers three changes: a step that moves a whole shard is a move, a step that moves half of a shard is
 a split, and a step onto a device that already has a shard of the table is a merge. Steps start at the devices that make
@@ -92,8 +93,8 @@ class LocalSearch:
     def others(
         self, plan: CostedPlan, perturbation_steps: int, seeds: Sequence[int], worth: float = np.inf
     ) -> list[CostedPlan]:
-        """Perturb `plan` by random steps, once per seed, and improve each result by estimated costs; return the most
-        promising results with predicted costs.
+        """Return new plans that are made from `plan` by random steps, with one plan for each seed. Each new plan is
+        improved by estimated costs, and the most promising plans are returned with predicted costs.
 
         Each result depends on one seed alone, so several threads make the results. Results whose estimate is not below
         `worth` times the lowest estimate of all results and `plan` are left out.
@@ -101,8 +102,8 @@ class LocalSearch:
         bounds = self._bounds(plan)
 
         def explored(own: IntArray) -> tuple[int, list[IntArray], FloatArray]:
-            """Return the number of plans that were examined; for each of the seeds `own`, the changes of the plan; and
-            the estimated cost after the changes.
+            """Perturb and improve the plan once for each of the seeds `own`. Return three values: the number of
+            examined plans, the changes of the plan for each seed, and the estimated costs after the changes in ms.
             """
             estimate = np.empty(len(own))
             looked, changes = explore(
@@ -126,7 +127,9 @@ class LocalSearch:
         return Bounds(self._memory_bytes, self._start, left)
 
     def _costed(self, every: Sequence[IntArray]) -> list[CostedPlan]:
-        """Return plans, each given by widths (I, D), with predicted costs; the communication models are called once."""
+        """Return a `CostedPlan`, which has predicted costs, for each of the widths (I, D) in `every`. All plans are
+        predicted in one call of the communication models.
+        """
         plans = [contents_of(widths, self._shards, self._costs) for widths in every]
         units = np.stack([plan.units for plan in plans])
         compute_ms = self._head.finish(np.stack([plan.score for plan in plans])) * (units > 0)
@@ -153,8 +156,8 @@ class LocalSearch:
         return None
 
     def likely_steps(self, plan: CostedPlan) -> IntArray:
-        """Return the allowed steps (K, 5) with the lowest estimated costs; the columns of a step are as in
-        `search/kernels/steps.py`.
+        """Return the K allowed steps with the lowest estimated costs, (K, 5). A row of a step has a source device, a
+        target device, an item, the moved units (of 4 columns), and an item that moves back (or -1).
         """
         loads = (plan.compute_ms, plan.ready_ms, plan.total_ms, plan.units)
         sources = {int(np.argmax(values)) for values in loads}
@@ -183,8 +186,9 @@ class LocalSearch:
         return total
 
     def _after(self, plan: CostedPlan, steps: IntArray, device: IntArray, sign: int) -> tuple[Float32Array, FloatArray]:
-        """For each of K steps, return the sums (K, H) and the sent units (K,) of one device after the step;
-        `device` (K,) names the device.
+        """Return the state of one device after each of K steps: the sums of the vectors of the device's shards, (K, H),
+        and the units (of 4 columns) that the device sends, (K,). `device` (K,) has the index of the device for each
+        step.
 
         The sign is 1 if the moved item arrives at the device, and -1 if the moved item leaves the device.
         """
@@ -200,8 +204,8 @@ class LocalSearch:
         return plan.contents.sums[device] + vectors, plan.units[device] + sent
 
     def _exchanges(self) -> Exchanges:
-        """Tabulate the exchange times of a device, by two numbers: the units that this device sends, and the units that
-        the widest device sends.
+        """Return tables of the exchange times of a device. The times depend on two numbers: the units (of 4 columns)
+        that this device sends, and the most units that any device sends.
 
         All other devices share the remaining units evenly, none of them more than the widest device sends. The table
         ends at twice the mean units of a device, or at the mean plus the units of the widest whole item if that is more

@@ -23,7 +23,8 @@ class Start(Protocol):
     """A source of first plans, which local search then improves."""
 
     def first_widths(self, space: CostedSpace) -> IntArray | None:
-        """Return a first plan, (I, D) units of 4 columns of each item on each device; None if this start has no plan.
+        """Return the widths of a first plan, (I, D): the width of each item on each device, in units of 4 columns.
+        Return None if this start finds no plan.
 
         Raises:
             InfeasibleError: no plan fits, so that no other start has a plan either.
@@ -53,8 +54,8 @@ class EvenLayouts:
     refined: bool = True
 
     def first_widths(self, space: CostedSpace) -> IntArray | None:
-        """Return the widths (I, D) of the cheapest plan of the even layouts; if there is none, of a plan packed by
-        bytes alone; None if packing fails too.
+        """Return the widths (I, D) of the cheapest plan with evenly split tables, in units of 4 columns. If no such
+        plan fits, return a plan packed by bytes alone, or None if there is none.
         """
         grid = GridSearch(space.problem, self.grid)
         for shares, counts in ((_EVEN_SHARES, _shard_counts(space)), (_NARROW_SHARES, ())):
@@ -70,8 +71,8 @@ class EvenLayouts:
 
 
 def _shard_counts(space: CostedSpace) -> list[int]:
-    """Return the numbers of shards to try if all tables are split into equally many: powers of two, up
-    to the number of devices.
+    """Return the numbers of shards to try if every table is split into the same number of shards. They are powers of
+    two, up to the number of devices.
     """
     powers = (1 << power for power in range(1, space.task.topology.num_devices.bit_length()))
     return [count for count in powers if count * space.shards.num_items <= _MOST_SHARDS]
@@ -79,7 +80,9 @@ def _shard_counts(space: CostedSpace) -> list[int]:
 
 @dataclass(frozen=True)
 class ExistingPlan:
-    """A start that takes an existing plan, which has the same tables as the task and keeps the task's limits."""
+    """A start that takes an existing plan as the first plan. The existing plan must have the same tables as the task,
+    and must keep the limits of the task.
+    """
 
     plan: Plan
 
@@ -89,8 +92,8 @@ class ExistingPlan:
 
 
 def even_splits(space: CostedSpace, most: float) -> IntArray:
-    """Return the column splits (S,) that divide each item evenly into the fewest shards, so that a shard is at most
-    `most` of a device's even share of the work.
+    """Return the S column splits, (S,), that divide each item evenly into as few shards as possible. A shard takes at
+    most the fraction `most` of the mean work of a device.
 
     The share of a shard is the share of the compute cost or the share of the units sent, whichever is larger.
     Items that may not be split that far are split as far as allowed.

@@ -72,7 +72,7 @@ class SingleTableCosts(ModelChange):
 
 @dataclass(frozen=True)
 class OtherModels(ModelChange):
-    """The cost models of another bundle, in place of the models that a searcher would see.
+    """A change of cost models that replaces all cost models, so that a searcher sees the cost models of another bundle.
 
     Attributes:
         model: required: cost models that guide the search, as an installed name (`neuroshard models` lists them) or a

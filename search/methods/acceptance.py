@@ -68,8 +68,8 @@ class Acceptance:
     assumed_margin_fraction: NonNegative = 0.5
 
     def of_forms(self, models: CostModels) -> "Acceptance":
-        """Return the rule for plans that change the sharding types of tables, with a `margin_fraction` that is at least
-        `sharding_type_margin_fraction`.
+        """Return the acceptance rule for plans that change the sharding types of tables. The gain of such a plan must
+        exceed at least `sharding_type_margin_fraction` of the error margins.
 
         Models of whole steps keep the rule as it is.
         """
@@ -78,8 +78,8 @@ class Acceptance:
         return replace(self, margin_fraction=max(self.margin_fraction, self.sharding_type_margin_fraction))
 
     def assess(self, costs: Sequence[Cost], task: Task, simulator: Simulator) -> list["Assessment"]:
-        """Assess plans of a task by their costs: the first plan is accepted, and another plan is accepted if it
-        improves enough on the first plan.
+        """Return an assessment for each of several plans of a task, given the costs of the plans. The first plan is
+        accepted, and each other plan is accepted if it is enough cheaper than the first plan.
         """
         judged = [with_assumed_margins(cost, simulator.models) for cost in costs]
         own, compute = has_own_margins(costs[0]), simulator.models.compute
@@ -92,8 +92,8 @@ class Acceptance:
         return [Assessment.of(cost, reason) for cost, reason in zip(judged, (None, *reasons), strict=True)]
 
     def _reason(self, before: Cost, after: Cost, single: bool, fraction: float) -> "Rejection | None":
-        """Return the reason to reject a plan; None if the gain over the plan `before` exceeds `fraction` of the error
-        margins of both plans together.
+        """Return the reason to reject a plan with cost `after` in place of a plan with cost `before`; None if the gain
+        is large enough. The gain must exceed `fraction` of the sum of both error margins.
 
         A `single` model's gain of all devices together does not count.
         """
@@ -139,15 +139,17 @@ class Assessment(NamedTuple):
 
 
 def assess(acceptance: Acceptance | None, costs: Sequence[Cost], task: Task, simulator: Simulator) -> list[Assessment]:
-    """Assess plans of a task by an acceptance rule; None accepts every plan and expects the predicted costs."""
+    """Return an assessment for each of several plans of a task, by an acceptance rule. If the rule is None, every plan
+    is accepted, and the expected cost of a plan is the predicted cost.
+    """
     if acceptance is None:
         return [Assessment(cost.total_ms, cost.margin_ms, cost.total_ms) for cost in costs]
     return acceptance.assess(costs, task, simulator)
 
 
 def choose(assessments: Sequence[Assessment]) -> tuple[int, int | None]:
-    """Return the index of the accepted plan with the lowest expected cost, the first among equals; and the index of the
-    plan with the lowest predicted cost, if that plan is predicted to cost less than the chosen plan (otherwise None).
+    """Return two indices of plans. The first is the accepted plan with the lowest expected cost. The second is the plan
+    with the lowest predicted cost, or None if this plan is not predicted to be cheaper than the first.
     """
     accepted = [number for number, assessment in enumerate(assessments) if assessment.rejected is None]
     chosen = min(accepted, key=lambda number: assessments[number].expected_ms)

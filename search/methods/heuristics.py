@@ -42,8 +42,8 @@ SCORES: dict[str, Callable[[Table], float]] = {
 @dataclass(frozen=True)
 @checked
 class Greedy(Searcher):
-    """Places tables in descending order of a score; each table goes to the device with the lowest total score
-    of those that have room.
+    """Places tables in descending order of a score. Among the devices with enough free memory, each table goes to the
+    device with the lowest total score.
 
     Attributes:
         score: size | dim | lookup | size_lookup: load to balance over devices: size (bytes), dim (columns x number of

@@ -59,15 +59,17 @@ class ImprovedSearch(Searcher):
         return self.found(FixedLoad.empty(task), simulator)
 
     def found(self, fixed: FixedLoad, simulator: Simulator) -> Found:
-        """Find a plan that keeps the row-wise and data-parallel placements of `fixed`, and places all
-        other tables column-wise.
+        """Find a plan of the task of `fixed`. Row-wise and data-parallel tables keep the placements that `fixed` gives
+        them, and all other tables are placed column-wise.
         """
         if not len(fixed.column_wise):
             return Found(fixed.plan())
         names = frozenset(fixed.task.tables[placed.shard.table].name for placed in fixed.others)
 
         def find(task: Task) -> Found:
-            """Find a plan of `task`, which may assign tables in host memory to hosts."""
+            """Return the plan that this search finds for `task`, in which the rules may bind tables in host memory to
+            certain hosts.
+            """
             return self._found(CostedSpace.checked(replace(fixed, task=task), simulator))
 
         return tried_within_hosts(fixed.task, find, names)
@@ -134,8 +136,8 @@ class ImprovedSearch(Searcher):
         yield from (space.plan(result.widths) for result in sorted(perturbed, key=predicted_ms))
 
     def _end(self, widths: IntArray, number: int, space: CostedSpace) -> tuple[LocalSearch, CostedPlan]:
-        """Improve a plan (I, D) by local search; return the local search and the resulting plan. Each `number` gives
-        other random steps; the number 0 gives the steps of `find`.
+        """Improve a plan (I, D) by local search. Return two values: the local search, and the improved plan. Different
+        values of `number` lead to different random steps.
         """
         steps = replace(self.improvement, seed=self.improvement.seed + number * self.improvement.perturbations)
         local = LocalSearch(space, widths, self.max_moved_bytes)
@@ -158,7 +160,8 @@ def _first_plans(starts: Sequence[Start], space: CostedSpace) -> list[IntArray]:
 
 
 def _fitting(plans: Sequence[IntArray], space: CostedSpace) -> list[bool]:
-    """Return True for each plan (I, D) that fits in memory; if no plan fits, return True for all plans.
+    """Return a list with a value for each plan (I, D): True if the plan fits in memory. If no plan fits, all values are
+    True.
 
     If no plan fits, a later error can then name one of the plans. Plans are checked only if tables are cached: the
     bytes of a cached table depend on the other shards on the device, and searches add up the bytes of single shards.

@@ -111,7 +111,9 @@ class NeuroShard(Searcher):
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The families of sharding types (`Form`) to which the setting `sharding_types` restricts this search."""
+        """The families of sharding types (column-wise, row-wise, data-parallel) that the setting `sharding_types`
+        allows in this search.
+        """
         return forms_of(self.sharding_types)
 
     @property
@@ -125,8 +127,8 @@ class NeuroShard(Searcher):
 
     @property
     def column_search_around_fixed(self) -> ImprovedSearch:
-        """The search that places the column-wise tables around a fixed load, that is, if other tables are row-wise or
-        data-parallel; the published search makes no first plan here.
+        """The search that places the column-wise tables when other tables are already placed (row-wise or
+        data-parallel). Even splits and heuristics make the first plans, without the published search.
 
         Local search finds equally good plans from the other starts, and the published search takes the most time if
         there are many devices.
@@ -168,9 +170,11 @@ class NeuroShard(Searcher):
         return rows_on_one_host(self.sharding_types)
 
     def _restricted(self, task: Task) -> Task:
-        """Return the task with a rule that allows only `sharding_types` for every table. The rule is added if
-        `sharding_types` lacks column_wise, or includes table_row_wise or grid_shard but not row_wise; otherwise the
-        task itself is returned.
+        """Return the task with a rule that allows only `sharding_types` for every table. If the search needs no such
+        rule, return the task itself.
+
+        The rule is needed if `sharding_types` lacks column_wise, or includes table_row_wise or grid_shard but not
+        row_wise.
 
         Raises:
             UserError: the rule contradicts the task's own rules.
@@ -184,8 +188,8 @@ class NeuroShard(Searcher):
             raise error.changed(limit="; ".join(filter(None, (error.message.limit, rule)))) from error
 
     def _searched(self, asked: Task, simulator: Simulator) -> list[Found]:
-        """Search plans for the most promising choices of sharding types (one type per table); return the best plan of
-        each of the groups of choices that are listed below.
+        """Search plans for the most promising choices of sharding types (one type per table). Return up to three plans:
+        the best plan of each group of choices.
 
         The kinds are the first choices of sharding types (column-wise tables alone, if possible), other choices, and
         choices with more equal parts. If no choice of any kind fits, choices for scarce memory are searched until one
@@ -211,9 +215,11 @@ class NeuroShard(Searcher):
         return [self._with_improved_tiers(last, simulator)]
 
     def _option_tables(self, asked: Task, simulator: Simulator, errors: list[InfeasibleError]) -> list[OptionTable]:
-        """Return option tables (the sharding types that each table may have, with estimated costs): for the
-        task, and for variants of the task with other tiers. Errors of variants that cannot fit in memory
-        are appended to `errors`.
+        """Return option tables of the task `asked` and of variants of this task. An option table has the sharding types
+        that each table may have, with estimated costs. A variant is the task with further rules, such as rules on
+        tiers.
+
+        The errors of variants that cannot fit in memory are appended to `errors`.
 
         Rows are spread over all devices first, whatever the rules, and moved to hosts later. If rules allow rows only
         on one host, there are variants without such rows too. If no variant can fit, tables are split into more equal
@@ -238,9 +244,11 @@ class NeuroShard(Searcher):
     def _in_tiers(
         self, tasks: Iterable[tuple[Task, Task]], simulator: Simulator, errors: list[InfeasibleError]
     ) -> list[OptionTable]:
-        """Return the option tables of several tasks, and of variants of these tasks with other tiers if a task does not
-        fit easily. Each task comes with the task for which plans are made. Errors of tasks that cannot fit in memory
-        are appended to `errors`.
+        """Return the option tables of several tasks. If a task does not fit easily, the result also has the option
+        tables of variants of the task, in which further rules put tables into other tiers.
+
+        Each task comes with the task for which plans are made. Tasks that cannot fit in memory are left out, and their
+        errors are appended to `errors`.
         """
         tables = list[OptionTable]()
         for task, asked in tasks:
@@ -258,14 +266,17 @@ class NeuroShard(Searcher):
         return tables
 
     def _options(self, variant: Task, asked: Task, simulator: Simulator) -> OptionTable:
-        """Return the option table of a variant of the task `asked`: the sharding types that each table may
-        have, with estimated costs.
+        """Return the option table of `variant`, which is the task `asked` with further rules. An option table has the
+        sharding types that each table of a task may have, with estimated costs.
         """
         return OptionTable(variant, simulator, self._allowed(variant, simulator), self.quick, asked)
 
     def _first_choices(self, tables: Sequence[OptionTable]) -> list[Choice]:
-        """Return first choices of sharding types (column-wise tables, if possible): of the only option table, or of the
-        option tables whose first choices have the cheapest quick plans or the lowest estimates.
+        """Return first choices of sharding types (one type per table, column-wise if possible), one for each of the
+        most promising option tables.
+
+        These are the option tables whose first choices have the cheapest quick plans or the lowest estimates. If there
+        is only one option table, it is used without a quick plan.
         """
         if len(tables) == 1:
             return [tables[0].first_choice]
@@ -274,7 +285,9 @@ class NeuroShard(Searcher):
         return list(dict.fromkeys((*quick, *likely)))
 
     def _likely(self, tables: Sequence[OptionTable]) -> list[Choice]:
-        """Return the most promising choices of sharding types of all option tables, the cheapest first."""
+        """Return the most promising choices of sharding types (one type per table) from all option tables. The choice
+        with the lowest estimated costs comes first.
+        """
         return sorted((choice for one in tables for choice in one.likely(self.sharding_type_trials)), key=_BOTH_MS)
 
     def _plans(
@@ -308,14 +321,16 @@ class NeuroShard(Searcher):
         return allowed
 
     def _best(self, found: Sequence[Found], simulator: Simulator) -> Found:
-        """Return the cheapest of the plans, after better tiers for the cheapest plan with tables in host memory."""
+        """Return the cheapest of several plans. If some of the plans have tables in host memory, the cheapest of these
+        is also improved by better tiers, and the improved plan is compared with the given plans.
+        """
         on_hosts = [one for one in found if _uses_hosts(one.plan)]
         improved = [self._with_improved_tiers(self._cheapest(on_hosts, simulator), simulator)] if on_hosts else []
         return self._cheapest([*found, *improved], simulator)
 
     def _with_improved_tiers(self, found: Found, simulator: Simulator) -> Found:
-        """Return the plan with improved tiers: larger caches, the same tier for the tables on a device, and column-wise
-        tables that are placed again afterwards; all of this is repeated while it lowers the cost.
+        """Improve the tiers of a plan, and return the resulting plan. The search enlarges caches, gives all tables on a
+        device the same tier, and places the column-wise tables again, as long as this lowers the cost.
         """
         if not _uses_hosts(found.plan):
             return found
@@ -457,8 +472,8 @@ def _knows_tiers(task: Task, simulator: Simulator) -> bool:
 
 
 def _shortage(given: OptionTable, error: InfeasibleError) -> UserError:
-    """Return the error to raise if no plan was found: an error that names the memory that is
-    too small, or else `error`.
+    """Return the error to raise if no plan was found. If memory is too small, the error names this memory; otherwise it
+    is `error`.
     """
     task, simulator = given.task, given.simulator
     if _knows_tiers(task, simulator):

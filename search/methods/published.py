@@ -43,14 +43,15 @@ class BeamSearch(Searcher):
 
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Return the cheapest plan of all steps of the beam search, the first among equals; if no step finds a plan, a
-        plan packed by bytes alone.
+        """Return the cheapest plan that any step of the beam search finds. If no step finds a plan, return a plan that
+        is packed by bytes alone, without costs.
         """
         space = CostedSpace.checked(FixedLoad.empty(task), simulator)
         return Found(space.plan(self.first_widths(space)))
 
     def first_widths(self, space: CostedSpace) -> IntArray:
-        """Return a plan as (I, D) units of each item on each device.
+        """Return the widths of the cheapest plan that the beam search finds, (I, D): the width of each item on each
+        device, in units of 4 columns. If there is no such plan, the plan is packed by bytes alone.
 
         Raises:
             InfeasibleError: no plan was found, not even by packing bytes alone.

@@ -138,8 +138,9 @@ class Replan(Searcher):
         return self._placed_around_carried(before, carried_over(before, task), simulator)
 
     def _placed_around_carried(self, before: Plan, carried: Carried, simulator: Simulator) -> Found:
-        """Let the searcher `rest` place the other shards while the carried shards stay. If that fails, fewer shards
-        stay; if that fails too, plan all tables from nothing.
+        """Return a plan in which shards carried over from the previous plan stay on their devices, and the searcher
+        `rest` places all other shards. If there is no such plan, fewer shards stay; in the end, all tables may be
+        planned from nothing.
         """
         refused: UserError | None = None
         for share in _HELD:
@@ -186,8 +187,8 @@ class Replan(Searcher):
         return [number for number, assessment in enumerate(judged) if assessment.rejected is None]
 
     def _worth_it(self, before: Plan, found: Sequence[Found], costs: Sequence[Cost]) -> Found:
-        """Return the plan that moves the fewest bytes, compared with the plan `before`, among the plans that cost
-        nearly as little as the cheapest.
+        """Return a plan that costs nearly as little as the cheapest plan in `found`. Of these plans, it is the plan to
+        which the fewest bytes must move from the plan `before`.
 
         `found` begins with the plan that makes required moves only; any other plan must save `min_gain` at least.
         """

@@ -1,5 +1,5 @@
-"""Estimators and a performance model for TorchRec's planner, which use NeuroShard's cost models and
-count bytes as tasks do.
+"""Estimators and a performance model for TorchRec's planner. They predict costs by NeuroShard's cost models, and count
+bytes of memory as NeuroShard counts them.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ from neuroshard.words.placement import Shard as PlanShard
 
 
 def _loads(task: Task, options: Sequence[ShardingOption]) -> Loads:
-    """Return the load of every shard in TorchRec's sharding options; the loads do not depend on
-    the devices of the shards.
+    """Return the loads of all shards in TorchRec's sharding options. A load describes a shard as the input of the cost
+    models, and does not depend on the device of the shard.
     """
     tables = {table.name: table for table in task.tables}
     placed = [
@@ -114,20 +114,23 @@ class TaskStorageEstimator(ShardEstimator):
             shard.storage = Storage(hbm=device, ddr=host)
 
     def _device_bytes(self, loads: Loads) -> list[int]:
-        """Return the bytes of device memory of each of n loads, if a cached load has a cache as
-        wide as the load itself.
+        """Return the bytes of device memory of each of n shards, given as loads (inputs of the cost models). The cache
+        of a cached shard is counted as if it were exactly as wide as the shard.
         """
         sizes: list[int] = self._task.memory.device_bytes(loads).tolist()
         return sizes
 
 
 class WidestCacheStorageEstimator(TaskStorageEstimator):
-    """Estimates the bytes of each shard as if every cache were as wide as the widest cached table that may share it.
+    """Estimates the bytes of each shard as if each cache were as wide as the widest cached table that could use the
+    same cache. In FBGEMM, all cached tables of a kernel call use one cache.
 
     A plan never takes more bytes.
     """
 
     def _device_bytes(self, loads: Loads) -> list[int]:
-        """Return the bytes of device memory of each of n loads, if all loads shared the caches of one device."""
+        """Return the bytes of device memory of each of n shards, given as loads (inputs of the cost models). Cached
+        shards are counted as if all of them shared the caches of one device.
+        """
         sizes: list[int] = self._task.memory.bytes_with_caches(LoadSets(loads, np.array([len(loads)]))).tolist()
         return sizes

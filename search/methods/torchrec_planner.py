@@ -123,8 +123,8 @@ class TorchRecSearch(Searcher):
 def _plans(
     settings: TorchRecSearch, task: Task, simulator: Simulator, allowed: BoolArray, storage: Any
 ) -> Iterator[Plan]:
-    """Yield the plan that TorchRec's planner finds with each combination of settings, if it finds one; tables may have
-    the sharding types `allowed` (T, F).
+    """Yield the plans that TorchRec's planner finds, up to one for each combination of settings. A table may have the
+    sharding types in the mask `allowed` (T, F).
 
     The class `storage`, of `torchrec_estimators`, counts the bytes of every shard.
     """

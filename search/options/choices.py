@@ -15,7 +15,9 @@ Numbers = FloatArray | IntArray | BoolArray
 
 @dataclass(frozen=True, eq=False)
 class TypeChoices:
-    """B choices of sharding types: `types` (B, T) gives each table the index of a sharding type in `FORMS`."""
+    """B choices of sharding types, one type per table. `types` (B, T) has the index of the sharding type of each of T
+    tables.
+    """
 
     types: IntArray
 
@@ -28,14 +30,14 @@ class TypeChoices:
         return TypeChoices(self.types[which])
 
     def total(self, form: int, numbers: Numbers) -> FloatArray:
-        """For each choice, sum `numbers` (T, ...) over the tables that have the sharding type
-        `form`; the sums are (B, ...).
+        """Return the sum of `numbers` (T, ...) over the tables with the sharding type `form`, for each choice, (B,
+        ...).
         """
         return np.tensordot((self.types == form).astype(np.float64), numbers, 1)
 
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
-        """For each choice, return the largest of `numbers` (T, Q) over the tables that have the sharding type
-        `form`, but at least 0, (B, Q).
+        """Return the largest of `numbers` (T, Q) over the tables with the sharding type `form`, for each choice and
+        each of Q kinds of numbers, (B, Q). The result is 0 if no table has this type, and never negative.
 
         The choices of one call differ in few tables. Only these tables are compared choice by choice.
         """
@@ -79,8 +81,8 @@ class ChangedChoices:
         return more
 
     def total(self, form: int, numbers: Numbers) -> FloatArray:
-        """For each choice, sum `numbers` (T, ...) over the tables that have the sharding type
-        `form`; the sums are (B, ...).
+        """Return the sum of `numbers` (T, ...) over the tables with the sharding type `form`, for each choice, (B,
+        ...).
         """
         flat, table = numbers.reshape(len(numbers), -1), self.changes[:, 0]
         total: FloatArray = (self.before == form).astype(np.float64) @ flat
@@ -88,8 +90,8 @@ class ChangedChoices:
         return after.reshape(len(table), *numbers.shape[1:])
 
     def largest(self, form: int, numbers: FloatArray) -> FloatArray:
-        """For each choice, return the largest of `numbers` (T, Q) over the tables that have the sharding type
-        `form`, but at least 0, (B, Q).
+        """Return the largest of `numbers` (T, Q) over the tables with the sharding type `form`, for each choice and
+        each of Q kinds of numbers, (B, Q). The result is 0 if no table has this type, and never negative.
         """
         table, more = self.changes[:, 0], self._more(form)[:, None]
         chosen = np.where((self.before == form)[:, None], numbers, 0.0)
@@ -106,8 +108,8 @@ Choices = TypeChoices | ChangedChoices
 
 
 def total_by_type(choices: Choices, numbers: Numbers) -> FloatArray:
-    """For each choice, sum `numbers` (T, F, ...) over all tables, each with the numbers of its sharding
-    type; the sums are (B, ...).
+    """Return the sum of `numbers` (T, F, ...) over all tables, for each choice, (B, ...). Of each table, only the
+    numbers for the sharding type of the table are added.
     """
     total: FloatArray = np.sum([choices.total(form, numbers[:, form]) for form in range(numbers.shape[1])], axis=0)
     return total
@@ -178,8 +180,8 @@ def _best_step(types: IntArray, ranked: Ranked, costs: Costs, lowest_ms: float) 
 
 
 def _together(types: IntArray, changes: IntArray) -> Iterator[IntArray]:
-    """Yield choices (m, T) after the first 2, 3, 4, 6, 8, ... changes together: first the changes to any sharding type,
-    then only the changes to each single sharding type.
+    """Yield arrays of choices (m, T), in which the first 2, 3, 4, 6, 8, ... of the changes are made together. In the
+    first array the changes are to any sharding type, and each other array has only changes to one sharding type.
     """
     for form in (None, *range(len(FORMS))):
         table, new = (changes if form is None else changes[changes[:, 1] == form]).T

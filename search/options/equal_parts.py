@@ -29,8 +29,8 @@ Rules = tuple[TableRule, ...]
 
 
 def finer_parts(choices: Sequence[Choice], simulator: Simulator) -> Iterator[tuple[Task, Task]]:
-    """Yield variants of a task in which rules split tables into more equal parts. Each variant comes as a pair: the
-    task to search, and the task for which plans are made.
+    """Yield variants of a task, in which further rules split tables into more equal parts. Each variant is a pair of
+    tasks: the task in which to search, and the task for which the found plan is meant.
 
     The variants are made from the task of the choice with the cheapest quick plan. If no quick plan fits in memory, the
     rules limit the bytes of a part, otherwise the cost of a part.
@@ -45,8 +45,8 @@ def finer_parts(choices: Sequence[Choice], simulator: Simulator) -> Iterator[tup
 
 
 def parts_that_fit(task: Task) -> Iterator[Rules]:
-    """Yield sets of rules that split tables into equal parts; each set limits the bytes of a part to another share of
-    the smallest device's memory.
+    """Yield several sets of rules that split tables into equal parts. In each set the bytes of a part are limited to a
+    fraction of the memory of the smallest device, and the fraction differs from set to set.
     """
     free = max(min(task.shard_memory), 1)
 
@@ -61,8 +61,8 @@ def parts_that_fit(task: Task) -> Iterator[Rules]:
 
 
 def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
-    """Yield sets of rules that split tables into equal parts; each set limits the cost of a part to another share of
-    the mean cost of a device in `plan`.
+    """Yield several sets of rules that split tables into equal parts. In each set the cost of a part is limited to a
+    fraction of the mean cost of a device in `plan`, and the fraction differs from set to set.
 
     The cost of a part is its kernel time alone and its share of the exchanges. Data-parallel tables stay as they are.
     """
@@ -84,11 +84,11 @@ def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
 
 
 def _more_parts(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Rules]:
-    """For each of several shares, yield the rules that split tables into equal parts of at most this share of a device.
-    Sets of rules that repeat are yielded once.
+    """Yield several sets of rules that split tables into equal parts, each for another limit on the size of a part. A
+    limit is a fraction of a device's memory or cost, which `share_of` computes for a part.
 
     A table gets no rule if it is in `left`, if constraints bind it to other tables or to devices, or if two parts are
-    enough.
+    enough. Equal sets are yielded once.
     """
     constraints, seen = task.constraints, set[Rules]([()])
     bound = {shard.table for shard in constraints.pinned}.union(*constraints.together, *constraints.apart, left)
@@ -102,8 +102,8 @@ def _more_parts(task: Task, share_of: _Share, left: Collection[str]) -> Iterator
 
 
 def _rule(task: Task, index: int, share_of: _Share, share: float) -> TableRule | None:
-    """Return the rule that splits a table into the fewest equal parts of at most `share` each; if no number of parts is
-    enough, the rule with the most parts that are allowed.
+    """Return the rule that splits a table into the fewest equal parts of at most `share` each. If even the most allowed
+    parts are larger, return the rule with the most allowed parts.
 
     Return None if two parts are enough, or if more than two parts are not allowed.
     """
