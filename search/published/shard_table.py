@@ -76,7 +76,7 @@ class PlacementRules(NamedTuple):
 
 
 class ShardTable(NamedTuple):
-    """A table of every shard of I items, one row per width from 0 on: N = sum over items of (width + 1) rows.
+    """A table of all shards of I items, N rows in all: one row per width, from 0 to the item's, in units of 4 columns.
 
     An item is split and placed as one. As a rule it is a table; constraints may make it a part of one, or several.
     The shard of item i that is w units wide is row `first[i] + w`, and row `first[i]` is the empty shard.
@@ -147,7 +147,7 @@ class ShardTable(NamedTuple):
 
 
 def always_added(vectors: Float32Array, head: ComputeHead) -> tuple[BoolArray, FloatArray]:
-    """Return a mask (H,) of the vector entries that add the same score on every device, and that score, (N,).
+    """Return a mask (H,) of the vector entries that add equally to any device's score, and their sum per shard, (N,).
 
     The bias of these entries is at least 0, and so is their value in every vector.
     """
@@ -198,7 +198,7 @@ def splittable(shards: ShardTable, splits: IntArray) -> IntArray:
 
 
 def split_each(shards: ShardTable, splits: IntArray, rows: IntArray) -> IntArray:
-    """Return n column splits (n, S + 1): split k is `splits` with two near halves in place of the shard `rows[k]`."""
+    """Return n column splits (n, S + 1): split k is `splits`, with the shard `rows[k]` cut into two near halves."""
     first = shards.first[shards.item_of(rows)]
     half = (rows - first) // 2
     after = np.empty((len(rows), len(splits) + 1), dtype=np.int64)
