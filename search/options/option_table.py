@@ -257,8 +257,9 @@ class OptionTable:
         return self._costed([(self.first, self.quick_ms(self.first))])[0]
 
     def _costed(self, tried: Sequence[tuple[IntArray, float]]) -> list["Choice"]:
-        """Return choices with both costs: `tried` gives the sharding types (T,) and the cost of the quick plan in ms,
-        and the estimated costs are computed here.
+        """Return choices of sharding types with two costs each: the cost of a quick plan in ms, and an estimated cost.
+        `tried` has the sharding types (T,) and the cost of the quick plan of each choice; the estimated costs are
+        computed here.
         """
         estimate_ms = self.estimates.costs(TypeChoices(np.array([types for types, _ in tried])))[0].tolist()
         return [Choice(self, types, quick_ms, ms) for (types, quick_ms), ms in zip(tried, estimate_ms, strict=True)]

@@ -30,7 +30,8 @@ def assign_tiers(task: Task, assignments: tuple[TierAssignment, ...]) -> Task:
 
 
 def fix_tiers(plan: Plan) -> Plan:
-    """Return the plan as a plan of a task whose rules fix every table to the tier that the table has in the plan.
+    """Return the same plan for a task with further rules, which fix every table to the tier that the table has in the
+    plan.
 
     If the task's bounds of caches (`cache_widths`) are more than devices hold, cached shards are pinned to devices
     whose caches are as wide as theirs: then the bounds are the plan's own bytes.

@@ -60,7 +60,7 @@ def _settle(heap: IntArray, size: int, node: int, score: FloatArray) -> None:
 
 @jit_inline
 def _least_to_come(sends: FloatArray, least: FloatArray) -> None:
-    """Fill `least` (S,): entry s is the minimum of `sends` (S,), in units, over shard s and all the later shards."""
+    """Fill `least` (S,): entry s is the least of `sends` (S,), in units of 4 columns, over shard s and later shards."""
     for s in range(len(sends) - 1, -1, -1):
         least[s] = sends[s] if s + 1 == len(sends) else min(sends[s], least[s + 1])
 

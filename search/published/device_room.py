@@ -24,7 +24,7 @@ class DeviceRoom(NamedTuple):
 
     @classmethod
     def empty(cls, shards: ShardTable, memory_bytes: IntArray) -> "DeviceRoom":
-        """Return the room of empty devices with memory_bytes (D,), without a cap on the units that a device sends."""
+        """Return the room of empty devices with memory_bytes (D,), without a cap on sent units (of 4 columns)."""
         widths = np.zeros(shards.rules.allowed.shape, dtype=np.int64)
         return cls(widths, memory_bytes.copy(), np.full(len(memory_bytes), np.inf))
 

@@ -138,7 +138,7 @@ class GridSearch:
         return widths
 
     def placements(self, splits: IntArray, caps: IntArray, shards: ShardTable, score: DeviceScore) -> Placements:
-        """Return the placements of column splits (P, S) under ascending caps (M,) on the units that a device sends."""
+        """Return the placements of column splits (P, S) under ascending caps (M,) on sent units of 4 columns."""
         rows = self._order[np.sort(self._rank[splits], axis=1)]
         item = self._item[rows]
         placed = np.stack([item, rows - shards.first[item]], axis=-1)
@@ -200,7 +200,7 @@ def placement_order(shards: ShardTable) -> IntArray:
 
 
 def caps_of(total_units: float, num_devices: int, settings: GridSettings) -> IntArray:
-    """Return ascending caps (M + 1,) on the units that a device sends for each sample; the last cap allows any plan."""
+    """Return ascending caps (M + 1,) on the units (4 columns) a device sends for a sample; the last allows any plan."""
     factors = np.linspace(1.0, settings.max_factor, settings.points)
     # Caps with no sum of widths between them are the same cap.
     caps = np.unique(np.floor(total_units / num_devices * factors + 1e-9).astype(np.int64))

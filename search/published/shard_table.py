@@ -111,7 +111,7 @@ class ShardTable(NamedTuple):
 
     @property
     def full_width(self) -> IntArray:
-        """The width of each whole item, (I,) units."""
+        """The width of each whole item, (I,) units of 4 columns."""
         widths: IntArray = np.append(self.first[1:], len(self.size_bytes)) - self.first - 1
         return widths
 
@@ -132,7 +132,7 @@ class ShardTable(NamedTuple):
 
     @property
     def total_sent_units(self) -> float:
-        """The units that all devices together send for each sample."""
+        """The units of 4 columns that all devices together send for each sample."""
         return float(self.sent_units[self.whole].sum())
 
     def device_bytes(self, widths: IntArray) -> IntArray:
@@ -141,7 +141,7 @@ class ShardTable(NamedTuple):
         return size_bytes
 
     def device_units(self, widths: IntArray) -> FloatArray:
-        """Return the units that each device with shards of `widths` (I, D) sends for each sample, (D,)."""
+        """Return the units (4 columns) that each device with shards of `widths` (I, D) sends for each sample, (D,)."""
         units: FloatArray = self.sent_units[self.first + widths.T].sum(axis=-1)
         return units
 
