@@ -85,8 +85,8 @@ class ColumnSplits:
 
 @dataclass(frozen=True, eq=False)
 class ReplicatedTables:
-    """The cost, the traffic and the bytes of each table on one device, for one kernel call of a sharding type that uses
-    all devices (row-wise or data-parallel).
+    """A kernel call of one sharding type that uses all devices (row-wise or data-parallel). For each table in the call,
+    the class has the vector in the compute model, the sent bytes and the memory on one device.
 
     Devices are alike, so the costs of one device stand for all.
 
@@ -130,8 +130,8 @@ class ReplicatedTables:
         return everywhere
 
     def widened_bytes(self, task: Task, types: IntArray) -> int:
-        """Return the bytes that a device needs in addition because tables of different widths share a cache, which is
-        as wide as the widest of the tables; `types` (T,) are the sharding types of all tables.
+        """Return the additional bytes of memory that a device needs because tables of different widths share a cache,
+        as an int. A cache is as wide as the widest of its tables. `types` (T,) are the sharding types of all tables.
         """
         if not len(self.tables) or self.loads.tier[0] != TIERS.index(Tier.UVM_CACHING):
             return 0
@@ -141,7 +141,8 @@ class ReplicatedTables:
 
 
 def slowest_loads(task: Task, tables: IntArray, layout: Layout) -> Loads:
-    """Return the load of each of `tables` (t,) on the device that has the most lookups of this table, (t,).
+    """Return one load for each of `tables` (t,): the rows, columns and lookups of the table on the device that has the
+    most lookups of the table. The sharding type `layout` spreads the rows or the samples of a table over all devices.
 
     Tables are spread over all devices. For row-wise tables with even lookups, this device has the first block of rows,
     which is never smaller than the other blocks.
@@ -261,8 +262,9 @@ class CostEstimates:
         return lowest_ms, np.where(np.isfinite(lowest_ms), total_ms[:, -1], np.inf)
 
     def _alike(self, shared: "PerDeviceCost", cost_ms: FloatArray, columns: FloatArray, asked: BoolArray) -> FloatArray:
-        """Return the cost of plans in which all devices are alike, ms (B, Q): each device computes `cost_ms` (B, Q) for
-        column-wise tables and sends `columns` (B, Q) per sample.
+        """Return the estimated costs of plans in which all devices are alike, (B, Q) ms, for B choices of sharding
+        types and Q ways to split the column-wise tables. On each device, the column-wise tables take `cost_ms` (B, Q)
+        of compute time, and the device sends `columns` (B, Q) of their columns for each sample.
 
         The cost is infinite where `asked` (B, Q) is False.
         """
@@ -349,8 +351,9 @@ def _kernel(head: ReluHead, sums: FloatArray, called: FloatArray) -> FloatArray:
 
 
 def _unbeaten(cost_ms: FloatArray, columns: FloatArray) -> BoolArray:
-    """Return a mask of the ways to split tables (B, Q): True if the cost is finite, and no other way costs at most as
-    much with a widest shard that is at most as wide.
+    """Return a mask (B, Q) of the ways to split the column-wise tables, for each of B choices of sharding types. The
+    mask is True if the cost of the way, in `cost_ms`, is finite, and no other way is at least as good in both the cost
+    and the columns that a device sends.
 
     Of equal cuts, the first is kept.
     """

@@ -1,4 +1,6 @@
-"""Variants of a task whose tables in host memory are spread evenly over all hosts."""
+"""Variants of a task in which the tables in host memory are spread evenly over all hosts. A variant is the same task
+with further rules.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +14,8 @@ from neuroshard.words.placement import Tier
 
 
 def host_variants(task: Task) -> Iterator[Task]:
-    """Yield the task with its tables in host memory in 1, 2, 4, ... equal column shards on every host.
+    """Yield variants of the task: the same task with further rules, which place every table in host memory as n equal
+    column shards on every host, if the table may be split. The variants have n = 1, 2, 4 and so on.
 
     Searches do not know the memory of each host, and assign a table to one host if they can. Then one host may do most
     of the work. There are no variants if no plan of the task could overfill a host.
@@ -32,8 +35,8 @@ def host_variants(task: Task) -> Iterator[Task]:
 
 
 def _even_pins(task: Task, index: int, count: int) -> Iterator[PinnedShard]:
-    """Yield the pins that place `count` equal shards of a table on every host; none if the table is in device memory or
-    may not be split this way.
+    """Yield the rules that place `count` equal column shards of one table, given by its index, on every host: one rule
+    for each shard. Yield nothing if the table is in device memory or may not be split this way.
     """
     table, limits, hosts = task.tables[index], task.limits[index], task.topology.hosts
     constraints, shards = task.constraints, count * len(task.topology.hosts)

@@ -88,7 +88,9 @@ class LeastBytes:
 
     @property
     def totals(self) -> tuple[int, int, int]:
-        """The fewest bytes of all tables: of device memory, of host memory, and of both memories together."""
+        """Three sums over all tables: the fewest bytes of device memory, the fewest bytes of host memory, and the
+        fewest bytes of both memories together.
+        """
         device, host, both = (sum(each.tolist()) for each in (self.device_bytes, self.host_bytes, self.both_bytes))
         return device, host, both
 
@@ -105,8 +107,8 @@ def _tiers(task: Task, least_cached: float) -> list[list[TierAssignment]]:
 
 
 def _over_all(task: Task, layout: Layout, loads: Loads) -> tuple[IntArray, IntArray]:
-    """Return the fewest bytes of device memory, and of host memory, that each of n tables takes with a sharding type,
-    summed over all devices, (n,) each.
+    """Return two arrays, (n,) each: the fewest bytes of device memory, and the fewest bytes of host memory, that each
+    of n tables takes on all devices together if the table has the sharding type `layout`.
 
     Shards of a table never take fewer bytes together than the whole table. If every device has a shard whatever the
     others have, the shards are alike.
@@ -134,8 +136,8 @@ def _too_many(task: Task, least_bytes: int) -> InfeasibleError:
 
 
 def _check_each(task: Task, allowed: BoolArray) -> None:
-    """Raise InfeasibleError if some table fits in none of the sharding types `allowed` (T, F), even if the devices have
-    no other tables; the tiers of the tables are fixed.
+    """Raise InfeasibleError if some table does not fit in memory with any allowed sharding type, even if the devices
+    have no other tables. `allowed` (T, F) is the mask of allowed sharding types; the tiers of the tables are fixed.
     """
     in_columns = np.flatnonzero(allowed[:, COLUMNS])
     if not len(in_columns):

@@ -1,4 +1,6 @@
-"""Changes that cost hardly more and make a plan simpler: fewer shards, or more free memory on the fullest device."""
+"""Simplifies a finished plan by changes that hardly raise its cost. Afterwards the plan has fewer shards, or more free
+memory on the fullest device.
+"""
 
 from collections.abc import Collection, Iterator
 
@@ -20,7 +22,8 @@ from neuroshard.words.form import Call
 def merge_shards(
     plan: Plan, simulator: Simulator, calls: Collection[Call], tolerance: float, fewer: Plan | None = None
 ) -> Plan:
-    """Return a plan of the same task with fewer shards than `plan`, or with more free memory on the fullest device.
+    """Return a plan for the same task that costs hardly more than `plan`, and has fewer shards or more free memory on
+    the fullest device. Return `plan` itself if no such plan is found.
 
     The plan costs at most `tolerance` more, relative. Row-wise and data-parallel tables become table-wise, or the plan
     `fewer`, which has fewer shards, replaces the plan; then shards of a table are merged, the cheapest merges first;
@@ -53,8 +56,8 @@ def _fewer_types(start: Plan, simulator: Simulator, calls: Collection[Call], mos
 
 
 def _changed_columns(plan: Plan, simulator: Simulator, most_ms: float) -> Iterator[Plan]:
-    """Yield simpler plans to try, the best first: the plan with merged column-wise shards and the most free memory on
-    the fullest device, then with less and less free memory there; finally the plan itself.
+    """Yield plans that are simpler than `plan`, because column-wise shards are merged; finally yield `plan` itself. The
+    first of the plans has the most free memory on the fullest device, and each later plan has less.
     """
     fixed = FixedLoad.of_plan(plan, simulator.compute_for(plan.task))
     if len(fixed.column_wise):
@@ -70,8 +73,8 @@ def _changed_columns(plan: Plan, simulator: Simulator, most_ms: float) -> Iterat
 
 
 def _merged(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: float) -> CostedPlan:
-    """Merge shards of the same table, the cheapest merges first, as long as the plan costs at most
-    `most_ms`; return the plan.
+    """Merge column-wise shards of the same table, the cheapest merges first, as long as the plan costs at most
+    `most_ms`. Return the plan after these merges.
 
     The narrowest shard of an item may join any other shard of the item. The plan itself is returned if no merge is
     possible.
@@ -88,8 +91,11 @@ def _merged(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: f
 
 
 def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms: float) -> CostedPlan | None:
-    """Return the plan after all of the independent steps (K, 5), if this plan costs at most `most_ms`; else after the
-    first half of the steps, the first quarter, and so on. Return None if even the first step costs too much.
+    """Return the plan after as many of the K steps (K, 5) as the limit on the cost allows. The function first takes all
+    steps, then only the first half of the steps, then the first quarter, and so on, until the plan costs at most
+    `most_ms`. Return None if even the first step alone costs too much.
+
+    The steps are independent: no two of them concern the same item or the same target device.
     """
     count = len(steps)
     while count:
@@ -103,8 +109,9 @@ def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms
 
 
 def _independent(steps: IntArray) -> IntArray:
-    """Return those of the steps (K, 5) that may be taken together, (k, 5): no two of them have the same item
-    or the same target device.
+    """Return the steps, (k, 5), out of K possible steps (K, 5) that can be taken together. No two of the returned steps
+    change the same item (a table, a pinned shard, or several tables kept together), and no two have the same target
+    device.
     """
     items, targets, kept = set[int](), set[int](), list[bool]()
     for item, target in steps[:, [ITEM_OUT, TARGET]].tolist():
@@ -116,8 +123,8 @@ def _independent(steps: IntArray) -> IntArray:
 
 
 def _merges(space: CostedSpace, widths: IntArray) -> IntArray:
-    """Return the steps (K, 5) that merge the narrowest shard of an item with another shard of the item, on the device
-    of the other shard, if that device has room.
+    """Return all possible merges of two shards of the same item as steps (K, 5). Each step moves the narrowest shard of
+    an item (a table, or a part of a table) to another device that has a shard of the same item and enough free memory.
     """
     first, size_bytes = space.shards.first[:, None], space.shards.size_bytes
     free = space.free_bytes - space.shards.device_bytes(widths)

@@ -1,5 +1,5 @@
-"""The sharding types that every table may have in one variant of a task, and the choices of sharding types
-that are likely to be cheap.
+"""The sharding types that every table of a task may have, and choices of sharding types (one type for each table) that
+are likely to be cheap.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,8 +39,8 @@ from neuroshard.words.form import FORMS
 
 @dataclass(frozen=True, eq=False)
 class OptionTable:
-    """The sharding types that each table of a variant may have, and the costs of choices of sharding types (one type
-    per table): estimated costs, and the costs of quickly made plans.
+    """Finds choices of sharding types (one type for each table) that are likely to be cheap, for one variant of a task
+    (the task with further rules). Choices are compared by an estimated cost, and by the cost of a quickly made plan.
 
     A variant is a task with further rules: tier assignments, or finer equal parts.
 
@@ -90,7 +90,7 @@ class OptionTable:
 
     @cached_property
     def _uncosted(self) -> SearchSpace | None:
-        """The search space of the tables that may be column-wise, without costs; None if no
+        """The search space of the tables that may be column-wise, before the costs of shards are predicted. None if no
         table may be column-wise.
         """
         may = np.flatnonzero(self.may_have[:, COLUMNS])
@@ -126,7 +126,9 @@ class OptionTable:
 
     @property
     def first_choice(self) -> "Choice":
-        """The first choice of sharding types (column-wise tables, if allowed), without costs."""
+        """The first choice of sharding types, in which each table is column-wise if allowed. The costs of this choice
+        are not computed (NaN).
+        """
         return Choice(self, self.first)
 
     def fixed_load(self, types: IntArray) -> FixedLoad:
@@ -255,8 +257,9 @@ class OptionTable:
         return self._costed([(self.first, self.quick_ms(self.first))])[0]
 
     def _costed(self, tried: Sequence[tuple[IntArray, float]]) -> list["Choice"]:
-        """Return choices with both costs: `tried` gives the sharding types (T,) and the cost of the quick plan in ms,
-        and the estimated costs are computed here.
+        """Return choices of sharding types with two costs each: the cost of a quick plan in ms, and an estimated cost.
+        `tried` has the sharding types (T,) and the cost of the quick plan of each choice; the estimated costs are
+        computed here.
         """
         estimate_ms = self.estimates.costs(TypeChoices(np.array([types for types, _ in tried])))[0].tolist()
         return [Choice(self, types, quick_ms, ms) for (types, quick_ms), ms in zip(tried, estimate_ms, strict=True)]
@@ -350,8 +353,9 @@ class OptionTable:
         compute, tables, whole = self.simulator.compute_for(self.task), self.task.tables, form not in BLOCKS
 
         def worth(moved: IntArray) -> FloatArray:
-            """Return the value of changing each of the tables `moved` (t,): the ms of the table alone on a device,
-            divided by its bytes if `whole`.
+            """Return the value of changing the sharding type of each of the tables `moved`, (t,): the compute time of
+            the table alone on a device in ms, or this time divided by the bytes of the table if the new sharding type
+            is data-parallel.
             """
             share = np.array([1 / tables[table].size_bytes if whole else 1.0 for table in moved])
             value: FloatArray = compute.predict(LoadSets.alone(self.task.loads.take(moved))) * share

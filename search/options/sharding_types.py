@@ -79,8 +79,9 @@ def _changed(task: Task, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -
 
 
 def known_calls(models: CostModels, forms: Collection[str] = FORMS) -> frozenset[Call]:
-    """Return the kernel calls, of the families of sharding types in `forms`, whose costs the models know. The models
-    must know the exchanges of the family too.
+    """Return the kernel calls whose costs the models know, for the families of sharding types (column-wise, row-wise,
+    data-parallel) in `forms`. The calls of a family are left out if the models do not know the exchanges of the family
+    between devices.
     """
     known = models.forms.intersection(forms)
     return frozenset(call for call in models.compute.calls if call.form in known)
@@ -132,8 +133,8 @@ def check_allowed_types(task: Task, allowed: BoolArray, calls: Collection[Call],
 
 
 def _names(layout: Layout, types: Collection[str]) -> str:
-    """Return the name of a layout as text; if `types` lacks some sharding types of the layout, only the names that are
-    in `types`, joined by "or".
+    """Return a text that names a family of sharding types (column-wise, row-wise or data-parallel). If `types` lacks
+    some sharding types of the family, the text has only the types of the family that are in `types`, joined by "or".
     """
     named = [name for name in layout.type_names if name in types]
     return str(layout) if len(named) == len(layout.type_names) else " or ".join(named)
@@ -157,8 +158,9 @@ def _bound(task: Task) -> frozenset[str]:
 
 
 def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], bound: Collection[str]) -> str | None:
-    """Return, as text, the reason why the table with this index may not have a layout; None if it may. Tables that are
-    kept together with the table are ignored.
+    """Return the reason, as text, why the table with this index may not have any sharding type of the family `layout`
+    (column-wise, row-wise or data-parallel); None if the table may have one. Tables that are kept together with the
+    table are ignored.
     """
     table, limits, devices = task.tables[index], task.limits[index], task.topology.num_devices
     why = None
@@ -201,15 +203,17 @@ class SpreadPlacements:
         self._made: dict[tuple[int, int], list[Placement]] = {}
 
     def placements(self, table: int, form: int) -> list[Placement]:
-        """Return the placements of a table, given by index, in the sharding type `FORMS[form]`."""
+        """Return the placements, over all devices, of one table in the row-wise or data-parallel sharding type `form`.
+        Both the table and the sharding type are given by index.
+        """
         if (table, form) not in self._made:
             devices = range(self._task.topology.num_devices)
             self._made[table, form] = LAYOUTS[FORMS[form]].over(self._task, table, devices)
         return self._made[table, form]
 
     def others(self, forms: IntArray) -> list[Placement]:
-        """Return the placements, over all devices, of the tables that are not column-wise; `forms` (T,) are the
-        sharding types of all tables, as indices in `FORMS`.
+        """Return the placements, over all devices, of all tables that are row-wise or data-parallel. `forms` (T,) gives
+        the sharding type of every table by index.
         """
         tables = np.flatnonzero(forms != COLUMNS).tolist()
         return [placed for table in tables for placed in self.placements(table, int(forms[table]))]

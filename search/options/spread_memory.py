@@ -14,8 +14,8 @@ _NOTHING = -1  # in a step: no item moves back
 
 
 def spread_memory(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: float) -> list[CostedPlan]:
-    """Return `plan` and some plans after it, in which the fullest device is less and less full; each plan
-    costs at most `most_ms`.
+    """Return several plans: first `plan`, then plans after more and more moves of shards away from the fullest device,
+    which becomes less and less full. Each of the plans costs at most `most_ms`.
 
     A step moves one whole shard away from the fullest device, or swaps it for a smaller one, so that both devices are
     less full than the fullest device was. Steps that do not raise the cost come first. Then come steps that raise it,
@@ -42,8 +42,8 @@ def spread_memory(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most
 
 
 def _best_step(local: LocalSearch, plan: CostedPlan, steps: IntArray, limits_ms: FloatArray) -> CostedPlan | None:
-    """Return the plan after the first of the steps (K, 5) that keeps to its cost limit, which is given in `limits_ms`
-    (K,); None if no step does.
+    """Return the plan after the first of the K steps (K, 5) that is cheap enough: after step k, the plan may cost at
+    most `limits_ms[k]`, in ms. Return None if every step costs too much.
     """
     first, count = 0, SETTINGS.memory_steps_costed
     while first < len(steps):
@@ -84,8 +84,8 @@ class _MemorySteps:
         return float((used / self.memory_bytes).max())
 
     def from_fullest(self, widths: IntArray) -> tuple[IntArray, FloatArray]:
-        """Return the steps (K, 5) that move a shard away from the fullest device, and the fullness of the fullest
-        device after each step, (K,); `widths` (I, D) is the plan.
+        """Return the steps (K, 5) that move a shard away from the fullest device of the plan `widths` (I, D). Return
+        also, for each step, the share of memory in use on the device that is the fullest after the step, (K,).
 
         A step is (source, target, item, units, item that moves back or -1), as in local search. After a step, both of
         its devices are less full than the fullest device is before; steps after which they are least full come first.
@@ -113,8 +113,9 @@ class _MemorySteps:
         return np.stack(steps, axis=1), np.maximum(after[which, partner], others)
 
     def _partners(self, widths: IntArray, source: int) -> tuple[IntArray, IntArray]:
-        """Return the items that may move back to the device `source` in exchange for a shard: a shard of another
-        device, or -1 if no shard moves back.
+        """Return the shards that may move to the device `source` in exchange for a shard of this device, as two arrays,
+        (p,) each: the item of each shard, and the device that the shard leaves. The item -1 means that no shard moves
+        to `source`.
 
         Returns:
             (p,) items, or -1, and the (p,) devices that the partners are on.

@@ -30,7 +30,8 @@ def assign_tiers(task: Task, assignments: tuple[TierAssignment, ...]) -> Task:
 
 
 def fix_tiers(plan: Plan) -> Plan:
-    """Return the plan as a plan of a task whose rules fix every table to the tier that the table has in the plan.
+    """Return the same plan for a task with further rules, which fix every table to the tier that the table has in the
+    plan.
 
     If the task's bounds of caches (`cache_widths`) are more than devices hold, cached shards are pinned to devices
     whose caches are as wide as theirs: then the bounds are the plan's own bytes.
@@ -70,8 +71,8 @@ def within_bounds(plan: Plan) -> bool:
 
 
 def pin_to_caches(plan: Plan) -> Plan:
-    """Return the plan with every cached column-wise shard pinned to the devices that have an equally wide cache
-    for the same kernel call.
+    """Return the plan with further rules in its task: each cached column-wise shard may only be on the devices that
+    have an equally wide cache for the same kernel call.
 
     Tables that the constraints of the task already pin or keep together stay as they are.
     """
@@ -116,8 +117,8 @@ def grow_caches(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
 
 
 def unify_tiers(plan: Plan, options: TierOptions, simulator: Simulator) -> Plan:
-    """For each device, give all tables that are only on this device the same tier, if that lowers the cost of
-    the plan; return the plan.
+    """Return the plan after the tables on a device get the same tier, on every device where this change lowers the cost
+    of the plan. Tables that are also on other devices keep their tiers.
 
     A device makes a kernel call for every tier in use, and a call has a cost of its own.
     """

@@ -1,5 +1,6 @@
-"""Variants of a task with other tiers. A cache is as wide as the widest table in it, so rules of the variants may keep
-narrow and wide cached tables apart.
+"""Variants of a task in which tables have other tiers; a variant is the same task with further rules. A cache is as
+wide as the widest table in the cache, so the rules may also split wide cached tables, or keep them apart from narrow
+cached tables.
 """
 
 from collections.abc import Iterator
@@ -20,8 +21,8 @@ from neuroshard.words.placement import DEFAULT_CACHED, Tier, TierAssignment
 
 
 def tier_variants(task: Task, model: ComputeModel, allowed: BoolArray) -> list[Task]:
-    """Return variants of a task in which tables have other tiers, or in which the tables in host memory
-    are spread over all hosts.
+    """Return variants of a task. Each variant is the task with further rules, by which tables have other tiers or the
+    tables in host memory are spread over all hosts.
 
     Args:
         task: the task.
@@ -53,8 +54,8 @@ def _all_on_hosts(task: Task, options: TierOptions) -> list[Task]:
 
 
 def _with_tiers(task: Task, options: TierOptions, model: ComputeModel) -> list[Task]:
-    """Return variants of the task with fixed tiers: the cheapest choice of tiers for each of several fractions of
-    device memory that tables may fill.
+    """Return variants of the task in which the tier of every table is fixed. There is one variant, with the cheapest
+    tiers, for each of several fractions of device memory that the tables may fill.
 
     If cached tables may differ in width, tasks have rules for cached tables too. The task itself stands for the choice
     in which every table keeps the tier that the task gives it. The list is empty if no choice fits.
@@ -80,7 +81,8 @@ def _with_tiers(task: Task, options: TierOptions, model: ComputeModel) -> list[T
 
 
 class _NarrowCaches(NamedTuple):
-    """A way to keep caches narrow: wide tables are cut, or tables of different widths are placed on different devices.
+    """A way to limit the widths of caches, each of which is as wide as its widest table. Either wide tables are split
+    into shards, or tables of different widths are placed on different devices.
 
     Attributes:
         widths: (T,) columns of the cache row that each table is charged for if it is cached.
@@ -93,8 +95,8 @@ class _NarrowCaches(NamedTuple):
     edges: tuple[int, ...]
 
     def ruled(self, task: Task) -> Task | None:
-        """Return the task, whose tiers are fixed, with added rules that keep its caches narrow; None if these
-        rules contradict other rules.
+        """Return the task, whose tiers are fixed, with further rules that limit the widths of its caches in this way.
+        Return None if these rules contradict other rules.
         """
         tables = of_mixed_widths(task, shared_caches(task))
         if len(self.edges) > 1:
@@ -104,7 +106,8 @@ class _NarrowCaches(NamedTuple):
 
 
 def _ways(every: Task, mixed: IntArray) -> Iterator[_NarrowCaches]:
-    """Yield the ways to keep caches narrow in `every`, which is the task with all tables cached that may be cached.
+    """Yield the ways to limit the widths of caches in the task `every`, in which every table is cached that may be
+    cached. Some ways split wide tables; other ways place tables of different widths on different devices.
 
     The tables `mixed` (n,) share caches with tables of other widths.
     """
@@ -123,7 +126,7 @@ def _ways(every: Task, mixed: IntArray) -> Iterator[_NarrowCaches]:
 
 
 class _Charged(NamedTuple):
-    """A way to keep caches narrow, and the tier options with the bytes and costs of these caches."""
+    """The bytes and the costs of each table in each tier, for one way to limit the widths of caches."""
 
     way: _NarrowCaches
     options: TierOptions
@@ -139,8 +142,11 @@ class _Charged(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """A choice of a tier option for each table, `chosen` (T,), with the total cost in ms and with the
-    way to keep caches narrow.
+    """The choice of a tier for each table, with the total cost of the tables in ms. The choice belongs to one way to
+    limit the widths of caches.
+
+    Attributes: cost_ms: total cost of the tables. charged: the bytes and the costs of tables for this way. chosen: (T,)
+    tier option of each table.
     """
 
     cost_ms: float
@@ -149,14 +155,15 @@ class _Choice(NamedTuple):
 
 
 def _choices(task: Task, each: list[_Charged]) -> Iterator[_Choice]:
-    """Yield the cheapest choice of tiers for each fraction of device memory; then, for one fraction, the choices with
-    the other ways to keep caches narrow.
+    """Yield choices of a tier for each table. The first choices are the cheapest, one for each of several fractions of
+    device memory that the tables may fill. The last choices all fill the same fraction of device memory, each with
+    another way to limit the widths of caches.
     """
     total, hosts = int(device_memory(task).sum()), task.topology.all_host_bytes
 
     def ranked(some: list[_Charged], share: float) -> list[_Choice]:
-        """Return one choice of tiers for each way to keep caches narrow in `some`, within a share of device memory,
-        the cheapest choice first.
+        """Return the cheapest choice of tiers for each way in `some` to limit the widths of caches, in order of cost.
+        The tables fill at most the fraction `share` of device memory. Ways without a choice that fits are left out.
         """
         choices = [charged.cheapest(total * share, hosts) for charged in some]
         return sorted((choice for choice in choices if choice is not None), key=lambda choice: choice.cost_ms)

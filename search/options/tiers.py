@@ -59,8 +59,9 @@ class TierOptions:
         return cls(assignments, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
 
     def with_data_parallel(self, task: Task, allowed: BoolArray) -> "TierOptions":
-        """Return the options in which a table that may be data-parallel counts with the bytes of all data-parallel
-        copies, if these are fewer than the bytes of the whole table.
+        """Return the tier options with fewer bytes of device memory for some of the tables that may be data-parallel:
+        the bytes of the copies on all devices together, if these are fewer than the bytes of the whole table on one
+        device.
 
         Sharding types are `allowed` (T, F). A data-parallel table looks up its device's own samples alone, so that it
         has smaller buffers.
@@ -71,8 +72,8 @@ class TierOptions:
         return replace(self, device_bytes=size)
 
     def charged(self, task: Task, widths: FloatArray, parts: IntArray, model: ComputeModel) -> "TierOptions":
-        """Return the options if cached tables have cache rows of `widths` (T,) columns and are split
-        into `parts` (T,) shards.
+        """Return the tier options with new costs and bytes for cached tables. Each cached table is split into `parts`
+        (T,) shards, and the rows of its cache have `widths` (T,) columns.
 
         A table in 0 parts must not be cached. A table in several parts has the cost of all parts.
         """
@@ -265,15 +266,17 @@ def _costed(task: Task, assignment: TierAssignment, model: ComputeModel) -> tupl
 
 
 def _everywhere_bytes(task: Task, layout: Layout, table: int) -> int:
-    """Return the bytes of a table, given by index, on all devices together, if a layout places
-    the table on all devices.
+    """Return the bytes that one table, given by its index, takes on all devices together. The sharding type `layout`
+    must be one that places the table on all devices (row-wise or data-parallel).
     """
     return int(placed_bytes(task, layout.over(task, table, range(task.topology.num_devices))).sum())
 
 
 def is_ample(task: Task) -> bool:
-    """Return True if all tables are in device memory and fill at most the smallest of `ChoiceSettings.memory_shares` of
-    it, so that host memory is not needed.
+    """Return True if all tables are in device memory and fill only a small fraction of it, so that host memory is not
+    needed.
+
+    The fraction is at most the smallest of `ChoiceSettings.memory_shares`.
     """
     taken = int(task.memory.device_bytes(task.loads).sum())
     return not task.loads.tier.any() and taken <= SETTINGS.memory_shares[-1] * int(device_memory(task).sum())

@@ -1,4 +1,6 @@
-"""Plans near another plan: with other sharding types, or with rows on one host instead of all hosts."""
+"""Changes of the sharding types in a finished plan. Tables get other sharding types, or the rows of a table move from
+the devices of all hosts to the devices of one host.
+"""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -62,8 +64,8 @@ class TypeChanges:
         bytes_of = _arriving(self.start, self.now, self.choices.allowed, self.choices.spread)
 
         def costs(choices: Choices) -> tuple[FloatArray, FloatArray]:
-            """Return both estimated costs of choices of sharding types; infinite if more bytes than
-            `most_bytes` would move.
+            """Return two estimated costs, in ms, for each choice of sharding types. Both costs are infinite if the
+            choice moves more than `most_bytes` to devices.
             """
             cost, evenly = self.choices.estimates.costs(choices)
             beyond = total_by_type(choices, bytes_of) > (np.inf if most_bytes is None else most_bytes)
@@ -98,8 +100,8 @@ class TypeChanges:
         return best
 
     def _back(self, tables: IntArray) -> IntArray:
-        """Return the sharding types of the plan (T,) after `tables`, and the tables kept together with
-        these, become column-wise.
+        """Return the sharding types of all tables, (T,), after the tables `tables` of the starting plan, and all tables
+        that are kept together with these tables, become column-wise.
         """
         return np.where(np.isin(self.choices.leaders, tables), COLUMNS, self.now)
 
@@ -114,12 +116,13 @@ class TypeChanges:
 
     @cached_property
     def _compute_ms(self) -> FloatArray:
-        """Compute time of each device in the starting plan, ms, (D,)."""
+        """The compute time of each device in the starting plan, (D,) ms."""
         return self.choices.simulator.cost(self.start.task, self.start).compute
 
     def _devices_for(self, tables: IntArray) -> Iterator[tuple[int, int, int]]:
-        """Yield (table, columns, device) for each of `tables`: the whole table goes to the allowed device with the
-        least compute time so far; the most expensive tables go first.
+        """Choose a device for each of `tables`, and yield one tuple for each table: the table, its number of columns,
+        and the device. Each table goes as a whole to the allowed device that has the least compute time so far. The
+        most expensive tables are first.
         """
         task, compute_ms = self.start.task, self._compute_ms.copy()
         alone_ms = self.choices.simulator.compute_for(task).predict(LoadSets.alone(task.loads.take(tables)))
@@ -145,8 +148,8 @@ def _on_hosts(plan: Plan) -> BoolArray:
 
 
 def _arriving(start: Plan, now: IntArray, allowed: BoolArray, spread: SpreadPlacements) -> IntArray:
-    """Return the most bytes that devices receive if each table changes from its current sharding type to
-    each other type, (T, F).
+    """Return an upper bound of the bytes of weights and optimizer state that devices receive, (T, F), if each table of
+    the plan `start` changes from its current sharding type in `now` (T,) to each other sharding type.
 
     The bytes are 0 if the table has the sharding type already, or may not have this type.
     """

@@ -16,7 +16,7 @@ from neuroshard.stages.search.published.shard_table import ShardTable
 
 
 class _Alone(NamedTuple):
-    """Numbers for placing S shards on devices without another shard of the same item, copied from the shard table.
+    """The score, traffic and bytes of each of S shards on a device without other shards of the same item.
 
     Attributes:
         adds: (S,) lower bound of the score that the shard adds.
@@ -33,7 +33,7 @@ class _Alone(NamedTuple):
 
 @jit
 def _alone(shards: ShardTable, placed: IntArray) -> _Alone:
-    """Return the scores, units, bytes and vectors of shards placed alone, from (item, width) of each shard, (S, 2)."""
+    """Return score, traffic and bytes of shards on empty devices; `placed` (S, 2) is (item, width) of each shard."""
     empty = shards.first[placed[:, 0]]
     row = empty + placed[:, 1]
     takes = shards.size_bytes[row] - shards.size_bytes[empty]
@@ -60,14 +60,14 @@ def _settle(heap: IntArray, size: int, node: int, score: FloatArray) -> None:
 
 @jit_inline
 def _least_to_come(sends: FloatArray, least: FloatArray) -> None:
-    """Fill `least` (S,): entry s is the minimum of `sends` (S,), in units, over shard s and all the later shards."""
+    """Fill `least` (S,): entry s is the least of `sends` (S,), in units of 4 columns, over shard s and later shards."""
     for s in range(len(sends) - 1, -1, -1):
         least[s] = sends[s] if s + 1 == len(sends) else min(sends[s], least[s + 1])
 
 
 @jit
 def _remembered(shards: ShardTable, placed: IntArray) -> BoolArray:
-    """Return a mask (I,): True for items with rivals, and for items with several shards in `placed` (S, 2).
+    """Return a mask (I,): True for items with several shards in `placed` (S, 2), or kept apart from other items.
 
     Only for these items, the loop records widths on devices: writing the large matrix would take most of the time.
     """
@@ -78,7 +78,7 @@ def _remembered(shards: ShardTable, placed: IntArray) -> BoolArray:
 
 @jit_inline
 def _without_full(heap: IntArray, size: int, room: DeviceRoom, least: float, score: FloatArray) -> int:
-    """Remove from a heap the devices that may not send `least` more units; return the number of devices that stay."""
+    """Keep only the devices of a heap that may send `least` more units of 4 columns; return the number of these."""
     kept = 0
     for node in range(size):
         if room.free_units[heap[node]] >= least:
@@ -98,7 +98,7 @@ def place_all_greedily(  # noqa: PLR0912, PLR0915  # one loop: calls take longer
     shards: ShardTable,
     device_score: DeviceScore,
 ) -> None:
-    """Fill `outcome` with the greedy placements of P column splits into S shards each, under M caps, on D devices.
+    """Fill `outcome`: place P column splits (S shards each) greedily on D devices, under each of M caps on traffic.
 
     A shard goes to the device whose score ends lowest, among the devices with memory and units for it where the rules
     allow it; the first among equals. Shards of one item that meet on a device become one shard.

@@ -49,6 +49,6 @@ def split_candidates(shards: ShardTable, splits: IntArray, count: int) -> IntArr
 
 
 def _rank(shards: ShardTable, placed: PlacedSplits) -> tuple[float, int]:
-    """Return a sort key of a plan: the cost; and the size of the largest shard, which ranks splits that do not fit."""
+    """Return a sort key of a plan: the cost, then the bytes of the largest shard (0 if the plan fits in memory)."""
     fits = placed.cost_ms < float("inf")
     return placed.cost_ms, 0 if fits else int(shards.size_bytes[placed.splits].max())

@@ -24,7 +24,7 @@ class DeviceRoom(NamedTuple):
 
     @classmethod
     def empty(cls, shards: ShardTable, memory_bytes: IntArray) -> "DeviceRoom":
-        """Return the room of empty devices with memory_bytes (D,), without a cap on the units that a device sends."""
+        """Return the room of empty devices with memory_bytes (D,), without a cap on sent units (of 4 columns)."""
         widths = np.zeros(shards.rules.allowed.shape, dtype=np.int64)
         return cls(widths, memory_bytes.copy(), np.full(len(memory_bytes), np.inf))
 
@@ -47,7 +47,7 @@ def may_hold(rules: PlacementRules, widths: IntArray, item: int, device: int, le
 def may_join(
     rules: PlacementRules, room: DeviceRoom, item: int, device: int, there: int, sends: float, takes: int
 ) -> bool:
-    """Return True if rules and room allow a shard that sends `sends` units and takes `takes` bytes on a device.
+    """Return True if rules and room allow a shard with `sends` sent units (4 columns) and `takes` bytes on a device.
 
     The device has `there` units of the item. Two shards of an item on one device become one shard, so shards of an item
     that needs several devices must be on different devices.
@@ -61,7 +61,7 @@ def may_join(
 
 @jit_inline
 def more_bytes(shards: ShardTable, item: int, width: int, there: int) -> int:
-    """Return the bytes that `width` units of an item add to a device that has `there` units of the item already."""
+    """Return the bytes that `width` units (4 columns) of an item add to a device with `there` units of this item."""
     before = shards.first[item] + there
     return int(shards.size_bytes[before + width] - shards.size_bytes[before])
 

@@ -1,4 +1,4 @@
-"""Greedy placement (Zha et al. 2023, section 3.3): most expensive shard first, each where compute is then lowest.
+"""Place each shard, the most expensive first, on the device that then computes least (Zha et al. 2023, section 3.3).
 
 `place_greedily` states the algorithm in NumPy. `_greedy_jit.py` does the same for many column splits under many caps at
 once, compiled; a test holds the two equal.
@@ -36,7 +36,7 @@ class DeviceScore(NamedTuple):
 
 
 class Placements(NamedTuple):
-    """The placements of P column splits into S shards each, on D devices, with one placement under each of M caps.
+    """The placements of P column splits (S shards each) on D devices, one under each of M caps on a device's traffic.
 
     Attributes:
         shards: (P, S, 2) item and width of each shard, in the order in which the shards are placed.

@@ -125,20 +125,20 @@ class GridSearch:
         return self._best(splits, self.placements(splits, self._caps, *(self.by_added or self.by_whole)), keep)
 
     def refined(self, placed: PlacedSplits) -> PlacedSplits:
-        """Return the cheaper of `placed` and a new placement of the same splits by whole scores of devices."""
+        """Place the splits again, by complete scores of devices; return this placement or `placed`, the cheaper one."""
         if self.by_added is None:
             return placed
         grid = self.placements(placed.splits[None], self._caps, *self.by_whole)
         return min(placed, *self._best([placed.splits], grid, 1), key=lambda plan: plan.cost_ms)
 
     def widths(self, placed: PlacedSplits) -> IntArray:
-        """Return the units of each item on each device, (I, D), in the plan of a placement that fits."""
+        """Return a placement that fits as the width of each item on each device, (I, D), in units of 4 columns."""
         widths = np.zeros((self.problem.shards.num_items, self.problem.num_devices), dtype=np.int64)
         np.add.at(widths, (placed.shards[:, 0], placed.devices), placed.shards[:, 1])
         return widths
 
     def placements(self, splits: IntArray, caps: IntArray, shards: ShardTable, score: DeviceScore) -> Placements:
-        """Return the placements of column splits (P, S) under ascending caps (M,) on the units that a device sends."""
+        """Return the placements of column splits (P, S) under ascending caps (M,) on sent units of 4 columns."""
         rows = self._order[np.sort(self._rank[splits], axis=1)]
         item = self._item[rows]
         placed = np.stack([item, rows - shards.first[item]], axis=-1)
@@ -173,7 +173,7 @@ class GridSearch:
         ]
 
     def _plan_costs(self, grid: Placements, keep: int) -> FloatArray:
-        """Return the costs of the placements, (P, M) ms; infinite if a shard fits nowhere or the placement is ignored.
+        """Return the cost of each placement, (P, M) ms; infinite for placements that do not fit or are left out.
 
         Repeated placements are ignored, and those without a cap if one with a cap fits. A plan costs at least the
         compute time of its slowest device, so plans that cannot be among the `keep` cheapest are not costed.
@@ -195,12 +195,12 @@ class GridSearch:
 
 
 def placement_order(shards: ShardTable) -> IntArray:
-    """Return all rows (N,) of the shard table in the order of placement: confined items first, then by falling cost."""
+    """Return all rows (N,) of the shard table as they are placed: items bound by rules, then the most expensive."""
     return np.lexsort((-shards.cost_ms, ~shards.rules.confined[shards.item]))
 
 
 def caps_of(total_units: float, num_devices: int, settings: GridSettings) -> IntArray:
-    """Return ascending caps (M + 1,) on the units that a device sends for each sample; the last cap allows any plan."""
+    """Return ascending caps (M + 1,) on the units (4 columns) a device sends for a sample; the last allows any plan."""
     factors = np.linspace(1.0, settings.max_factor, settings.points)
     # Caps with no sum of widths between them are the same cap.
     caps = np.unique(np.floor(total_units / num_devices * factors + 1e-9).astype(np.int64))
@@ -208,13 +208,13 @@ def caps_of(total_units: float, num_devices: int, settings: GridSettings) -> Int
 
 
 def _above_least(fixed_ms: FloatArray) -> FloatArray:
-    """Return by how much each device's fixed compute exceeds the least, (D,) ms; zeros if all are about alike."""
+    """Return each device's fixed compute time minus the shortest on any device, (D,) ms; zeros if about alike."""
     above: FloatArray = fixed_ms - fixed_ms.min()
     return above if above.max() > _ALIKE * fixed_ms.max() else np.zeros_like(above)
 
 
 def _by_added_score(shards: ShardTable, head: ComputeHead) -> tuple[ShardTable, DeviceScore] | None:
-    """Return shards and a partial score, to which each shard adds the same on any device; None if there is none."""
+    """Return the shards, and a partial score to which a shard adds equally on all devices; None if impossible."""
     adding, added_score = always_added(shards.vectors, head)
     if not adding.any():
         return None

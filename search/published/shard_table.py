@@ -76,7 +76,7 @@ class PlacementRules(NamedTuple):
 
 
 class ShardTable(NamedTuple):
-    """A table of every shard of I items, one row per width from 0 on: N = sum over items of (width + 1) rows.
+    """A table of all shards of I items, N rows in all: one row per width, from 0 to the item's, in units of 4 columns.
 
     An item is split and placed as one. As a rule it is a table; constraints may make it a part of one, or several.
     The shard of item i that is w units wide is row `first[i] + w`, and row `first[i]` is the empty shard.
@@ -111,7 +111,7 @@ class ShardTable(NamedTuple):
 
     @property
     def full_width(self) -> IntArray:
-        """The width of each whole item, (I,) units."""
+        """The width of each whole item, (I,) units of 4 columns."""
         widths: IntArray = np.append(self.first[1:], len(self.size_bytes)) - self.first - 1
         return widths
 
@@ -132,7 +132,7 @@ class ShardTable(NamedTuple):
 
     @property
     def total_sent_units(self) -> float:
-        """The units that all devices together send for each sample."""
+        """The units of 4 columns that all devices together send for each sample."""
         return float(self.sent_units[self.whole].sum())
 
     def device_bytes(self, widths: IntArray) -> IntArray:
@@ -141,13 +141,13 @@ class ShardTable(NamedTuple):
         return size_bytes
 
     def device_units(self, widths: IntArray) -> FloatArray:
-        """Return the units that each device with shards of `widths` (I, D) sends for each sample, (D,)."""
+        """Return the units (4 columns) that each device with shards of `widths` (I, D) sends for each sample, (D,)."""
         units: FloatArray = self.sent_units[self.first + widths.T].sum(axis=-1)
         return units
 
 
 def always_added(vectors: Float32Array, head: ComputeHead) -> tuple[BoolArray, FloatArray]:
-    """Return a mask (H,) of the vector entries that add the same score on every device, and that score, (N,).
+    """Return a mask (H,) of the vector entries that add equally to any device's score, and their sum per shard, (N,).
 
     The bias of these entries is at least 0, and so is their value in every vector.
     """
@@ -198,7 +198,7 @@ def splittable(shards: ShardTable, splits: IntArray) -> IntArray:
 
 
 def split_each(shards: ShardTable, splits: IntArray, rows: IntArray) -> IntArray:
-    """Return n column splits (n, S + 1): split k is `splits` with two near halves in place of the shard `rows[k]`."""
+    """Return n column splits (n, S + 1): split k is `splits`, with the shard `rows[k]` cut into two near halves."""
     first = shards.first[shards.item_of(rows)]
     half = (rows - first) // 2
     after = np.empty((len(rows), len(splits) + 1), dtype=np.int64)

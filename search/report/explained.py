@@ -159,7 +159,9 @@ def _order(explanation: Explanation) -> list[int]:
 
 
 def _by_first_word(cost: Cost) -> dict[str, list[Part]]:
-    """Return the parts of a cost, grouped by the first word of their names: the text up to the first dot."""
+    """Return the parts of a cost in groups, as a dict. The key of a group is the text before the first dot in the names
+    of its parts.
+    """
     return grouped(cost.parts, lambda part: part.name.partition(".")[0])
 
 

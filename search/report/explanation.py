@@ -39,8 +39,8 @@ class ShardShare:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a plan costs what it costs, by one set of cost models: the costs of devices and shards, and the costs of
-    other plans for comparison.
+    """The explanation of a plan's cost, as one set of cost models predicts it: the costs of the devices and the shards
+    of the plan, and the costs of plans by other methods for comparison.
 
     Attributes:
         plan: the plan.

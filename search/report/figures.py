@@ -18,8 +18,10 @@ _WIDE = 20  # ratio of values from which on the scale is logarithmic
 
 
 def comparison_bars(compared: pd.DataFrame, axis: str) -> bytes:
-    """Draw the mean costs of the methods in one group with 95% intervals, the cheapest methods first, at most
-    `MOST_BARS` methods.
+    """Draw a bar for the mean cost of each method in one group, with the 95% interval of the mean. The cheapest methods
+    come first; if there are too many methods, the most expensive methods are left out.
+
+    At most `MOST_BARS` methods are drawn.
     """
     shown = compared.dropna(subset=["mean_ms"])[:MOST_BARS]
     with canvas(_WIDTH, 0.9 + 0.27 * max(len(shown), 3)) as (figure, picture):

@@ -32,8 +32,8 @@ _Search = tuple[str, SearchRun]  # a description of the tasks, and the run
 
 @dataclass(frozen=True)
 class RunName:
-    """A name that distinguishes a run from the other runs on the same tasks;
-    with the setting and the value of the setting if the run is part of a sweep.
+    """The name of a run, which distinguishes the run from all other runs on the same tasks. If the run is part of a
+    sweep, the name includes the setting that the sweep varies, and the value of this setting in the run.
     """
 
     method: str
@@ -42,8 +42,8 @@ class RunName:
 
 
 def named(runs: Sequence[tuple[str, SearchRun]]) -> dict[Path, RunName]:
-    """Return a different name for each run, by path of the run; in `runs`, each run comes with a description of the
-    run's tasks.
+    """Return a different name for each run, as a dict from the path of the run to the name. Each entry of `runs` is a
+    pair: a description of the run's tasks, and the run.
 
     Runs of one method on the same tasks are distinguished by their settings, or otherwise by their paths. A method
     named "setting=number" is part of a sweep, and so are runs that differ in only one number other than a seed.
@@ -53,7 +53,9 @@ def named(runs: Sequence[tuple[str, SearchRun]]) -> dict[Path, RunName]:
 
 
 def _of_group(group: Sequence[SearchRun]) -> dict[Path, RunName]:
-    """Return a different name for each run of one method on the same tasks, by path of the run."""
+    """Return a different name for each of several runs of one method on the same tasks, as a dict from the path of the
+    run to the name.
+    """
     settings = {run.path: flat(run.settings) for run in group}
     keys = dict.fromkeys(key for own in settings.values() for key in own)
     differing = [key for key in keys if len({repr(own.get(key)) for own in settings.values()}) > 1]
@@ -74,8 +76,8 @@ def _name(method: str, marks: Sequence[str], differing: Sequence[str], value: fl
 
 
 def _swept(key: str, settings: Mapping[Path, Mapping[str, Any]]) -> dict[Path, float]:
-    """Return the value of a setting in each run, by path; empty unless all values are different numbers and the setting
-    is not a seed.
+    """Return the value of the setting `key` in each run, as a dict from the path of the run to the value. The dict is
+    empty if the setting is a seed, if two runs have the same value, or if some value is not a number.
     """
     values = {path: own.get(key) for path, own in settings.items()}
     numbers = {path: float(value) for path, value in values.items() if value is not None and _is_number(value)}
@@ -208,7 +210,10 @@ def _unless_nan(value: object) -> object:
 
 
 def _search(folder: Path, sets: dict[str, str]) -> _Search:
-    """Read a search run; return the run with the digest of its tasks, and add a description of the tasks to `sets`."""
+    """Read the search run in a directory. Return two values: a digest that identifies the tasks of the run, and the
+    run. If the dict `sets`, which has a description of the tasks for each digest, lacks this digest, add the
+    description.
+    """
     _need_files(folder, "results.parquet", "tasks.json")
     run, digest = SearchRun.load(folder), digest_of(folder / "tasks.json")
     if digest not in sets:  # the runs of a sweep share their tasks
@@ -217,7 +222,8 @@ def _search(folder: Path, sets: dict[str, str]) -> _Search:
 
 
 def _with_tasks_named(searches: Sequence[_Search], sets: Mapping[str, str]) -> list[_Search]:
-    """Return the searches, with a description of the tasks of each search in place of the digest of the tasks.
+    """Return each of the search runs with a description of its tasks. In `searches`, each run comes with a digest that
+    identifies its tasks; the dict `sets` has the description for each digest.
 
     Different sets of tasks with the same description are numbered. If several cost models predicted the costs, the
     description names the models, because costs can be compared only within one set of models.
@@ -238,8 +244,9 @@ def _predicted_by(run: SearchRun) -> str:
 
 
 def _need_files(folder: Path, *names: str) -> None:
-    """Raise UserError if a folder lacks one of the files `names`; pipes do not count, because reading from a pipe would
-    never end.
+    """Raise UserError if a directory lacks one of the files with these names.
+
+    Pipes do not count as files, because reading from a pipe would never end.
     """
     for name in names:
         if not (folder / name).is_file():
@@ -281,7 +288,8 @@ def _frame(rows: Sequence[dict[str, Any]], columns: list[str]) -> pd.DataFrame:
 
 
 def _described(path: Path) -> str:
-    """Return a description for people of the tasks in the file of a run.
+    """Return a description of the tasks in the file `path` as text for readers of a report: the numbers of tasks,
+    tables and devices, the widest dim, and the batch size.
 
     Raises:
         UserError: the file is malformed.

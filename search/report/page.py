@@ -43,8 +43,9 @@ def _is_number(text: str) -> bool:
 
 
 def texts(columns: Mapping[str, Sequence[str]]) -> pd.DataFrame:
-    """Return a table of texts, given the texts of each column by title; the cells are objects, because Arrow refuses
-    some characters.
+    """Return a table of texts as a data frame, given the texts of each column by the title of the column.
+
+    The cells are objects, because Arrow refuses some characters.
     """
     return pd.DataFrame(dict(columns), dtype=object)
 

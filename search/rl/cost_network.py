@@ -1,4 +1,5 @@
-"""Predicted costs of partial placements, which are the input of a policy, and from which its reward is computed.
+"""Predicts the costs of partial placements for learned policies. These costs are the input of a policy, and the reward
+of the policy is computed from them.
 
 The costs come from the simulator, or from a network that is trained together with the policy (DreamShard, section 3.2).
 """
@@ -25,7 +26,9 @@ NUM_PARTS = len(PARTS)
 
 
 def straggler_ms(parts: torch.Tensor) -> torch.Tensor:
-    """Return the costs of B plans, (B,) ms: the maximum over devices of the sum of the parts (B, D, P)."""
+    """Return the costs of B plans, (B,) ms, from the P parts of the cost of each of D devices, (B, D, P) ms. The cost
+    of a plan is the cost of its most expensive device, and the cost of a device is the sum of its parts.
+    """
     return parts.sum(dim=-1).amax(dim=-1)
 
 
@@ -61,7 +64,8 @@ class SimulatorCosts:
         return torch.from_numpy(sums_of(self._model.embed(flat), np.array([len(some) for some in tables])))
 
     def parts(self, batch: TaskBatch, vectors: torch.Tensor, dims: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Predict the P parts (`PARTS`) of the cost of each device, (B, D, P) ms.
+        """Predict the cost of each device in three parts (compute time, forward and backward communication), (B, D, 3)
+        ms.
 
         Args:
             batch: the tasks.
@@ -83,8 +87,8 @@ class SimulatorCosts:
         return torch.from_numpy(np.stack([compute, forward, backward], axis=-1).astype(np.float32))
 
     def total(self, vectors: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-        """Return the costs of B plans, (B,) ms: the maximum over devices of the sum of the parts (B, D, P). The
-        argument `vectors` is not used.
+        """Return the costs of B plans, (B,) ms, from the P parts of the cost of each of D devices, (B, D, P) ms. The
+        cost of a plan is the largest sum of parts on any of its devices. The argument `vectors` is not used.
         """
         return straggler_ms(parts)
 
@@ -165,8 +169,8 @@ class CostNetwork(nn.Module):
         return self._parts(vectors[:, :, None], vectors)[:, :, 0, 0].clamp(min=0) * self.scale_ms
 
     def predict(self, batch: TaskBatch, held: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Predict the parts (B, D, P) and the plan costs (B,) of placements `held` (B, I, D),
-        as multiples of `scale_ms`, with gradients.
+        """Predict the costs of the placements `held` (B, I, D), with gradients. Return two tensors, both in multiples
+        of `scale_ms`: the P parts of the cost of each device, (B, D, P), and the cost of each plan, (B,).
         """
         encoded = batch.encode(self.encoder)
         vectors = (held.float()[..., None] * encoded[:, :, None]).sum(dim=1)

@@ -45,8 +45,8 @@ class Policy(nn.Module):
         """
 
     def ordered(self, batch: TaskBatch, order: torch.Tensor) -> torch.Tensor:
-        """Return the vectors of the items, (B, I, H), in the order `order` (B, I), divided by
-        the mean share of a device.
+        """Return the vectors of the items, (B, I, H), in the order `order` (B, I). The vectors of each task are scaled
+        so that the items on an average device add up to a vector with a mean of 1.
         """
         encoded = batch.encode(self.encoder)
         share = encoded.sum(dim=1).mean(dim=-1) / batch.num_devices
@@ -108,7 +108,10 @@ class DreamShardPolicy(Policy):
         self.head = perceptron((2 * table[-1] + (cost[-1] if cost else 0), head, 1))
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the vectors of the items from the table network, and the same vectors as the context of the items."""
+        """Return two tensors: the vectors of the items from the table network, and the context of each item, which is
+        what the policy sees of the item when it chooses a device. In this policy, the context of an item is the vector
+        of the item.
+        """
         ordered = self.ordered(batch, order)
         return ordered, ordered
 
@@ -142,8 +145,9 @@ class AutoShardPolicy(Policy):
         self.critic = perceptron((2 * table[-1] + context, head, 1))
 
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the vectors of the items from the table network, and as context these vectors together with
-        the outputs of the LSTM.
+        """Return two tensors: the vectors of the items from the table network, and the context of each item, which is
+        what the policy sees of the item when it chooses a device. In this policy, the context is the vector together
+        with the output of the LSTM.
         """
         ordered = self.ordered(batch, order)
         remembered, _ = self.memory(ordered)
@@ -210,8 +214,8 @@ def play(policy: Policy, environment: Environment, choose: Choose) -> Episodes:
 
 @dataclass(frozen=True, eq=False)
 class Replayed:
-    """The log probabilities of the devices at each step of finished episodes, computed again by the present policy so
-    that gradients are available, with the inputs of the networks.
+    """The log probabilities of all devices at each step of finished episodes, computed again by the present policy,
+    with gradients. The class also has the vectors of devices and items from which the probabilities were computed.
 
     Attributes:
         log_probabilities: (B, I, D) of all devices.

@@ -123,7 +123,8 @@ def _torchrec_cost(task: Task, simulator: Simulator) -> dict[str, Cost | str]:
 
 
 def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:
-    """Return both plans as plans for the task of the second plan, in which the tables of the first task may have grown.
+    """Return two plans for the same task, so that they can be compared: the first plan is changed into a plan for the
+    task of the second plan, if this is possible. Tables may have grown between the two tasks.
 
     Returns:
         The plans, and a remark if the first plan was restated. This is possible if both plans have the same number of
@@ -141,8 +142,10 @@ def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:
 
 
 def models_of(plans: Sequence[Plan], asked: ModelChoice | None) -> tuple[ModelChoice, str]:
-    """Return the models `asked`, or the models with which the plans were found if `asked` is None;
-    costs by different models differ.
+    """Return the cost models that explain the plans: the models `asked`, or, if `asked` is None, the models with which
+    the plans were found.
+
+    Costs by different models differ.
 
     Returns:
         The choice of models, and a note for readers if the choice may be unexpected; otherwise "".

@@ -210,8 +210,11 @@ class Search(OutputSettings, ModelSettings):
         measure: Measure | None,
         progress: Progress,
     ) -> Searched:
-        """Return the plan of a task, or the error: search for a plan, or resume with the saved candidate plans; if
-        `verify` is set, measure the candidate plans.
+        """Return the result of the search for the task with this number: the plan, or the error if no plan was found.
+        If candidate plans are to be measured, the measured costs decide between them.
+
+        If the setting `verify` is set, candidate plans are measured. They are found by a search, or read from files if
+        an earlier run saved them.
 
         `first` is the state of the first task's answer, if the task was searched already.
         """
@@ -364,16 +367,16 @@ class SearchResult:
         return grid_of(Text(f"{self.saved.searcher}: {self.saved.path}"), known, words=0)
 
     def _caveats(self) -> list[str]:
-        """Return the texts that limit the trust in the predicted costs, each once; usually all
-        tasks have the same text.
+        """Return the reasons to doubt the predicted costs, as texts. Usually all tasks have the same reason, and each
+        text is returned only once.
         """
         return [
             f"are {caveat}" for caveat in dict.fromkeys(r.caveat for r in self.saved.records if r.caveat is not None)
         ]
 
     def _scopes(self) -> list[str]:
-        """Return texts that list the parts of a training step that predicted costs count, each once; usually all
-        tasks have the same text.
+        """Return the parts of a training step that the predicted costs include, as texts. Usually the costs of all
+        tasks include the same parts, and each text is returned only once.
         """
         plans = (self._plan_of(record) for record in self.saved.records[:_SHOWN_TASKS])
         known = [plan.prediction.scope for plan in plans if plan is not None and plan.prediction is not None]

@@ -25,8 +25,9 @@ ItemTables = tuple[tuple[int, int], ...]
 def charged_widths(
     task: Task, items: Sequence[ItemTables], rules: PlacementRules, loads: Loads, item: IntArray
 ) -> FloatArray | None:
-    """Return the width in columns, (n,), of the cache rows with which a search counts the bytes of each of n loads;
-    `item` (n,) is the item of each load.
+    """Return the width in columns of the cache rows, (n,), that a search assumes when it counts the bytes of n loads; a
+    load is one shard of a table. `item` (n,) is the item (a table, a pinned shard, or several tables kept together) of
+    each load.
 
     Return None if every load is charged for its own width: no table is cached, each width has a cache of its own, or
     all cached tables of a kernel call have equal widths. In the last case column shards may still differ in width, so a
@@ -72,8 +73,8 @@ def _widest_shards(items: Sequence[ItemTables], rules: PlacementRules) -> IntArr
 
 
 def has_bounds(task: Task, items: Sequence[ItemTables], rules: PlacementRules) -> bool:
-    """Return True if the counted bytes of some item are only an upper bound, because wider cached tables may be placed
-    on the same device.
+    """Return True if the bytes that a search counts for some item are an upper bound and not exact. This is the case if
+    wider cached tables may share a cache with the item, because the search counts the wider cache.
     """
     table = np.array([table for tables in items for table, _ in tables], dtype=np.int64)
     item = np.repeat(np.arange(len(items)), [len(tables) for tables in items])

@@ -36,8 +36,9 @@ class CostedSpace(SearchSpace):
 
     @classmethod
     def checked(cls, fixed: FixedLoad, simulator: Simulator) -> "CostedSpace":
-        """Return the space with costs: check the models and the memory, and predict the costs of all shards of the
-        tables that are to be placed column-wise.
+        """Return the search space of all tables that are to be placed column-wise, with the predicted cost of every
+        shard. Before that, check that the models support the task, and that the tables do not need more memory than the
+        devices have.
 
         Raises:
             UserError: the models cannot serve the task.
@@ -50,8 +51,10 @@ class CostedSpace(SearchSpace):
 
     @classmethod
     def costed(cls, space: SearchSpace, simulator: Simulator, kernels: KernelModels) -> "CostedSpace":
-        """Return the space with costs: in one call, the models predict the compute time of every shard alone on a
-        device.
+        """Return the search space `space` with costs: the predicted compute time of every shard if the shard is alone
+        on a device.
+
+        The models predict the costs of all shards in one call.
         """
         task, shards = space.task, space.shards
         model = kernels.of_columns(task.loads.take(space.fixed.column_wise))
@@ -85,8 +88,11 @@ class CostedSpace(SearchSpace):
         return replace(self, fixed=fixed, items=items, shards=_taken(self.shards, kept))
 
     def step(self, compute_ms: FloatArray, units: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return two times of each device in n whole plans, (n, D) ms each, as `FixedLoad.step` does: the time until
-        the output dist starts, and the time until the output dist ends.
+        """Return two times for each device in n whole plans, (n, D) ms each: the time until the output dist starts, and
+        the time until the output dist ends.
+
+        The tables of the fixed load are added to `compute_ms` (n, D), the compute time of the column-wise tables, and
+        to `units` (n, D), the units of 4 columns that each device sends for each sample.
         """
         return self.fixed.step(self.simulator, compute_ms, units)
 

@@ -33,8 +33,8 @@ def pack_exactly(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
 
 
 def _solved(shards: ShardTable, memory_bytes: IntArray, margin: int) -> IntArray | None:
-    """Return the widths (I, D) of a packing that fits by rounded bytes, so the exact bytes may be too large; None if
-    the solver finds no packing.
+    """Return the widths (I, D) of a packing that the solver finds, or None if the solver finds no packing. The solver
+    counts rounded bytes, so the packing may not fit in memory by exact bytes.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import: only where it is used
     from scipy.sparse import block_diag, coo_array, eye_array, hstack, kron
@@ -74,8 +74,8 @@ def _solved(shards: ShardTable, memory_bytes: IntArray, margin: int) -> IntArray
 def _bytes_fit(
     shards: ShardTable, whole: BoolArray, memory_bytes: IntArray, margin: int
 ) -> tuple[FloatArray, float, FloatArray]:
-    """Return the constraint that the shards on each device fit in the memory of the device: the weights (D, n) of the n
-    unknowns, and the lower limit and the upper limits (D,) of the weighted sums.
+    """Return a constraint for the solver: the shards on each device fit in the memory of the device. The constraint
+    consists of the weights (D, n) of n unknowns, and of the lower limit and the upper limits (D,) of the weighted sums.
     """
     entry = shards.first + 1
     unit = np.where(whole, 0, shards.size_bytes[np.minimum(entry + 1, shards.whole)] - shards.size_bytes[entry])

@@ -167,7 +167,9 @@ def placed_bytes(task: Task, placements: Sequence[Placement]) -> IntArray:
 
 
 def _set_bytes(task: Task, sets: LoadSets) -> IntArray:
-    """Return the bytes of device memory that the loads of each set take together, (B,)."""
+    """Return the bytes of device memory that each of B sets of loads takes, (B,). A set has the loads (shards of
+    tables) of one device.
+    """
     total = np.zeros(len(sets), dtype=np.int64)
     np.add.at(total, sets.owners, task.memory.bytes_with_caches(sets))
     return total

@@ -53,8 +53,8 @@ def check_whole(space: SearchSpace, method: str) -> None:
 def no_room(
     space: SearchSpace, index: int, width: int, size_bytes: int, free_bytes: IntArray, method: str
 ) -> InfeasibleError:
-    """Return the error that the searcher `method` finds no device with room for a shard, `width` units
-    wide, of the item `index`.
+    """Return the error that the searcher `method` finds no device with room for a shard of the item `index`. The shard
+    is `width` units of 4 columns wide.
 
     `free_bytes` (n,) is the free memory of each device that may hold the shard; it is empty if no device may.
     """
@@ -116,8 +116,8 @@ def check_total(space: SearchSpace) -> None:
 
 
 def too_large(space: SearchSpace, tight: IntArray) -> InfeasibleError:
-    """Return the error that an item fits on no device, even in the narrowest shards that the rules allow; the error
-    names the largest of the items in `tight` (n,).
+    """Return the error that an item fits on no device, even if the item is split into the narrowest shards that the
+    rules allow. `tight` (n,) are the items for which this is true, and the error names the largest of them.
     """
     narrowest, least, room = narrowest_shards(space)
     item = int(tight[np.argmax(least[tight])])
@@ -149,16 +149,16 @@ def check_confined(space: SearchSpace) -> None:
 
 
 def _of_bounds(space: SearchSpace) -> str:
-    """Return the remark that each cache counts as wide as the widest cached table; an empty text if the counted bytes
-    do not depend on this assumption.
+    """Return a remark for error messages: the counted bytes assume that every cache is as wide as the widest cached
+    table. Return an empty text if the counted bytes do not depend on this assumption.
     """
     bounds = has_bounds(space.task, space.items, space.shards.rules)
     return " (if every cache counts as wide as the widest cached table)" if bounds else ""
 
 
 def _advice(space: SearchSpace, why: str = "") -> str:
-    """Return the remedy for an error of too little memory: the advice names an amount of memory that suffices, if an
-    amount was found, with the reason `why`.
+    """Return the advice at the end of an error about too little memory, as text. If an amount of memory that suffices
+    was found, the advice names this amount, and then the reason `why`.
     """
     named = memory_that_does(space)
     if named is None:

@@ -1,5 +1,5 @@
-"""Packing by bytes alone, without costs: functions find widths that fit in memory and keep the rules, and an amount of
-memory that suffices.
+"""Packs items into the memory of devices by bytes alone, without costs, so that the rules of the items are kept. If the
+items do not fit, the module finds an amount of memory that suffices.
 
 Items can be split at every 4 columns, so slices of 4 columns are packed; the slices of an item are of about equal size.
 Items are packed in descending size of a slice. As much of an item as fits goes to the device with the most free memory.
@@ -25,8 +25,8 @@ _AMPLE = 1 << 61  # more than any task takes, and still far from where 64 bits e
 
 
 def enough(space: SearchSpace, factor: float) -> tuple[str, IntArray] | None:
-    """Return a value of `topology.memory_bytes` that leaves at least `factor` times as much memory for shards as now:
-    as text, and as bytes for shards on each device (D,).
+    """Return a value for `topology.memory_bytes` with which each device has at least `factor` times as much memory for
+    shards as now.
 
     The result is a text, such as "16 GiB" or "1.5 times as much", and the bytes that are then left for the items on
     each device, (D,); or None if a device cannot have this much memory.

@@ -41,7 +41,9 @@ def keeps_rules(rules: PlacementRules, widths: IntArray) -> bool:
 
 @jit_inline
 def may_put(shards: ShardTable, room: DeviceRoom, item: int, width: int, device: int) -> bool:
-    """Return True if the rules and the free room allow a shard of an item, `width` units wide, on a device."""
+    """Return True if the rules and the free room allow a shard of an item on a device. The shard is `width` units of 4
+    columns wide.
+    """
     there = room.widths[item, device]
     sends = shards.sent_units[shards.first[item] + width]
     return may_join(shards.rules, room, item, device, there, sends, more_bytes(shards, item, width, there))
@@ -49,8 +51,8 @@ def may_put(shards: ShardTable, room: DeviceRoom, item: int, width: int, device:
 
 @jit
 def devices_with_room(shards: ShardTable, room: DeviceRoom, item: int, width: int) -> BoolArray:
-    """Return a mask of devices, (D,): True if the rules and the free room allow a shard of an item, `width` units wide,
-    on the device.
+    """Return a mask of devices, (D,): True if the rules and the free room allow a shard of an item on the device. The
+    shard is `width` units of 4 columns wide.
     """
     has_room: BoolArray = np.zeros(len(room.free_bytes), np.bool_)
     for device in range(len(has_room)):
@@ -60,7 +62,9 @@ def devices_with_room(shards: ShardTable, room: DeviceRoom, item: int, width: in
 
 @jit_inline
 def put(shards: ShardTable, room: DeviceRoom, item: int, width: int, device: int) -> None:
-    """Put a shard of an item, `width` units wide, on a device: update `room` in place."""
+    """Put a shard of an item on a device, by changing the free room in `room` in place. The shard is `width` units of 4
+    columns wide.
+    """
     room.free_bytes[device] -= more_bytes(shards, item, width, room.widths[item, device])
     room.free_units[device] -= shards.sent_units[shards.first[item] + width]
     room.widths[item, device] += width

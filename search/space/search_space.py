@@ -92,16 +92,17 @@ class SearchSpace:
         return " + ".join(repr(self.task.tables[table].name) for table, _ in self.items[item])
 
     def columns(self, item: int, width: int) -> list[tuple[int, int]]:
-        """Return (table index, number of columns) for each table in a shard of an item that is `width` units wide; if
-        the item is several tables that are kept together, the shard has all columns of these tables.
+        """Return a pair for each table in a shard of an item: the index of the table, and its number of columns in the
+        shard. The shard is `width` units of 4 columns wide. If an item is several tables that are kept together, the
+        shard has all columns of these tables.
         """
         if len(self.items[item]) > 1:
             return [(table, units * DIM_MULTIPLE) for table, units in self.items[item]]
         return [(self.items[item][0][0], width * DIM_MULTIPLE)]
 
     def tables(self, item: int, width: int) -> list[Table]:
-        """Return the tables in a shard of an item that is `width` units wide; each table has only the columns in the
-        shard.
+        """Return the tables in a shard of an item, each cut to the columns in the shard. The shard is `width` units of
+        4 columns wide.
         """
         return [self.task.tables[table].with_dim(dim) for table, dim in self.columns(item, width)]
 
@@ -110,7 +111,9 @@ class SearchSpace:
         return [self.tables(item, width) for item, width in enumerate(self.shards.full_width.tolist())]
 
     def plan(self, widths: IntArray) -> Plan:
-        """Return the plan in which each device has `widths` (I, D) units of each item, and the fixed load."""
+        """Return the plan of the fixed load and the items: each device has `widths` (I, D) units of 4 columns of each
+        item.
+        """
         places = zip(*(axis.tolist() for axis in widths.nonzero()), strict=True)
         return self.fixed.plan(
             [
@@ -121,7 +124,8 @@ class SearchSpace:
         )
 
     def widths(self, plan: Plan) -> IntArray:
-        """Return the units of each item on each device, (I, D), in a plan that keeps the constraints of the task.
+        """Return the width of each item on each device, (I, D), in units of 4 columns, in a plan that keeps the
+        constraints of the task.
 
         Raises:
             UserError: a table that is to be placed column-wise has another sharding type in the plan.
@@ -160,15 +164,17 @@ class SearchSpace:
         return moved
 
     def device_loads(self, widths: IntArray) -> LoadSets:
-        """Return the loads on each of D devices if the device has `widths` (I, D) units of each item."""
+        """Return D sets of loads, one set with the shards on each device. On each device, the shard of each item has
+        `widths` (I, D) units of 4 columns.
+        """
         device, item = widths.T.nonzero()
         sets = _shard_loads(self.task, self.items, item, widths[item, device])
         return LoadSets(sets.loads, np.bincount(device[sets.owners], minlength=widths.shape[1]))
 
 
 def narrowest_shards(space: SearchSpace) -> tuple[IntArray, IntArray, IntArray]:
-    """Return three arrays (I,): the units and the bytes of the narrowest shards of each item, and the memory for a
-    shard of the item.
+    """Return three arrays, (I,) each: the width of the narrowest shards of each item in units of 4 columns, the bytes
+    of a shard of this width, and the free memory of the largest device that may have a shard of the item.
 
     Each item is split as finely as the rules allow; the widest of these shards counts. The memory is that of the
     largest device on which the rules allow the item.
@@ -185,8 +191,9 @@ def _rounded(units: FloatArray) -> FloatArray:
 
 
 def row_loads(task: Task, items: Sequence[ItemTables], first: IntArray, full_width: IntArray) -> tuple[IntArray, Loads]:
-    """Return the n loads that all rows of a shard table have together: the row to which each load belongs, (n,), and
-    the loads.
+    """Return two values for all shards in a shard table except the empty shards: the row of the table to which each of
+    n loads belongs, (n,), and the n loads. A shard has one load, or several loads if it has several tables or is too
+    wide for the kernels.
     """
     widths = [
         np.arange(1 if len(tables) == 1 else width, width + 1)
@@ -198,8 +205,8 @@ def row_loads(task: Task, items: Sequence[ItemTables], first: IntArray, full_wid
 
 
 def _shard_loads(task: Task, items: Sequence[ItemTables], item: IntArray, units: IntArray) -> LoadSets:
-    """Return the loads of n shards, one set of loads per shard; `item` and `units` (n,) are the item and the width of
-    each shard.
+    """Return n sets of loads, one set for each of n shards. `item` (n,) is the item of each shard, and `units` (n,) is
+    the width of each shard in units of 4 columns.
 
     A shard wider than kernels take is several loads. A shard of tables that are kept together has all their columns.
     """
@@ -229,7 +236,9 @@ class _Item(NamedTuple):
 
 
 def _rules(fixed: FixedLoad, items: Sequence[_Item]) -> PlacementRules:
-    """Return the rules of all items as arrays, without the devices that the fixed load closes to an item."""
+    """Return the rules of all items as arrays. An item may not be on devices where the fixed load has a table that the
+    constraints keep apart from the item.
+    """
     allowed = np.zeros((len(items), fixed.task.topology.num_devices), dtype=np.bool_)
     for index, item in enumerate(items):
         allowed[index, list(item.devices)] = True
