@@ -158,8 +158,8 @@ class ComputeAugmentation:
     def _draw_in_layout(
         self, layout: Layout, group: tuple[Table, ...], batch_size: int, rng: np.random.Generator
     ) -> ComputeSample:
-        """Draw a combination of tables from `group`. Return the kernel call of one device, with the rows and samples
-        that the device gets if the tables are sharded as in `layout`.
+        """Draw a combination of tables from `group`, and return the kernel call of one device on these tables.
+        The device gets the rows and samples that it would get by the rules of the family of sharding types `layout`.
         """
         cut = layout.form in CUT_FORMS  # data-parallel tables are pooled, and in device memory
         pooled = one_of(self.pooled, rng) if cut else True
@@ -203,8 +203,8 @@ class ComputeAugmentation:
         self, layout: Layout, tables: tuple[Table, ...], samples: int, sharers: int, rng: np.random.Generator
     ) -> ComputeSample:
         """Draw a row block of each table, and return the kernel call on these row blocks.
-        Each table is divided into `sharers` equal row blocks. The share of the frequently used rows that have the
-        lowest row numbers is also drawn.
+        Each table is divided into `sharers` equal row blocks. The kernel call also has a drawn share: the share of the
+        frequently used rows that have the lowest row numbers of a table.
         """
         blocks = tuple(RowBlock(*row_blocks(table, sharers)[rng.integers(sharers)]) for table in tables)
         hot_first = float(rng.random()) if rng.random() < self.hot_rows_first_fraction else 0.0
