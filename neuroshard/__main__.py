@@ -1,4 +1,4 @@
-"""`python -m neuroshard`, which is also how torchrun starts it."""
+"""Run the `neuroshard` command as `python -m neuroshard`. The processes of torchrun start in this way, too."""
 
 from neuroshard.app.entry import main
 

@@ -125,9 +125,9 @@ def with_reader(text: str) -> Iterator[str]:
 
 
 def _sweep(group: str, reader: str | None, files: list[str]) -> str:
-    """Return the arguments of a sweep over some of the entries in `files`, as one text.
-    An example is "tables=user_file tables.path=a.csv,b.csv", a sweep over the files that the choice user_file can read.
-    If `reader` is None, the sweep is over the entries that are not files, but names of choices.
+    """Return Hydra's arguments, as one text, for a sweep over the files in `files` that the config `reader` can read.
+    An example is "tables=user_file tables.path=a.csv,b.csv": a sweep over two files that the config user_file can read.
+    If `reader` is None, the sweep is over the entries in `files` that are names of configs.
     """
     swept = [file for file in files if _READERS[group].get(Path(file).suffix.lower()) == reader]
     return f"{group}={','.join(swept)}" if reader is None else f"{group}={reader} {group}.path={','.join(swept)}"

@@ -96,9 +96,10 @@ def show_models(arguments: list[str], console: Console, *, as_json: bool = False
 
 
 def _card(name: str) -> dict[str, Any]:
-    """Return the model card of an installed model.
-    The card of an analytic model has the figures of the datasheet, and the prediction errors on published measurements.
-    The card of a bundle has the provenance of the models.
+    """Return the model card of an installed model, as a dict.
+    For an analytic model, the card has the figures of the GPU's datasheet, and the errors of predicted times compared
+    with published times. For a bundle of pre-trained models, the card has the measured hardware, the training data, the
+    training settings and the test errors.
     """
     models = CostModels.load(name)  # raises UserError if the name is unknown
     if models.sheet is not None:

@@ -85,7 +85,8 @@ def jobs_in(folder: Path) -> list[Job]:
 
 def compared(jobs: Sequence[Job]) -> Grid:
     """Return a table with a row for each job of a sweep.
-    The columns are the settings that differ between jobs, and the figures of the results if any job has figures.
+    The columns are the settings that differ between jobs, and then the number of solved tasks, the predicted cost and
+    the seconds per search. If no job has these figures, the last column says whether each job is done or failed.
 
     If there is only one job, the table has all settings of this job. If jobs have different numbers of devices, the
     table also has these numbers, the smallest free memory of a device, and the work that the costs count.
@@ -109,8 +110,9 @@ def compared(jobs: Sequence[Job]) -> Grid:
 
 
 def _caption(jobs: Sequence[Job], over_devices: bool) -> str:
-    """Return the caption of a table of jobs, which explains the figures in the table.
-    In a sweep over numbers of devices, the caption also lists the kinds of work that the predicted costs include.
+    """Return the caption of the table of a sweep's jobs. The caption explains over which tasks the costs are averaged.
+    If the jobs have different numbers of devices (`over_devices`), the caption also lists the kinds of work that the
+    predicted costs include, and explains the column with the free memory.
     """
     if not over_devices:
         return _CAPTION
