@@ -9,7 +9,9 @@ _BUNDLES = Path(__file__).resolve().parent
 
 
 def known_names() -> list[str]:
-    """Return every name that `CostModels.load` accepts: names of bundles, and "roofline:NAME" for each datasheet."""
+    """Return every name of a model that `CostModels.load` accepts.
+    These are the names of the bundles (pre-trained models), and "roofline:NAME" for each analytic model.
+    """
     return [*shipped_names(), *(f"{ROOFLINE}{name}" for name in choices("roofline"))]
 
 
