@@ -20,7 +20,7 @@ _STEPS = 400  # number of points for numerical integration
 
 
 class When(IntEnum):
-    """The places that the parts of a step, such as the kernels or the output dist, have in the order of the step.
+    """The places in a training step, in the order of time. Each part of a step, such as the output dist, has a place.
     On each device, a part begins when all parts in earlier places have ended.
 
     Attributes:
@@ -101,9 +101,9 @@ class Step:
 
     @classmethod
     def of(cls, works: Sequence[Work], shape: tuple[int, ...]) -> "Step":
-        """Compute the parts of a step with the functions in `works`, and return the step.
-        Each element of `works` has the place of one part in the step, and a function that computes the part. The arrays
-        of the parts have the shape `shape`, (..., D).
+        """Compute the parts of a step (such as the kernels and the output dist), and return the step.
+        Each element of `works` is a pair: the place of a part in the order of the step, and a function that computes
+        the part. The arrays of the parts have the shape `shape`, (..., D).
 
         Works are computed in the order of their places in the step: each begins on a device when the counted parts
         before it have ended there. The parts of the result are in the order of `works`.

@@ -26,7 +26,7 @@ _TYPES, _WIDTHS = 1 << 4, 1 << 20  # larger than the bytes of an element, and th
 
 def calls_of(kernels: IntArray) -> IntArray:
     """Return the type of kernel call of each kernel, as an index in `CALLS`, the tuple of all types of kernel calls.
-    `kernels` has the numbers that `Loads.kernel` gives to kernels.
+    `kernels` has a number for each kernel. The number encodes the type of call, the data type and the width.
     """
     return kernels // (_TYPES * _WIDTHS)
 
@@ -69,7 +69,8 @@ class Loads:
 
     @classmethod
     def of(cls, tables: Sequence[Table], batch_size: int | IntArray) -> "Loads":
-        """Return the load of each whole table in device memory, in the order of `tables`.
+        """Return one load for each table, in the order of `tables`.
+        In these loads, a single device has the whole table in device memory.
 
         `batch_size` is the global batch size, one for all tables or (n,).
         """
@@ -143,7 +144,7 @@ class Loads:
 
 @dataclass(frozen=True, eq=False)
 class LoadSets:
-    """B sets of loads; each set has the loads of one device.
+    """B sets of loads. A load is the work of a table or shard for the kernels; each set has the loads of one device.
 
     Attributes:
         loads: (n,) the loads of all sets, one set after the other.
@@ -155,7 +156,9 @@ class LoadSets:
 
     @classmethod
     def of(cls, sets: Sequence[Sequence[Table]], batch_size: int) -> "LoadSets":
-        """Return a set of loads for each set of whole tables in `sets`, at a global batch size."""
+        """Return the loads of B devices at a global batch size.
+        `sets` (B,) has the whole tables that each device has.
+        """
         counts = np.array([len(tables) for tables in sets], dtype=np.int64)
         return cls(Loads.of([table for tables in sets for table in tables], batch_size), counts)
 
@@ -245,7 +248,8 @@ class Traffic:
     def of_columns(
         cls, dims: FloatArray | IntArray, batch_size: int | IntArray, host_size: int | None = None
     ) -> "Traffic":
-        """Return the all-to-all traffic of column shards, without the input dist.
+        """Return the traffic of B column-wise plans, given the output columns of each device.
+        The result has only the bytes of the all-to-all of output embeddings, not the bytes of the input dist.
 
         This is all that the cost of column-wise plans depends on, and it is quick to compute.
 
@@ -261,8 +265,8 @@ class Traffic:
     def of(
         cls, device_loads: LoadSets, given: FloatArray, num_devices: int, batch_size: int, host_size: int | None
     ) -> "Traffic":
-        """Add up the bytes that loads cause each device to send, and return the traffic of B plans.
-        `given` has the bytes that each load causes its device to send.
+        """Return the traffic of B plans, given the loads (work of tables and shards) of each of their devices.
+        `given` has the bytes that each load causes its device to send. The traffic has the sums of these bytes.
 
         Args:
             device_loads: (B D) sets: the loads of each of the D devices, one plan after the other.
@@ -305,8 +309,9 @@ class Traffic:
         return np.zeros(self.size_bytes.shape[:2])
 
     def alone(self, collective: Collective) -> "Traffic":
-        """Return a new `Traffic` that has only the bytes of the collective `collective`, as bytes of an all-to-all.
-        The result has a plan for each group of devices that exchange data with each other in the collective.
+        """Return the exchanges of one collective as separate plans, so that each plan has a single exchange.
+        The new `Traffic` has a plan for each group of devices that exchange data in the collective, for each of the B
+        plans. The exchanged bytes are stored as bytes of an all-to-all.
 
         The `groups` (G, M) of a plan exchange independently, so the result has B G exchanges of M devices, with
         `size_bytes` (B G, M, 1). For the input dist, the bytes of a device are the bytes that it receives.
