@@ -20,7 +20,9 @@ from neuroshard.words.topology import Topology
 
 
 class Whole(Protocol):
-    """The attributes of a task that layouts use: tables (T,), the tier assignment (T,) of each table, and devices."""
+    """The attributes of a task that are needed to place whole tables on devices.
+    These are the tables (T,), the tier assignment of each table (T,), and the devices.
+    """
 
     @property
     def tables(self) -> tuple[Table, ...]:

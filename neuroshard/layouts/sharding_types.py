@@ -41,7 +41,9 @@ def forms_of(types: Iterable[str]) -> tuple[Form, ...]:
 
 
 def types_of(*forms: Form) -> tuple[str, ...]:
-    """Return the names of all sharding types of the families in `forms`."""
+    """Return the names of all sharding types that belong to the given families.
+    The families are column-wise, row-wise and data-parallel.
+    """
     return tuple(name for name in SHARDING_TYPES if _FORM_OF[name] in forms)
 
 

@@ -36,8 +36,9 @@ def shard_widths(table: Table, dim: int) -> Iterator[int]:
 
 
 def as_shards(sets: LoadSets) -> LoadSets:
-    """Return the sets of loads after splitting each load that is wider than FBGEMM's maximum width of a shard.
-    The load is replaced by the loads of column shards, which are as few and as equal as possible.
+    """Split every load that is wider than FBGEMM's maximum width of a shard, and return the sets with all loads.
+    A load is the work of a table or shard for the kernels. A wide load is replaced by the loads of column shards. There
+    are as few of these shards as possible, and their widths are as equal as possible.
     """
     loads = sets.loads
     if not (loads.dim > MAX_SHARD_DIM).any():
