@@ -23,7 +23,7 @@ class Arena:
 
     def reserve(self, elements: int) -> None:
         """Grow the buffer, if necessary, to at least `elements` elements of memory that is already paged in.
-        Views that `view` returned earlier stay valid.
+        Tensors that were taken from the buffer earlier stay valid.
 
         Raises:
             MemoryError: the machine does not have enough free memory.

@@ -32,7 +32,7 @@ _PINGS = 20
 
 
 class Exchange(NamedTuple):
-    """The forward and the backward exchange of a sample, as functions.
+    """The two functions that are timed for one exchange to measure: the forward and the backward exchange.
     Each function does one device's part of the exchange.
 
     Attributes:
@@ -61,14 +61,19 @@ class Circle:
     group: Among
 
     def share(self, size_bytes: Sequence[int], element_bytes: int) -> list[int]:
-        """Return a list (m,): for each of the m devices in `ranks`, the number of elements for each receiving device.
-        `size_bytes` (D,) has the total bytes that each of all D devices sends. In an input dist, `size_bytes` has the
-        bytes that a device receives, and the result has the number of elements from each sending device.
+        """Return, for each of the m devices of this group, the number of elements that the device sends to each device.
+        The result has shape (m,). A device sends an equal number to all m devices.
+
+        `size_bytes` (D,) has the bytes that each of all D devices sends in total. For an input dist, `size_bytes` has
+        the bytes that each device receives, and the result has the number of elements that each device of this group
+        receives from each device.
         """
         return [size_bytes[rank] // (element_bytes * len(self.ranks)) for rank in self.ranks]
 
     def own(self, shares: Sequence[int]) -> int:
-        """Return this device's number in `shares`, (m,), which has a number for each of the m devices in `ranks`."""
+        """Return the element of `shares` that belongs to this device.
+        `shares` (m,) has a number of elements to exchange for each of the m devices of this group.
+        """
         return shares[self.ranks.index(self.rank)]
 
 
@@ -95,7 +100,9 @@ def _groups(members: Sequence[tuple[int, ...]]) -> list[Among]:
 
 
 def make_exchange(sample: CommSample, circles: Mapping[Collective, Circle], device: torch.device) -> Exchange:
-    """Allocate the buffers of a sample on `device`, and return the sample's forward and backward exchange."""
+    """Allocate the buffers of one exchange to measure (`sample`) on `device`.
+    Return the functions that run the exchange of the forward pass and the exchange of the backward pass.
+    """
     return _MAKERS[sample.collective](sample, circles[sample.collective], device)
 
 

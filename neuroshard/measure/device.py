@@ -49,7 +49,9 @@ class Device(ABC):
 
     @abstractmethod
     def ms_between(self, first: Any, second: Any) -> float:
-        """Return the ms between two marks that `moment` returned; the device must be synchronized."""
+        """Return the ms between two points in the device's work. The points are marks that `moment` has set before.
+        The device must be synchronized.
+        """
 
     @abstractmethod
     def occupy(self) -> None:

@@ -56,7 +56,9 @@ Update = Callable[[torch.Tensor], object]
 
 
 def make_arenas() -> dict[int, Arena]:
-    """Return a dictionary with an empty arena for each data type of weights; the keys are the bytes per element."""
+    """Return a dict with an empty arena (a buffer in CPU memory that can grow) for each data type of weights.
+    The keys are the bytes per element.
+    """
     return {size: Arena(dtype) for size, (_, dtype) in PRECISIONS.items()}
 
 
@@ -94,7 +96,8 @@ def build_operator(
     arenas: dict[int, Arena],
     rng: np.random.Generator,
 ) -> SplitTableBatchedEmbeddingBagsCodegen:
-    """Return FBGEMM's fused operator for all tables of the sample; on CPUs, the weights are in one of the `arenas`.
+    """Return FBGEMM's fused operator for all tables of the sample.
+    On CPUs, the weights are in one of the buffers in `arenas`, which has a buffer for each number of bytes per element.
 
     Rows are fetched into a cache during the call, not before, so the time of the call includes the fetches.
     """

@@ -31,7 +31,8 @@ Watch = Callable[[str, Tensors, Tensors], AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class World:
-    """The state that all process groups of one mirrored rank share.
+    """The state that all process groups in the process of a mirrored rank share.
+    A mirrored rank is the only real rank of a larger job; the process imitates the other ranks.
 
     Attributes:
         rank, size: this process's rank, and the number of ranks.
@@ -175,7 +176,9 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
     _reduce_scatter_base = reduce_scatter_tensor = reduce_scatter_single
 
     def _refused(self, *_: object) -> Work:
-        """Raise RuntimeError, because operations with a single sender or receiver cannot be mirrored."""
+        """Raise RuntimeError, because this process group refuses the operations send, recv, gather, scatter and reduce.
+        In these operations, a single rank sends to other ranks or receives from other ranks.
+        """
         raise RuntimeError("mirrored ranks take part in collectives only; nothing goes from one rank to another")
 
     send = recv = recv_anysource = gather = scatter = reduce = _refused
@@ -183,8 +186,9 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
 
 @contextmanager
 def mirrored_world(rank: int, size: int, host_size: int, watch: Watch) -> Iterator[World]:
-    """Make this process one rank of a default process group of `size` mirrored ranks.
-    The group exists as long as the context is entered.
+    """Make this process the only real rank of a default process group of `size` ranks.
+    The other ranks are mirrored: no process runs these ranks, and in most exchanges, this rank receives its own data in
+    place of their data. The group exists as long as the context is entered.
 
     Hosts have `host_size` ranks. If fast links join several hosts, they count as one host, because TorchRec shards rows
     over all of them.

@@ -1,4 +1,6 @@
-"""Time one rank's local work in mirrored training steps of TorchRec, in a separate process."""
+"""Time one rank's local work in training steps of TorchRec. The steps are mirrored: a separate process runs this rank
+of a larger job, without the other ranks.
+"""
 
 import gc
 from collections.abc import Sequence
@@ -72,7 +74,8 @@ class MirrorBench:
 
 
 class _Live:
-    """The sharded stand-in model of one plan on one mirrored rank, ready to train steps.
+    """A model with the tables of one plan, sharded and ready to train steps on one mirrored rank.
+    A mirrored rank is the only real rank of a larger job: no other process takes part in the steps.
 
     Attributes:
         stretches: (S,) stretches of every step; empty before the first turn.

@@ -49,7 +49,7 @@ class _Ended(NamedTuple):
 
 class PhaseClock:
     """A clock that attributes a device's time to phases of a step: time counts for the phase that was entered last.
-    Exchanges that run within `meeting` are left out.
+    The time of exchanges between ranks is left out.
     """
 
     def __init__(self, device: Device) -> None:

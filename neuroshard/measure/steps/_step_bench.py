@@ -101,7 +101,7 @@ class StepBench:
 
     def _let_pass(self, count: int) -> None:
         """Synchronize the device, and then wait at `count` barriers.
-        With different numbers of barriers, the ranks look up one after another.
+        Each rank waits at a different number of barriers before its lookups, so the ranks look up one after another.
         """
         self._device.synchronize()
         for _ in range(count):
@@ -173,7 +173,7 @@ class Trained:
 
 def placed_here(plan: ShardingPlan, where: torch.device) -> ShardingPlan:
     """Place this rank's shards on the local device `where`, and return the plan.
-    A mirrored step has only this device, whatever the rank is.
+    In mirrored steps, a single process runs any rank of a larger job, so `where` may have another number.
 
     TorchRec refuses optimizer states on another device than the plan's.
     """

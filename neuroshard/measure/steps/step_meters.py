@@ -1,5 +1,5 @@
-"""Time training steps of plans, on all ranks or as mirrored steps.
-On all ranks, the models are built several times, each time in a new group of processes. Mirrored steps are measured on
+"""Time training steps of plans, on all ranks or as mirrored steps (one process runs one rank of a larger job).
+On all ranks, the models are built several times, each time in a new group of processes. Mirrored steps are measured for
 one rank after another.
 """
 
@@ -51,7 +51,7 @@ def step_builds(hardware: Hardware, protocol: StepProtocol, topology: Topology, 
 
     def build(plans: Sequence[Plan], number: int, seed: Sequence[int]) -> Pass:
         """Build the models of the plans in a new group of processes, and return the times of training steps as rows.
-        In each row, `number` is stored as the number of the pass over the plans.
+        This is one measurement pass (each pass measures all plans once); all rows store the pass number `number`.
         """
         with hardware.step_meter(plans[0].task.topology, protocol, warn) as meter:
             return measure_build(meter, plans, number, seed)
@@ -61,7 +61,8 @@ def step_builds(hardware: Hardware, protocol: StepProtocol, topology: Topology, 
 
 def measure_build(meter: Meter[Plan], plans: Sequence[Plan], number: int, seed: Sequence[int]) -> Pass:
     """Build the models of all plans, measure training steps with `meter`, and return the times as rows.
-    All models are in memory together. In each row, `number` is stored as the number of the pass over the plans.
+    All models are in memory together. This is one measurement pass (each pass measures all plans once); all rows store
+    the pass number `number`.
 
     The seed fixes the order of the plans and the lookups.
     """
@@ -167,8 +168,8 @@ def measure_rank(
     warn: Warn,
 ) -> Pass:
     """Measure the local work of one rank in training steps of the job's plans, in a new process, and return rows.
-    The models of all these plans are in memory together. In each row, `number` is stored as the number of the pass over
-    the plans.
+    The models of all these plans are in memory together. The rows belong to one measurement pass (each pass measures
+    all plans once), and store the pass number `number`.
 
     The seed fixes the order of the plans and the lookups.
 
@@ -217,9 +218,9 @@ class LocalMeter(Meter[LocalSample]):
 
 
 def by_phase(outcome: Outcome) -> Outcome:
-    """Return the outcome with one time for each of P phases, (R, P) ms, instead of one time for each stretch of work.
-    A phase may have several stretches in a step. If the host's time to launch a step was measured, this time is an
-    additional last column.
+    """Add up the times of a measured step by phase, and return the outcome with the sums, (R, P) ms for P phases.
+    The given outcome has a time for each stretch of a step: work in one phase, up to an exchange or the next phase. If
+    the host's time to launch a step was measured, this time is an additional last column.
     """
     if outcome.repeats is None:
         return outcome
@@ -249,8 +250,8 @@ class MirroredStep:
     @classmethod
     def of(cls, rows: Sequence[PlanMeasurement], pipeline: str = "none") -> "MirroredStep":
         """Return the timeline of a plan's step.
-        `rows` are the measurements of all ranks in one pass over the plans. The rows of each rank must be in the order
-        of the step.
+        `rows` has the measured local work of all ranks in one measurement pass (each pass measures the plan once). The
+        rows of each rank must be in the order of the step.
 
         Raises:
             ValueError: a rank failed, or ranks have different exchanges.
@@ -309,8 +310,8 @@ class MirroredStep:
 
 
 def check_mirrored(plans: Sequence[Plan], hardware: Hardware) -> None:
-    """Raise UserError if this machine cannot measure mirrored steps of these plans of one task.
-    The models of all plans must fit in memory together.
+    """Raise UserError if this machine cannot measure mirrored steps (one process runs one rank of a larger job).
+    The plans must belong to one task, and the models of all plans must fit in memory together.
     """
     if under_torchrun():
         raise UserError(
