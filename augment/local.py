@@ -161,7 +161,7 @@ class PlanAugmentation:
         return Plan(task, tuple(placed))
 
     def _group(self, layout: Layout, task: Task, table: Table, rng: np.random.Generator) -> list[int]:
-        """Draw the devices over which a table is sharded by the rules of the family `layout`, and return their numbers.
+        """Draw the devices over which a table is sharded by the rules of the family `layout`, and return the device numbers.
         These are all devices, or all devices of one host. The list is empty if `layout` is column-wise or if the rules
         do not suit the table; the table is then placed column-wise.
         """
