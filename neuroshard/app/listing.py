@@ -97,7 +97,7 @@ def show_models(arguments: list[str], console: Console, *, as_json: bool = False
 
 def _card(name: str) -> dict[str, Any]:
     """Return the model card of an installed model, as a dict.
-    For an analytic model, the card has the figures of the GPU's datasheet, and the errors of predicted times compared
+    For an analytic model, the card has the figures of the model's datasheet, and the errors of predicted times compared
     with published times. For a bundle of pre-trained models, the card has the measured hardware, the training data, the
     training settings and the test errors.
     """

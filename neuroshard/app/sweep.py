@@ -86,7 +86,7 @@ def jobs_in(folder: Path) -> list[Job]:
 def compared(jobs: Sequence[Job]) -> Grid:
     """Return a table with a row for each job of a sweep.
     The columns are the settings that differ between jobs, and then the number of solved tasks, the predicted cost and
-    the seconds per search. If no job has these figures, the last column says whether each job is done or failed.
+    the seconds per search. If no job has these figures, the last column has "done", or the reason why the job failed.
 
     If there is only one job, the table has all settings of this job. If jobs have different numbers of devices, the
     table also has these numbers, the smallest free memory of a device, and the work that the costs count.
