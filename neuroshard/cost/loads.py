@@ -265,7 +265,7 @@ class Traffic:
     def of(
         cls, device_loads: LoadSets, given: FloatArray, num_devices: int, batch_size: int, host_size: int | None
     ) -> "Traffic":
-        """Return the traffic of B plans, given the loads (work of tables and shards) of each of their devices.
+        """Return the traffic of B plans, given the loads (work of tables and shards) on each device.
         `given` has the bytes that each load causes its device to send. The traffic has the sums of these bytes.
 
         Args:
