@@ -87,8 +87,8 @@ class PlanRecords:
 
 
 def _known(chunks: Chunks[Sample]) -> dict[Sample, int]:
-    """Return a dict with the id of each stored sample. The keys are the samples as they were before the measurement.
-    These are copies without the counts of lookups in row blocks, because such counts are added by the measurement.
+    """Return a dict with the id of each stored sample. The keys are copies of the samples.
+    The copies have no counts of lookups in row blocks, because the measurement adds these counts.
     """
     return {as_drawn(m.sample): m.sample_id for m in chunks.read()}
 

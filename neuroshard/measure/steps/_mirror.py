@@ -188,7 +188,7 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
 def mirrored_world(rank: int, size: int, host_size: int, watch: Watch) -> Iterator[World]:
     """Make this process the only real rank of a default process group of `size` ranks.
     The other ranks are mirrored: no process runs these ranks, and in most exchanges, this rank receives its own data in
-    place of their data. The group exists as long as the context is entered.
+    place of data of the other ranks. The group exists as long as the context is entered.
 
     Hosts have `host_size` ranks. If fast links join several hosts, they count as one host, because TorchRec shards rows
     over all of them.
