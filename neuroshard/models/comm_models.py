@@ -1,5 +1,5 @@
-"""Cost models of the exchanges between devices: the network of the papers for a fixed number of devices, a network for
-any number of devices, and a model that combines one model for each collective.
+"""Cost models of the exchanges between devices: the network of the NeuroShard paper for a fixed number of devices, a
+network for any number of devices, and a model that combines one model for each collective.
 """
 
 from dataclasses import dataclass
@@ -51,8 +51,8 @@ class FreeComm(CommModel):
 
 @dataclass(frozen=True)
 class NeuralComm(Stored, CommModel):
-    """The network of the papers: it predicts the exchange time of every device from the columns that each device sends
-    and from the start delays of all devices.
+    """The exchange model of the NeuroShard paper: a network that predicts the exchange time of every device from the
+    columns that each device sends and from the start delays of all devices.
 
     Devices are alike. So the devices are sorted by start delay, then by columns, before the network predicts their
     transfers, and the predictions are put back into the original order: a permutation of the devices permutes their
@@ -150,8 +150,8 @@ class SetComm(Stored, CommModel):
         return transfer.reshape(wait_ms.shape)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Return the transfer time of each device as a sum of segments (`Outline`). A segment is a number of ms, of
-        which a device completes a part while it waits for the straggler.
+        """Return the transfer time of each device as a sum of segments (`Outline`). Each segment is an amount of
+        transfer time in ms. A device that waits for the straggler completes a part of some segments during the wait.
 
         From the segments, the times at many start delays are computed quickly. The result is exact, because this model
         itself adds up segments.
@@ -161,9 +161,9 @@ class SetComm(Stored, CommModel):
         return Outline(segments, share, np.concatenate([np.zeros((1, NUM_WAITS)), self.lead]))
 
     def _segments_ms(self, traffic: Traffic) -> FloatArray:
-        """Return the 1 + G segments, in ms, that make up the transfer time of each device, (B D, 1 + G).
-        The first segment begins after the last device has started. Devices complete a part of the G other segments
-        while they wait.
+        """Return the 1 + G amounts of transfer time (segments), in ms, of each device in B exchanges, (B D, 1 + G).
+        The first segment begins after the last device has started. While a device waits for the last device, the
+        waiting device completes a part of the G other segments.
         """
         features = set_features(traffic)
         if self.sees_hosts:
@@ -180,8 +180,8 @@ class SetComm(Stored, CommModel):
         return len(self.normaliser.shift) > NUM_FEATURES
 
     def check(self) -> None:
-        """Raise ValueError if the layers of the network do not fit the number of features and segments, if the shares
-        of the segments are invalid, or if predicted costs could overflow.
+        """Raise ValueError if the layers of the network do not fit the number of input features and of output segments
+        (amounts of transfer time), if the weights of the segments are invalid, or if predicted costs could overflow.
         """
         widths = self.network.widths
         seen = NUM_FEATURES + len(HOST_SIGNS) * (widths[0] > NUM_FEATURES)
@@ -211,11 +211,10 @@ def set_features(traffic: Traffic) -> FloatArray:
 
 
 def host_features(traffic: Traffic) -> FloatArray:
-    """Return three further input features of `SetComm` for each device in B exchanges, (B, D, 3): logarithms of the
-    bytes that cross the links between hosts.
+    """Return three further input features of `SetComm` for each device in B exchanges, (B, D, 3). They are
+    the logarithms of the bytes out of the device's host, into this host, and over the busiest link of any host.
 
-    The three are the bytes out of the device's own host, the bytes into that host, and the bytes over the busiest link
-    of any host. All are 0 if one host has all devices.
+    All are 0 if one host has all devices.
     """
     host_size = traffic.host_size or traffic.num_devices
     given = traffic.size_bytes[..., Collective.ALL_TO_ALL]
@@ -328,9 +327,9 @@ class ExchangeModels(Stored, CommModel):
         return Chain(np.maximum(taken, waits(start_ms)), each_ms)
 
     def outline(self, traffic: Traffic) -> Outline:
-        """Return the transfer time of each device as a sum of segments in ms (`Outline`). These are the segments of the
-        all-to-all, and one more segment for all other collectives. A device completes nothing of the last segment while
-        it waits for the straggler.
+        """Return the transfer time of each device as a sum of segments (`Outline`), which are amounts of transfer time
+        in ms: the segments of the all-to-all, and one last segment for all other collectives. A device that waits for
+        the straggler may complete a part of the other segments during the wait, but no part of the last segment.
         """
         first = self._all_to_all.outline(traffic)
         if _only_all_to_alls(traffic):

@@ -133,8 +133,8 @@ class ByWidestCompute(AdditiveCompute):
         return NarrowCalls(self.kernel_widths, self.saved)
 
     def check(self) -> None:
-        """Raise ValueError if the additive model is invalid, if the width limits do not rise, or if a saved share is
-        not between 0 and 1.
+        """Raise ValueError if the additive model is invalid, if the width limits do not rise, or if a share of the
+        costs that calls without wide tables save is not between 0 and 1.
         """
         super().check()
         widths, saved = np.array(self.kernel_widths), self.saved

@@ -106,6 +106,7 @@ class CostModels:
 
     def with_compute(self, model: ComputeModel, margins: Margin | None = None) -> "CostModels":
         """Return a copy of these cost models in which `model` predicts the kernel times.
+        `margins` is the error margin of the predictions of `model`; None if the margin is unknown.
 
         Facts about the replaced model are dropped: its margins, ranges and provenance, and so the name and digest of
         the whole set.
@@ -162,8 +163,9 @@ class CostModels:
         return learner.learned(samples, self)
 
     def wrapped(self, **models: Any) -> "CostModels":
-        """Return a copy of these cost models in which wrappers replace some models, which the wrappers call.
-        For example, `wrapped(compute=wrapper)` replaces the model of kernel times.
+        """Return a copy of these cost models in which the given models replace some of the models.
+        Each given model should be a wrapper, which computes its predictions from the model that it replaces. For
+        example, `wrapped(compute=wrapper)` replaces the model of kernel times.
 
         The error margins and the provenance are kept, because a wrapper is expected not to change the accuracy of a
         model.

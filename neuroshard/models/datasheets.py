@@ -174,8 +174,8 @@ def checks(models: CostModels) -> tuple[Check, ...]:
 
 
 def exams(models: CostModels) -> dict[str, str]:
-    """Return texts with the errors of predicted exchange times, one text for each collective on each published machine.
-    The texts are in a dict. The keys name the collective, the links and the machine.
+    """Return a dict of texts with the errors of predicted exchange times. The dict has one text for each collective on
+    each published machine. A key names the collective, the links and the machine.
 
     Between hosts: every machine with this kind of network. Over PCIe: every machine, with one measured bandwidth of the
     machine. A typical factor is the geometric mean of the factors between predicted and published times.

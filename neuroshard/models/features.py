@@ -140,8 +140,8 @@ class FeatureSet:
         return np.array([column.startswith(_LOG) and not _of_distribution(column) for column in self.columns])
 
     def amounts(self, values: FloatArray) -> FloatArray:
-        """Undo the logarithms in `values`, the features of n shards, (n, F): return the features with amounts in place
-        of the logarithms of amounts.
+        """Return the features `values` of n shards, (n, F), without logarithms: the logarithm of an amount, such as
+        bytes, is replaced by the amount itself.
         """
         logs = [column.startswith(_LOG) for column in self.columns]
         amounts = values.copy()

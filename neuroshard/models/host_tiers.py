@@ -58,12 +58,11 @@ def passes(loads: Loads) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray
 
 
 def link_bytes(loads: Loads) -> FloatArray:
-    """Return the bytes that kernels send over the link between device and host for each of n shards (`loads`), (n,), in
-    one direction.
+    """Return the bytes that kernels read over the link from host to device for each of n shards (`loads`), (n,).
 
-    The same number of bytes goes in the other direction at the same time. A cache fetches every row that it misses, and
-    writes another row back, which training has changed. Without a cache, the forward pass reads the row of every
-    lookup, and the backward pass reads every unique row again and writes the updated rows.
+    Kernels write rows of at most the same number of bytes back to the host at the same time. A cache fetches every row
+    that it misses, and writes another row back, which training has changed. Without a cache, the forward pass reads the
+    row of every lookup, and the backward pass reads every unique row again and writes the updated rows.
     """
     unique = touched_rows(loads.rows, loads.lookups, loads.reuse)
     rows = np.where(loads.tier == TIERS.index(Tier.UVM), loads.lookups + unique, 0.0)

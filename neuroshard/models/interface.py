@@ -204,8 +204,8 @@ class NarrowCalls:
 
 
 class SumModel(ComputeModel):
-    """Compute model as in the papers: each shard has a vector, the vectors of the shards in a kernel call are added up,
-    and a head turns the sum into a time.
+    """Compute model with the structure of the NeuroShard paper's model: each shard has a vector, the vectors of the
+    shards in a kernel call are added up, and a head turns the sum into a time.
 
     The search is fast with such models: adding a load to a device is one addition, a time is one small dot product.
     """
@@ -303,9 +303,9 @@ class CommModel(ABC):
         """
 
     def outline(self, traffic: Traffic) -> "Outline":
-        """Return the transfer time of each device as a sum of segments (`Outline`). A segment is a number of ms, of
-        which a device may complete a part while it waits for the straggler. By default there is only one segment, and
-        waits do not shorten it.
+        """Return the transfer time of each device as a sum of segments (`Outline`). Each segment is an amount of
+        transfer time in ms. A device that waits for the straggler may complete a part of some segments during the wait.
+        By default there is only one segment, and waits do not shorten this segment.
 
         From the segments, the times at many start delays are computed quickly.
         """
@@ -369,8 +369,8 @@ class PartModel(ABC):
         return None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the part on each device, (B,), if all devices have equal work.
-        The ms that `of_shards` predicts for single shards are left out.
+        """Predict the ms of the part on each device of B plans, (B,), if all devices of a plan have equal work.
+        The ms that single shards add are left out, because the function that `of_shards` returns predicts these ms.
 
         By default 0.
 

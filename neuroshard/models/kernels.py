@@ -78,8 +78,9 @@ class KernelModels(Stored, SumModel):
 
     @classmethod
     def nearest(cls, model: ComputeModel, tables: Loads, num_devices: int) -> "KernelModels":
-        """Return `KernelModels` whose prediction is a sum over tables: `model` itself if it is such a sum, else an
-        approximation of `model`.
+        """Return `KernelModels` that predict kernel times as sums over tables. If `model` already predicts sums over
+        tables, the returned models make the same predictions as `model`. Otherwise the returned models approximate
+        `model`.
 
         The approximation adds up the times of the loads alone, times a factor with which the time of `tables` (T,),
         spread evenly over the devices, is exact.
@@ -155,7 +156,7 @@ class KernelModels(Stored, SumModel):
         return self.of_call(COLUMN_WISE_CALL).embed(loads)
 
     def predict(self, sets: LoadSets) -> FloatArray:
-        """Predict the time of each of B kernel calls, (B,) ms; all shards of a set must belong to one call."""
+        """Predict the time of each of B kernel calls, (B,) ms; each of the `sets` has the shards of one call."""
         kernels_ms = self._of_calls(sets, lambda model, calls: model.predict(calls))
         return self.factor * kernels_ms + sets.totals(_added_ms(self.adds, sets.loads))
 

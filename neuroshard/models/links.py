@@ -1,5 +1,5 @@
-"""Changes of the links between devices (such as network and bridges) in analytic exchange models, including analytic
-models inside other models.
+"""Functions that change the links between devices (such as network and bridges) in analytic exchange models. An
+analytic model may be part of another exchange model.
 """
 
 from collections.abc import Callable

@@ -37,8 +37,8 @@ LARGEST_BYTES = float(1 << 30)  # largest buffer between hosts that was measured
 
 
 class Growth(NamedTuple):
-    """Parameters by which the time of a kind of collective grows with the number of ranks and with the bytes.
-    They are the same on all networks.
+    """Parameters of one kind of collective: how the time grows with the number of ranks and with the bytes.
+    The parameters are the same on all networks.
 
     Attributes:
         power: exponent p: the fixed time L is proportional to ranks^p (for an all-reduce, to hosts^p).
@@ -128,8 +128,8 @@ class Network:
     def ms(
         self, collective: str, size_bytes: FloatArray, ranks: int, hosts: int, fits: Fits | None = None
     ) -> FloatArray:
-        """Predict the ms of a collective with a name of NCCL, such as "all_reduce", for buffers of `size_bytes` (...,),
-        as nccl-tests counts the bytes.
+        """Predict the ms of a collective, (...,), for buffers of `size_bytes` (...,), which are counted as in
+        nccl-tests. `collective` is the name that NCCL has for the collective, such as "all_reduce".
 
         `fits` replaces `FITS`.
         """
@@ -183,10 +183,11 @@ def _with_losses(latency_ms: float, bytes_ms: FloatArray, between: float) -> Flo
 
 
 def _bytes_ms(latency_ms: float, taken_ms: float, between: float) -> float:
-    """Return the ms that a collective spends on the transfer of bytes, at least 1 ns, if the whole collective takes
-    `taken_ms`. `latency_ms` is the fixed time of the collective. This is the inverse of `_with_losses`.
+    """Return the ms that a collective spends on the transfer of bytes, at least 1 ns. The whole collective takes
+    `taken_ms`, and the fixed time of the collective is `latency_ms`.
 
-    With L the latency and k the factor `between`, T solves L + T + k sqrt(L T) = taken_ms.
+    This is the inverse of `_with_losses`. With L the latency and k the factor `between`, T solves L + T + k sqrt(L T) =
+    taken_ms.
     """
     half = between * np.sqrt(latency_ms) / 2
     root = max(np.sqrt(half**2 + max(taken_ms - latency_ms, 0.0)) - half, 1e-3)
@@ -208,7 +209,9 @@ class Point(NamedTuple):
 
     @property
     def latency_factor(self) -> float:
-        """The fixed time of collectives with this GPU, as a factor of the fixed time with newer GPUs."""
+        """The fixed time of collectives with this GPU, divided by the fixed time with newer GPUs: above 1 for an A100,
+        or 1 for all other GPUs.
+        """
         return OLDER_GPU if self.gpu.startswith("A100") else 1.0
 
     @property

@@ -72,9 +72,9 @@ Slopes = dict[str, NonNegative]  # ms for one of each of `TERMS`; terms that are
 
 
 def imbalance(columns: FloatArray) -> tuple[str, FloatArray]:
-    """Return the imbalance of each of B all-to-alls, (B,), after a name for this quantity. The imbalance is the most
-    columns that any of D devices sends, divided by the mean over the devices. `columns` (B, D) are the columns that
-    each device sends.
+    """Return a pair: the name of the quantity "imbalance", and the imbalance of each of B all-to-alls, (B,). The
+    imbalance is the most columns that any of D devices sends, divided by the mean over the devices. `columns` (B, D)
+    are the columns that each device sends.
 
     The imbalance is the maximum over the mean, 1 if all devices send the same. Random exchanges are more unbalanced
     the more devices there are, so the name contains the number of devices.
@@ -145,15 +145,15 @@ class InputExchange(PartModel):
         return self.model.alone_ms(traffic.alone(Collective.INPUT), np.zeros_like(ready_ms))
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function that predicts by how many ms the indices of each of n shards (`Loads`) lengthen a step,
-        (n,): bytes times ms per byte. None if the ms per byte are 0.
+        """Return a function that takes n shards (`Loads`) and predicts the ms by which the indices of each shard
+        lengthen a step, (n,). Return None if indices do not lengthen a step.
         """
         ms_per_byte, devices = self._ms_per_byte(task), task.topology.num_devices
         return (lambda loads: _input_bytes(loads, devices) * ms_per_byte) if ms_per_byte else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of an input dist in which all devices receive equal bytes, (B,).
-        The ms that `of_shards` predicts for single shards are left out.
+        """Predict the ms of the input dist in each of B plans, (B,), if all devices of a plan receive equal bytes.
+        The ms that single shards add are left out, because the function that `of_shards` returns predicts these ms.
         """
         size_bytes = work.input_bytes
         even_ms = self.model.even_ms(size_bytes[:, None], task.batch_size, task.topology) * (size_bytes > 0)
@@ -274,7 +274,8 @@ class FrameworkPart(PartModel):
     about: str = ""
 
     def ms(self, times: KernelTimes, traffic: Traffic, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the part on each device, (B, D).
+        """Predict the ms of this part of the framework overhead on each device of B plans, (B, D).
+
         No device waits after an exchange, so the order of the parts does not matter.
         """
         return terms_of(times, self.name) @ self.slopes
@@ -287,8 +288,9 @@ class FrameworkPart(PartModel):
         return (lambda loads: counts_of(loads) @ own) if own.any() else None
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms of the part on each device, (B,), if all devices have equal work.
-        The ms that `of_shards` predicts for single shards are left out.
+        """Predict the ms of this part of the framework overhead on each device of B plans, (B,), if all devices of a
+        plan have equal work. The ms that single shards add are left out, because the function that `of_shards` returns
+        predicts these ms.
 
         The part is a sum of three summands (`_equal_work_ms`): plan + mean + own. Searches add `own` shard by shard,
         by `of_shards`, so it is left out here:

@@ -35,8 +35,9 @@ def precisions_named(name: str) -> tuple[Precision, Precision]:
 
 
 def conversions(compute: ComputeModel, framework: Framework | None, *each: Precision) -> "tuple[Conversion, ...]":
-    """Return a tuple with the part of a step in which devices convert embeddings and gradients between fp32 and the
-    data types of exchanges (`each`). The tuple is empty if nothing is converted, or if the time was not measured.
+    """Return a tuple with one model (`Conversion`) of the time in which devices convert embeddings and gradients
+    between fp32 and the data types in `each`, in which exchanges send them. The tuple is empty if nothing is converted,
+    or if the time was not measured.
 
     With a datasheet the conversion is a pass over memory before and after each exchange. With measured models the
     conversion takes the measured time.
@@ -63,8 +64,8 @@ def converted_mb(traffic: Traffic) -> FloatArray:
 
 
 def _sent_mb(size_bytes: FloatArray, devices: int, host_size: int | None) -> FloatArray:
-    """Return the MB that a device converts because of the bytes that it sends, (...,).
-    `size_bytes` (..., C) are the bytes that it sends into each collective.
+    """Return the MB of fp32 that a device converts in order to send embeddings or gradients, (...,).
+    `size_bytes` (..., C) are the bytes that the device sends into each of C collectives.
 
     Collectives that sum up convert once more.
     """
@@ -100,8 +101,9 @@ class Conversion(PartModel):
         return lambda loads: _sent_mb(sent_bytes_of(loads, devices), devices, host_size) * self.ms_per_mb
 
     def shared_ms(self, task: Task, work: EqualWork, ready_ms: FloatArray) -> FloatArray:
-        """Predict the ms to convert the outputs that each device receives, (B,), if all devices have equal work.
-        Pooled outputs of row-wise tables are left out, because the exchange sums them up.
+        """Predict the ms in which each device of B plans converts the outputs that the device receives, (B,), if all
+        devices of a plan have equal work. Pooled outputs of row-wise tables are left out, because the function that
+        `of_shards` returns includes their conversion.
         """
         ms: FloatArray = work.counts[:, _GIVEN].sum(axis=1) * self.ms_per_mb
         return ms

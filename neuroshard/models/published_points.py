@@ -160,8 +160,8 @@ EVEN = Widths((), ())
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """Times of collectives on one host of a GPU type, as curves over the size of the buffer, as nccl-tests measures
-    them.
+    """Times of collectives on one host with one type of GPU, as curves over the buffer size.
+    Sizes and times are counted as in nccl-tests.
 
     Between two sizes, the logarithm of the time is interpolated over the logarithm of the size; above the largest size,
     times are proportional to the bytes. Between two numbers of devices, the time per byte that leaves a device is

@@ -126,8 +126,8 @@ class RooflineCompute(SumModel):
 
     @property
     def of_calls(self) -> KernelModels:
-        """This model converted to `KernelModels` for all types of kernel calls; only for tables in device memory if the
-        speed of the link to the host is unknown.
+        """This model converted to `KernelModels`, which predict all types of kernel calls. If the speed of the link to
+        the host is unknown, the `KernelModels` predict only calls of tables in device memory.
         """
         of_tiers: dict[Tier, SumModel] = {tier: replace(self, tier=tier) for tier in TIERS}
         return KernelModels({call: of_tiers[call.tier] for call in (ON_DEVICE_CALLS if self.host is None else CALLS)})
@@ -240,8 +240,8 @@ def datasheet_of(model: ComputeModel) -> RooflineCompute | None:
 
 
 def _beside_wide(loads: Loads) -> FloatArray:
-    """Return how many times as long each of n shards takes in a kernel call with wide tables, (n,), compared with a
-    pooled table in a call without other tables.
+    """Return a factor for each of n shards, (n,): the time of the shard in a kernel call with wide tables, divided by
+    the time that equal work takes for a pooled table in a call without other tables.
 
     A load takes longer the fewer of a kernel's threads it keeps busy. This factor rises smoothly with the width: with
     wide tables a table of 36 columns takes longer than a table of 32 columns. Alone the difference is larger, because
@@ -253,8 +253,8 @@ def _beside_wide(loads: Loads) -> FloatArray:
 
 
 def _alone(loads: Loads) -> FloatArray:
-    """Return how many times as long each of n shards takes in a kernel call without wider tables, (n,), compared with
-    a pooled table in a call without other tables.
+    """Return a factor for each of n shards, (n,): the time of the shard in a kernel call without wider tables, divided
+    by the time that equal work takes for a pooled table in a call without other tables.
     """
     return _beside_wide(loads) * np.where(loads.pooled, _NARROW.left_of(loads.dim), 1.0)
 

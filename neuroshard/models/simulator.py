@@ -159,7 +159,7 @@ class Simulator:
 
     def shared_ms(self, task: Task, kernels: FloatArray, counts: FloatArray, input_bytes: FloatArray) -> FloatArray:
         """Predict the ms of the parts of a step other than kernels and exchanges, (B,), if all devices have equal work.
-        The ms of single shards, which `compute_for` includes, are left out.
+        The ms that single shards add are left out, because the models that `compute_for` returns predict these ms.
 
         Waits for the host are left out, too: `waited_ms` predicts them.
 
@@ -412,9 +412,9 @@ class Simulator:
         return outside
 
     def _part_quantities(self, plan: Plan, calls: LoadSets) -> Iterator[tuple[str, dict[str, FloatArray]]]:
-        """Yield a pair for each part of a step: the name of the part, and the quantities that decide the cost of the
-        part, as a dict. The first pair is for all exchanges together. Pooled column-wise calls and all-to-alls have no
-        pairs.
+        """Yield pairs of the name of a part of a step and a dict of the quantities that decide the cost of the part.
+        The first pair is for all exchanges together. The other pairs are for single parts, such as row-wise kernel
+        calls or reduce-scatters, but not for pooled column-wise kernel calls or all-to-alls.
         """
         topology = plan.task.topology
         hosts = topology.num_devices / topology.domain_size

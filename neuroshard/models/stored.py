@@ -245,7 +245,9 @@ def tensors_of(models: dict[str, Stored]) -> Tensors:
 
 
 def _restored(field_type: Any, held: TensorField, tensors: Tensors) -> Any:
-    """Rebuild the value of one field of a model from tensors: a network, a normaliser, curves or an array."""
+    """Rebuild and return one field of a model from `tensors`: a network, a normaliser, curves or an array.
+    `held` has the name of the field's tensors.
+    """
     if hasattr(field_type, "restored"):
         return field_type.restored(held.name, tensors)
     return checked_tensor(tensors, held.name, held.dtype, held.dimensions)

@@ -41,8 +41,9 @@ ADAPT = (  # a remedy
 
 
 def fields_of(by_part: dict[str, Any]) -> dict[str, Any]:
-    """Return values for the fields of a dataclass, from values by name of the part of a step. The main parts
-    (`compute`, `forward`, `backward`) have one field each. The dict `others` has the values of all other parts.
+    """Return the fields of a `Margins` or a `ModelTests`, as a dict, from `by_part`, which has a value for each part of
+    a step. The main parts (`compute`, `forward`, `backward`) have one field each. The field `others` is a dict with the
+    values of all other parts.
     """
     others = {part: known for part, known in by_part.items() if part not in PARTS}
     return {part: by_part[part] for part in PARTS if part in by_part} | {"others": others}
@@ -362,8 +363,8 @@ class Origin:
         return frozenset(name for name, known in self.models.items() if getattr(models, name) is not known)
 
     def corrected(self, models: object) -> dict[str, Any]:
-        """Return new values, by name of the field, for the facts in `models` (such as margins) that still describe
-        models that were replaced.
+        """Return new values for facts in `models`, such as margins, as a dict by name of the field. The dict has the
+        facts that still describe replaced models.
         """
         replaced, gone = self.replaced(models), dict[str, Any]()
         if replaced:

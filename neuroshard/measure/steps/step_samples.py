@@ -87,8 +87,8 @@ class StepProtocol:
 
     @property
     def timing(self) -> TimingProtocol:
-        """The protocol by which the steps of a plan are timed after the models of all plans are set up.
-        Each plan has one untimed warm-up, and then as many timed rounds as the setting `turns`.
+        """The schedule for timing the steps of a plan, after the models of all plans are set up.
+        Each plan has one untimed warm-up, followed by timed rounds. The setting `turns` is the number of timed rounds.
         """
         return TimingProtocol(warmup=1, rounds=self.turns, repeats_per_round=1, flush_bytes=0)
 

@@ -86,7 +86,7 @@ class _Row:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the times that one run of the sample gives, such as (2, D) for an exchange between D devices."""
+        """The shape of the times of one repeat (a timed run): () by default, for a single time."""
         return ()
 
     @property
@@ -168,7 +168,7 @@ class _CommRow(_Row):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the times that one run of the exchange gives: two directions for each device."""
+        """The shape of the times of one repeat: (2, D), the forward and the backward time of each of D devices."""
         return (2, len(self.size_bytes))
 
     def sample(self) -> CommSample:
@@ -187,7 +187,8 @@ class _LocalRow(_Row):
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the times of one repeat: (P,), with one time for each of P phases of a step.
-        The shape is (P + 1,) if the time of the host was also measured. This time comes last.
+        If the time in which the host (CPU) launches the step was also measured, the shape is (P + 1,). The time of the
+        host comes last.
         """
         phases = len(LOCAL_PHASES)
         times, repeats = (0 if column is None else len(column) for column in (self.times_ms, self.at_s))
@@ -212,7 +213,7 @@ def _stored(hint: Any) -> pa.DataType:
 
 
 def _values(column: pa.Array, hint: Any) -> Iterable[Any]:
-    """Return the values of a column, after checking all values at once.
+    """Return the values of a Parquet column. All values are checked at once against the type and the range in `hint`.
 
     Lists are returned as slices of one sequence with the items of all lists, unless a list is missing.
 
@@ -228,7 +229,7 @@ def _values(column: pa.Array, hint: Any) -> Iterable[Any]:
 
 
 def _held(values: pa.Array, hint: Any) -> Any:
-    """Check all items of all lists of a column, and return the items.
+    """Return `values`, the items of all lists of a column, after checking their type and range against `hint`.
     For floats, checking the minimum and the maximum is enough.
     """
     if not pa.types.is_floating(values.type):
@@ -264,7 +265,7 @@ class RowCodec(Generic[Sample]):
         return list(map(self._measurement, self._rows(table)))
 
     def _rows(self, table: pa.Table) -> Iterable[_Row]:
-        """Return the rows of a table after checking each column as a whole.
+        """Return the rows of a Parquet table, one for each measurement, after checking each column as a whole.
         If a column is malformed, check row by row instead, to find the malformed row.
         """
         hints = get_type_hints(self.row, include_extras=True)
@@ -305,7 +306,7 @@ def compute_codec(tables: Mapping[str, Table]) -> RowCodec[ComputeSample]:
 
     @cache
     def sized(name: str, dim: int, features: int, pooled: bool) -> Table:
-        """Return the table of this name, with the width, features and pooling that were measured."""
+        """Return the embedding table called `name`, with the measured width, number of features and pooling."""
         table = object.__new__(Table)  # without checks: all fields were checked with the tables and the row
         vars(table).update(vars(tables[name]), dim=dim, features=features, pooled=pooled)
         return table

@@ -16,7 +16,7 @@ from neuroshard.words.placement import block_rows
 
 
 def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
-    """Return the loads of the tables in each kernel call, as one set of loads per sample.
+    """Return the work (loads) of the tables in each kernel call. The result has one set for each of the `samples`.
 
     Row blocks have the lookups that were measured, or the expected lookups if the sample was not measured.
     """
@@ -46,8 +46,8 @@ def _in_blocks(loads: Loads, samples: Sequence[ComputeSample]) -> Loads:
 
 
 def _expected(sample: ComputeSample) -> Iterator[BlockLookups]:
-    """Yield the lookups that table statistics predict for each row block of a kernel call.
-    The predictions stand in for counted lookups if the call was not measured.
+    """Yield the lookups that table statistics predict for each row block of a kernel call that was not measured.
+    A row block has the rows of a row-wise table that one device stores.
     """
     for table, block in zip(sample.tables, sample.blocks, strict=True):
         first, rows = np.array([block.row]), np.array([block.rows])
@@ -57,7 +57,8 @@ def _expected(sample: ComputeSample) -> Iterator[BlockLookups]:
 
 
 def traffic_of(samples: Sequence[CommSample]) -> Traffic:
-    """Return the traffic of n exchanges between D devices, (n, D, 1); every exchange is treated as an all-to-all.
+    """Return the bytes that each of D devices sends in n exchanges, as a `Traffic` (n, D, 1).
+    Every exchange is treated as an all-to-all.
 
     All exchanges must have the same number of devices and the same hosts.
     """
@@ -76,8 +77,8 @@ def starts_of(samples: Sequence[CommSample], direction: int) -> FloatArray:
 
 
 def own_traffic(sample: CommSample) -> Traffic:
-    """Return the traffic of an exchange, (1, D, C).
-    Only the collective of the exchange has bytes; all other collectives have 0.
+    """Return the bytes that each of D devices sends in an exchange, as a `Traffic` (1, D, C) with C types of
+    collectives. Only the collective of the exchange has bytes. All other collectives have 0 bytes.
     """
     size_bytes = np.zeros((1, sample.num_devices, len(Collective)))
     size_bytes[0, :, sample.collective] = sample.size_bytes

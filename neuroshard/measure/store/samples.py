@@ -186,7 +186,8 @@ class CommSample:
     @classmethod
     def of_columns(cls, dims: Sequence[int], start_ms: Sequence[float], batch_size: int) -> "CommSample":
         """Return an all-to-all exchange that sends the pooled embeddings of a batch.
-        Each of D devices sends the number of columns in `dims`, (D,).
+        `dims` (D,) are the numbers of embedding columns that each of D devices sends for each sample of the batch, and
+        `start_ms` (D,) are the start delays of the devices.
         """
         sizes = tuple(ELEMENT_BYTES * batch_size * dim for dim in dims)
         return cls(sizes, tuple(start_ms), batch_size)

@@ -55,9 +55,9 @@ def slowness_of(periods: int, pairs: Sequence[Pair]) -> FloatArray:
 
 
 def _linear_terms(periods: int, pairs: Sequence[Pair]) -> Any:
-    """Return the sparse matrix, (P + S, S), that maps the logarithms of slowness in S periods to the terms of the fit.
-    The first P terms are the differences between the two periods of each pair, and the last S terms are the logarithms
-    themselves. Each term is divided by the size that is expected of the term.
+    """Return the sparse matrix, (P + S, S), that the fit multiplies with the logarithms of slowness in S periods.
+    In the product, the first P rows are the differences between the two periods of each pair, and the last S rows are
+    the logarithms themselves. Each row is divided by the size that is expected of this row.
     """
     differences = np.tile([1 / _REPEATED, -1 / _REPEATED], len(pairs))
     rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(periods)])
@@ -92,6 +92,8 @@ def with_slowness(
 
 
 def slowness_between(measurements: Sequence[Measurement[Any]]) -> tuple[float, float] | None:
-    """Return the minimum and maximum slowness of the measurements; None if the slowness is unknown."""
+    """Return the minimum and maximum slowness of the measurements; None if the slowness is unknown.
+    The slowness is the measured time, divided by the time at the typical speed of the machine.
+    """
     known = {m.slowness for m in measurements} - {1.0}
     return (min(known), max(known)) if known else None

@@ -32,7 +32,7 @@ def split_tables(tables: tuple[Table, ...], seed: int) -> Split:
 
 
 def split_of(number: int) -> str:
-    """Return "valid" for one in five samples that are measured for plans, else "train", given the sample's number.
+    """Return the split of sample `number`, which is measured for plans: "valid" for every fifth sample, else "train".
 
     A plan's tables are fixed and cannot be held out, so some samples are held out instead.
     """
