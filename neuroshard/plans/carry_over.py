@@ -109,8 +109,8 @@ class Carried:
         return left
 
     def largest(self, share: float) -> "Carried":
-        """Return a copy in which only the largest column shards stay on their devices.
-        Together, these shards have at most the fraction `share` of the bytes of all column shards.
+        """Return a copy of this `Carried` object that leaves out the smaller column shards.
+        The remaining column shards have at most the fraction `share` of the bytes of all column shards.
 
         The smaller shards are placed again, because they can fill gaps on the devices.
         """

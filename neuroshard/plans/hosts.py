@@ -35,10 +35,10 @@ def may_overfill(task: Task) -> bool:
 
 def assigned_to_hosts(task: Task, in_rows: Collection[str] = ()) -> Task | None:
     """Return the task with constraints that assign each table in host memory to hosts; None if no assignment is found.
+    The tables named in `in_rows` are row-wise, so they need the same memory on every host and are not assigned.
 
     A table is on one host if a host has enough memory for the table. Otherwise its columns are divided between as few
-    hosts as possible. The result is also None if no plan could exceed the memory of a host. The tables `in_rows`, by
-    name, are row-wise, so they need the same memory on all hosts.
+    hosts as possible. The result is also None if no plan could exceed the memory of a host.
     """
     return _assigned(task, task.topology.host_bytes, in_rows) if may_overfill(task) else None
 
@@ -130,12 +130,12 @@ class _Piece:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of host memory that the whole piece needs."""
+        """The bytes of host memory that all table columns in this piece need together."""
         return self.units * self.unit_bytes
 
     def shards(self, free: IntArray) -> list[tuple[int, int]] | None:
-        """Divide the piece into shards, and return (host, number of 4-column units) for each shard.
-        Return None if the piece does not fit. `free` (H,) has the bytes of memory that are still free on each host.
+        """Divide the table columns in this piece into shards for hosts, and return (host, number of 4-column units) for
+        each shard. `free` (H,) has the free bytes of each host. Return None if no allowed division fits in these bytes.
 
         The piece is whole on the host with the most free memory if it fits there. Otherwise hosts are filled one after
         the other, beginning with the most free memory.
@@ -159,8 +159,8 @@ class _Piece:
         return None
 
     def _halves(self, free: IntArray, hosts: list[int]) -> list[tuple[int, int]] | None:
-        """Divide the piece between two hosts, and return (host, number of 4-column units) for both halves.
-        Return None if the halves do not fit.
+        """Divide the table columns in this piece into equal halves for two hosts, and return (host, number of 4-column
+        units) for both halves. Return None if a half does not fit on a host, or if halves are not allowed.
         """
         fits = all(self.size_bytes // 2 <= free[host] for host in hosts)
         may = len(hosts) == 2 <= self.most_shards and self.units % 2 == 0
@@ -173,7 +173,7 @@ class _Piece:
         return (TableRule(escape(name), devices=self.devices[host]) for name in self.names)
 
     def pins(self, shards: Iterable[tuple[int, int]]) -> Iterator[PinnedShard]:
-        """Yield constraints (pinned shards) that put each shard of this piece on a device of the planned host.
+        """Yield a constraint for each shard in `shards`: the shard must be on one of the allowed devices of its host.
         `shards` has a pair for each shard: the number of the host, and the number of 4-column units in the shard.
 
         The piece must be of one table only.
@@ -183,7 +183,7 @@ class _Piece:
 
 def _assigned(task: Task, host_bytes: int, in_rows: Collection[str]) -> Task | None:
     """Return the task with each table in host memory assigned to hosts; None if no assignment is found.
-    Each host has `host_bytes` bytes of host memory.
+    Each host has `host_bytes` bytes of host memory. The tables named in `in_rows` count as row-wise.
 
     Pieces with fewer allowed hosts are assigned first, then pieces that cannot be split, then larger pieces.
     """

@@ -15,7 +15,9 @@ _FORMAT = f"{KIND}4"
 
 
 def is_kept(content: object) -> bool:
-    """Return True if the content of a JSON file is a kept plan, in any version of the file format."""
+    """Return True if `content` was read from a file in which a planner for a training job kept its plan.
+    The file may have any version of the format.
+    """
     return isinstance(content, dict) and str(content.get("format")).startswith(KIND)
 
 
@@ -40,7 +42,8 @@ def kept_content(content: object, where: str) -> dict[str, Any]:
 
 
 def read_kept(path: Path) -> dict[str, Any]:
-    """Return the content of a kept plan's file.
+    """Return the fields of a file in which a planner for a training job kept its plan.
+    The fields "format" and "digest" are checked and left out.
 
     Raises:
         UserError: the file is missing or not JSON, or `kept_content` refuses it.

@@ -79,8 +79,8 @@ def moved_bytes(before: Plan, after: Plan) -> int:
 
 
 def moved_between(before: Plan, after: Plan) -> IntArray:
-    """Return the bytes of weights and optimizer state that devices receive for each table if a job changes plans, (T,).
-    The T tables are the tables of the plan `after`.
+    """Return the bytes of weights and optimizer state that devices receive if a job changes from one plan to another.
+    The result, (T,), has one number for each table of the plan `after`.
 
     Devices of the two plans are matched by number. All bytes of a new table arrive. Of a table that grew, only the rows
     and columns that it had before arrive: new rows and columns are initialised in place. Optimizer state is counted as
@@ -125,8 +125,9 @@ def _shards(plan: Plan) -> Mapping[tuple[str, int], Shard]:
 
 
 def _places(plan: Plan) -> dict[str, tuple[Places, Layout]]:
-    """Return a dict that has, by the name of each table, a pair of the table's places and layout.
-    The places are the (device, number of columns) of each shard; the layout is the family of sharding types.
+    """Return a dict from the name of each table to a pair (places, layout).
+    The places are pairs (device, number of columns), one for each shard. The layout is the table's family of sharding
+    types: column-wise, row-wise or data-parallel.
     """
     return {
         table.name: (tuple(sorted((placed.device, placed.shard.dim) for placed in placements)), layout)

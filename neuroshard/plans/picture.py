@@ -1,4 +1,4 @@
-"""Pictures of plans and of learning curves as PNG; names in pictures are plain text, never formulas."""
+"""Pictures of plans and of learning curves as PNG. A "$" in the name of a table does not start a formula."""
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,7 +66,10 @@ def label(text: str) -> str:
 
 
 def plan_png(plan: Plan, cost: Cost, title: str) -> bytes:
-    """Return a PNG with two charts by device: cost by part, and memory by sharding type with the memory limit."""
+    """Return a PNG with two charts, which have the devices on the horizontal axis.
+    The first chart shows the cost of each part of a training step, such as the kernels or the output dist. The second
+    chart shows the memory of the shards of each family of sharding types, and the memory limit.
+    """
     many = len(cost.compute) > _MANY_DEVICES
     with canvas(9, 6.4 if many else 3.9) as (figure, picture):
         times, memory = figure.subplots(2, 1) if many else figure.subplots(1, 2, width_ratios=[3, 2])
@@ -93,9 +96,9 @@ def _draw_times(axes: "Axes", cost: Cost) -> None:
 
 
 def _colors_of(parts: Sequence[Part]) -> Iterator[str]:
-    """Return a color for each part of a step, in the order of `parts`.
-    Each place in the order of a step has a usual color. If several parts have the same place, only the first part gets
-    the usual color, and the other parts get further colors.
+    """Return a color for each part of a training step, in the order of `parts`.
+    Each period of the step (such as the backward exchange, or the kernels) has a usual color. If several parts belong
+    to the same period, only the first of these parts gets the usual color; the others get further colors.
     """
     left, more = dict(_COLORS), cycle(_MORE_COLORS)
     return (left.pop(part.when) if part.when in left else next(more) for part in parts)
@@ -150,7 +153,8 @@ def _top(highest: float, factor: float) -> float:
 def curves_png(
     curves: Sequence[tuple[str, FloatArray]], references: Mapping[str, float], title: str | None = None
 ) -> bytes:
-    """Return a PNG with learning curves (mean plan cost in ms by round), and a line for each result of other methods.
+    """Return a PNG with learning curves: the mean cost of a policy's plans, in ms, after each round of training.
+    Horizontal lines show the mean costs that other methods reach (`references`).
 
     If there are more than 10 curves, all curves are grey and without a name.
 

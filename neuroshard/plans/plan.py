@@ -130,7 +130,9 @@ class Plan:
 
     @cached_property
     def by_device(self) -> tuple[Placement, ...]:
-        """(S,) placements sorted by device, in the same order as the loads in `device_loads`."""
+        """(S,) placements of all shards, sorted by device.
+        The property `device_loads` has the kernel work of the shards in the same order.
+        """
         return tuple(sorted(self.placements, key=lambda placement: placement.device))
 
     @cached_property
@@ -302,7 +304,9 @@ class Plan:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        """Yield lines of text: for the whole plan, for the fullest device, and for each of the first devices."""
+        """Yield lines of text: one for the whole plan, one for the device with the largest share of its memory in use,
+        and one for each device. If there are many devices, only the first devices have a line.
+        """
         task, devices = self.task, self.task.topology.num_devices
         summary = f"{self.described_shards} on {devices:,} devices, batch {task.batch_size:,}, memory of {task.memory}"
         yield summary if self.prediction is None else f"{summary}: {self.prediction}"
@@ -497,7 +501,7 @@ class _Placed(Shard):
     cache_load_factor: CacheShare | None = None
 
     def read(self) -> Placement:
-        """Return the placement that the fields describe."""
+        """Convert these fields of a plan file to a `Placement`, and return the placement."""
         shard = Shard(self.table, self.column, self.dim, self.row, self.rows)
         return Placement(shard, self.device, TierAssignment(Tier(self.tier), self.cache_load_factor))
 

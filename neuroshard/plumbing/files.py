@@ -153,8 +153,8 @@ def check_file(path: Path) -> None:
 
 
 def _check_place(out: Path, places: Sequence[Path], kind: str) -> None:
-    """Raise UserError unless a command can write to the path `out`.
-    The nearest directory that exists must be writable: the first existing path in `places`.
+    """Raise UserError if a command cannot write to the path `out`.
+    `places` has the directories to check, nearest first: the first path that exists must be a writable directory.
     """
     nearest = next(place for place in places if os.path.lexists(place))
     remedy = f"Choose another {kind.lower()} with out={kind}"
@@ -172,8 +172,8 @@ def _check_place(out: Path, places: Sequence[Path], kind: str) -> None:
 
 
 def by_place(paths: Iterable[Path]) -> list[list[Path]]:
-    """Group the paths that lead to the same file or directory, and return the groups in order.
-    The paths stay as the user wrote them.
+    """Group the paths that lead to the same file or directory, for example through links, and return the groups.
+    The groups are in the order of the first path in each group. The paths stay as the user wrote them.
     """
     return list(grouped(paths, Path.resolve).values())
 

@@ -237,8 +237,8 @@ def _check_types(made: Any, settings: Mapping[str, Any], place: str) -> None:
 
 
 def _may_be(value: Any, hint: Any) -> bool:
-    """Return True if the annotation `hint` may allow the value.
-    Return False for a plain value if the annotation allows only classes of this package (or None).
+    """Return False if `value` is a plain value, such as a number or a text, but the annotation `hint` allows only
+    objects of this package's classes (or None). Return True for all other values.
     """
     if isinstance(value, list):
         return all(_may_be(inner, hint) for inner in value)
@@ -258,7 +258,7 @@ def _kinds(hint: Any) -> Iterator[Any]:
 
 def _is_object(kind: Any) -> bool:
     """Return True if a type is a class of this package and not an Enum.
-    A group of settings builds a value of this type.
+    Configs describe a value of this type by a group of settings, from which the value is built.
     """
     return isinstance(kind, type) and kind.__module__.startswith(_OWN) and not issubclass(kind, Enum)
 

@@ -1,1 +1,3 @@
-"""The interfaces of search methods and of verifiers, and a search for several possible times of the dense network."""
+"""The interfaces of search methods and of verifiers, and a function that chooses a plan if the time of the dense
+network in a training step is unknown.
+"""

@@ -21,7 +21,7 @@ _WORTH_SAYING = 0.005  # minimum gain of another plan, as a share of the chosen 
 
 def find_plan(searcher: Searcher, task: Task, simulator: Simulator) -> Found:
     """Return the plan that a search method finds for a task.
-    If the time of the dense network is unknown, return a compromise for times from 0 to 15 ms.
+    If the time of the dense network per step is unknown, the plan is a compromise for all times from 0 to 15 ms.
 
     The dense time is the time of the dense network per step. A host launches a step while its devices do dense work. So
     a plan with few kernel calls is best with a short dense network, but may cost time with a long dense network. If the

@@ -1,4 +1,6 @@
-"""The interfaces of search methods and of verifiers (which measure candidate plans); both can be built by name."""
+"""The interfaces of search methods and of verifiers (which measure candidate plans), and functions that build a search
+method or a verifier from the name of a config.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
@@ -62,8 +64,9 @@ class Found:
             object.__setattr__(self, "warning", Message("search-warning", self.warning))
 
     def of(self, task: Task) -> "Found":
-        """Return a copy of this result for another task that has the same tables and devices.
-        The plan and the rejected plan become plans of that task.
+        """Return a copy of this search result for another task that has the same tables and devices.
+        In the copy, `task` is the task of the plan, and of the rejected plan: a plan that was predicted to be cheaper,
+        but whose gain the search did not accept.
         """
         rejected = None if self.rejected is None else replace(self.rejected, task=task)
         return replace(self, plan=replace(self.plan, task=task), rejected=rejected)
@@ -164,10 +167,10 @@ def within_hosts(find: _Find[_Own]) -> _Find[_Own]:
 
 def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Collection[str] = ()) -> Found:
     """Return the result of the function `find` for a task.
-    If `find` finds no plan, it is called again with further constraints on the tables in host memory.
+    If `find` finds no plan, it is called again with further constraints on the tables in host memory. The tables named
+    in `in_rows` are row-wise over all hosts, and get no further constraints.
 
-    These constraints assign tables to hosts, and keep cached tables of unequal widths apart. The tables `in_rows`, by
-    name, are row-wise over all hosts, and get no constraints.
+    These constraints assign tables to hosts, and keep cached tables of unequal widths apart.
 
     Raises:
         InfeasibleError: no plan is found, with any rules. This is the error for the task without further rules, because

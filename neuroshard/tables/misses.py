@@ -56,7 +56,7 @@ def cache_misses(rows: FloatArray, lookups: FloatArray, reuse: FloatArray, cache
 
 @dataclass(frozen=True, eq=False)
 class Popularity:
-    """How the rows of n tables differ in popularity: the number of rows in each table that have each of G lookup rates.
+    """The popularity of rows: how many rows of each of n embedding tables are looked up at each of G lookup rates.
     A lookup rate is the mean number of lookups of a row in a batch.
 
     Attributes:

@@ -54,7 +54,9 @@ class Exported:
 
     @property
     def suffix(self) -> str:
-        """The suffix of the exported file: ".py" for a snippet, else ".json"."""
+        """The suffix of the exported file: ".py" if the export has Python code, which creates the tables, else
+        ".json".
+        """
         return ".json" if self.snippet is None else ".py"
 
     def paths(self, out: str | Path) -> tuple[Path, ...]:
@@ -83,7 +85,9 @@ class Exported:
         return paths
 
     def save(self, out: str | Path) -> tuple[Path, ...]:
-        """Write the snippet to `out` and the JSON to the same path with .json; without a snippet, write JSON to `out`.
+        """Write the exported plan to the file `out`.
+        If the export has Python code, write the code to `out`, and the JSON to the same path with the suffix ".json".
+        If the export has only JSON, write the JSON to `out`.
 
         Returns:
             The paths of the written files.
@@ -211,8 +215,8 @@ class Target:
             raise error.at(f"target={self.name}") from None
 
     def usual_framework(self, measured_in: str | None = None) -> str | None:
-        """Return the name of the training framework whose overhead costs should include by default.
-        The name is "torchrec"; None stands for costs without the overhead of a framework.
+        """Return the name of a training framework: by default, plan costs include the overhead of this framework.
+        The name is "torchrec", or None if plan costs should not include the overhead of any framework.
 
         This is the default of the setting `framework` for plans for this target.
 
@@ -224,7 +228,7 @@ class Target:
 
     def costed(self, models: CostModels) -> CostModels:
         """Return a copy of cost models, changed to predict training steps of this target.
-        If TorchRec trains the plans, the copy includes TorchRec's overhead, unless the models do not know the overhead.
+        If TorchRec trains the plans, and the models know the overhead of TorchRec, the copy includes this overhead.
 
         Analytic exchange times become those of hierarchical all-to-alls if the target has these.
         Models that were loaded with framework="none" are returned unchanged.
@@ -300,9 +304,8 @@ class Target:
 
     def _refused(self, table: Table, layout: Layout, placed: Sequence[Placement], task: Task) -> tuple[str, str] | None:
         """Return the reason why the target cannot express the placements of a table, as a pair of texts.
-        Return None if the target can express the placements.
-
         The first text is a predicate of the table, such as "is row_wise"; the second text is the target's limit.
+        Return None if the target can express the placements.
         """
         types, noun = self.sharding_types, "tables"
         if not table.pooled:
@@ -339,14 +342,18 @@ def _rule_types(types: frozenset[str]) -> tuple[str, ...] | None:
 
 
 def _is_like(path: Path, exported: Exported) -> bool:
-    """Return True if a file begins like an export to the same system as `exported`."""
+    """Return True if a file is an export to the same system as `exported`, judged by the beginning of the file.
+    This is the first line of Python code, or the field "format" of JSON.
+    """
     if exported.snippet is None or path.suffix == ".json":
         return has_format(path, f'{exported.content["format"]}"')
     return _heading(beginning(path).decode(errors="replace")) == _heading(exported.snippet)
 
 
 def _heading(text: str) -> str:
-    """Return the first line of a snippet, which names the system, after all numbers are removed from the line."""
+    """Return the first line of the Python code in an export, without numbers.
+    The line names the system for which the code was written.
+    """
     return re.sub(r"\d+", "", next(iter(text.splitlines()), ""))
 
 

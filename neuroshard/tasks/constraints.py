@@ -314,7 +314,9 @@ class Constraints:
 
     @cached_property
     def group_of(self) -> dict[str, tuple[str, ...]]:
-        """The group in `together` that contains each table, by table name; tables without a group are left out."""
+        """A dict from the name of a table to its group: the names of all tables that must be together on one device.
+        Tables without a group are left out.
+        """
         return {name: group for group in reversed(self.together) for name in group}
 
     @cached_property
@@ -336,7 +338,8 @@ class Constraints:
 
     def of(self, tables: Sequence[Table]) -> "Constraints":
         """Return only the constraints that concern the given tables.
-        These are matching rules, pins, and groups that still have two or more tables.
+        These are rules that match a table, pinned shards of the tables, and groups of tables that must, or must not,
+        share a device. A group is reduced to the given tables, and left out if fewer than two tables remain.
         """
         names = {table.name for table in tables}
         together, apart = (

@@ -185,9 +185,8 @@ def _slices(
     shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int
 ) -> Iterator[tuple[int, Sequence[Features], int, int]]:
     """Cut batches into pieces that each belong to one global batch.
-    Yield (number of the global batch, batch, first, last) for each piece.
-
-    A piece has the samples `first` to `last` - 1 of the batch.
+    For each piece, yield (number of the global batch, batch, first, last). The piece has the samples `first` to
+    `last` - 1 of the batch.
     """
     before = 0
     for place, batch in enumerate(batches):
@@ -238,7 +237,8 @@ def _check_names(shapes: Sequence[TableShape]) -> None:
 
 
 def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) -> int:
-    """Return how many counted rows and waiting lookups fit in `max_bytes` of memory.
+    """Return the number of entries that the counters of all tables may keep, so that they need at most `max_bytes`.
+    An entry is a table row with a count, or a lookup that is not counted yet.
 
     Raises:
         UserError: `max_bytes` is too small for the number of tables.

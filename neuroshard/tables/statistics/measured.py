@@ -86,8 +86,8 @@ def write_tables(path: Path, tables: Sequence[Table]) -> None:
 
 
 def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write tables to a CSV file, with a column for each share of the histogram.
-    The shares in `row_lookups` are one text, with spaces between the shares.
+    """Write tables to a CSV file, which has a line for each table, and a column for each share of the reuse histogram.
+    The lookups of blocks of rows (`row_lookups`) are in one column, as shares with spaces between them.
     """
     cells = [
         {name: value for name, value in row.items() if name != "reuse"}
