@@ -137,7 +137,8 @@ class MemoryUse:
 
     def host_bytes(self, loads: Loads) -> IntArray:
         """Return the bytes of host memory that each of n shards (`loads`) needs, (n,).
-        The bytes are for the weights, and for the optimizer state of each weight.
+        The bytes are for the weights, and for optimizer state with values for each weight. State with one value for
+        each row is in device memory.
 
         Loads in device memory need no host memory.
         """
