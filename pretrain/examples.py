@@ -85,7 +85,8 @@ class ComputeTable:
 @dataclass(frozen=True)
 class CommTable:
     """Measured times of exchanges in one direction (forward or backward) as arrays, to train a communication model.
-    The devices of each exchange are in the order in which the model (`NeuralComm`, as in the papers) takes them.
+    In each exchange, the D devices are sorted by start time: the device that starts first comes first. Devices that
+    start together are sorted by number of columns.
 
     Attributes:
         features: (n, 2 D), raw features.
@@ -106,8 +107,9 @@ class CommTable:
         return cls(features, np.take_along_axis(cost - wait, order, axis=1))
 
     def examples(self, normaliser: Normaliser, scale_ms: float) -> Examples:
-        """Return the measurements as training examples:
-        normalised inputs (n, 2 D) and scaled targets (n, D), with sorted devices.
+        """Return the measurements of n exchanges between D devices as training examples.
+        The inputs are the normalised features (n, 2 D). The targets are the times of the devices, (n, D), as multiples
+        of `scale_ms`.
         """
         return Examples((torch.from_numpy(normaliser(self.features)),), in_multiples(self.transfer_ms, scale_ms))
 

@@ -136,8 +136,9 @@ class MemoryUse:
         return _FLOAT_BYTES * rows * (dim * (gradients + per_element) + per_row)
 
     def host_bytes(self, loads: Loads) -> IntArray:
-        """Return the bytes of host memory that each of n shards (`loads`) needs, (n,), for weights and for optimizer
-        state per element.
+        """Return the bytes of host memory that each of n shards (`loads`) needs, (n,).
+        The bytes are for the weights, and for optimizer state with values for each weight. State with one value for
+        each row is in device memory.
 
         Loads in device memory need no host memory.
         """
@@ -246,7 +247,8 @@ class MemoryUse:
 
     def _cache_bytes(self, loads: Loads, widths: FloatArray) -> IntArray:
         """Return the bytes of device memory that each of n shards (`loads`) needs if the shard is in host memory, (n,).
-        The bytes are for caches, for the bookkeeping of the caches, and for optimizer state per row.
+        The bytes are for the shard's rows in a cache, for the bookkeeping of the cache, and for the optimizer state
+        that has one value for each row.
 
         The rows of the caches have `widths` (n,) columns.
         """

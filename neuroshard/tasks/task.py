@@ -108,8 +108,8 @@ class Task:
 
     @cached_property
     def loads(self) -> Loads:
-        """The work of the embedding kernels for each table, as `Loads` of T whole tables.
-        Every table counts as table-wise, in the tier that `tier_assignments` has for the table.
+        """The work that each table causes for the embedding kernels in one batch, as one `Loads` object for T tables.
+        No table is split, and each table is in the memory tier that `tier_assignments` has for the table.
         """
         return Loads.of(self.tables, self.batch_size).at(self.tier_assignments)
 
@@ -142,7 +142,9 @@ class Task:
 
     @property
     def warnings(self) -> tuple[Message, ...]:
-        """Warnings about tables that were padded, and about reuse histograms made for another batch size."""
+        """Warnings about tables whose number of columns was padded, and about statistics for another batch size.
+        These statistics are reuse histograms, which say how often a batch looks up the same row.
+        """
         sizes = ((table, table.reuse_batch_size or self.batch_size) for table in self.tables)
         others = [table for table, size in sizes if abs(size / self.batch_size - 1) > _SAME_BATCH_SIZE]
         if not others:
@@ -396,8 +398,8 @@ class _Checks:
                 )
 
     def _wanted(self, table: Table) -> list[set[int]]:
-        """Return a list with the set of allowed devices for each shard of a table.
-        The list has the minimum number of shards that the pinned shards and the limits of the table allow.
+        """Return the allowed devices for each shard of a table, as a list with one set of devices for each shard.
+        The table is split into as few shards as the pinned shards and the limits of the table allow.
         """
         pinned = self.constraints.pins.get(table.name, [])
         group = self.constraints.group_of.get(table.name, (table.name,))

@@ -254,7 +254,9 @@ class ComputeModelConformance:
 
 
 class SumModelConformance(ComputeModelConformance):
-    """Tests for every compute model that is a function (head) of a sum of table vectors, as in the papers."""
+    """Tests for compute models that add up vectors, as the cost model in the NeuroShard paper does.
+    Such a model turns each table into a vector, and computes the time of a set of tables from the sum of the vectors.
+    """
 
     def make(self) -> SumModel:
         """Return the model under test."""
@@ -323,8 +325,8 @@ class CommModelConformance:
         assert np.allclose(_exchange_ms(model, dims, starts + 7, 256), _exchange_ms(model, dims, starts, 256))
 
     def test_even_exchanges_cost_the_same_however_they_are_asked_for(self) -> None:
-        """Check that two methods predict the same time for exchanges with equal bytes on all devices.
-        The methods are `even_ms` and `predict`, and the devices are on one host or on two hosts.
+        """Check exchanges in which all devices have equal bytes, for devices on one host and on two hosts.
+        The method for such exchanges (`even_ms`) must predict the same time as the method for any exchange (`predict`).
         """
         model, known = self.make(), [member for member in Collective if member in self.make().collectives]
         given = np.zeros((16, len(Collective)))
@@ -361,14 +363,15 @@ class PhysicalComputeConformance(SumModelConformance):
             assert (after >= before * (1 - _ROUNDING)).all(), (before, after)
 
     def test_more_rows_cost_no_less(self) -> None:
-        """Check that a table with more rows, but the same reuse histogram, costs no less.
+        """Check that a table with more rows costs no less if the lookups stay the same.
+        The reuse histogram of the table, which says how often a batch looks up the same row, is not changed.
 
         Tables with fewer rows than unique rows of their histogram are not changed.
         """
 
         def more_rows(table: Table) -> Table:
             """Return a copy of the table with four times as many rows.
-            Return the table itself if the reuse histogram counts more unique rows than the table has.
+            Return the table itself if its statistics say that a batch looks up more unique rows than the table has.
             """
             unique = _MOST_SAMPLES * table.pooling_factor / (table.reuse @ MEAN_COUNTS)
             return replace(table, rows=4 * table.rows) if unique <= table.rows else table

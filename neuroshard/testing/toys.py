@@ -142,7 +142,9 @@ class LinearComm(CommModel):
         return self.devices
 
     def transfer_ms(self, traffic: Traffic, wait_ms: FloatArray) -> FloatArray:
-        """Return the transfer time, (B, D) ms, which is in proportion to the columns of the widest device."""
+        """Return the transfer times of D devices in B exchanges, (B, D) ms, without the wait for the last device.
+        The times are in proportion to the largest number of columns on a device.
+        """
         widest = traffic.columns.max(axis=1, keepdims=True)
         return np.broadcast_to(self.per_column_ms * widest, wait_ms.shape)
 

@@ -162,7 +162,7 @@ def _estimators(
     topology: TorchRecTopology, constraints: dict[str, ParameterConstraints], request: PlanningRequest
 ) -> list[ShardEstimator]:
     """Return TorchRec's default estimators of time and memory.
-    The memory estimator counts the training pipeline of the job.
+    The estimate of memory includes the buffers that the training pipeline of the job needs.
     """
     perf = EmbeddingPerfEstimatorFactory.create(DEFAULT_PERF_ESTIMATOR, topology=topology, constraints=constraints)
     return [perf, storage_estimator(topology, constraints, request.pipeline)]
@@ -221,9 +221,9 @@ def _offered(parameter: Parameter, device: str) -> list[str]:
 
 
 def _limited_to(parameter: Parameter, why: str = "", or_else: str = "", **limits: list[str]) -> Parameter:
-    """Return the parameter with narrower constraints.
-    Each keyword argument in `limits` has the name of a field in the constraints, and the list of values that the field
-    is set to. Raise UserError if the field has values already, but none of them is in the list.
+    """Return the parameter with changed constraints: each keyword argument sets the field of the same name to a list.
+    For example, `sharding_types` gets a list of sharding types. Raise UserError if the parameter's constraints already
+    allow only other values for the field.
     """
     for word, only in limits.items():
         values = getattr(parameter.user_constraints, word)
@@ -300,9 +300,8 @@ def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Mod
     """
 
     def shardable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-        """Return the weights of those parameters of a module that the limited sharder can shard, by name.
-        The limited sharder can shard a parameter if the original sharder can do so and the caller asked for the
-        parameter.
+        """Return the weights of a module that the copy of the sharder can shard, as a dictionary by parameter name.
+        These are the weights that the original sharder can shard and that are in `wanted`.
         """
         parameters = sharder.shardable_parameters(module).items()
         return {name: weights for name, weights in parameters if (id(module), name) in wanted}

@@ -149,10 +149,11 @@ class Finder:
 
     def found_after(self, kept: KeptPlan, others: Sequence[str], task: Task) -> Plan:
         """Adapt `kept`, a plan that an earlier job saved in a file, to changed tables or devices, and return the new
-        plan. If the saved plan cannot be adapted, search from scratch.
+        plan. If the saved plan cannot be adapted, search from scratch. `others` has the names of the inputs that differ
+        between the two jobs, such as the tables.
 
-        If the number of devices is unchanged, tables stay on their devices. A warning names the inputs that differ
-        (`others`), the changes, the tables that move, and the gain of moving more tables.
+        If the number of devices is unchanged, tables stay on their devices. A warning names the inputs that differ, the
+        changes, the tables that move, and the gain of moving more tables.
         """
         changes = None if kept.plan is None else TaskChanges.between(kept.plan.task, task)
         adapted = changes or "other parameters" in others

@@ -101,8 +101,9 @@ class Groups:
 
     @property
     def described(self) -> tuple[int | bool, ...]:
-        """The settings of the groups that a plan depends on, except the topology of a group.
-        The settings are the values of `num_groups`, `sync_steps`, `use_inter_host_allreduce` and `chosen`.
+        """The four settings of the groups that a plan depends on, as a tuple; the topology of a group is left out.
+        The values are `num_groups`, `sync_steps`, `use_inter_host_allreduce`, and whether the planner chose the number
+        of groups.
         """
         return self.num_groups, self.sync_steps, self.use_inter_host_allreduce, self.chosen
 
@@ -146,7 +147,7 @@ class Groups:
         ms_per_byte = self._sync_ms(models, even, task.batch_size) / even / self.sync_steps
 
         def adds(loads: Loads) -> FloatArray:
-            """Return the ms per step that the synchronisation of the groups adds, for each of n loads, (n,)."""
+            """Return the ms per step that averaging over the groups adds for each of n shards (`loads`), (n,)."""
             copied = are(loads, lambda layout: layout.dense)
             return np.where(copied, 0, task.memory.state_bytes(loads) * ms_per_byte)
 
@@ -154,7 +155,7 @@ class Groups:
         return models.wrapped(compute=replace(kernels, adds=(*kernels.adds, adds)))
 
     def counts(self, models: CostModels) -> bool:
-        """Return True if the cost models can predict the time of a synchronisation of the groups."""
+        """Return True if the cost models can predict the time that the groups take to average their weights."""
         knows = Collective.ALL_REDUCE in models.backward.collectives and isinstance(models.compute, SumModel)
         return knows and models.num_devices in (None, self.num_groups)
 
@@ -171,10 +172,10 @@ class Groups:
     @property
     def _joined(self) -> int:
         """The number of successive ranks of the job that count as joined by fast links.
-        The number is the size of a pod or of a host, depending on how the groups divide the pods.
+        This is the number of ranks in a pod (a group of hosts joined by fast links), or the number of ranks on a host
+        if the sharding groups have unequal parts of pods.
 
-        This is the number of ranks of a pod. If groups have unequal parts of pods, it is the number of ranks of a host:
-        successive ranks of a group may then be in two pods, and the slower link counts.
+        With unequal parts, successive ranks of a sharding group may be in two pods, and the slower link counts.
         """
         pod = ranks_per_pod(self.job)
         return pod if self._has_equal_parts_of(pod) else int(self.job.local_world_size)
@@ -206,8 +207,9 @@ class Groups:
 def groups_of(
     job: TorchRecTopology, num_groups: int | Literal["auto"], sync_steps: int, use_inter_host_allreduce: bool
 ) -> tuple[Groups, ...]:
-    """Return the possible divisions of a job into groups.
-    A given number of groups has one division; "auto" has one for each possible number of groups.
+    """Return the possible divisions of a job's ranks into sharding groups.
+    If `num_groups` is a number, there is one division. If `num_groups` is "auto", there is a division for each possible
+    number of groups.
 
     Raises:
         UserError: the number does not divide the ranks, hosts would have unequal shares of groups, or `sync_steps` is

@@ -90,8 +90,9 @@ class KeptPlan:
     def differences(
         self, made_for: Mapping[str, str], device_memory: Sequence[int], host_memory: Sequence[int]
     ) -> tuple[str, ...]:
-        """Return the names of the inputs that differ from the inputs that the plan was made for.
-        If the memory is not similar, "devices" is one of the names.
+        """Return the names of the inputs that differ between this job and the job that saved the plan.
+        `made_for` has the digest of each input of this job, by name. If the plan does not fit the memory of this job,
+        or the memory of the two jobs differs too much, "devices" is one of the names.
         """
         names = dict.fromkeys([*self.made_for, *made_for])
         differing = dict.fromkeys(name for name in names if self.made_for.get(name) != made_for.get(name))
@@ -111,7 +112,7 @@ class KeptPlan:
 
 @dataclass(frozen=True)
 class _KeptFile:
-    """The fields in the file of a kept plan, as the file is read."""
+    """The names and types of the fields in the JSON file of a kept plan (a plan that is saved for later jobs)."""
 
     made_for: dict[str, str]
     plan: dict[str, Any] | None
@@ -154,7 +155,9 @@ def _fits(plan: Plan, more: Sequence[int], more_on_hosts: Sequence[int]) -> bool
 
 
 def check_replaceable(path: Path) -> None:
-    """Raise UserError if the path has a file that is not a kept plan; the planner must not overwrite such a file."""
+    """Raise UserError if the path has a file that is not a kept plan (a plan that the planner saved for later jobs).
+    The planner must not overwrite other files.
+    """
     if os.access(path, os.F_OK) and not has_format(path, KIND):
         raise UserError(
             "kept-plan-other-file",
@@ -165,7 +168,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def kept_in(path: Path) -> KeptPlan | None:
-    """Return the kept plan in a file; None if there is no file.
+    """Return the kept plan in a file (a plan that an earlier job saved); None if there is no file.
     If the file was changed or damaged, log a warning and return None.
 
     A damaged file must not make a job fail at every restart, and a changed plan must not be used.

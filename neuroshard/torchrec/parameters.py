@@ -112,8 +112,8 @@ class Parameter:
 
     @property
     def is_virtual(self) -> bool:
-        """True if the table is virtual: it has more rows than fit in memory.
-        A virtual table stores only rows that occur, in buckets.
+        """True if the table is one of TorchRec's virtual tables, which may have more rows than fit in memory.
+        A virtual table stores only the rows that lookups have requested.
         """
         return bool(getattr(self.config, "use_virtual_table", False))
 
@@ -340,7 +340,8 @@ class Parameter:
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """The tiers that the compute kernels in the constraints allow for the table if the table is not data-parallel.
+        """The memory tiers of the table (device, uvm_caching or uvm) that the compute kernels in constraints allow.
+        These tiers apply only if the table is not data-parallel.
 
         With `enforce_hbm` only tier device counts, if its kernel is allowed: FBGEMM then keeps the whole table in
         device memory with the other kernels, too.

@@ -420,7 +420,7 @@ class NeuroShardPlanner(ShardingPlanner):
         _log.warning(kept_plan_outdated(min(others, key=len)))
 
         def instead(model: Model) -> _Way:
-            """Search for a plan of the given model that replaces the kept plan, and return the new plan."""
+            """Search for a plan of the given model that replaces the plan of the earlier job; return the new plan."""
             return self._searched(model, lambda finder, task: finder.found_instead(kept.plan, task))
 
         best = self._best(models, instead)
@@ -488,8 +488,9 @@ class NeuroShardPlanner(ShardingPlanner):
         return self._searched(model, Finder.found)
 
     def _searched(self, model: Model, search: Callable[[Finder, Task], Plan]) -> "_Way":
-        """Let TorchRec plan the delegated parameters, and search for a plan of all tables that NeuroShard plans.
-        Return both plans as one plan of the whole model.
+        """Return a plan of the whole model, which joins two plans.
+        TorchRec's planner plans the parameters that NeuroShard does not plan. Then `search` finds a plan of all tables
+        that NeuroShard plans.
         """
         finder = self._finder_of(model)
         others, left = model.others()
@@ -510,7 +511,7 @@ class NeuroShardPlanner(ShardingPlanner):
         group: dist.ProcessGroup | None,
     ) -> Replanned:
         """Adapt the previous plan to the model, and report the new plan.
-        Return the new plan with the changes of tables.
+        Return the new plan, together with a list of the tables that are new, removed or placed differently.
         """
         started = perf_counter()
         if self._keep:

@@ -237,8 +237,8 @@ def _shardings_in(
 
 
 def withheld_remedy(parameters: Iterable[Parameter]) -> str:
-    """Return the advice, as text, to name row_wise in the constraints of tables that are otherwise never row-wise.
-    The result is "" if none of the parameters is a table of this kind.
+    """Return advice for an error, as text: the user can allow row-wise sharding of some tables by constraints.
+    Without constraints, NeuroShard never makes these tables row-wise. The result is "" if there are no such tables.
     """
     withheld = [
         parameter.qualified_name
@@ -255,7 +255,7 @@ def withheld_remedy(parameters: Iterable[Parameter]) -> str:
 
 @dataclass(frozen=True)
 class Reports:
-    """Callbacks, which can change every plan, and TorchRec's reports on the resulting plan."""
+    """The planner's callbacks and TorchRec's reports. Callbacks can change a plan, and reports describe the result."""
 
     stats: Sequence[Stats]
     callbacks: Sequence[Callback]
@@ -393,10 +393,8 @@ def _shared(total_ms: FloatArray, weight: FloatArray, devices: IntArray) -> Floa
 
 
 def _of_both_ways(compute_ms: float, multiplier: float) -> tuple[float, float]:
-    """Return the compute time of the forward pass and of the backward pass, in ms.
-    `compute_ms` is the compute time of both passes together.
-
-    As in TorchRec, the backward pass takes `multiplier` times as long as the forward pass.
+    """Return two times in ms: the compute time of the forward pass, and the compute time of the backward pass.
+    Their sum is `compute_ms`. As in TorchRec, the backward pass takes `multiplier` times as long as the forward pass.
     """
     forward = compute_ms / (1 + multiplier)
     return forward, compute_ms - forward

@@ -1,4 +1,6 @@
-"""The requirements that every plan must meet, and the task that follows from the requirements and a model's tables."""
+"""The requirements of a job for its plan, such as devices, batch size and constraints.
+The requirements and a model's tables together give the task for NeuroShard's search.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +45,8 @@ _UPDATED_BY_KERNELS = tuple(name for layout in LAYOUTS.values() if not layout.de
 
 @dataclass(frozen=True)
 class PlanningRequest:
-    """The requirements that every plan must meet, independent of the model.
+    """The requirements of a job for its plan, such as devices, batch size, constraints and memory.
+    The model itself is not part of the request.
 
     Attributes:
         topology: TorchRec's topology of a sharding group, with all of its memory.
@@ -77,8 +80,9 @@ class PlanningRequest:
     data_parallel: bool = False
 
     def named_in(self, tables: Mapping[str, Parameter], parameters: Sequence[Parameter]) -> "PlanningRequest":
-        """Return the requirements with other names of tables.
-        NeuroShard's rules and statistics get the names that tasks use; TorchRec's constraints get TorchRec's names.
+        """Return a copy of the request in which the table names that users write are translated.
+        NeuroShard's rules and statistics get the names that NeuroShard's search uses. TorchRec's constraints get
+        additional entries under plain table names, which TorchRec looks up.
 
         Raises:
             UserError: several tables have the same name.
@@ -92,7 +96,8 @@ class PlanningRequest:
         )
 
     def left(self, module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> TorchRecTopology:
-        """Return the topology with the memory of the devices that is left after the reservation of memory.
+        """Return TorchRec's topology with the memory that is left for tables.
+        TorchRec's `StorageReservation` has subtracted the memory that it reserves for the rest of the model.
 
         Raises:
             InfeasibleError: the reservation leaves no memory.

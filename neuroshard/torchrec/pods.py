@@ -38,7 +38,7 @@ class RankSizes(Protocol):
 
     @property
     def intra_group_size(self) -> int:
-        """The number of ranks in each pod; 1 in a context without pods."""
+        """The number of ranks in each pod. The number is 1 in a `ShardPerfContext` without pods."""
 
 
 def check_sizes(topology: TorchRecTopology) -> None:

@@ -1,5 +1,5 @@
-"""Prefetching: a pipeline that fetches rows into caches in advance,
-and the flag that TorchRec's kernels need for it.
+"""Prefetching: a training pipeline that fetches rows into caches in advance.
+For such a pipeline, the cache parameters of every cached table need a flag. This module sets and checks the flag.
 """
 
 from collections.abc import Mapping

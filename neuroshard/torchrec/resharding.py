@@ -122,8 +122,9 @@ def plan_difference(before: ShardingPlan, after: ShardingPlan) -> dict[str, Embe
 
 
 def _places(sharding: ParameterSharding) -> tuple[object, ...]:
-    """Return the ranks, the shards and the kernel of a table, so that two plans can be compared.
-    The ranks of a data-parallel table are left out.
+    """Return the ranks, the shards and the kernel of a table as a tuple.
+    Two plans place the table in the same way if they give equal tuples. For a data-parallel table, None replaces the
+    ranks.
     """
     shards = [(*shard.shard_offsets, *shard.shard_sizes) for shard in shards_of(sharding)]
     return sharding.ranks if shards else None, shards, sharding.compute_kernel

@@ -211,8 +211,10 @@ def _rowwise_adam(weights: Tensor, gradient: Tensor, state: State, settings: Row
 def _adam_of(
     squares: Tensor, weights: Tensor, gradient: Tensor, state: State, settings: RowSettings
 ) -> tuple[Tensor, State]:
-    """Return weights and states after a step of Adam, with decoupled weight decay; t is the number of the step.
+    """Return weights and states after a step of Adam, with decoupled weight decay.
     `squares` has the squared gradient of each element, or the mean of the squared gradients in each row.
+
+    With t, the number of the step:
 
     m' = b1 m + (1 - b1) g; v' = b2 v + (1 - b2) squares;
 

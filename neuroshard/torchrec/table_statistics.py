@@ -17,8 +17,9 @@ Statistics = MeasuredTables | Sequence[Table] | str | Path | None
 
 
 def table_statistics(tables: Statistics, batch_size: int) -> dict[str, Table]:
-    """Return tables with measured statistics, by name.
-    The statistics come from `profile`, from a file, or from a sequence of tables.
+    """Return tables with measured statistics, as a dictionary by table name.
+    The argument `tables` is the result of `profile`, the path of a file, or a sequence of tables. For None, the
+    dictionary is empty.
 
     `batch_size` is the global batch size for a file without histograms.
 
