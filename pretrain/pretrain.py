@@ -1,4 +1,6 @@
-"""The pretrain run: fits cost models to the measurements of a data directory and writes a bundle."""
+"""The pretrain run: fits cost models to the measurements of a data directory and writes a bundle (a directory with the
+cost models and a model card).
+"""
 
 import shutil
 import tempfile
@@ -179,8 +181,8 @@ class Pretrain:
 
 
 def _common(directories: Sequence[DataDirectory]) -> Manifest:
-    """Return the manifest of the first of several data directories. It describes the machine, which must be of the same
-    type in all directories.
+    """Return the manifest (hardware, versions and settings of the measurements) of the first of several data
+    directories. All directories must have been measured on the same type of machine.
 
     Raises:
         UserError: the machines differ, or a directory is not a data directory.
