@@ -78,8 +78,8 @@ class Comparison:
 
     @property
     def floor(self) -> float:
-        """The smallest relative difference of step times that tells two plans apart. The first plan is measured twice,
-        and this is the standard error of the ratios between both measurements.
+        """The smallest relative difference of step times that tells two plans apart. Every pass measures the first plan
+        twice, and the result is the standard error of the ratio between these two measurements.
         """
         again = self._ratios[-1]
         return float(np.sqrt(np.square(again - 1).mean() / len(again)))

@@ -90,8 +90,8 @@ def _with_lists(plan: Contents, lists: Lists) -> Contents:
 
 @jit
 def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> IntArray:
-    """Set the arrays of the changed plan `plan` back to those of `start`. Return the n differences that the plan had,
-    (n, 4), with a row for each width that was changed.
+    """Set the arrays of the changed plan `plan` back to the arrays of the plan `start`. Return the n differences that
+    were between the two plans, (n, 4), with a row for each changed width of an item on a device.
 
     A difference is (number, item, device, units in the plan). Only touched items and devices can differ. The sums,
     bytes, units and scores of a touched device are copied from `start`, so that no rounding error remains. The caller
@@ -114,7 +114,8 @@ def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> 
 def _perturb(
     plan: Contents, touched: _Touched, all_shards: ShardTable, bounds: Bounds, costs: Costs
 ) -> tuple[Contents, Bounds]:
-    """Return the plan after one random allowed step, and the limits that remain after the step.
+    """Change a plan by one random allowed step. Return two values: the changed plan, and the limits on memory and on
+    moved bytes that remain for further steps.
 
     A step moves a random shard of a random device to another device. With probability 1/2, a random shard of the target
     moves back; otherwise the shard may be halved, again and again with probability 1/2. If no allowed step is drawn in

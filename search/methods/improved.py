@@ -59,16 +59,16 @@ class ImprovedSearch(Searcher):
         return self.found(FixedLoad.empty(task), simulator)
 
     def found(self, fixed: FixedLoad, simulator: Simulator) -> Found:
-        """Find a plan of the task of `fixed`. Row-wise and data-parallel tables keep the placements that `fixed` gives
-        them, and all other tables are placed column-wise.
+        """Find a plan for a task in which some tables are already placed. The row-wise and data-parallel tables keep
+        the placements in `fixed`, and all other tables are placed column-wise.
         """
         if not len(fixed.column_wise):
             return Found(fixed.plan())
         names = frozenset(fixed.task.tables[placed.shard.table].name for placed in fixed.others)
 
         def find(task: Task) -> Found:
-            """Return the plan that this search finds for `task`, in which the rules may bind tables in host memory to
-            certain hosts.
+            """Return the plan that this search finds for `task`. This task may have rules that bind tables in host
+            memory to certain hosts.
             """
             return self._found(CostedSpace.checked(replace(fixed, task=task), simulator))
 
