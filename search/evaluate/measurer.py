@@ -158,8 +158,8 @@ class Measurer(ABC):
     def result(
         self, run: Path, entries: Sequence[Evaluated], measured: Mapping[int, Sequence[Pass]], here: Fingerprint
     ) -> EvaluateResult:
-        """Return the result of an evaluation. `measured` has the passes over the plans of each task, by number of the
-        task.
+        """Return the result of an evaluation. `measured` is a dictionary from the number of a task to the measurements
+        of this task's plans in each pass (one round over all plans).
         """
 
 

@@ -65,7 +65,8 @@ class ExchangesOfStep(NamedTuple):
 @dataclass(frozen=True)
 class MirroredMeasurer(TorchRecMeasurer):
     """Measures mirrored steps of plans. In a mirrored step, one process runs a single rank of a larger job, as if all
-    other ranks did the same work. The ranks run one after the other, and TorchRec trains a stand-in model.
+    other ranks did the same work. The ranks run one after the other, and TorchRec trains a stand-in of the user's
+    model.
 
     Local work is measured, and exchanges are predicted. So one device can measure plans for any number of devices. An
     evaluation measures the first plan twice; the difference of both is the floor.

@@ -47,8 +47,9 @@ class Comparison:
         turns: Callable[[Pass], Sequence[float]],
         phase_ms: Mapping[str, FloatArray],
     ) -> "Comparison":
-        """Collect the step times of all passes. `turns` is a function that returns the step times in ms of one plan in
-        one pass, with one time for each turn.
+        """Return a comparison with the step times of all passes. In a pass, the plans may be timed alternately in
+        several turns. `turns` is a function that returns the step times in ms of one plan in one pass, with one time
+        for each turn.
 
         A plan that failed in a pass has no turns.
         """

@@ -183,8 +183,9 @@ def _moved(plan: Contents, all_shards: ShardTable, bounds: Bounds, step: tuple[i
 def _apply(
     plan: Contents, touched: _Touched, all_shards: ShardTable, step: tuple[int, int, int, int, int], costs: Costs
 ) -> tuple[Contents, int]:
-    """Apply a step to the plan in place. Return two values: the plan after the step, and the number of units (of 4
-    columns) of the item that moved back in exchange (0 if no item moved back).
+    """Apply a step to the plan in place. A step moves an item (such as a table), and another item may move back in
+    exchange. Return two values: the plan after the step, and the number of units (of 4 columns) of the other item that
+    moved back (0 if no item moved back).
     """
     source, target, out, portion, back = step
     back_units = plan.widths[back, target] if back >= 0 else 0

@@ -118,8 +118,8 @@ class ImprovedSearch(Searcher):
         return in_turns(plan, (ends, map(space.plan, first), perturbed), simulator, count)
 
     def _ends(self, first: list[IntArray], space: CostedSpace, times: int) -> Iterator[Plan]:
-        """Improve each first plan (I, D) by local search, and repeat this `times` times with different random steps;
-        yield the results. In each round, the cheapest first plan is improved first.
+        """Improve each first plan (I, D) by local search, in `times` rounds with different random steps, and yield the
+        improved plans. In each round, the cheapest first plan is improved first.
         """
         order = np.argsort([cost.total_ms for cost in space.costs(first)], kind="stable").tolist()
         for number in range(times):
@@ -127,8 +127,8 @@ class ImprovedSearch(Searcher):
                 yield space.plan(self._end(widths, number, space)[1].widths)
 
     def _perturbed(self, widths: IntArray, space: CostedSpace, count: int) -> Iterator[Plan]:
-        """Improve a plan (I, D) by local search, perturb the result `count` times, and yield the perturbed and
-        improved plans in order of cost.
+        """Improve a plan (I, D) by local search, and perturb the improved plan `count` times. Improve each perturbed
+        plan, and yield these plans, the cheapest first.
         """
         local, best = self._end(widths, 0, space)
         seeds = range(self.improvement.seed, self.improvement.seed + count)
