@@ -167,7 +167,8 @@ class Fit:
         return pieces
 
     def _least(self, part: MeasuredPart) -> int:
-        """Return the minimum number of training samples from which a part's model is fine-tuned.
+        """Return the minimum number of training samples with which the existing model of a part of a step is
+        fine-tuned.
 
         Models of tables in host memory have few coefficients, so few samples are enough for them.
         """
@@ -257,8 +258,8 @@ def predicted_parts(models: CostModels, measured: Measured, split: Literal["vali
 
 
 def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
-    """Return the training ranges of all quantities on which costs depend. The ranges cover the training samples, and
-    the training ranges of the models `start` if they are given.
+    """Return the training ranges: for each quantity on which costs depend, the smallest and the largest value among the
+    training samples. If `start` is given, the training ranges of these earlier models are included.
 
     The result is None if the ranges of `start` are unknown.
     """
@@ -280,7 +281,8 @@ def _ranges(measured: Measured, start: CostModels | None) -> Ranges | None:
 
 def _imbalance(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
     """Return the imbalances of the all-to-alls, in a dictionary with an array for each number of devices. An imbalance
-    is the most columns that any device sends, divided by the mean over the devices; each array includes 1.
+    is the most columns that any device sends, divided by the mean over the devices. Each array also contains a 1, the
+    imbalance if all devices send the same number of columns.
     """
     by_count = grouped(exchanges, lambda exchange: exchange.num_devices)
     return dict(
@@ -290,8 +292,8 @@ def _imbalance(exchanges: Sequence[CommSample]) -> dict[str, FloatArray]:
 
 
 def _bar(bars: Progress | None, name: str, epochs: int) -> OnEpoch:
-    """Return a callback that shows the finished epochs and the validation loss;
-    without `bars` the callback does nothing.
+    """Return a callback that shows the finished epochs and the validation loss in a progress bar. Without `bars`, the
+    callback does nothing.
     """
     if bars is None:
         return lambda _epoch, _loss: None

@@ -71,7 +71,8 @@ class AdditiveNetwork(nn.Module):
         self.offset = nn.Parameter(torch.zeros(1))
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Return the cost of each of B = len(count) sets of tables, (B, 1).
+        """Return the predicted kernel time of each of B = len(count) sets of tables, (B, 1), in multiples of a unit of
+        time that is chosen before training.
 
         Args:
             features: (N, F), features of the tables of all sets.
@@ -88,8 +89,8 @@ class AdditiveNetwork(nn.Module):
         return costs - self._saved(own, features[:, self._dim], segments, len(count))[:, None]
 
     def _saved(self, own: torch.Tensor, dims: torch.Tensor, segments: torch.Tensor, sets: int) -> torch.Tensor:
-        """Return the reduction of the cost of each set of tables, (sets,), if all tables of the set are narrow. Each
-        limit in `kernel_widths` that no table of the set exceeds adds to the reduction.
+        """Return the time that each set of tables saves because the tables of the set are narrow, (sets,). For each
+        limit in `kernel_widths`, a set saves time if no table of the set is wider than the limit.
 
         Args:
             own: (N,), own costs of the tables.
@@ -206,8 +207,8 @@ class Additive(HiddenLayers, ComputeFitter):
         return replace(self, training=self.training_further)
 
     def fit(self, measured: SplitMeasurements, start: Any, seed: int, on_epoch: OnEpoch) -> AdditiveCompute:
-        """Fit a model to the training samples; if `start` is a model,
-        fine-tune this model and keep its features, scales and widths.
+        """Fit a model to the training samples. If `start` is a model, fine-tune this model: the table features, the
+        scales of features and times, and the layer widths stay the same.
 
         Raises:
             UserError: the samples have several batch sizes, which the features do not include.

@@ -48,8 +48,8 @@ _LEAST_MS = 0.1  # errors of shorter times are divided by this time
 
 
 class _PartFit(NamedTuple):
-    """Describes how to fit one part of the framework overhead: the part covers several phases of a step, and the time
-    of the part depends on certain amounts of work.
+    """Describes how to fit one part of the framework overhead: the phases of a step that the part covers, and the
+    amounts of work (such as the number of lookups) on which the time of the part may depend.
 
     Attributes:
         phases: the phases of a step that the part covers together, or the host.

@@ -48,9 +48,10 @@ class SetNetwork(nn.Module):
         return transfer
 
     def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two arrays of non-negative weights for the G segments of a transfer that a device can begin while it
-        waits: the shares (G,), which sum to 1, and the leads (G, W). A lead says by how much a waiting time shortens a
-        segment; the leads of a segment sum to at most 1.
+        """Return two arrays of non-negative weights: the shares (G,) and the leads (G, W). The time of a transfer is a
+        sum of segments, and a device can begin G of the segments while it waits for other devices. The shares are the
+        weights of these segments in the sum, and add up to 1. The leads say by how much each of W waiting times
+        shortens a segment, and the leads of a segment add up to at most 1.
 
         The rest of a segment's leads, up to 1, applies to no wait.
         """
@@ -135,8 +136,8 @@ class SetCommunication(HiddenLayers, CommFitter):
         return replace(self, training=self.training_further)
 
     def fit(self, measured: SplitMeasurements, direction: int, start: Any, seed: int, on_epoch: OnEpoch) -> SetComm:
-        """Fit a model to all devices of the training exchanges;
-        if `start` is a model, fine-tune this model and keep its scales and widths.
+        """Fit a model to all devices of the training exchanges. If `start` is a model, fine-tune this model: the scales
+        of features and times, and the layer widths stay the same.
 
         In the backward direction no device waited when the exchanges were measured, so the overlap with waiting is
         unknown. The model then assumes that devices complete nothing while they wait.

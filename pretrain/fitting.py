@@ -79,7 +79,8 @@ class HiddenLayers(Fitter):
 
 
 def compute_tables(measured: SplitMeasurements, features: FeatureSet) -> tuple[ComputeTable, ComputeTable]:
-    """Return the training samples and the validation samples as arrays of features and measured times.
+    """Return two `ComputeTable` values: the training samples and the validation samples. Each has the features of the
+    tables and the measured kernel times as arrays.
 
     Raises:
         UserError: the samples have several batch sizes, which the features do not include.

@@ -164,8 +164,8 @@ class MeasuredExchange:
 
     @property
     def repeats(self) -> int:
-        """The index that selects one of the two measured times of each exchange. The index FORWARD selects the time if
-        devices start with delays, and BACKWARD the time if devices start together.
+        """The index that selects one of the two measured times of each exchange. With index FORWARD, the devices
+        started the exchange with delays, and with index BACKWARD, all devices started the exchange together.
 
         In a step, all devices begin the input dist and the backward exchanges at the same time; forward exchanges begin
         on each device when its kernels finish. Plans are measured in the same way.
@@ -345,8 +345,8 @@ class Measured:
 
     @property
     def slowness(self) -> tuple[float, float] | None:
-        """The smallest and the largest slowness of the machine during the kernel calls (1 is the typical speed); None
-        if the slowness is unknown.
+        """The smallest and the largest slowness of the machine during the measured kernel calls; None if the slowness
+        is unknown. The slowness is the ratio of measured time to the time at the machine's typical speed.
         """
         return slowness_between([m for samples in self.compute.values() for m in samples.everything])
 
@@ -374,8 +374,8 @@ _Read = tuple[list[Measurement[ComputeSample]], list[Measurement[CommSample]], l
 
 
 def _read(directory: DataDirectory) -> _Read:
-    """Read a data directory. Return the kernel calls, the exchanges, and pairs of a table and the split (training,
-    validation or test) of this table.
+    """Read a data directory. Return three lists: the kernel calls, the exchanges, and pairs of a table and the split
+    (training, validation or test) to which the table belongs.
 
     If the directory has measured plans (no held-out tables), every second validation sample becomes a test sample, and
     all tables count as training tables. There, every call that was measured again shows the machine's speed. In other
@@ -417,7 +417,9 @@ def _check_splits(drawn: Sequence[tuple[Table, str]], where: str) -> None:
 
 
 def _of_call(call: Call) -> str:
-    """Return how errors name the samples of a type of kernel call, such as "compute samples of row_wise tables"."""
+    """Return a short description of the samples of one type of kernel call for error messages, such as "compute samples
+    of row_wise tables".
+    """
     words = [] if LAYOUTS[call.form].free else [call.form.value]
     words += [] if call.pooled else ["sequence"]
     of_tables = f" of {' '.join(words)} tables" if words else ""

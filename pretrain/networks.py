@@ -22,7 +22,8 @@ class ComputeNetwork(nn.Module):
         self.head = perceptron((table[-1], head, 1))
 
     def forward(self, features: torch.Tensor, segments: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        """Return the cost of each of B = len(count) sets of tables, (B, 1).
+        """Return the predicted kernel time of each of B = len(count) sets of tables, (B, 1), in multiples of a unit of
+        time that is chosen before training.
 
         Args:
             features: (N, F), features of the tables of all sets.
@@ -57,7 +58,8 @@ def linear_layers(network: nn.Module) -> list[nn.Linear]:
 
 
 class MonotoneNetwork(nn.Module):
-    """Linear layers with ReLU between them whose weights have fixed signs, so that outputs are monotone in the inputs.
+    """A network of linear layers with ReLU between the layers. The weights of the layers have fixed signs, so that the
+    outputs are monotone in the inputs.
 
     Every input has a sign: if the input grows, the outputs never fall (1), never rise (-1), or may do either (0).
     Hidden units have alternating signs, and the weight between two units has the product of their signs. So no path

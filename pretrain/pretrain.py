@@ -1,4 +1,6 @@
-"""The pretrain run: fits cost models to the measurements of a data directory and writes a bundle."""
+"""The pretrain run: fits cost models to the measurements of a data directory and writes a bundle (a directory with the
+cost models and a model card).
+"""
 
 import shutil
 import tempfile
@@ -82,7 +84,7 @@ class Pretrain:
 
     def run(self) -> PretrainResult:
         """Fit the models to training samples, set their error margins on validation samples, test the models on unseen
-        tables, and write the bundle.
+        tables, and write the bundle (a directory with the models and a model card).
 
         Raises:
             UserError: `out` cannot take a bundle; `data` is not a data directory; a split has no column-wise samples,
@@ -179,8 +181,8 @@ class Pretrain:
 
 
 def _common(directories: Sequence[DataDirectory]) -> Manifest:
-    """Return the manifest of the first of several data directories. It describes the machine, which must be of the same
-    type in all directories.
+    """Return the manifest (hardware, versions and settings of the measurements) of the first of several data
+    directories. All directories must have been measured on the same type of machine.
 
     Raises:
         UserError: the machines differ, or a directory is not a data directory.
@@ -205,8 +207,8 @@ def _several(paths: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def save_or_keep(path: Path, models: CostModels, card: Card) -> None:
-    """Write the bundle to `path`; if that fails, write the bundle to a temporary directory,
-    so that the training is not lost.
+    """Write the bundle (the fitted models and the model card) to `path`. If this fails, write the bundle to a temporary
+    directory, so that the training is not lost.
 
     Raises:
         UserError: the bundle could not be written to `path`; the error names the other directory.

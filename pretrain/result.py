@@ -49,7 +49,8 @@ def accuracy_of(predicted_ms: FloatArray, measured_ms: FloatArray) -> Accuracy:
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """Result of a pretrain run: the directory of the written bundle, and the errors of the models in the bundle.
+    """Result of a pretrain run: the path of the written bundle (a directory with the fitted models), and the errors of
+    the fitted models.
 
     Attributes:
         path: directory of the bundle.

@@ -60,8 +60,8 @@ def jit_inline_fast(function: _Function) -> _Function:
 
 
 def _compiled(function: _Function, **options: Any) -> _Function:
-    """Compile a function with numba, and pass `options` to numba. With NUMBA_DISABLE_JIT=1, return the Python function
-    unchanged.
+    """Compile a function with numba; further keyword arguments are options of `numba.njit`. With NUMBA_DISABLE_JIT=1,
+    return the Python function unchanged.
     """
     compiled: Any = njit(nogil=True, **options)(function)
     if compiled is not function:

@@ -1,4 +1,6 @@
-"""Measures the plans of each task, once in each pass, and writes the results."""
+"""Measures the plans of each task in one or more passes (in a pass, every plan is measured once), and writes the
+results.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -103,7 +105,8 @@ def _begun(
     run: RunDirectory,
 ) -> dict[str, object]:
     """Start an evaluation in the directory of a new run, or resume the evaluation in the directory of an interrupted
-    run. A resumed evaluation can ask for more builds than before.
+    run. A resumed evaluation can ask for more builds (passes in which TorchRec builds the model again with every plan)
+    than before.
 
     Returns:
         The content of `run.json`.

@@ -75,8 +75,8 @@ class KernelMeasurer(Measurer):
         return steps(plans, count_input)
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why the measurements `rows` cannot come from one pass of kernels and
-        exchanges; None if they can.
+        """Return the reason why the measurements `rows` cannot come from one pass of kernels and exchanges; None if
+        they can. In a pass, the kernel calls and the exchanges of every plan are measured once.
         """
         for plan, of_plan in zip(plans, by_plan(rows, len(plans)), strict=True):
             counts = Counter(row.phase for row in of_plan if row.phase != COST)
@@ -125,8 +125,8 @@ def _with(entry: Evaluated, outcome: Cost | str) -> Evaluated:
 
 
 def _result(path: Path, entries: Sequence[Evaluated], here: Fingerprint) -> EvaluateResult:
-    """Return the result of an evaluation. The result contains a table of the devices if there is one plan, a comparison
-    of the methods, and a picture of the cheapest plan of the first task.
+    """Return the result of an evaluation: a comparison of the methods, and a picture of the cheapest plan of the first
+    task. If the evaluation has only one plan, the result also has a table of the devices.
     """
     solved = [(e, e.plan, e.measured) for e in entries if e.plan is not None and e.measured is not None]
     devices = [_devices(*evaluated) for evaluated in solved] if len(entries) == 1 else []

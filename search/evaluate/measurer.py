@@ -150,16 +150,16 @@ class Measurer(ABC):
 
     @abstractmethod
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why the measurements `rows` cannot come from one pass of this measurer, as text that
-        continues a sentence; None if they can.
+        """Return the reason why this measurer cannot have made the measurements `rows` in one pass (a round in which
+        every plan is measured once), as text that continues a sentence. Return None if the measurements are possible.
         """
 
     @abstractmethod
     def result(
         self, run: Path, entries: Sequence[Evaluated], measured: Mapping[int, Sequence[Pass]], here: Fingerprint
     ) -> EvaluateResult:
-        """Return the result of an evaluation. `measured` has the passes over the plans of each task, by number of the
-        task.
+        """Return the result of an evaluation. `measured` is a dictionary from the number of a task to the measurements
+        of this task's plans in each pass (one round over all plans).
         """
 
 
@@ -181,7 +181,9 @@ class TorchRecMeasurer(Measurer):
 
     @property
     def passes(self) -> int:
-        """The number of builds, each of which is a pass."""
+        """The number of passes (rounds over all plans) in an evaluation. Each pass is a build: TorchRec builds the
+        model again with every plan.
+        """
         return self.protocol.builds
 
     def settings(self, count_input: bool) -> dict[str, object]:

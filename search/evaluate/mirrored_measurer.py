@@ -1,4 +1,6 @@
-"""Measure plans by mirrored training steps: `evaluate measure=mirrored` and `search verify=mirrored`."""
+"""Measure plans by mirrored training steps, in which one process runs one rank of a larger job. Used by
+`evaluate measure=mirrored` and `search verify=mirrored`.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,14 +56,17 @@ class ExchangesOfStep(NamedTuple):
         return cls(float(waited_ms.max()), float(input_ms.max()))
 
     def in_step(self, step: MirroredStep) -> float:
-        """Return the time in ms that the exchanges add to a mirrored step, which by itself contains no exchanges."""
+        """Return the time in ms that the exchanges add to a mirrored step. In a mirrored step each rank runs alone in
+        one process, so the measured time contains no exchanges.
+        """
         return self.waited_ms + step.exposed_ms(self.input_ms)
 
 
 @dataclass(frozen=True)
 class MirroredMeasurer(TorchRecMeasurer):
     """Measures mirrored steps of plans. In a mirrored step, one process runs a single rank of a larger job, as if all
-    other ranks did the same work. The ranks run one after the other, and TorchRec trains a stand-in model.
+    other ranks did the same work. The ranks run one after the other, and TorchRec trains a stand-in of the user's
+    model.
 
     Local work is measured, and exchanges are predicted. So one device can measure plans for any number of devices. An
     evaluation measures the first plan twice; the difference of both is the floor.
@@ -81,8 +86,8 @@ class MirroredMeasurer(TorchRecMeasurer):
     exchange_dtype: str | None = None
 
     def check_together(self, plans: Sequence[Plan], hardware: Hardware) -> None:
-        """Raise UserError if mirrored steps of these plans,
-        all in memory together, cannot be measured on this machine.
+        """Raise UserError if mirrored steps (one process runs one rank of a larger job) of these plans cannot be
+        measured on this machine with all plans in memory together.
         """
         check_mirrored(plans, hardware)
 
@@ -99,16 +104,17 @@ class MirroredMeasurer(TorchRecMeasurer):
         return len(rank_jobs(plans))
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why the measurements `rows` cannot come from one pass of mirrored
-        steps; None if they can.
+        """Return the reason why the measurements `rows` cannot come from one pass of mirrored steps; None if they can.
+        In a pass, every plan is measured once; in a mirrored step, one process runs one rank of a larger job.
         """
         known = {*LOCAL_PHASES, HOST}
         fits = all((row.phase in known) is (row.device is not None) for row in rows if row.error is None)
         return None if fits else "does not have the times of mirrored steps"
 
     def compared(self, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass]) -> Comparison:
-        """Compare the mirrored steps of the plans of a task by the time of the local work (a step without exchanges).
-        The times of phases and exchanges are computed from passes without errors.
+        """Compare the plans of a task by mirrored steps, in which one process runs one rank of a larger job. The plans
+        are compared by the time of a step without exchanges. The times of phases and exchanges are computed from passes
+        without errors.
         """
         by_pass = [by_plan(one_pass, len(entries)) for one_pass in passes]
         steps = [self._steps([plans[k] for plans in by_pass]) for k in range(len(entries))]
@@ -141,8 +147,8 @@ class MirroredMeasurer(TorchRecMeasurer):
         ]
 
     def tables_and_lines(self, compared: Comparison) -> list[Grid | str]:
-        """Return tables and lines for people, including the time difference of equal plans and the
-        plans that failed.
+        """Return tables that compare the plans for people, followed by lines of text. The lines give the time
+        difference between two measurements of the same plan, and the plans that failed.
         """
         devices = plans_of(compared.entries)[0].task.topology.num_devices
         columns: Mapping[str, Cell] = {
@@ -167,8 +173,8 @@ class MirroredMeasurer(TorchRecMeasurer):
         return [ExchangesOfStep.of(models, plan.traffic) for plan in plans]
 
     def timeline(self, rows: Sequence[PlanMeasurement]) -> MirroredStep | str:
-        """Put the measured ranks of a plan together to a mirrored step, and return the step. If this is impossible,
-        return the error as text.
+        """Combine the measurements of a plan's ranks, each of which ran alone, into one training step (a mirrored
+        step), and return the step. If this is impossible, return the error as text.
         """
         try:
             return MirroredStep.of(rows, self.protocol.pipeline)
@@ -176,13 +182,13 @@ class MirroredMeasurer(TorchRecMeasurer):
             return str(error)
 
     def _steps(self, passes: Sequence[Pass]) -> list[MirroredStep]:
-        """Return the mirrored step of one plan in each pass without errors. `passes` has only the measurements of this
-        plan.
+        """Return the mirrored steps of one plan, one for each pass without errors. A mirrored step is a training step
+        whose ranks were measured one after the other. `passes` has only the measurements of this plan.
         """
         return [step for step in map(self.timeline, passes) if not isinstance(step, str)]
 
     def _local_ms(self, rows: Pass) -> list[float]:
-        """Return the time in ms of a plan's mirrored step in one pass, without exchanges. The result is a list with
+        """Return the time in ms of a plan's training step in one pass, without exchanges. The result is a list with
         this time, or an empty list if the pass has an error.
         """
         return [step.step_ms for step in self._steps([rows])]

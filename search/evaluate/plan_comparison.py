@@ -47,8 +47,9 @@ class Comparison:
         turns: Callable[[Pass], Sequence[float]],
         phase_ms: Mapping[str, FloatArray],
     ) -> "Comparison":
-        """Collect the step times of all passes. `turns` is a function that returns the step times in ms of one plan in
-        one pass, with one time for each turn.
+        """Return a comparison with the step times of all passes. In a pass, the plans may be timed alternately in
+        several turns. `turns` is a function that returns the step times in ms of one plan in one pass, with one time
+        for each turn.
 
         A plan that failed in a pass has no turns.
         """
@@ -78,8 +79,8 @@ class Comparison:
 
     @property
     def floor(self) -> float:
-        """The smallest relative difference of step times that tells two plans apart. The first plan is measured twice,
-        and this is the standard error of the ratios between both measurements.
+        """The smallest relative difference of step times that tells two plans apart. Every pass measures the first plan
+        twice, and the result is the standard error of the ratio between these two measurements.
         """
         again = self._ratios[-1]
         return float(np.sqrt(np.square(again - 1).mean() / len(again)))

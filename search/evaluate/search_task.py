@@ -12,7 +12,7 @@ from neuroshard.tasks.task import Task
 
 def search_task(searcher: Searcher, task: Task, simulator: Simulator, candidate_plans: int = 0) -> Searched:
     """Search for a plan of a task, and for up to `candidate_plans` candidate plans. Return the plans with the search
-    time. If no plan is found, the result contains the InfeasibleError instead of raising it.
+    time. If no plan is found, the result contains the InfeasibleError in place of plans, and no error is raised.
     """
     start = time.perf_counter()
     try:

@@ -85,15 +85,18 @@ class StepMeasurer(TorchRecMeasurer):
         return 1
 
     def wrong(self, plans: Sequence[Plan], rows: Pass) -> str | None:
-        """Return the reason why the measurements `rows` cannot come from one build of these plans; None if they can."""
+        """Return the reason why the measurements `rows` cannot come from one build of these plans; None if they can. In
+        a build, TorchRec builds the model with every plan and the training steps are timed.
+        """
         expected = Counter((COST, LOOKUPS_ALONE, *PHASES, *(STEP,) * self.protocol.turns))
         of_plans = by_plan(rows, len(plans))
         fits = all(error_of(of_plan) or Counter(row.phase for row in of_plan) == expected for of_plan in of_plans)
         return None if fits else "does not have the times of training steps"
 
     def compared(self, task: int, entries: Sequence[Evaluated], passes: Sequence[Pass]) -> Comparison:
-        """Compare the step times of the plans of a task. Within each build, the times of the same turn are compared,
-        and the times of the phases of a step are means over the builds.
+        """Compare the step times of the plans of a task. In each build of the model, the plans are timed alternately in
+        several turns, and times of the same turn are compared. The times of the phases of a step are means over the
+        builds.
         """
         by_build = [by_plan(build, len(entries)) for build in passes]
         phase_ms = {
@@ -118,8 +121,8 @@ class StepMeasurer(TorchRecMeasurer):
         ]
 
     def tables_and_lines(self, compared: Comparison) -> list[Grid | str]:
-        """Return tables and lines for people, including the time difference of equal plans and the
-        plans that failed.
+        """Return tables that compare the plans for people, followed by lines of text. The lines give the time
+        difference between two builds of the same plan, and the plans that failed.
         """
         columns: Mapping[str, Cell] = {
             "predicted ms": lambda row: f"{row['predicted_ms']:.2f}",

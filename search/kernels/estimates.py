@@ -37,8 +37,10 @@ class Lists(NamedTuple):
 
 @jit
 def listed(widths: IntArray) -> Lists:
-    """Return the shards of the plan `widths` (I, D), listed by device. The scores `without` are not computed yet: call
-    `rescore` for this.
+    """Return the shards of a plan, listed by device. The plan is given by `widths` (I, D), the width of each item (such
+    as a table) on each device in units of 4 columns.
+
+    The scores `without` are not computed yet: call `rescore` for this.
     """
     num_items, num_devices = widths.shape
     shards = np.zeros(num_items, np.int64)
@@ -147,8 +149,8 @@ class Exchanges(NamedTuple):
 
 @jit_paste
 def _cell(position: float, count: int) -> tuple[int, float]:
-    """Return the index of the table entry before a position, and how far the position is from this
-    entry to the next (0 to 1).
+    """Return the position of a value between the entries of a table with `count` entries, as two values: the index of
+    the entry before `position`, and the distance from this entry (0) to the next entry (1).
 
     The position is clipped to 0 ... count - 1.
     """
@@ -242,8 +244,9 @@ class Costs(NamedTuple):
 
 @jit
 def fill(contents: Contents, device: int, all_shards: ShardTable, costs: Costs) -> None:
-    """Compute the entries of one device in `contents` again from the shards on the device, in place: the sums of the
-    shards' vectors, the bytes, the sent units (of 4 columns) and the scores.
+    """Compute the entries of one device in `contents` again from the shards on the device, in place. The entries are
+    the bytes, the sent units (of 4 columns), the scores (which stand for compute costs), and the sum of the vectors by
+    which the compute model describes the shards.
 
     This removes the rounding errors of sums in single precision that were changed step by step.
     """

@@ -90,8 +90,8 @@ def _with_lists(plan: Contents, lists: Lists) -> Contents:
 
 @jit
 def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> IntArray:
-    """Set the arrays of the changed plan `plan` back to those of `start`. Return the n differences that the plan had,
-    (n, 4), with a row for each width that was changed.
+    """Set the arrays of the changed plan `plan` back to the arrays of the plan `start`. Return the n differences that
+    were between the two plans, (n, 4), with a row for each changed width of an item on a device.
 
     A difference is (number, item, device, units in the plan). Only touched items and devices can differ. The sums,
     bytes, units and scores of a touched device are copied from `start`, so that no rounding error remains. The caller
@@ -114,7 +114,8 @@ def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> 
 def _perturb(
     plan: Contents, touched: _Touched, all_shards: ShardTable, bounds: Bounds, costs: Costs
 ) -> tuple[Contents, Bounds]:
-    """Return the plan after one random allowed step, and the limits that remain after the step.
+    """Change a plan by one random allowed step. Return two values: the changed plan, and the limits on memory and on
+    moved bytes that remain for further steps.
 
     A step moves a random shard of a random device to another device. With probability 1/2, a random shard of the target
     moves back; otherwise the shard may be halved, again and again with probability 1/2. If no allowed step is drawn in
@@ -182,8 +183,9 @@ def _moved(plan: Contents, all_shards: ShardTable, bounds: Bounds, step: tuple[i
 def _apply(
     plan: Contents, touched: _Touched, all_shards: ShardTable, step: tuple[int, int, int, int, int], costs: Costs
 ) -> tuple[Contents, int]:
-    """Apply a step to the plan in place. Return two values: the plan after the step, and the number of units (of 4
-    columns) of the item that moved back in exchange (0 if no item moved back).
+    """Apply a step to the plan in place. A step moves an item (such as a table), and another item may move back in
+    exchange. Return two values: the plan after the step, and the number of units (of 4 columns) of the other item that
+    moved back (0 if no item moved back).
     """
     source, target, out, portion, back = step
     back_units = plan.widths[back, target] if back >= 0 else 0

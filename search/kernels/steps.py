@@ -296,7 +296,10 @@ def best_steps(  # noqa: PLR0912, PLR0915  # one loop: calls take longer than wh
 def _score_after_swap(
     base: Float32Array, plus: Float32Array, minus: Float32Array, gone: Float32Array, weight: Float32Array
 ) -> float:
-    """Return the score of the vector base + plus - minus - gone, (H,): sum of relu(vector) * weight."""
+    """Return the score of a device, which stands for the compute cost, after a swap of shards. The score is the sum of
+    relu(base + plus - minus - gone) * weight over H entries. `base` (H,) is the sum of the vectors of the device's
+    shards before the swap, with a bias; the swap adds `plus` and removes `minus` and `gone`.
+    """
     total = np.float32(0)
     for h in range(len(weight)):
         total += max(base[h] + plus[h] - minus[h] - gone[h], np.float32(0)) * weight[h]

@@ -48,7 +48,7 @@ class Improvement:
         return replace(self, perturbations=self.perturbations // count, max_plans=plans)
 
     def improve(self, local: LocalSearch, plan: CostedPlan) -> CostedPlan:
-        """Return the cheapest plan that local search finds from `plan`; it never costs more than `plan`."""
+        """Return the cheapest plan that local search finds from `plan`. The result never costs more than `plan`."""
         first = local.best_step(plan) or plan
         first = min([first, *local.others(first, 0, [self.seed])], key=predicted_ms)
         most = float("inf") if self.max_plans is None else local.looked + self.max_plans

@@ -93,8 +93,8 @@ class LocalSearch:
     def others(
         self, plan: CostedPlan, perturbation_steps: int, seeds: Sequence[int], worth: float = np.inf
     ) -> list[CostedPlan]:
-        """Return new plans that are made from `plan` by random steps, with one plan for each seed. Each new plan is
-        improved by estimated costs, and the most promising plans are returned with predicted costs.
+        """Return new plans with predicted costs. For each seed, a new plan is made from `plan` by random steps, and
+        improved by estimated costs. Only the new plans with low estimated costs are returned.
 
         Each result depends on one seed alone, so several threads make the results. Results whose estimate is not below
         `worth` times the lowest estimate of all results and `plan` are left out.
@@ -138,7 +138,8 @@ class LocalSearch:
         return [CostedPlan(*values) for values in zip(plans, compute_ms, total_ms, ready_ms, strict=True)]
 
     def best_step(self, plan: CostedPlan) -> CostedPlan | None:
-        """Return the cheapest plan that is one likely step away from `plan`; None if no likely step lowers the cost.
+        """Return the cheapest plan that differs from `plan` by one promising step, such as a shard that moves to
+        another device; None if no promising step lowers the cost.
 
         Likely steps start at the devices that make `plan` expensive.
         """
@@ -186,9 +187,9 @@ class LocalSearch:
         return total
 
     def _after(self, plan: CostedPlan, steps: IntArray, device: IntArray, sign: int) -> tuple[Float32Array, FloatArray]:
-        """Return the state of one device after each of K steps: the sums of the vectors of the device's shards, (K, H),
-        and the units (of 4 columns) that the device sends, (K,). `device` (K,) has the index of the device for each
-        step.
+        """Return the state of one device after each of K steps, as two arrays. The first array, (K, H), has the sum of
+        the vectors by which the compute model describes the device's shards. The second array, (K,), has the units (of
+        4 columns) that the device sends. `device` (K,) has the index of the device for each step.
 
         The sign is 1 if the moved item arrives at the device, and -1 if the moved item leaves the device.
         """

@@ -92,8 +92,9 @@ class ExistingPlan:
 
 
 def even_splits(space: CostedSpace, most: float) -> IntArray:
-    """Return the S column splits, (S,), that divide each item evenly into as few shards as possible. A shard takes at
-    most the fraction `most` of the mean work of a device.
+    """Split each item (such as a table) evenly into as few shards as possible, so that no shard takes more than the
+    fraction `most` of the mean work of a device. Return the S resulting shards, (S,), as row numbers in the table of
+    all possible shards.
 
     The share of a shard is the share of the compute cost or the share of the units sent, whichever is larger.
     Items that may not be split that far are split as far as allowed.
@@ -111,7 +112,7 @@ def even_splits(space: CostedSpace, most: float) -> IntArray:
 
 
 def equal_splits(shards: ShardTable, count: int) -> IntArray:
-    """Return the column splits (S,) that divide every item into `count` shards, as far as the
-    rules of the item allow.
+    """Split each item (such as a table) evenly into `count` shards, as far as the rules of the item allow. Return the S
+    resulting shards, (S,), as row numbers in the table `shards` of all possible shards.
     """
     return evenly_split(shards, np.clip(count, shards.rules.min_shards, most_shards(shards)))

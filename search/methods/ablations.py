@@ -72,7 +72,8 @@ class SingleTableCosts(ModelChange):
 
 @dataclass(frozen=True)
 class OtherModels(ModelChange):
-    """A change of cost models that replaces all cost models, so that a searcher sees the cost models of another bundle.
+    """A change of cost models that replaces all cost models. A searcher then sees the cost models of another bundle (a
+    directory with cost models).
 
     Attributes:
         model: required: cost models that guide the search, as an installed name (`neuroshard models` lists them) or a
@@ -83,7 +84,9 @@ class OtherModels(ModelChange):
     model: str
 
     def of(self, models: CostModels) -> CostModels:
-        """Load the cost models of the other bundle; the argument `models` is not used."""
+        """Load the cost models of the other bundle (the directory or name in `model`); the argument `models` is not
+        used.
+        """
         return CostModels.load(self.model)
 
     def reads(self) -> tuple[str, ...]:

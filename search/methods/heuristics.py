@@ -145,7 +145,9 @@ def _space(task: Task) -> SearchSpace:
 
 
 class _Shard(NamedTuple):
-    """A shard of `width` units of 4 columns of an item, made by `halvings` successive halvings of the item."""
+    """A shard of an item (such as a table). The shard has `width` units of 4 columns, and was made by halving the item
+    `halvings` times.
+    """
 
     item: int
     width: int

@@ -59,16 +59,16 @@ class ImprovedSearch(Searcher):
         return self.found(FixedLoad.empty(task), simulator)
 
     def found(self, fixed: FixedLoad, simulator: Simulator) -> Found:
-        """Find a plan of the task of `fixed`. Row-wise and data-parallel tables keep the placements that `fixed` gives
-        them, and all other tables are placed column-wise.
+        """Find a plan for a task in which some tables are already placed. The row-wise and data-parallel tables keep
+        the placements in `fixed`, and all other tables are placed column-wise.
         """
         if not len(fixed.column_wise):
             return Found(fixed.plan())
         names = frozenset(fixed.task.tables[placed.shard.table].name for placed in fixed.others)
 
         def find(task: Task) -> Found:
-            """Return the plan that this search finds for `task`, in which the rules may bind tables in host memory to
-            certain hosts.
+            """Return the plan that this search finds for `task`. This task may have rules that bind tables in host
+            memory to certain hosts.
             """
             return self._found(CostedSpace.checked(replace(fixed, task=task), simulator))
 
@@ -118,8 +118,8 @@ class ImprovedSearch(Searcher):
         return in_turns(plan, (ends, map(space.plan, first), perturbed), simulator, count)
 
     def _ends(self, first: list[IntArray], space: CostedSpace, times: int) -> Iterator[Plan]:
-        """Improve each first plan (I, D) by local search, and repeat this `times` times with different random steps;
-        yield the results. In each round, the cheapest first plan is improved first.
+        """Improve each first plan (I, D) by local search, in `times` rounds with different random steps, and yield the
+        improved plans. In each round, the cheapest first plan is improved first.
         """
         order = np.argsort([cost.total_ms for cost in space.costs(first)], kind="stable").tolist()
         for number in range(times):
@@ -127,8 +127,8 @@ class ImprovedSearch(Searcher):
                 yield space.plan(self._end(widths, number, space)[1].widths)
 
     def _perturbed(self, widths: IntArray, space: CostedSpace, count: int) -> Iterator[Plan]:
-        """Improve a plan (I, D) by local search, perturb the result `count` times, and yield the perturbed and
-        improved plans in order of cost.
+        """Improve a plan (I, D) by local search, and perturb the improved plan `count` times. Improve each perturbed
+        plan, and yield these plans, the cheapest first.
         """
         local, best = self._end(widths, 0, space)
         seeds = range(self.improvement.seed, self.improvement.seed + count)

@@ -188,12 +188,11 @@ class NeuroShard(Searcher):
             raise error.changed(limit="; ".join(filter(None, (error.message.limit, rule)))) from error
 
     def _searched(self, asked: Task, simulator: Simulator) -> list[Found]:
-        """Search plans for the most promising choices of sharding types (one type per table). Return up to three plans:
-        the best plan of each group of choices.
+        """Search plans for the most promising choices of sharding types (one type per table). Return up to three plans,
+        the best plan of each of three groups: the first choices (only column-wise tables, if possible), other choices,
+        and choices in which tables are split into more equal parts.
 
-        The kinds are the first choices of sharding types (column-wise tables alone, if possible), other choices, and
-        choices with more equal parts. If no choice of any kind fits, choices for scarce memory are searched until one
-        fits.
+        If no choice of any group fits, choices for scarce memory are searched until one fits.
 
         Raises:
             InfeasibleError: no plan was found.
@@ -472,8 +471,8 @@ def _knows_tiers(task: Task, simulator: Simulator) -> bool:
 
 
 def _shortage(given: OptionTable, error: InfeasibleError) -> UserError:
-    """Return the error to raise if no plan was found. If memory is too small, the error names this memory; otherwise it
-    is `error`.
+    """Return the error to raise if no plan was found: an error about the memory that is too small, if memory is the
+    reason, and otherwise `error`.
     """
     task, simulator = given.task, given.simulator
     if _knows_tiers(task, simulator):

@@ -51,7 +51,8 @@ class BeamSearch(Searcher):
 
     def first_widths(self, space: CostedSpace) -> IntArray:
         """Return the widths of the cheapest plan that the beam search finds, (I, D): the width of each item on each
-        device, in units of 4 columns. If there is no such plan, the plan is packed by bytes alone.
+        device, in units of 4 columns. If the beam search finds no plan, return the widths of a plan that is packed by
+        bytes alone, without costs.
 
         Raises:
             InfeasibleError: no plan was found, not even by packing bytes alone.

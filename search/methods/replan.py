@@ -138,9 +138,9 @@ class Replan(Searcher):
         return self._placed_around_carried(before, carried_over(before, task), simulator)
 
     def _placed_around_carried(self, before: Plan, carried: Carried, simulator: Simulator) -> Found:
-        """Return a plan in which shards carried over from the previous plan stay on their devices, and the searcher
-        `rest` places all other shards. If there is no such plan, fewer shards stay; in the end, all tables may be
-        planned from nothing.
+        """Return a plan in which the shards that are carried over from the previous plan stay on their devices, and the
+        searcher `rest` places all other shards. If this searcher finds no plan, the next attempts keep fewer shards in
+        place, and the last attempt plans all tables from nothing.
         """
         refused: UserError | None = None
         for share in _HELD:
@@ -159,7 +159,9 @@ class Replan(Searcher):
         return Found(plan, _from_nothing(refused))
 
     def _left(self, needed: int) -> int | None:
-        """Return the bytes that may be moved in addition to the `needed` bytes; None if there is no limit."""
+        """Return the bytes that may be moved in addition to `needed` bytes, which must be moved in any case. Return
+        None if there is no limit.
+        """
         most = self.max_moved_bytes
         if most is None:
             return None

@@ -29,10 +29,11 @@ Rules = tuple[TableRule, ...]
 
 
 def finer_parts(choices: Sequence[Choice], simulator: Simulator) -> Iterator[tuple[Task, Task]]:
-    """Yield variants of a task, in which further rules split tables into more equal parts. Each variant is a pair of
-    tasks: the task in which to search, and the task for which the found plan is meant.
+    """Yield pairs of tasks in which further rules split tables into more equal parts. The search plans the first task
+    of a pair, and the found plan becomes a plan of the second task. Both tasks have the same new rules, and the first
+    task may also have other rules, such as rules on tiers.
 
-    The variants are made from the task of the choice with the cheapest quick plan. If no quick plan fits in memory, the
+    The pairs are made from the task of the choice with the cheapest quick plan. If no quick plan fits in memory, the
     rules limit the bytes of a part, otherwise the cost of a part.
     """
     best = min(choices, key=lambda one: inf if isnan(one.quick_ms) else one.quick_ms)
