@@ -40,7 +40,9 @@ StepCounts = tuple[FloatArray, FloatArray, FloatArray]
 
 @dataclass(frozen=True, eq=False)
 class ColumnSplits:
-    """The cost, the columns and the bytes of each column-wise table, for Q ways to split the tables into shards.
+    """The costs of column-wise tables for Q ways to split the tables into shards. For each table and each way, the
+    class has the compute cost of the most expensive shard, the columns that the widest shard sends for each sample, and
+    the bytes of the largest shard.
 
     Attributes:
         vectors: (T, Q, H) vectors of the compute model, summed over the shards of a table.
@@ -60,8 +62,8 @@ class ColumnSplits:
 
     @classmethod
     def of(cls, space: CostedSpace | None, num_tables: int, numbers: int) -> "ColumnSplits":
-        """Return the splits of the tables in `space`, with vectors of length `numbers`; tables
-        outside the space have zeros.
+        """Return the costs of the tables in the search space `space`, with zeros for all other tables of the task.
+        `num_tables` is the number of all tables, and `numbers` is the length of the vectors of the compute model.
 
         Tables that are kept together count as the first table of the group.
         """
@@ -86,7 +88,8 @@ class ColumnSplits:
 @dataclass(frozen=True, eq=False)
 class ReplicatedTables:
     """A kernel call of one sharding type that uses all devices (row-wise or data-parallel). For each table in the call,
-    the class has the vector in the compute model, the sent bytes and the memory on one device.
+    the class has the vector from which the compute model predicts the time of the call, the bytes that a device sends,
+    and the bytes of memory on one device.
 
     Devices are alike, so the costs of one device stand for all.
 
@@ -114,8 +117,9 @@ class ReplicatedTables:
     def of(
         cls, task: Task, compute: KernelModels, call: Call, called: BoolArray, allowed: BoolArray
     ) -> "ReplicatedTables":
-        """Return the costs of the tables that make the kernel call (`called` (T,) is True) and may have the sharding
-        type of the call (`allowed` (T, F)); all other tables have zeros.
+        """Return the vectors, the sent bytes and the memory of all tables for the kernel call `call`. The values are
+        zero for tables that do not make this call (`called` (T,) is False), or that may not have the sharding type of
+        the call (by `allowed` (T, F)).
         """
         form, model = FORMS.index(call.form), compute.of_call(call)
         tables = np.flatnonzero(called & allowed[:, form])
@@ -200,8 +204,9 @@ class CostEstimates:
         return cls(task, simulator, head, cuts, others, StepInputs.of(task, simulator, others))
 
     def costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
-        """Return two estimates for each of B choices of sharding types, (B,) ms each: the cost of a plan, and the cost
-        if all devices shared the work of column-wise tables evenly.
+        """Return two estimated costs for each of B choices of sharding types, (B,) ms each. The first counts the most
+        expensive and the widest column-wise shard, which some device must have. For the second, all devices share the
+        work of the column-wise tables evenly.
 
         Costs are infinite if memory does not suffice.
         """
@@ -236,7 +241,9 @@ class CostEstimates:
         return PerDeviceCost(compute_ms, given, size_bytes, work)
 
     def _costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
-        """Return the two estimates of the method `costs` for B choices, in one computation.
+        """Return two estimated costs for each of B choices of sharding types, (B,) ms each. The first counts the most
+        expensive and the widest column-wise shard, which some device must have. For the second, all devices share the
+        work of the column-wise tables evenly.
 
         At cut q, D devices that share the columns evenly compute even_q ms each and send `mean` columns; but one device
         has the most expensive shard, and one has the widest. With total(compute, columns) the cost of plans whose
@@ -264,7 +271,7 @@ class CostEstimates:
     def _alike(self, shared: "PerDeviceCost", cost_ms: FloatArray, columns: FloatArray, asked: BoolArray) -> FloatArray:
         """Return the estimated costs of plans in which all devices are alike, (B, Q) ms, for B choices of sharding
         types and Q ways to split the column-wise tables. On each device, the column-wise tables take `cost_ms` (B, Q)
-        of compute time, and the device sends `columns` (B, Q) of their columns for each sample.
+        of compute time. For each sample, the device sends `columns` (B, Q) columns of column-wise tables.
 
         The cost is infinite where `asked` (B, Q) is False.
         """
@@ -279,8 +286,8 @@ class CostEstimates:
 
 
 class StepInputs(NamedTuple):
-    """For each table and sharding type: the kernels, the operations and the input bytes from which the parts of a step
-    other than compute and communication are predicted. All devices are assumed to be alike.
+    """For each table and sharding type: the kernel, the amounts of work (such as lookups) and the input bytes, from
+    which the parts of a step other than compute and communication are predicted. All devices are assumed to be alike.
 
     Attributes:
         called: (T, F, G) 1 for the kernel of each table in each sharding type, of all G kernels.
@@ -296,8 +303,8 @@ class StepInputs(NamedTuple):
 
     @classmethod
     def of(cls, task: Task, simulator: Simulator, others: Sequence[ReplicatedTables]) -> "StepInputs":
-        """Return the kernels, the operations and the input bytes of the tables of a task on a device; a device has an
-        even share of each column-wise table.
+        """Return the kernel, the amounts of work (such as lookups) and the input bytes on one device, for each table of
+        a task and each sharding type. A device has an even share of each column-wise table.
         """
         devices = task.topology.num_devices
         in_columns = simulator.counts_of(LoadSets.alone(task.loads)) / devices
@@ -314,8 +321,8 @@ class StepInputs(NamedTuple):
         return cls(called, counts, input_bytes, np.eye(len(CALLS))[calls_of(kernels)])
 
     def work(self, simulator: Simulator, choices: Choices) -> StepCounts:
-        """Return the kernels, the operations and the input bytes of a device for B choices of sharding types; zeros if
-        no part of a step depends on these numbers.
+        """Return three arrays for B choices of sharding types: the kernels, the amounts of work (such as lookups) and
+        the input bytes of a device. The arrays are zeros if no part of a step depends on these numbers.
         """
         each = self.called, self.counts, self.input_bytes
         if self.counts.shape[2] or simulator.count_input:
@@ -343,8 +350,9 @@ class PerDeviceCost(NamedTuple):
 
 
 def _kernel(head: ReluHead, sums: FloatArray, called: FloatArray) -> FloatArray:
-    """Return the time of a kernel call, ms (B, ...), from the sum of the vectors of its tables (B, ..., H); 0 ms if the
-    call has no tables (`called` (B,) is the number of tables).
+    """Return the time of a kernel call, (B, ...) ms. The head of the compute model computes this time from the sum of
+    the vectors of the tables in the call, (B, ..., H). The time is 0 if the call has no tables (`called` (B,) is the
+    number of tables).
     """
     cost = head(sums.astype(np.float32))
     return np.where(called.reshape(-1, *[1] * (cost.ndim - 1)) > 0, cost, 0.0)

@@ -91,9 +91,9 @@ def _merged(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: f
 
 
 def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms: float) -> CostedPlan | None:
-    """Return the plan after as many of the K steps (K, 5) as the limit on the cost allows. The function first takes all
-    steps, then only the first half of the steps, then the first quarter, and so on, until the plan costs at most
-    `most_ms`. Return None if even the first step alone costs too much.
+    """Apply as many of K merges of shards (the rows of `steps`) as the limit on the cost allows, and return the plan.
+    The function first applies all merges, then only the first half of the merges, then the first quarter, and so on,
+    until the plan costs at most `most_ms`. Return None if even the first merge alone costs too much.
 
     The steps are independent: no two of them concern the same item or the same target device.
     """
@@ -109,9 +109,9 @@ def _most_at_once(local: LocalSearch, plan: CostedPlan, steps: IntArray, most_ms
 
 
 def _independent(steps: IntArray) -> IntArray:
-    """Return the steps, (k, 5), out of K possible steps (K, 5) that can be taken together. No two of the returned steps
-    change the same item (a table, a pinned shard, or several tables kept together), and no two have the same target
-    device.
+    """Return those of K merges of shards (the rows of `steps`) that can be applied together, as rows (k, 5). No two of
+    the returned merges change the same item (a table, a pinned shard, or several tables kept together), and no two move
+    a shard to the same device.
     """
     items, targets, kept = set[int](), set[int](), list[bool]()
     for item, target in steps[:, [ITEM_OUT, TARGET]].tolist():
@@ -123,8 +123,11 @@ def _independent(steps: IntArray) -> IntArray:
 
 
 def _merges(space: CostedSpace, widths: IntArray) -> IntArray:
-    """Return all possible merges of two shards of the same item as steps (K, 5). Each step moves the narrowest shard of
-    an item (a table, or a part of a table) to another device that has a shard of the same item and enough free memory.
+    """Return all possible merges of two shards of the same item, one merge per row, (K, 5). An item with several shards
+    is a table, or the columns of a table that are not pinned to a device. Each merge moves the narrowest shard of an
+    item to another device that has a shard of the item and enough free memory.
+
+    A row is (source, target, item, units of 4 columns, -1), as in local search.
     """
     first, size_bytes = space.shards.first[:, None], space.shards.size_bytes
     free = space.free_bytes - space.shards.device_bytes(widths)

@@ -164,8 +164,8 @@ class OptionTable:
         return float((ready_ms + self.simulator.waited_ms(self.task, ready_ms, *self._work(types)))[0])
 
     def _quick_load(self, types: IntArray) -> FixedLoad:
-        """Return the load of the tables that are row-wise or data-parallel in the choice `types` (T,), for quick plans;
-        the compute time includes the parts of a step that tables share.
+        """Return the load of the tables that are row-wise or data-parallel in the choice `types` (T,), for quick plans.
+        The compute time of each device includes the parts of a step other than kernels and exchanges.
 
         The load of one device stands for all devices, unless lookups of row-wise tables are uneven.
 
@@ -344,8 +344,9 @@ class OptionTable:
         return leading
 
     def _nested_in(self, form: int) -> IntArray:
-        """Try the sharding type `form` for the 1, 2, 4, ... most expensive tables; return the choice with the lowest
-        estimate, (1, T), or an empty array (0, T) if there is no such choice.
+        """Return the choice of sharding types with the lowest estimated cost, (1, T), among several choices: in each,
+        the 1, 2, 4, ... most expensive tables change to the sharding type `form`. Return an empty array, (0, T), if
+        there is no such choice.
 
         Choices that change the 1, 2, 4, ... most expensive tables of the first choice are compared by estimates.
         For data_parallel the tables are ranked by cost per byte.

@@ -42,8 +42,9 @@ def spread_memory(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most
 
 
 def _best_step(local: LocalSearch, plan: CostedPlan, steps: IntArray, limits_ms: FloatArray) -> CostedPlan | None:
-    """Return the plan after the first of the K steps (K, 5) that is cheap enough: after step k, the plan may cost at
-    most `limits_ms[k]`, in ms. Return None if every step costs too much.
+    """Return the plan after the first of K possible moves of shards that is cheap enough. The moves are the rows of
+    `steps` (K, 5). After move k, the plan may cost at most `limits_ms[k]`, in ms. Return None if every move costs too
+    much.
     """
     first, count = 0, SETTINGS.memory_steps_costed
     while first < len(steps):
@@ -84,8 +85,9 @@ class _MemorySteps:
         return float((used / self.memory_bytes).max())
 
     def from_fullest(self, widths: IntArray) -> tuple[IntArray, FloatArray]:
-        """Return the steps (K, 5) that move a shard away from the fullest device of the plan `widths` (I, D). Return
-        also, for each step, the share of memory in use on the device that is the fullest after the step, (K,).
+        """Return two arrays for the plan `widths` (I, D): the K possible steps that move a shard away from the fullest
+        device, one step per row, (K, 5); and for each step, the share of memory in use on the device that is the
+        fullest after the step, (K,).
 
         A step is (source, target, item, units, item that moves back or -1), as in local search. After a step, both of
         its devices are less full than the fullest device is before; steps after which they are least full come first.
@@ -114,8 +116,8 @@ class _MemorySteps:
 
     def _partners(self, widths: IntArray, source: int) -> tuple[IntArray, IntArray]:
         """Return the shards that may move to the device `source` in exchange for a shard of this device, as two arrays,
-        (p,) each: the item of each shard, and the device that the shard leaves. The item -1 means that no shard moves
-        to `source`.
+        (p,) each: the item of each shard (its row in `widths`), and the device that the shard leaves. The item -1 means
+        that no shard moves to `source`.
 
         Returns:
             (p,) items, or -1, and the (p,) devices that the partners are on.

@@ -71,8 +71,8 @@ def within_bounds(plan: Plan) -> bool:
 
 
 def pin_to_caches(plan: Plan) -> Plan:
-    """Return the plan with further rules in its task: each cached column-wise shard may only be on the devices that
-    have an equally wide cache for the same kernel call.
+    """Return the plan for a task with further rules. By these rules, each cached column-wise shard may only be on the
+    devices where the plan has an equally wide cache for the same kind of kernel call.
 
     Tables that the constraints of the task already pin or keep together stay as they are.
     """

@@ -126,7 +126,9 @@ def _ways(every: Task, mixed: IntArray) -> Iterator[_NarrowCaches]:
 
 
 class _Charged(NamedTuple):
-    """The bytes and the costs of each table in each tier, for one way to limit the widths of caches."""
+    """The bytes and the costs of each table in each tier, if the widths of caches are limited in one way: either wide
+    tables are split into shards, or tables of different widths are placed on different devices.
+    """
 
     way: _NarrowCaches
     options: TierOptions

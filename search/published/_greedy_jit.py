@@ -16,7 +16,7 @@ from neuroshard.stages.search.published.shard_table import ShardTable
 
 
 class _Alone(NamedTuple):
-    """The score, traffic and bytes of each of S shards on a device without other shards of the same item.
+    """The least score, sent units and bytes that each of S shards adds to a device without shards of the same item.
 
     Attributes:
         adds: (S,) lower bound of the score that the shard adds.
@@ -33,7 +33,7 @@ class _Alone(NamedTuple):
 
 @jit
 def _alone(shards: ShardTable, placed: IntArray) -> _Alone:
-    """Return score, traffic and bytes of shards on empty devices; `placed` (S, 2) is (item, width) of each shard."""
+    """Return the least scores, sent units and bytes of shards on empty devices; `placed` (S, 2): item and width."""
     empty = shards.first[placed[:, 0]]
     row = empty + placed[:, 1]
     takes = shards.size_bytes[row] - shards.size_bytes[empty]
@@ -67,7 +67,7 @@ def _least_to_come(sends: FloatArray, least: FloatArray) -> None:
 
 @jit
 def _remembered(shards: ShardTable, placed: IntArray) -> BoolArray:
-    """Return a mask (I,): True for items with several shards in `placed` (S, 2), or kept apart from other items.
+    """Return the mask (I,) of items (tables) with several shards in `placed` (S, 2), or kept apart from other items.
 
     Only for these items, the loop records widths on devices: writing the large matrix would take most of the time.
     """

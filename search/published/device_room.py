@@ -10,7 +10,7 @@ from neuroshard.stages.search.published.shard_table import PlacementRules, Shard
 
 
 class DeviceRoom(NamedTuple):
-    """The shards placed on D devices so far, and the room that is left; placing a shard changes the arrays in place.
+    """The shards on D devices so far, and the memory and traffic that are left; placing a shard changes the arrays.
 
     Attributes:
         widths: (I, D) units of each item on each device.
@@ -47,7 +47,7 @@ def may_hold(rules: PlacementRules, widths: IntArray, item: int, device: int, le
 def may_join(
     rules: PlacementRules, room: DeviceRoom, item: int, device: int, there: int, sends: float, takes: int
 ) -> bool:
-    """Return True if rules and room allow a shard with `sends` sent units (4 columns) and `takes` bytes on a device.
+    """Return True if rules and room allow a shard of `takes` bytes, which sends `sends` units (4 columns), on a device.
 
     The device has `there` units of the item. Two shards of an item on one device become one shard, so shards of an item
     that needs several devices must be on different devices.

@@ -29,7 +29,7 @@ class DeviceScore(NamedTuple):
     floor: float
 
     def of(self, vectors: Float32Array) -> FloatArray:
-        """Return the scores (n,) by which placement compares devices whose shards have summed vectors (n, H)."""
+        """Return the scores (n,) of n devices from the sums of the vectors of the shards on each device, (n, H)."""
         active = np.maximum(vectors[:, : self.counted] + self.bias[: self.counted], 0)
         score: FloatArray = np.maximum((active @ self.weight[: self.counted]).astype(np.float64), self.floor)
         return score

@@ -56,7 +56,7 @@ class PlacementProblem:
 @dataclass(frozen=True)
 @checked
 class GridSettings:
-    """Caps on the columns that a device sends for each sample: `points` caps, up to `max_factor` times the mean.
+    """Caps on the columns that a device sends per sample: `points` caps, up to `max_factor` times the mean of devices.
 
     Without any (0 points) shards are placed by compute cost alone.
 
@@ -125,7 +125,7 @@ class GridSearch:
         return self._best(splits, self.placements(splits, self._caps, *(self.by_added or self.by_whole)), keep)
 
     def refined(self, placed: PlacedSplits) -> PlacedSplits:
-        """Place the splits again, by complete scores of devices; return this placement or `placed`, the cheaper one."""
+        """Place the splits again, by scores of whole vectors; return the cheaper of this placement and `placed`."""
         if self.by_added is None:
             return placed
         grid = self.placements(placed.splits[None], self._caps, *self.by_whole)
@@ -173,7 +173,7 @@ class GridSearch:
         ]
 
     def _plan_costs(self, grid: Placements, keep: int) -> FloatArray:
-        """Return the cost of each placement, (P, M) ms; infinite for placements that do not fit or are left out.
+        """Return the cost of each placement, (P, M) ms; infinite if it does not fit or need not be costed.
 
         Repeated placements are ignored, and those without a cap if one with a cap fits. A plan costs at least the
         compute time of its slowest device, so plans that cannot be among the `keep` cheapest are not costed.
@@ -195,7 +195,7 @@ class GridSearch:
 
 
 def placement_order(shards: ShardTable) -> IntArray:
-    """Return all rows (N,) of the shard table as they are placed: items bound by rules, then the most expensive."""
+    """Return all rows (N,) of the shard table in order of placement: items bound by rules, then by falling cost."""
     return np.lexsort((-shards.cost_ms, ~shards.rules.confined[shards.item]))
 
 
@@ -214,7 +214,7 @@ def _above_least(fixed_ms: FloatArray) -> FloatArray:
 
 
 def _by_added_score(shards: ShardTable, head: ComputeHead) -> tuple[ShardTable, DeviceScore] | None:
-    """Return the shards, and a partial score to which a shard adds equally on all devices; None if impossible."""
+    """Return shards and a score by only the vector entries that add equally on all devices; None if there are none."""
     adding, added_score = always_added(shards.vectors, head)
     if not adding.any():
         return None

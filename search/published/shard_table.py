@@ -46,7 +46,7 @@ class ComputeHead(Protocol):
 
 
 class PlacementRules(NamedTuple):
-    """Rules on the devices where each of I items may be placed, and on the shards into which the item may be split.
+    """Rules for I items (as a rule tables): on which devices each may be placed, and into which shards it may be split.
 
     Attributes:
         allowed: (I, D) True if a device may hold the item.
@@ -76,10 +76,10 @@ class PlacementRules(NamedTuple):
 
 
 class ShardTable(NamedTuple):
-    """A table of all shards of I items, N rows in all: one row per width, from 0 to the item's, in units of 4 columns.
+    """A table of all shards of I items (as a rule embedding tables): a row for each width of each item, N rows in all.
 
     An item is split and placed as one. As a rule it is a table; constraints may make it a part of one, or several.
-    The shard of item i that is w units wide is row `first[i] + w`, and row `first[i]` is the empty shard.
+    The shard of item i that is w units of 4 columns wide is row `first[i] + w`, and row `first[i]` is the empty shard.
 
     Attributes:
         rules: where the items may be placed.
@@ -106,7 +106,7 @@ class ShardTable(NamedTuple):
 
     @property
     def num_items(self) -> int:
-        """The number of items, I."""
+        """The number of items (as a rule embedding tables), I."""
         return len(self.first)
 
     @property
@@ -117,16 +117,16 @@ class ShardTable(NamedTuple):
 
     @property
     def whole(self) -> IntArray:
-        """The row of each whole item in this table, (I,)."""
+        """The row of this shard table that stands for each whole item (as a rule an embedding table), (I,)."""
         return self.first + self.full_width
 
     @property
     def item(self) -> IntArray:
-        """The item to which each row of this table belongs, (N,)."""
+        """The item (as a rule an embedding table) to which each row of this shard table belongs, (N,)."""
         return np.repeat(np.arange(self.num_items), self.full_width + 1)
 
     def item_of(self, rows: IntArray) -> IntArray:
-        """Return the item to which each of `rows` (...,) belongs."""
+        """Return the item (as a rule an embedding table) of each of the `rows` (...,) of this shard table."""
         item: IntArray = np.searchsorted(self.first, rows, side="right") - 1
         return item
 
@@ -147,7 +147,7 @@ class ShardTable(NamedTuple):
 
 
 def always_added(vectors: Float32Array, head: ComputeHead) -> tuple[BoolArray, FloatArray]:
-    """Return a mask (H,) of the vector entries that add equally to any device's score, and their sum per shard, (N,).
+    """Return a mask (H,) of the vector entries that raise any device's score equally, and the rise by each shard, (N,).
 
     The bias of these entries is at least 0, and so is their value in every vector.
     """

@@ -91,8 +91,8 @@ class Agent:
 
     @classmethod
     def described(cls, description: Mapping[str, Any]) -> "Agent":
-        """Build an agent with untrained networks from what `description` returned; raise UserError if this version of
-        the package cannot build the networks.
+        """Build an agent with untrained networks from a description of the networks: kinds, settings and table
+        features. Raise UserError if this version of the package cannot build the networks.
         """
         read = parse(dict(description), _Description, "policy")
         kind = read.policy.kind

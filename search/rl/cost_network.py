@@ -36,7 +36,8 @@ class SimulatorCosts:
     """Predicts the costs of placements by the pre-trained cost models of a simulator."""
 
     def __init__(self, simulator: Simulator) -> None:
-        """Use the cost models of a simulator, which must have a compute model that sums over tables.
+        """Use the cost models of a simulator. The compute model among them must be a sum over tables: it adds up one
+        vector for each table.
 
         Raises:
             UserError: the compute model is not a sum over tables.

@@ -1,5 +1,5 @@
-"""The environment of all policies: it places the items of many tasks at once,
-one by one in descending predicted cost.
+"""The environment of all policies: it places the items (tables, or tables kept together) of many tasks at once. In each
+task, the items are placed one by one in descending predicted cost.
 """
 
 from dataclasses import dataclass, replace
@@ -13,7 +13,8 @@ from neuroshard.stages.search.rl.cost_network import PlacementCosts
 
 @dataclass(frozen=True, eq=False)
 class EpisodeState:
-    """The state of B episodes after some steps. In an episode, the items of one task are placed one by one.
+    """The state of B episodes after some steps. In an episode, the items (tables, or tables kept together) of one task
+    are placed one by one.
 
     Attributes:
         step: number of placed items.
@@ -78,8 +79,8 @@ class Environment:
         return self.batch.allowed[rows, item] & ~beside_rival & has_room
 
     def observe(self, state: EpisodeState) -> torch.Tensor:
-        """Predict the parts of the cost of each device, (B, D, P), divided by the compute time of an
-        equal share of all items.
+        """Predict the parts of the cost of each device, (B, D, P), without a unit: each part is divided by the mean
+        compute time per device, which is the sum of the compute times of all items alone, divided by D.
         """
         return self.parts(state) / self._share_ms[:, None, None]
 

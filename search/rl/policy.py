@@ -37,7 +37,8 @@ class Policy(nn.Module):
 
     @abstractmethod
     def encode(self, batch: TaskBatch, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Encode the items of a batch in `order` (B, I), the order in which the items are placed.
+        """Return two vectors for each item of a batch, in the order of placement `order` (B, I): the vector that the
+        item adds to its device, and the context from which the policy chooses the device.
 
         Returns:
             (B, I, H) what each item adds to its device, >= 0; and (B, I, C) what the policy knows when it places the
@@ -85,7 +86,7 @@ class Policy(nn.Module):
 
 class DreamShardPolicy(Policy):
     """DreamShard's policy (section 3.3): it scores a device by the tables and the costs of the device so far, and by
-    the next tables.
+    the table (or the tables kept together) that the policy places next.
 
     Representations are multiples of an equal share of all tables, so that tasks of all sizes look similar.
 

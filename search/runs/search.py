@@ -118,15 +118,16 @@ class Search(OutputSettings, ModelSettings):
 
     @cached_property
     def models(self) -> CostModels:
-        """The cost models that predict costs. They include the overhead of the framework if this overhead counts; the
-        framework is the target system, or the system in which steps are measured.
+        """The cost models that predict costs. They include the overhead of a framework such as TorchRec if this
+        overhead counts. By default, the framework is that of the target system, or else that of the steps in which
+        plans are measured.
         """
         return target_named(self.target).costed(CostModels.of(self.choice_of(self.model), self._usual_framework))
 
     @property
     def _usual_framework(self) -> str | None:
-        """The framework whose overhead costs count by default, if the setting `framework` is
-        None; None for no overhead.
+        """The name of the training framework whose overhead the predicted costs include if the setting `framework` is
+        None. The value None stands for costs without the overhead of a framework.
         """
         return target_named(self.target).usual_framework(None if self.verify is None else self.verify.measure.framework)
 

@@ -78,8 +78,8 @@ class CostedSpace(SearchSpace):
         )  # fmt: skip
 
     def take(self, fixed: FixedLoad) -> "CostedSpace":
-        """Return this space for the fixed load `fixed`, with only the tables that are column-wise in `fixed`; the costs
-        of these tables stay the same.
+        """Return this space with only the tables that are to be placed column-wise by `fixed`, which has the load of
+        all other tables of the task. The costs of the tables in the returned space stay the same.
 
         Tables that are kept together or apart, or whose shards are pinned, must all be column-wise, or none.
         """
@@ -110,8 +110,8 @@ class CostedSpace(SearchSpace):
 
     @cached_property
     def _fixed_times(self) -> KernelTimes | None:
-        """The kernel times of the tables in the fixed load, which are on the devices already; None without a fixed
-        load.
+        """The kernel times of the row-wise and data-parallel tables that are on the devices already. None if there are
+        no such tables, or if the load of these tables is only estimated.
         """
         loads = self.fixed.loads
         return None if loads is None else self.simulator.kernel_times(loads, len(loads))
@@ -133,7 +133,9 @@ def _taken(shards: ShardTable, kept: BoolArray) -> ShardTable:
 
 
 def _taken_rules(rules: PlacementRules, kept: BoolArray) -> PlacementRules:
-    """Return the rules of the items for which `kept` (I,) is True; all rivals of these items must be kept too."""
+    """Return the rules of the items for which `kept` (I,) is True. All rivals of a kept item (the items that may not
+    share a device with the item) must be kept too.
+    """
     place, count = kept.cumsum() - 1, np.diff(rules.rival_first)
     return PlacementRules(
         rules.allowed[kept],

@@ -21,7 +21,8 @@ _MARGINS = (0, 4)  # memory left free, in units of 1 / _SCALE: rounded bytes may
 
 
 def pack_exactly(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
-    """Return the widths (I, D) of a packing that fits in memory_bytes (D,) and keeps the rules of the items.
+    """Return a packing of all items (tables, pinned shards, or tables kept together) that fits in memory_bytes (D,) and
+    keeps the rules of the items: the width of each item on each device, (I, D). Return None if no packing is found.
 
     None does not prove that there is no packing: the task may be too large, or the solver may have used up its budget.
     """
@@ -103,8 +104,8 @@ def keeps(shards: ShardTable, widths: IntArray, memory_bytes: IntArray) -> bool:
 
 
 def _rival_pairs(rules: PlacementRules) -> IntArray:
-    """Return the P pairs of items that may not share a device, (P, I): 1 in the columns of both items of a pair, and 0
-    in all other columns.
+    """Return the P pairs of items that may not share a device, as an array (P, I) with one row for each pair. An entry
+    is 1 for the two items of the pair, and 0 for all other items.
     """
     pairs = [
         (one, other) for one in range(len(rules.min_shards)) for other in rules.rivals_of(one).tolist() if one < other

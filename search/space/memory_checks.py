@@ -37,8 +37,8 @@ def check_hosts(task: Task) -> None:
 
 
 def check_whole(space: SearchSpace, method: str) -> None:
-    """Raise InfeasibleError if the constraints require that some item is split; the searcher `method` never splits
-    items.
+    """Raise InfeasibleError if the constraints require that some table is split; the searcher `method` never splits
+    tables.
     """
     if (split := np.flatnonzero(space.shards.rules.min_shards > 1)).size:
         raise InfeasibleError(
@@ -116,8 +116,9 @@ def check_total(space: SearchSpace) -> None:
 
 
 def too_large(space: SearchSpace, tight: IntArray) -> InfeasibleError:
-    """Return the error that an item fits on no device, even if the item is split into the narrowest shards that the
-    rules allow. `tight` (n,) are the items for which this is true, and the error names the largest of them.
+    """Return the error that an item (a table, a pinned shard, or several tables kept together) fits on no device, even
+    if the item is split into the narrowest shards that the rules allow. `tight` (n,) are the items for which this is
+    true, and the error names the largest of them.
     """
     narrowest, least, room = narrowest_shards(space)
     item = int(tight[np.argmax(least[tight])])
@@ -134,8 +135,8 @@ def too_large(space: SearchSpace, tight: IntArray) -> InfeasibleError:
 
 
 def check_confined(space: SearchSpace) -> None:
-    """Raise InfeasibleError if the items that are confined to the same devices take more memory than these devices
-    have.
+    """Raise InfeasibleError if the items (tables, pinned shards, or tables kept together) that are confined to the same
+    devices take more memory than these devices have.
     """
     size = space.shards.size_bytes[space.shards.whole]
     allowed, memory = space.shards.rules.allowed, space.free_bytes

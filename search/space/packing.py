@@ -81,8 +81,8 @@ def _is_short(space: SearchSpace, memory_bytes: IntArray) -> bool:
 
 
 def pack(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
-    """Return widths (I, D) that pack the items into memory_bytes (D,), keep the rules, and cut few items; None if this
-    fails.
+    """Return widths (I, D) that pack the items (tables, pinned shards, or tables kept together) into memory_bytes (D,).
+    The packing keeps the rules of the items and cuts few items into shards. Return None if no packing is found.
     """
     if _is_short(space, memory_bytes):
         return None
@@ -119,8 +119,9 @@ def _pack_in_order(space: SearchSpace, memory_bytes: IntArray, order: IntArray) 
 
 
 def _pack_item(space: SearchSpace, item: int, free: IntArray, open_to: BoolArray, widths: IntArray) -> bool:
-    """Put an item on the devices for which `open_to` (D,) is True, and change `free` and `widths`, (D,), in place;
-    return False if the item does not fit.
+    """Put an item (a table, a pinned shard, or several tables kept together) on devices for which `open_to` (D,) is
+    True. Change two arrays in place: `free`, the free bytes of each device (D,), and `widths`, the width of the item on
+    each device (D,). Return False if the item does not fit.
     """
     left, shards = int(space.shards.full_width[item]), 0
     rules = space.shards.rules

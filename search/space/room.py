@@ -12,8 +12,8 @@ from neuroshard.stages.search.published.shard_table import PlacementRules, Shard
 
 @jit
 def open_devices(rules: PlacementRules, widths: IntArray, item: int) -> BoolArray:
-    """Return a mask of devices, (D,): True if the rules allow a shard of an item on the device in addition to `widths`
-    (I, D).
+    """Return a mask of devices, (D,): True if the rules allow a shard of an item (a table, a pinned shard, or several
+    tables kept together) on the device, in addition to the shards `widths` (I, D) that are placed already.
     """
     may: BoolArray = np.zeros(widths.shape[1], np.bool_)
     for device in range(len(may)):
@@ -23,8 +23,8 @@ def open_devices(rules: PlacementRules, widths: IntArray, item: int) -> BoolArra
 
 @jit_inline
 def keeps_rules(rules: PlacementRules, widths: IntArray) -> bool:
-    """Return True if `widths` (I, D) keep the rules of all items: the allowed devices, the allowed numbers of shards,
-    and the smallest width.
+    """Return True if `widths` (I, D) keep the rules of all items (tables, pinned shards, or tables kept together): the
+    allowed devices, the allowed numbers of shards, the smallest width, and the items that must be apart.
     """
     num_items, num_devices = widths.shape
     for item in range(num_items):

@@ -45,8 +45,8 @@ class SearchSpace:
 
     @classmethod
     def of(cls, fixed: FixedLoad) -> "SearchSpace":
-        """Return the space of the column-wise tables: cut the tables into items, and compute the bytes and the sent
-        units of every shard of every item.
+        """Return the space of the column-wise tables. The tables are cut into items. For every shard of every item, the
+        space has the bytes of memory, and the units of 4 columns that a device sends for each sample.
 
         Raises:
             UserError: a table may not be column-wise.
@@ -84,7 +84,9 @@ class SearchSpace:
 
     @property
     def first_tables(self) -> IntArray:
-        """The index of each item's first table, (I,)."""
+        """The index of the first table of each item (a table, a pinned shard, or several tables that are kept
+        together), (I,).
+        """
         return np.array([its[0][0] for its in self.items], dtype=np.int64)
 
     def name(self, item: int) -> str:
@@ -186,14 +188,16 @@ def narrowest_shards(space: SearchSpace) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def _rounded(units: FloatArray) -> FloatArray:
-    """Return units (n,) rounded to the nearest multiples of 1/1024, but never to 0."""
+    """Return the units of 4 columns that n loads send for each sample, (n,), rounded to the nearest multiples of
+    1/1024, but never to 0. A load is a shard of one table.
+    """
     return np.maximum(np.round(units * _FRACTIONS), 1) / _FRACTIONS
 
 
 def row_loads(task: Task, items: Sequence[ItemTables], first: IntArray, full_width: IntArray) -> tuple[IntArray, Loads]:
-    """Return two values for all shards in a shard table except the empty shards: the row of the table to which each of
-    n loads belongs, (n,), and the n loads. A shard has one load, or several loads if it has several tables or is too
-    wide for the kernels.
+    """Return two values for all shards in a shard table except the empty shards: for each of n loads, the row of the
+    shard table to which the load belongs, (n,); and the n loads. A shard has one load, or several loads if it has
+    several tables or is too wide for the kernels.
     """
     widths = [
         np.arange(1 if len(tables) == 1 else width, width + 1)
@@ -205,8 +209,9 @@ def row_loads(task: Task, items: Sequence[ItemTables], first: IntArray, full_wid
 
 
 def _shard_loads(task: Task, items: Sequence[ItemTables], item: IntArray, units: IntArray) -> LoadSets:
-    """Return n sets of loads, one set for each of n shards. `item` (n,) is the item of each shard, and `units` (n,) is
-    the width of each shard in units of 4 columns.
+    """Return n sets of loads, which are the loads of n shards. A set has one load, or several loads if the shard has
+    several tables or is too wide for the kernels. `item` (n,) is the item of each shard, and `units` (n,) is the width
+    of each shard in units of 4 columns.
 
     A shard wider than kernels take is several loads. A shard of tables that are kept together has all their columns.
     """
@@ -303,7 +308,8 @@ def _items(task: Task, tables: IntArray) -> tuple[_Item, ...]:
 
 
 def _rivals(task: Task, items: Sequence[_Item]) -> list[set[int]]:
-    """Return, for each item, the set of rivals: the items that may not share a device with this item.
+    """Return, for each item (a table, a pinned shard, or several tables kept together), the set of rivals: the items
+    that may not share a device with this item.
 
     Rivals are items of tables that are kept apart from the item's tables, and other items of the same table.
     """
