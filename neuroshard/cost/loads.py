@@ -309,9 +309,9 @@ class Traffic:
         return np.zeros(self.size_bytes.shape[:2])
 
     def alone(self, collective: Collective) -> "Traffic":
-        """Return the exchanges of one collective as separate plans, so that each plan has a single exchange.
-        The new `Traffic` has a plan for each group of devices that exchange data in the collective, for each of the B
-        plans. The exchanged bytes are stored as bytes of an all-to-all.
+        """Return the traffic of one collective alone, with one entry for each exchange: for each of the B plans, and for
+        each group of devices that exchange with each other. The bytes are stored as bytes of an all-to-all, so that a
+        model for a single exchange need not know which collective it predicts.
 
         The `groups` (G, M) of a plan exchange independently, so the result has B G exchanges of M devices, with
         `size_bytes` (B G, M, 1). For the input dist, the bytes of a device are the bytes that it receives.

@@ -163,8 +163,8 @@ class NarrowCalls:
     shares: Float32Array
 
     def saved_of(self, cost: Float32Array, dim: FloatArray) -> Float32Array:
-        """Return the part of the cost of each of n tables that is saved at each of W width limits, (n, W). `cost` (n,)
-        are the costs in kernel calls with wide tables, and `dim` (n,) are the numbers of columns.
+        """Return how much each of n tables costs less, (n, W), in a kernel call whose tables all have at most as many
+        columns as each of W limits. `cost` (n,) are the costs without a limit, and `dim` (n,) the tables' columns.
 
         If the table itself is wider than a limit, the saving (d_w) is a large negative number.
         """

@@ -401,8 +401,10 @@ class Framework(Stored):
         return (*own, HostWait(self.per_term(_HOST))) if self.host else own
 
     def per_term(self, name: str) -> FloatArray:
-        """Return the ms that one unit of each quantity in `TERMS` costs, (F,), such as the ms for one kernel call or
-        for one MB of outputs. `name` is the part of the framework overhead in which the costs arise, such as "outputs".
+        """Return the prices of one part of the framework overhead, (F,) ms: for instance, the ms for each kernel call
+        and for each MB of outputs. `name` is the name of the part, such as "outputs".
+
+        The prices are in the order of `TERMS`; a quantity that costs nothing in this part has the price 0.
         """
         slopes: Slopes = getattr(self, name)
         return np.array([slopes.get(term, 0.0) for term in TERMS])

@@ -219,8 +219,8 @@ def load_sharding_plan(path: str | Path, model: nn.Module | None = None) -> Shar
 
 
 def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadModules:
-    """Return the content of a file with every table under a module of the model.
-    A table that has no module in the file is put under the module of the model that contains the table.
+    """Return the content of a file, in which some tables may be listed without a module, with the missing modules
+    filled in: the module of the model that contains the table.
 
     In the file, the table may have the plain name, or the name with the path of the module in front.
     """

@@ -13,7 +13,9 @@ from neuroshard.tasks.task import Task
 
 
 class ModelChange(ABC):
-    """Base class of the changes of cost models; a searcher sees the changed models."""
+    """Base class: makes cost models worse in one way, such as without exchange times. A search with the worse models
+    shows how much that part of the models contributes to good plans.
+    """
 
     @abstractmethod
     def of(self, models: CostModels) -> CostModels:

@@ -129,8 +129,8 @@ class WidestCacheStorageEstimator(TaskStorageEstimator):
     """
 
     def _device_bytes(self, loads: Loads) -> list[int]:
-        """Return the bytes of device memory of each of n shards, given as loads (inputs of the cost models). Cached
-        shards are counted as if all of them shared the caches of one device.
+        """Return the bytes of device memory that each of n shards takes. All rows of a cache are as wide as its widest
+        table, so every cached shard counts as if the widest of the n shards were in the same cache.
         """
         sizes: list[int] = self._task.memory.bytes_with_caches(LoadSets(loads, np.array([len(loads)]))).tolist()
         return sizes

@@ -204,9 +204,9 @@ class CostEstimates:
         return cls(task, simulator, head, cuts, others, StepInputs.of(task, simulator, others))
 
     def costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
-        """Return two estimated costs for each of B choices of sharding types, (B,) ms each. The first counts the most
-        expensive and the widest column-wise shard, which some device must have. For the second, all devices share the
-        work of the column-wise tables evenly.
+        """Return two estimated costs for each of B choices of sharding types, (B,) ms each. In the second, all devices
+        share the work of the column-wise tables evenly. The first is higher if a single shard costs or sends more than
+        an even share, because some device must have that shard.
 
         Costs are infinite if memory does not suffice.
         """

@@ -22,7 +22,7 @@ class ComputeHead(Protocol):
 
     @property
     def bias(self) -> Float32Array:
-        """The bias that is added to the vector of a device, (H,)."""
+        """The bias, (H,), added to the sum of the vectors of a device's shards."""
         ...
 
     @property

@@ -103,8 +103,9 @@ class SearchSpace:
         return [(self.items[item][0][0], width * DIM_MULTIPLE)]
 
     def tables(self, item: int, width: int) -> list[Table]:
-        """Return the tables in a shard of an item, each cut to the columns in the shard. The shard is `width` units of
-        4 columns wide.
+        """Return the tables of an item, cut to the columns of a shard that is `width` units of 4 columns wide.
+
+        An item is usually one table; it may also be several tables that are kept together, which are never split.
         """
         return [self.task.tables[table].with_dim(dim) for table, dim in self.columns(item, width)]
 
