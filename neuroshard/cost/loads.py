@@ -309,7 +309,7 @@ class Traffic:
         return np.zeros(self.size_bytes.shape[:2])
 
     def alone(self, collective: Collective) -> "Traffic":
-        """Return the traffic of one collective alone, with one entry for each exchange: for each of the B plans, and for
+        """Return the traffic of one collective alone, with an entry for each exchange: for each of the B plans, and for
         each group of devices that exchange with each other. The bytes are stored as bytes of an all-to-all, so that a
         model for a single exchange need not know which collective it predicts.
 

@@ -130,8 +130,8 @@ class PlanningRequest:
         return left
 
     def task(self, tables: Mapping[str, Parameter], left: TorchRecTopology) -> Task:
-        """Return the task for NeuroShard's search: to plan `tables`, which are given by name, in the memory that is left
-        on the devices. The topology `left` has this memory.
+        """Return the task for NeuroShard's search: to plan `tables`, which are given by name, in the memory that is
+        left on the devices. The topology `left` has this memory.
 
         Raises:
             UserError: there are no tables, or the constraints contradict each other or the tables.

@@ -13,8 +13,8 @@ from neuroshard.tasks.task import Task
 
 
 class ModelChange(ABC):
-    """Base class: makes cost models worse in one way, such as without exchange times. A search with the worse models
-    shows how much that part of the models contributes to good plans.
+    """Base class: replaces the cost models that a search uses, for instance by models without exchange times. The
+    plans of such a search show how much a part of the models contributes to good plans.
     """
 
     @abstractmethod
