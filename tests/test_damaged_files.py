@@ -20,6 +20,7 @@ from rich.console import Console
 from neuroshard import CostModels, Found, Plan, Simulator, UserError, load_tables
 from neuroshard.app.arguments import for_hydra
 from neuroshard.measure.store import DataDirectory, Manifest
+from neuroshard.measure.store.noise import fastest
 from neuroshard.measure.store.plan_measurements import PlanMeasurement
 from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.measure.store.samples import CommSample, ComputeSample, Measurement, Repeats
@@ -80,7 +81,7 @@ def good(tmp_path_factory):
     cost = cost_of(*np.tile([1.0, 2.0, 3.0, 4.0], (3, 1)))
     for number in range(2):
         failed = PlanMeasurement(1, number, error="MemoryError")
-        files.passes((plan, plan)).keep(number, (*rows_of_cost(0, number, cost), failed))
+        files.passes((plan, plan)).write(number, (*rows_of_cost(0, number, cost), failed))
     _data(root / "data")
     installed = Path(load_agent.__code__.co_filename).parent / "policies" / "dreamshard"
     (root / "policy").mkdir()
@@ -112,7 +113,7 @@ def _data_again(root):
 def _go_on(root):
     directory = DataDirectory(root / "data")
     directory.begin(MANIFEST, toy_tables(4))
-    return directory.compute().read(), directory.comm().read()
+    return fastest(directory.compute().each()), fastest(directory.comm().each())
 
 
 def _search(root):
@@ -124,7 +125,7 @@ def _resume(root):
     """A search as if it had been killed just before its end."""
     run = _search(root)
     RunDirectory(Path(run.out)).begin(run._depends(Simulator(CostModels.load(run.model))), run.tasks)
-    return [SearchRun.journal(Path(run.out)).get(number) for number in range(2)], Path(run.out)
+    return [SearchRun.record_parts(Path(run.out)).get(number) for number in range(2)], Path(run.out)
 
 
 def _replan(root):
@@ -169,7 +170,7 @@ READERS = {
     "exchange part": ("data/comm/part-00000.parquet", _go_on),
     "run": ("runs/one/run.json", lambda root: SearchRun.load(root / "runs" / "one")),
     "results": ("runs/one/results.parquet", lambda root: SearchRun.load(root / "runs" / "one")),
-    "record": ("runs/one/records/task-0001.json", lambda root: SearchRun.journal(root / "runs" / "one").get(1)),
+    "record": ("runs/one/records/task-0001.json", lambda root: SearchRun.record_parts(root / "runs" / "one").get(1)),
     "record of a run that goes on": ("runs/one/records/task-0000.json", _resume),
     "settings of a run that goes on": ("runs/one/settings.json", _resume),
     "tasks of a run that goes on": ("runs/one/tasks.json", _resume),

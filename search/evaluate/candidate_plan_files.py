@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from neuroshard.measure.store.plan_measurements import Pass, PassFiles, costs_ms, errors_of, passes_in
+from neuroshard.measure.store.parts import JsonCodec, Parts
+from neuroshard.measure.store.plan_measurements import Pass, costs_ms, errors_of, passes_in
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError
-from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.schema import NonNegative, PositiveCount
 from neuroshard.searching.searcher import Found
 from neuroshard.stages.search.evaluate.verdict import Verdict
-from neuroshard.stages.search.results.search_results import predicted_columns
+from neuroshard.stages.search.results.search_results import SEARCHED_AGAIN, predicted_columns
 from neuroshard.tasks.task import Task
 
 
@@ -121,11 +121,11 @@ class CandidatePlanFiles:
         for number, plan in enumerate(searched.candidate_plans):
             plan.save(self.run / self.plan(number))
         answer = searched.answer
-        self._origins.keep(
+        self._origins.write(
             self.task, _Origin(len(searched.candidate_plans), searched.seconds, answer.warning, answer.remark)
         )
 
-    def passes(self, plans: Sequence[Plan]) -> PassFiles:
+    def passes(self, plans: Sequence[Plan]) -> Parts[Pass]:
         """Return the files with the measurements of these candidate plans, a file for each pass."""
         return passes_in(self.run, self.task, plans)
 
@@ -140,7 +140,7 @@ class CandidatePlanFiles:
             return None
         plans = tuple(self._read_plan(number, task) for number in range(origin.count))
         found = Found(plans[0], origin.warning, remark=origin.remark)
-        return Searched(found, origin.seconds, plans, self.passes(plans).read())
+        return Searched(found, origin.seconds, plans, self.passes(plans).leading())
 
     def rows(self, searched: Searched) -> list[dict[str, Any]]:
         """Return the rows of `candidate_plans.parquet`: one row for each candidate plan."""
@@ -175,5 +175,5 @@ class CandidatePlanFiles:
         return plan
 
     @property
-    def _origins(self) -> Journal[_Origin]:
-        return Journal(self.run / "candidate_plans", "task", _Origin, after_deletion="the task is searched again")
+    def _origins(self) -> Parts[_Origin]:
+        return Parts(self.run / "candidate_plans", JsonCodec("task", _Origin, SEARCHED_AGAIN))

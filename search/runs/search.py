@@ -158,15 +158,16 @@ class Search(OutputSettings, ModelSettings):
             directory = RunDirectory.at(self.out, "search", self.method)
             with directory.held():
                 if _found_nothing(directory):
-                    SearchRun.journal(directory.path).clear()
+                    SearchRun.record_parts(directory.path).clear()
                     directory.forget()
                 directory.begin(depends, self.tasks)
-                records, plans, journal = list[SearchRecord](), dict[int, Plan](), SearchRun.journal(directory.path)
+                records, plans = list[SearchRecord](), dict[int, Plan]()
+                parts = SearchRun.record_parts(directory.path)
                 for number in range(len(self.tasks)):
-                    if (record := journal.get(number)) is None:
+                    if (record := parts.get(number)) is None:
                         answer = self._answer(directory.path, number, simulator, first, measure, progress)
                         record, plan = self._record(directory.path, number, answer, simulator)
-                        journal.keep(number, record)
+                        parts.write(number, record)
                         if plan is not None and number < _SHOWN_TASKS:
                             plans[number] = plan
                     records.append(record)
