@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from neuroshard.measure.store.parts import JsonCodec, Parts
+from neuroshard.measure.store.parts import Parts, json_codec
 from neuroshard.measure.store.plan_measurements import Pass, costs_ms, errors_of, passes_in
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
@@ -176,4 +176,4 @@ class CandidatePlanFiles:
 
     @property
     def _origins(self) -> Parts[_Origin]:
-        return Parts(self.run / "candidate_plans", JsonCodec("task", _Origin, SEARCHED_AGAIN))
+        return Parts(self.run / "candidate_plans", json_codec("task", _Origin, SEARCHED_AGAIN))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from neuroshard.measure.store.parts import JsonCodec, Parts
+from neuroshard.measure.store.parts import Parts, json_codec
 from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
@@ -160,7 +160,7 @@ class SearchRun:
         """Return the records in the directory of a run, by number of the task.
         A record is written as soon as the task is done.
         """
-        return Parts(path / "records", JsonCodec("task", SearchRecord, SEARCHED_AGAIN), _of_another)
+        return Parts(path / "records", json_codec("task", SearchRecord, SEARCHED_AGAIN), _of_another)
 
     def plans(self) -> dict[int, Plan]:
         """Return the plans that the search found, by number of the task."""

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, repeat
-from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -20,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Meta
 
-from neuroshard.measure.store.parts import Codec
 from neuroshard.measure.store.samples import (
     LOCAL_PHASES,
     BlockLookups,
@@ -35,7 +33,6 @@ from neuroshard.measure.store.samples import (
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.messages import number_of
-from neuroshard.plumbing.parquet import read_table, write_table
 from neuroshard.plumbing.schema import (
     MAX_BATCH_SIZE,
     MAX_BYTES,
@@ -70,7 +67,6 @@ _STORED: dict[Any, pa.DataType] = {
     bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), SplitName: pa.string(),
     BytesPerElement: pa.int8(), Dim: pa.int32(), Features: pa.int32(), Devices: pa.int32(), Device: pa.int32(),
 }  # fmt: skip
-_MEASURE_AGAIN = "Delete the file, and repeat the same `neuroshard collect` command to measure its samples again"
 _DAMAGED = "Restore the file from a copy, or measure its samples again"  # the remedy for a row that contradicts itself
 _tier_assignment = cache(TierAssignment)  # cached, because most samples have one of few tier assignments
 
@@ -242,8 +238,8 @@ def _held(values: pa.Array, hint: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class RowCodec(Codec[Sequence[Measurement[Sample]]], Generic[Sample]):
-    """Stores measurements of one type of sample in Parquet files, with one row for each measurement.
+class RowCodec(Generic[Sample]):
+    """Converts measurements of one type of sample to Parquet rows, and Parquet rows back to measurements.
 
     Attributes:
         row: type of a row.
@@ -254,27 +250,6 @@ class RowCodec(Codec[Sequence[Measurement[Sample]]], Generic[Sample]):
     row: type[_Row]
     fields: Callable[[Sample], dict[str, Any]]
     sample: Callable[[Any], Sample]
-    name, suffix, digits, remedy = "part", ".parquet", 5, _MEASURE_AGAIN
-
-    def write(self, path: Path, value: Sequence[Measurement[Sample]]) -> None:
-        """Write measurements to the file `path` atomically."""
-        write_table(path, self.table(value))
-
-    def read(self, path: Path) -> Sequence[Measurement[Sample]]:
-        """Return the measurements in the file `path`; raise UserError if the file is damaged."""
-        table = read_table(path, "data file")
-        try:
-            return self.measurements(table)
-        except UserError as error:
-            raise error.at(str(path)) from None
-        except ValueError as error:
-            raise UserError(
-                "data-chunk-malformed",
-                "the file does not contain measurements",
-                where=str(path),
-                limit=str(error),
-                remedy=_MEASURE_AGAIN,
-            ) from None
 
     def table(self, measurements: Sequence[Measurement[Sample]]) -> pa.Table:
         """Return the measurements as a Parquet table, with one row for each measurement."""

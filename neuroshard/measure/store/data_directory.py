@@ -13,16 +13,17 @@ from typing import Any, TypeAlias
 from neuroshard.measure.store._parquet_schema import (
     COMM_CODEC,
     LOCAL_CODEC,
+    RowCodec,
     compute_codec,
     read_tables,
     tables_rows,
 )
-from neuroshard.measure.store.parts import Parts
+from neuroshard.measure.store.parts import Codec, Parts
 from neuroshard.measure.store.run_directory import RunDirectory, begun_otherwise, check_same, write_own
 from neuroshard.measure.store.samples import CommSample, ComputeSample, LocalSample, Measurement, Sample
 from neuroshard.plumbing.errors import UserError
 from neuroshard.plumbing.files import read_json, write_json
-from neuroshard.plumbing.parquet import read_rows, write_table
+from neuroshard.plumbing.parquet import read_rows, read_table, write_table
 from neuroshard.plumbing.schema import Seed, of_format, parse, shown
 from neuroshard.tables import Table
 from neuroshard.words.fingerprint import Fingerprint, versions
@@ -32,6 +33,7 @@ _NAME = "manifest.json"
 _SAMPLES = "samples"
 _TABLES = "tables.parquet"
 MEASURED = "measured"  # data directory inside the directory of a run that measures plans
+_MEASURE_AGAIN = "Delete the file, and repeat the same `neuroshard collect` command to measure its samples again"
 _RESTORE = "Restore the file from a copy, or delete the directory and run `neuroshard collect` again"
 Chunks: TypeAlias = Parts[Sequence[Measurement[Sample]]]  # the measurements of one type of sample
 
@@ -168,12 +170,35 @@ class DataDirectory:
 
     def compute(self) -> Chunks[ComputeSample]:
         """Return the chunks with the measurements of kernel calls."""
-        return Parts(self.path / "compute", compute_codec(self.tables()))
+        return _chunks(self.path / "compute", compute_codec(self.tables()))
 
     def comm(self) -> Chunks[CommSample]:
         """Return the chunks with the measurements of exchanges."""
-        return Parts(self.path / "comm", COMM_CODEC)
+        return _chunks(self.path / "comm", COMM_CODEC)
 
     def local(self) -> Chunks[LocalSample]:
         """Return the chunks with the measurements of local work in training steps."""
-        return Parts(self.path / "local", LOCAL_CODEC)
+        return _chunks(self.path / "local", LOCAL_CODEC)
+
+
+def _chunks(folder: Path, rows: RowCodec[Sample]) -> Chunks[Sample]:
+    """Return the chunks in a folder, whose rows `rows` converts."""
+
+    def read(path: Path) -> Sequence[Measurement[Sample]]:
+        table = read_table(path, "data file")
+        try:
+            return rows.measurements(table)
+        except UserError as error:
+            raise error.at(str(path)) from None
+        except ValueError as error:
+            raise UserError(
+                "data-chunk-malformed",
+                "the file does not contain measurements",
+                where=str(path),
+                limit=str(error),
+                remedy=_MEASURE_AGAIN,
+            ) from None
+
+    return Parts(
+        folder, Codec("part", ".parquet", lambda path, of: write_table(path, rows.table(of)), read, _MEASURE_AGAIN, 5)
+    )

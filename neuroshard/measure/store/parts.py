@@ -4,7 +4,6 @@ If a run was killed, the next run reads the parts on disk, and continues with th
 
 import re
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,52 +16,39 @@ from neuroshard.plumbing.schema import of_format, parse
 Value = TypeVar("Value")
 
 
-class Codec(ABC, Generic[Value]):
-    """Base class: writes values of one type to files, and reads the values back.
+@dataclass(frozen=True)
+class Codec(Generic[Value]):
+    """Writes values of one type to files, and reads the values back.
 
     Attributes:
         name: noun for one value, with which file names begin.
         suffix: suffix of file names.
-        digits: minimum number of digits in file names.
+        write: writes a value to a file atomically.
+        read: returns the value in a file; raises UserError if the file is damaged.
         remedy: remedy in errors about a damaged file; "{path}" stands for the path of the file.
+        digits: minimum number of digits in file names.
     """
 
     name: str
     suffix: str
-    digits: int = 4
+    write: Callable[[Path, Value], None]
+    read: Callable[[Path], Value]
     remedy: str = "Delete {path} and run the command again; then the values in the file are measured again"
-
-    @abstractmethod
-    def write(self, path: Path, value: Value) -> None:
-        """Write a value to the file `path` atomically."""
-
-    @abstractmethod
-    def read(self, path: Path) -> Value:
-        """Return the value in the file `path`; raise UserError if the file is damaged."""
+    digits: int = 4
 
 
-@dataclass(frozen=True)
-class JsonCodec(Codec[Value]):
-    """Stores dataclasses of type `holds` in JSON files, whose format contains `name`."""
+def json_codec(name: str, holds: type[Value], remedy: str = Codec.remedy) -> Codec[Value]:
+    """Return the codec for dataclasses of type `holds`, which are stored as JSON; the format contains `name`."""
+    form = f"neuroshard-{name}-1"
 
-    name: str
-    holds: type[Value]
-    remedy: str = Codec.remedy
-    suffix = ".json"
+    def write(path: Path, value: Any) -> None:
+        write_json(path, {"format": form, **asdict(value)})
 
-    def write(self, path: Path, value: Value) -> None:
-        """Write the fields of a dataclass to the file `path` as JSON."""
-        fields: Any = value
-        write_json(path, {"format": self._format, **asdict(fields)})
+    def read(path: Path) -> Value:
+        where = f"{name} {path}"
+        return parse(of_format(read_json(path, name), form, where), holds, where)
 
-    def read(self, path: Path) -> Value:
-        """Return the dataclass in the file `path`; raise UserError if the file is damaged."""
-        where = f"{self.name} {path}"
-        return parse(of_format(read_json(path, self.name), self._format, where), self.holds, where)
-
-    @property
-    def _format(self) -> str:
-        return f"neuroshard-{self.name}-1"
+    return Codec(name, ".json", write, read, remedy)
 
 
 @dataclass(frozen=True)
@@ -71,7 +57,7 @@ class Parts(Generic[Value]):
 
     Attributes:
         folder: directory of the files; made when the first file is written.
-        codec: writes and reads the files.
+        codec: names, writes and reads the files.
         wrong: function of a value's number and the value that returns the defect of the value, as a predicate for an
             error about the file ("has ..."), or None if the value is right.
     """
@@ -127,8 +113,8 @@ class Parts(Generic[Value]):
         """The numbers of all values on disk, in order.
         Files with other names, such as copies made by a user, do not count.
         """
-        name, digits, suffix = re.escape(self.codec.name), self.codec.digits, re.escape(self.codec.suffix)
-        names = (re.fullmatch(rf"{name}-(\d{{{digits},}}){suffix}", path.name) for path in self.folder.glob("*"))
+        pattern = re.compile(rf"{self.codec.name}-(\d{{{self.codec.digits},}})\{self.codec.suffix}")
+        names = (pattern.fullmatch(path.name) for path in self.folder.glob("*"))
         return sorted(filter(self.has, {int(match[1]) for match in names if match}))
 
     @property

@@ -88,18 +88,12 @@ def costs_ms(passes: Sequence[Pass], plans: int) -> FloatArray:
     return costs
 
 
-class _PassCodec(Codec[Pass]):
-    """Stores passes over plans in Parquet files, with one row for each measurement."""
+def _write_pass(path: Path, rows: Pass) -> None:
+    write_table(path, pa.Table.from_pylist([asdict(row) for row in rows], schema=schema_of(PlanMeasurement)))
 
-    name, suffix = "pass", ".parquet"
 
-    def write(self, path: Path, value: Pass) -> None:
-        """Write a pass to the file `path` atomically."""
-        write_table(path, pa.Table.from_pylist([asdict(row) for row in value], schema=schema_of(PlanMeasurement)))
-
-    def read(self, path: Path) -> Pass:
-        """Return the pass in the file `path`; raise UserError if the file is damaged."""
-        return parse(read_rows(path, self.name), Pass, f"{self.name} {path}")
+def _read_pass(path: Path) -> Pass:
+    return parse(read_rows(path, "pass"), Pass, f"pass {path}")
 
 
 def passes_in(
@@ -122,7 +116,7 @@ def passes_in(
         devices = " or ".join(map(str, sorted({plan.task.topology.num_devices for plan in plans})))
         return f"does not have the measurements of {number_of(len(plans), 'plan')} for {devices} devices"
 
-    return Parts(run / "measurements" / f"task-{task:04d}", _PassCodec(), defect)
+    return Parts(run / "measurements" / f"task-{task:04d}", Codec("pass", ".parquet", _write_pass, _read_pass), defect)
 
 
 def _fits(plan: Plan, rows: Sequence[PlanMeasurement]) -> bool:

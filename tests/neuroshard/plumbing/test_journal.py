@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from neuroshard.measure.store.parts import JsonCodec, Parts
+from neuroshard.measure.store.parts import Parts, json_codec
 from tests.kit.messages import refused
 
 
@@ -20,7 +20,7 @@ def _odd(number, step):
 
 @pytest.fixture
 def journal(tmp_path):
-    return Parts(tmp_path / "steps", JsonCodec("step", Step), _odd)
+    return Parts(tmp_path / "steps", json_codec("step", Step), _odd)
 
 
 def _make(before):
