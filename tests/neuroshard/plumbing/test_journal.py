@@ -1,4 +1,4 @@
-"""Values in a journal outlive whoever made them."""
+"""Numbered parts of a run outlive the process that wrote them."""
 
 from dataclasses import dataclass
 
