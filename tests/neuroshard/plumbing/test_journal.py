@@ -37,10 +37,11 @@ def test_journal_resumes_without_repeating_finished_values(journal):
     assert journal.filled(2, _make) == journal.leading() == found
 
 
-def test_values_end_at_the_first_that_is_not_there(journal):
+def test_leading_values_end_at_the_first_that_is_not_there(journal):
     for number in (0, 1, 3):
         journal.write(number, Step((1.0,), "late"))
-    assert len(journal.leading()) == 2
+    assert (len(journal.leading()), len(journal.each()), journal.end) == (2, 3, 4)
+    assert [journal.has(number) for number in range(5)] == [True, True, False, True, False]
     assert (journal.get(2), journal.get(3)) == (None, Step((1.0,), "late"))
     journal.clear()
     journal.clear()
