@@ -266,7 +266,7 @@ class _Series(Generic[Sample]):
         A chunk is measured again as a whole if one of its samples took longer here than in its other pass: the other
         samples were measured at the same time.
         """
-        measured = self.chunks.read()
+        measured = fastest(self.chunks.each())
         if self.run.max_noise is None or pass_noise(measured) <= self.run.max_noise:
             return []
         slower = disturbed(measured, self.run.max_noise)

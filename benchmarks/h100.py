@@ -40,6 +40,7 @@ from shared import (
 import neuroshard as ns
 from neuroshard.bundles import shipped_path
 from neuroshard.measure.store import DataDirectory
+from neuroshard.measure.store.noise import fastest
 from neuroshard.measure.store.sample_loads import loads_of
 from neuroshard.models import load_bundle
 from neuroshard.plumbing.files import write_atomically
@@ -201,7 +202,7 @@ def _slowest_devices(folder: str, *models: str) -> pd.DataFrame:
     index is (task, search).
     """
     frame = pd.read_csv(DATA / folder / "plans.csv")
-    calls = {m.sample_id: m for m in DataDirectory(DATA / folder).compute().read()}
+    calls = {m.sample_id: m for m in fastest(DataDirectory(DATA / folder).compute().each())}
     of_calls = [calls[number] for number in frame["sample_id"]]
     frame["measured"] = [m.typical_ms for m in of_calls]
     for name in models:

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.stats import kendalltau
 
 from neuroshard.measure.store import DataDirectory
+from neuroshard.measure.store.noise import fastest
 from neuroshard.measure.store.sample_loads import loads_of
 from neuroshard.measure.store.samples import ComputeSample, Measurement
 from neuroshard.models import ComputeModel
@@ -49,5 +50,5 @@ def _measured(names: Sequence[str], split: str) -> list[Measurement[ComputeSampl
     """Return the measurements of a split ("train", "valid" or "test") from several data directories, without
     errors and second passes.
     """
-    every = (one for name in names for one in DataDirectory(DATA / name).compute().read())
+    every = (one for name in names for one in fastest(DataDirectory(DATA / name).compute().each()))
     return [one for one in every if one.split == split and one.error is None and not one.second_pass]

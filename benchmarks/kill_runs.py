@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from neuroshard.measure import Hardware
 from neuroshard.measure.steps.step_samples import StepProtocol
 from neuroshard.measure.store import DataDirectory
+from neuroshard.measure.store.noise import fastest
 from neuroshard.measure.store.run_directory import RunDirectory, runs_below
 from neuroshard.models import load_bundle
 from neuroshard.stages.augment.collect import Collect
@@ -103,7 +104,9 @@ def _same_samples(one: Path, other: Path) -> bool:
 
 def _sample_ids(path: Path) -> list[list[int]]:
     directory = DataDirectory(path)
-    return [[m.sample_id for m in its.read()] for its in (directory.compute(), directory.comm(), directory.local())]
+    return [
+        [m.sample_id for m in fastest(its.each())] for its in (directory.compute(), directory.comm(), directory.local())
+    ]
 
 
 def _same_files(*patterns: str) -> Callable[[Path, Path], bool]:

@@ -263,7 +263,7 @@ class Measured:
         needed = {COLUMN_WISE_CALL, *(calls or ())}
         where = " and ".join(str(directory.path) for directory in directories)
         called, exchanged, drawn = zip(*map(_read, directories), strict=True)
-        local = SplitMeasurements.of(_numbered([directory.local().read() for directory in directories]))
+        local = SplitMeasurements.of(_numbered([fastest(directory.local().each()) for directory in directories]))
         samples = _numbered(called)
         _check_splits([*chain(*drawn)], where)
         chosen = [m for m in samples if calls is None or m.sample.call in needed]
@@ -385,7 +385,7 @@ def _read(directory: DataDirectory) -> _Read:
     calls = fastest(with_slowness(directory.compute().each(), {REFERENCE} if held_out else {TRAIN, VALID}))
     drawn = {(t.name, t.features, t.pooled, m.split): t for m in calls for t in m.sample.tables}
     splits = [(table.with_dim(DIM_MULTIPLE), split) for (*_, split), table in drawn.items()]
-    exchanges = directory.comm().read()
+    exchanges = fastest(directory.comm().each())
     if held_out:
         return calls, exchanges, splits
     return _some_tested(calls), _some_tested(exchanges), [(table, TRAIN) for table, _ in splits]

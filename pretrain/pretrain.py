@@ -12,6 +12,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from neuroshard.measure.store import DataDirectory, Manifest
+from neuroshard.measure.store.noise import fastest
 from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.models import Card, CostModels, save_bundle
 from neuroshard.models.bundle import DataSummary, ModelTest, ModelTests, check_place
@@ -101,7 +102,7 @@ class Pretrain:
                 fit.check(start_models)
             directories = [DataDirectory.at(Path(path)) for path in _several(self.data)]
             manifest = _common(directories)
-            if given and any(m.repeats for directory in directories for m in directory.comm().read()):
+            if given and any(m.repeats for directory in directories for m in fastest(directory.comm().each())):
                 raise UserError(
                     "exchanges-already-measured",
                     f"exchanges={self.exchanges} is set, but data contains measured exchanges",

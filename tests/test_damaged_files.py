@@ -20,12 +20,18 @@ from rich.console import Console
 from neuroshard import CostModels, Found, Plan, Simulator, UserError, load_tables
 from neuroshard.app.arguments import for_hydra
 from neuroshard.measure.store import DataDirectory, Manifest
-from neuroshard.measure.store.plan_measurements import PlanMeasurement
+from neuroshard.measure.store.noise import fastest
+from neuroshard.measure.store.plan_measurements import PlanMeasurement, passes_in
 from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.measure.store.samples import CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.models import Card, load_bundle, save_bundle
 from neuroshard.plumbing.registry import instantiate_config
-from neuroshard.stages.search.evaluate.candidate_plan_files import CandidatePlanFiles, Searched
+from neuroshard.stages.search.evaluate.candidate_plan_files import (
+    Searched,
+    candidate_plan_rows,
+    read_searched,
+    write_searched,
+)
 from neuroshard.stages.search.evaluate.kernel_measurer import rows_of_cost
 from neuroshard.stages.search.local.improvement import Improvement
 from neuroshard.stages.search.methods.heuristics import Random
@@ -75,12 +81,11 @@ def good(tmp_path_factory):
     save_bundle(root / "newer", newer_models(), Card())
     tasks = tuple(toy_task(4, seed=seed) for seed in range(2))
     Search(str(root / "bundle"), tasks, Random(), "random", str(root / "runs" / "one")).run()
-    files = CandidatePlanFiles(root / "runs" / "one", 0)
-    files.begin(Searched(Found(plan), 1.0, (plan, plan)))
+    write_searched(root / "runs" / "one", 0, Searched(Found(plan), 1.0, (plan, plan)))
     cost = cost_of(*np.tile([1.0, 2.0, 3.0, 4.0], (3, 1)))
     for number in range(2):
         failed = PlanMeasurement(1, number, error="MemoryError")
-        files.passes((plan, plan)).keep(number, (*rows_of_cost(0, number, cost), failed))
+        passes_in(root / "runs" / "one", 0, (plan, plan)).write(number, (*rows_of_cost(0, number, cost), failed))
     _data(root / "data")
     installed = Path(load_agent.__code__.co_filename).parent / "policies" / "dreamshard"
     (root / "policy").mkdir()
@@ -112,7 +117,7 @@ def _data_again(root):
 def _go_on(root):
     directory = DataDirectory(root / "data")
     directory.begin(MANIFEST, toy_tables(4))
-    return directory.compute().read(), directory.comm().read()
+    return fastest(directory.compute().each()), fastest(directory.comm().each())
 
 
 def _search(root):
@@ -124,7 +129,7 @@ def _resume(root):
     """A search as if it had been killed just before its end."""
     run = _search(root)
     RunDirectory(Path(run.out)).begin(run._depends(Simulator(CostModels.load(run.model))), run.tasks)
-    return [SearchRun.journal(Path(run.out)).get(number) for number in range(2)], Path(run.out)
+    return [SearchRun.record_parts(Path(run.out)).get(number) for number in range(2)], Path(run.out)
 
 
 def _replan(root):
@@ -137,8 +142,7 @@ def _finished(root):
 
 
 def _candidate_plans(root):
-    files = CandidatePlanFiles(root / "runs" / "one", 0)
-    return files.rows(files.read(toy_task(5)))
+    return candidate_plan_rows(0, read_searched(root / "runs" / "one", 0, toy_task(5)))
 
 
 def _used(plan):
@@ -169,7 +173,7 @@ READERS = {
     "exchange part": ("data/comm/part-00000.parquet", _go_on),
     "run": ("runs/one/run.json", lambda root: SearchRun.load(root / "runs" / "one")),
     "results": ("runs/one/results.parquet", lambda root: SearchRun.load(root / "runs" / "one")),
-    "record": ("runs/one/records/task-0001.json", lambda root: SearchRun.journal(root / "runs" / "one").get(1)),
+    "record": ("runs/one/records/task-0001.json", lambda root: SearchRun.record_parts(root / "runs" / "one").get(1)),
     "record of a run that goes on": ("runs/one/records/task-0000.json", _resume),
     "settings of a run that goes on": ("runs/one/settings.json", _resume),
     "tasks of a run that goes on": ("runs/one/tasks.json", _resume),

@@ -19,6 +19,7 @@ from neuroshard.measure.hardware import Hardware
 from neuroshard.measure.recorder import Due, Meters, Recorder
 from neuroshard.measure.store import Chunks, DataDirectory, Manifest
 from neuroshard.measure.store.data_directory import MEASURED
+from neuroshard.measure.store.noise import fastest
 from neuroshard.measure.store.samples import BACKWARD, FORWARD, CommSample, ComputeSample, Sample, as_drawn
 from neuroshard.measure.store.splits import split_of
 from neuroshard.plans.plan import Plan
@@ -90,7 +91,7 @@ def _known(chunks: Chunks[Sample]) -> dict[Sample, int]:
     """Return a dict with the id of each stored sample. The keys are copies of the samples.
     The copies have no counts of lookups in row blocks, because the measurement adds these counts.
     """
-    return {as_drawn(m.sample): m.sample_id for m in chunks.read()}
+    return {as_drawn(m.sample): m.sample_id for m in fastest(chunks.each())}
 
 
 def _named_calls(directory: DataDirectory, calls: Sequence[ComputeSample]) -> list[ComputeSample]:

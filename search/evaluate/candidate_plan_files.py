@@ -4,24 +4,23 @@ candidate plans and their measurements are saved.
 A run that was killed measures nothing twice.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from neuroshard.measure.store.plan_measurements import Pass, PassFiles, costs_ms, errors_of, passes_in
+from neuroshard.measure.store.parts import Parts, json_codec
+from neuroshard.measure.store.plan_measurements import Pass, costs_ms, errors_of, passes_in
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import InfeasibleError, UserError
-from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.messages import Message
 from neuroshard.plumbing.schema import NonNegative, PositiveCount
 from neuroshard.searching.searcher import Found
 from neuroshard.stages.search.evaluate.verdict import Verdict
-from neuroshard.stages.search.results.search_results import predicted_columns
+from neuroshard.stages.search.results.search_results import SEARCHED_AGAIN, predicted_columns
 from neuroshard.tasks.task import Task
 
 
@@ -100,80 +99,72 @@ class Searched:
         return replace(self, found=Found(self.candidate_plans[verdict.taken], self.answer.warning, remark=remark))
 
 
-@dataclass(frozen=True)
-class CandidatePlanFiles:
-    """The files with the candidate plans of one task, and with the measurements of these plans, in the directory of a
-    run.
+def write_searched(run: Path, number: int, searched: Searched) -> None:
+    """Write the candidate plans of task `number` to the directory of a run, before any plan is measured.
 
-    `candidate_plans/task-0000.json` describes how the plans were found. The directory `candidate_plans/task-0000` has
-    the plans, and `measurements/task-0000` has a file for each pass.
+    The directory `candidate_plans/task-0000` has the plans. `candidate_plans/task-0000.json`, written last, describes
+    how the plans were found.
     """
+    for index, plan in enumerate(searched.candidate_plans):
+        plan.save(run / _plan_file(number, index))
+    answer = searched.answer
+    origin = _Origin(len(searched.candidate_plans), searched.seconds, answer.warning, answer.remark)
+    _origins(run).write(number, origin)
 
-    run: Path
-    task: int
 
-    def plan(self, number: int) -> str:
-        """Return the path of a candidate plan's file, relative to the run's directory."""
-        return f"candidate_plans/task-{self.task:04d}/plan-{number:02d}.json"
+def read_searched(run: Path, number: int, task: Task) -> Searched | None:
+    """Return the search for task `number` as it was saved, with the candidate plans and their measurements; None if the
+    search has not ended.
 
-    def begin(self, searched: Searched) -> None:
-        """Write the candidate plans to files, and a record of how they were found, before any plan is measured."""
-        for number, plan in enumerate(searched.candidate_plans):
-            plan.save(self.run / self.plan(number))
-        answer = searched.answer
-        self._origins.keep(
-            self.task, _Origin(len(searched.candidate_plans), searched.seconds, answer.warning, answer.remark)
+    Raises:
+        UserError: a file is damaged, or belongs to another task.
+    """
+    if (origin := _origins(run).get(number)) is None:
+        return None
+    plans = tuple(_read_plan(run, number, index, task) for index in range(origin.count))
+    found = Found(plans[0], origin.warning, remark=origin.remark)
+    return Searched(found, origin.seconds, plans, passes_in(run, number, plans).leading())
+
+
+def candidate_plan_rows(task: int, searched: Searched) -> list[dict[str, Any]]:
+    """Return the rows of `candidate_plans.parquet` for one task: one row for each candidate plan."""
+    verdict, costs, errors = searched.verdict, searched.costs_ms, searched.errors
+    return [
+        {
+            "task": task,
+            "candidate_plan": number,
+            "plan": _plan_file(task, number),
+            "taken": number == verdict.taken,
+            **predicted_columns(plan),
+            "measured_ms": verdict.measured_ms[number],
+            "below": verdict.below[number],
+            "below_error": verdict.error,
+            "passes": int(np.isfinite(costs[number]).sum()),
+            "error": errors[number],
+        }
+        for number, plan in enumerate(searched.candidate_plans)
+    ]
+
+
+def _origins(run: Path) -> Parts[_Origin]:
+    return Parts(run / "candidate_plans", json_codec("task", _Origin, SEARCHED_AGAIN))
+
+
+def _plan_file(task: int, number: int) -> str:
+    """Return the path of a candidate plan's file, relative to the directory of the run."""
+    return f"candidate_plans/task-{task:04d}/plan-{number:02d}.json"
+
+
+def _read_plan(run: Path, number: int, index: int, task: Task) -> Plan:
+    """Return a candidate plan of task `number`; raise UserError if the file has a plan of another task."""
+    path = run / _plan_file(number, index)
+    plan = Plan.load(path)
+    if replace(plan.task, constraints=task.constraints) != task:  # searches for a target system may add rules
+        where = _origins(run).path(number)
+        raise UserError(
+            "candidate-plan-other-task",
+            f"the file '{path}' has a plan of another task",
+            remedy=f"Delete the file '{where}', which records that this search has ended, and search again; the "
+            "search then writes its plans again",
         )
-
-    def passes(self, plans: Sequence[Plan]) -> PassFiles:
-        """Return the files with the measurements of these candidate plans, a file for each pass."""
-        return passes_in(self.run, self.task, plans)
-
-    def read(self, task: Task) -> Searched | None:
-        """Return the search for a task as it was saved: the plans and their measurements; None if
-        the search has not ended.
-
-        Raises:
-            UserError: a file is damaged, or belongs to another task.
-        """
-        if (origin := self._origins.get(self.task)) is None:
-            return None
-        plans = tuple(self._read_plan(number, task) for number in range(origin.count))
-        found = Found(plans[0], origin.warning, remark=origin.remark)
-        return Searched(found, origin.seconds, plans, self.passes(plans).read())
-
-    def rows(self, searched: Searched) -> list[dict[str, Any]]:
-        """Return the rows of `candidate_plans.parquet`: one row for each candidate plan."""
-        verdict, costs, errors = searched.verdict, searched.costs_ms, searched.errors
-        return [
-            {
-                "task": self.task,
-                "candidate_plan": number,
-                "plan": self.plan(number),
-                "taken": number == verdict.taken,
-                **predicted_columns(plan),
-                "measured_ms": verdict.measured_ms[number],
-                "below": verdict.below[number],
-                "below_error": verdict.error,
-                "passes": int(np.isfinite(costs[number]).sum()),
-                "error": errors[number],
-            }
-            for number, plan in enumerate(searched.candidate_plans)
-        ]
-
-    def _read_plan(self, number: int, task: Task) -> Plan:
-        path = self.run / self.plan(number)
-        plan = Plan.load(path)
-        if replace(plan.task, constraints=task.constraints) != task:  # searches for a target system may add rules
-            where = self._origins.path(self.task)
-            raise UserError(
-                "candidate-plan-other-task",
-                f"the file '{path}' has a plan of another task",
-                remedy=f"Delete the file '{where}', which records that this search has ended, and search again; the "
-                "search then writes its plans again",
-            )
-        return plan
-
-    @property
-    def _origins(self) -> Journal[_Origin]:
-        return Journal(self.run / "candidate_plans", "task", _Origin, after_deletion="the task is searched again")
+    return plan

@@ -48,7 +48,7 @@ def evaluated(
         measured = dict[int, Sequence[Pass]]()
         for task, plans in lineups.items():
             files = passes_in(directory.path, task, plans, partial(measurer.wrong, plans))
-            progress.advance(bar, amounts[task] * len(files.read()))
+            progress.advance(bar, amounts[task] * len(files.leading()))
             make = partial(_next_pass, measure, plans, (seed, task), partial(progress.advance, bar), directory.path)
             measured[task] = files.filled(measurer.passes, make)
     result = measurer.result(directory.path, entries, measured, hardware.fingerprint)

@@ -16,14 +16,19 @@ from rich.progress import Progress
 
 from neuroshard.measure import Hardware
 from neuroshard.measure.plan_costs import Advance, beyond_memory
-from neuroshard.measure.store.plan_measurements import Pass, PlanMeasurement
+from neuroshard.measure.store.plan_measurements import Pass, PlanMeasurement, passes_in
 from neuroshard.models.simulator import Simulator
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.parquet import write_frame
 from neuroshard.plumbing.progress import printer, progress_bar
 from neuroshard.plumbing.schema import PositiveCount, Seed
 from neuroshard.searching.searcher import Found, Searcher
-from neuroshard.stages.search.evaluate.candidate_plan_files import CandidatePlanFiles, Searched
+from neuroshard.stages.search.evaluate.candidate_plan_files import (
+    Searched,
+    candidate_plan_rows,
+    read_searched,
+    write_searched,
+)
 from neuroshard.stages.search.evaluate.kernel_measurer import KernelMeasurer
 from neuroshard.stages.search.evaluate.measurer import Measure, Measurer
 from neuroshard.stages.search.evaluate.search_task import search_task
@@ -75,35 +80,36 @@ class Verify:
         self.check([task])
         searched = search_task(searcher, task, simulator, self.candidate_plans)
         with TemporaryDirectory() as run, progress_bar() as progress:
-            files = CandidatePlanFiles(Path(run), 0)
-            files.begin(searched)
+            write_searched(Path(run), 0, searched)
             with self.measure.opened([task], self.hardware, simulator.count_input, printer(progress)) as measure:
-                return self.judged(measure, files, searched, simulator.count_input, progress).answer
+                return self.judged(measure, Path(run), 0, searched, simulator.count_input, progress).answer
 
     def judged(
-        self, measure: Measure, files: CandidatePlanFiles, searched: Searched, count_input: bool, progress: Progress
+        self, measure: Measure, run: Path, task: int, searched: Searched, count_input: bool, progress: Progress
     ) -> Searched:
-        """Measure the candidate plans in all passes that are not on disk yet, and choose the best candidate plan."""
+        """Measure the candidate plans in all passes that are not on disk yet, and choose the best candidate plan.
+        `run` is the directory of the run, and `task` the number of the task.
+        """
         left = self.passes - len(searched.passes)
         total = left * self.measure.amount(searched.candidate_plans, count_input)
         bar = progress.add_task("candidate plans", total=total)
-        next_pass = partial(self._pass, measure, files, searched, partial(progress.advance, bar))
-        passes = files.passes(searched.candidate_plans).filled(self.passes, next_pass)
+        next_pass = partial(self._pass, measure, run, task, searched, partial(progress.advance, bar))
+        passes = passes_in(run, task, searched.candidate_plans).filled(self.passes, next_pass)
         progress.remove_task(bar)
         return replace(searched, passes=passes).judged()
 
     def _pass(
-        self, measure: Measure, files: CandidatePlanFiles, searched: Searched, advance: Advance, before: Sequence[Pass]
+        self, measure: Measure, run: Path, task: int, searched: Searched, advance: Advance, before: Sequence[Pass]
     ) -> Pass:
         """Measure every candidate plan once, except plans that failed before, and return the measurements. The order of
         the plans is random, so that no plan is always first.
         """
         plans, failed = searched.candidate_plans, replace(searched, passes=tuple(before)).errors
-        rng = np.random.default_rng([self.seed, files.task, len(before)])
+        rng = np.random.default_rng([self.seed, task, len(before)])
         errors = {i: failed[i] or beyond_memory(plan, self.hardware) for i, plan in enumerate(plans)}
         order = rng.permutation([i for i, error in errors.items() if error is None]).astype(int).tolist()
         seed = int(rng.integers(_SEED_RANGE))
-        rows = measure([plans[i] for i in order], len(before), [seed], advance, files.run) if order else ()
+        rows = measure([plans[i] for i in order], len(before), [seed], advance, run) if order else ()
         failures = [PlanMeasurement(i, len(before), error=error) for i, error in errors.items() if error is not None]
         return (*(replace(row, plan=order[row.plan]) for row in rows), *failures)
 
@@ -118,7 +124,6 @@ def save_candidate_plans(run: Path, tasks: Sequence[Task], records: Sequence[Sea
     """
     rows = []
     for record in records:
-        files = CandidatePlanFiles(run, record.task)
-        searched = None if record.plan is None else files.read(tasks[record.task])
-        rows += [] if searched is None else files.rows(searched)
+        searched = None if record.plan is None else read_searched(run, record.task, tasks[record.task])
+        rows += [] if searched is None else candidate_plan_rows(record.task, searched)
     write_frame(run / "candidate_plans.parquet", pd.DataFrame(rows))

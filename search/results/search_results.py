@@ -9,17 +9,18 @@ from typing import Any
 
 import pandas as pd
 
+from neuroshard.measure.store.parts import Parts, json_codec
 from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.errors import UserError
-from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.parquet import read_rows, write_frame
 from neuroshard.plumbing.schema import Count, Name, NonNegative, parse, shown
 from neuroshard.words.model_choice import ModelChoice
 
 _SEARCH_AGAIN = "Delete the directory of the run and search again"
+SEARCHED_AGAIN = "Delete {path} and run the command again; then the task is searched again"  # remedy of a `Codec`
 
 
 @dataclass(frozen=True)
@@ -155,11 +156,11 @@ class SearchRun:
         return cls(path, described.searcher, records, described.model, described.settings, described.count_input)
 
     @staticmethod
-    def journal(path: Path) -> Journal[SearchRecord]:
-        """Return the journal with a run's records, one for each task;
-        a record is written as soon as the task is done.
+    def record_parts(path: Path) -> Parts[SearchRecord]:
+        """Return the records in the directory of a run, by number of the task.
+        A record is written as soon as the task is done.
         """
-        return Journal(path / "records", "task", SearchRecord, _of_another, "the task is searched again")
+        return Parts(path / "records", json_codec("task", SearchRecord, SEARCHED_AGAIN), _of_another)
 
     def plans(self) -> dict[int, Plan]:
         """Return the plans that the search found, by number of the task."""

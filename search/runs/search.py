@@ -29,7 +29,7 @@ from neuroshard.plumbing.progress import plain_console, print_lines, progress_ba
 from neuroshard.plumbing.schema import FileName, PathName
 from neuroshard.plumbing.threads import blas_threads
 from neuroshard.searching.searcher import Searcher
-from neuroshard.stages.search.evaluate.candidate_plan_files import CandidatePlanFiles, Searched
+from neuroshard.stages.search.evaluate.candidate_plan_files import Searched, read_searched, write_searched
 from neuroshard.stages.search.evaluate.comparison import grid_of
 from neuroshard.stages.search.evaluate.measurer import Measure
 from neuroshard.stages.search.evaluate.search_task import search_task
@@ -159,15 +159,16 @@ class Search(OutputSettings, ModelSettings):
             directory = RunDirectory.at(self.out, "search", self.method)
             with directory.held():
                 if _found_nothing(directory):
-                    SearchRun.journal(directory.path).clear()
+                    SearchRun.record_parts(directory.path).clear()
                     directory.forget()
                 directory.begin(depends, self.tasks)
-                records, plans, journal = list[SearchRecord](), dict[int, Plan](), SearchRun.journal(directory.path)
+                records, plans = list[SearchRecord](), dict[int, Plan]()
+                parts = SearchRun.record_parts(directory.path)
                 for number in range(len(self.tasks)):
-                    if (record := journal.get(number)) is None:
+                    if (record := parts.get(number)) is None:
                         answer = self._answer(directory.path, number, simulator, first, measure, progress)
                         record, plan = self._record(directory.path, number, answer, simulator)
-                        journal.keep(number, record)
+                        parts.write(number, record)
                         if plan is not None and number < _SHOWN_TASKS:
                             plans[number] = plan
                     records.append(record)
@@ -219,15 +220,15 @@ class Search(OutputSettings, ModelSettings):
 
         `first` is the state of the first task's answer, if the task was searched already.
         """
-        task, files = self.tasks[number], CandidatePlanFiles(directory, number)
+        task = self.tasks[number]
         if self.verify is None or measure is None:
             return first or self._search_one(task, simulator)
-        if (searched := files.read(task)) is None:
+        if (searched := read_searched(directory, number, task)) is None:
             searched = first or self._search_one(task, simulator)
             if not searched.candidate_plans:
                 return searched
-            files.begin(searched)
-        return self.verify.judged(measure, files, searched, self.count_input, progress)
+            write_searched(directory, number, searched)
+        return self.verify.judged(measure, directory, number, searched, self.count_input, progress)
 
     def _record(
         self, directory: Path, number: int, answer: Searched, simulator: Simulator

@@ -16,6 +16,7 @@ from neuroshard.measure import DeviceSpec, EmbeddingSettings, Hardware, Outcome
 from neuroshard.measure._workers.workers import forked_warm
 from neuroshard.measure.steps.step_samples import Stretch
 from neuroshard.measure.store import DataDirectory
+from neuroshard.measure.store.noise import fastest
 from neuroshard.measure.store.run_directory import RunDirectory
 from neuroshard.measure.store.samples import Repeats
 from neuroshard.measure.store.splits import REFERENCE
@@ -75,14 +76,14 @@ def _records(path):
     return [
         (m.sample_id, m.second_pass, m.error, None if m.repeats is None else m.repeats.times_ms.tolist(), m.sample)
         for parts in (directory.compute(), directory.comm())
-        for m in parts.read()
+        for m in fastest(parts.each())
     ]
 
 
 def test_training_steps_are_measured_if_requested(tmp_path):
     summary = replace(collect_run(tmp_path / "data"), num_local_samples=10).run()
     directory = DataDirectory(tmp_path / "data")
-    steps = directory.local().read()
+    steps = fastest(directory.local().each())
     assert [m.sample_id for m in steps] == [*range(10), 0, 2, 5, 7]
     assert {m.error is None for m in steps} == {True, False}
     assert all(m.error or m.repeats.times_ms.tolist() == [[2.5, *[0.0] * 7]] * 2 for m in steps)
@@ -141,11 +142,11 @@ def test_collecting_local_samples_without_torchrec_is_refused(tmp_path, monkeypa
 @pytest.mark.xdist_group("measures")
 def test_collect_run_on_a_cpu_measures_every_sample(tmp_path):
     summary = collect_run(tmp_path / "data", Hardware).run()
-    compute = DataDirectory(tmp_path / "data").compute().read()
+    compute = fastest(DataDirectory(tmp_path / "data").compute().each())
     assert [m.sample_id for m in compute] == [*range(18), 0, 4, 9, 13]
     assert [m.second_pass for m in compute] == [False] * 18 + [True] * 4
     assert all(m.error is None and m.repeats.times_ms.shape == (2,) for m in compute)
-    comm = DataDirectory(tmp_path / "data").comm().read()
+    comm = fastest(DataDirectory(tmp_path / "data").comm().each())
     assert all(m.repeats.times_ms.shape == (2, 2, 2) for m in comm)
     assert (summary["compute"].measured, summary["exchanges"].measured) == (18, 9)
     assert len(summary["compute"].repeatability) == 4
@@ -154,7 +155,11 @@ def test_collect_run_on_a_cpu_measures_every_sample(tmp_path):
 
 def test_collect_records_failed_samples_and_counts_them_in_the_summary(tmp_path):
     summary = collect_run(tmp_path / "data").run()
-    failed = [m for m in DataDirectory(tmp_path / "data").compute().read() if not m.second_pass and m.error is not None]
+    failed = [
+        m
+        for m in fastest(DataDirectory(tmp_path / "data").compute().each())
+        if not m.second_pass and m.error is not None
+    ]
     assert summary["compute"].failed == len(failed) > 0
     assert summary["compute"].measured + summary["compute"].failed == 18
     assert (summary["compute"].subsets, summary["exchanges"].subsets) == ((), ())
@@ -217,7 +222,7 @@ def test_exchange_samples_are_measured_for_each_listed_device_count_and_batch_si
     run = collect_run(tmp_path / "data")
     run = replace(run, comm=replace(run.comm, num_devices=(2, 3)), batch_sizes=(16, 64), num_second_pass=6)
     run.run()
-    comm = DataDirectory(tmp_path / "data").comm().read()
+    comm = fastest(DataDirectory(tmp_path / "data").comm().each())
     assert [len(m.sample.dims) for m in comm] == [2] * 4 + [3] * 4 + [2] + [2] * 3 + [3] * 3
     first = {m.sample_id: m.sample for m in comm if not m.second_pass}
     assert all(first[m.sample_id] == m.sample for m in comm if m.second_pass)
@@ -242,7 +247,7 @@ def test_each_measured_batch_has_the_same_reference_samples(tmp_path):
     took = [m.repeats.times_ms.mean() for m in references]
     assert [ms / took[0] for ms in took] == pytest.approx([1.0, 3.0, 3.0, 1.0])
     assert len({(m.sample_id, m.sample) for m in references}) == 1
-    assert references[0].sample_id not in {m.sample_id for m in parts.read()}
+    assert references[0].sample_id not in {m.sample_id for m in fastest(parts.each())}
 
 
 def test_summary_states_the_speeds_of_the_machine(tmp_path):
@@ -315,7 +320,7 @@ def test_a_real_run_measures_all_sharding_types_and_collectives(tmp_path):
     )
     comm = replace(run.comm, collectives=COLLECTIVES, max_gradient_bytes=1 << 16)
     summary = replace(run, compute=compute, comm=comm, num_comm_samples=16, num_second_pass=8).run()
-    measured = DataDirectory(tmp_path / "data").compute().read()
+    measured = fastest(DataDirectory(tmp_path / "data").compute().each())
     assert all(m.error is None for m in measured)
     assert {m.sample.form for m in measured} == set(FORMS)
     for m in measured:
@@ -328,7 +333,7 @@ def test_a_real_run_measures_all_sharding_types_and_collectives(tmp_path):
             assert seen.count <= max(1, round(64 * table.pooling_factor))
     first = {m.sample_id: m.sample for m in measured if not m.second_pass}
     assert all(first[m.sample_id] == m.sample for m in measured if m.second_pass)
-    exchanged = DataDirectory(tmp_path / "data").comm().read()
+    exchanged = fastest(DataDirectory(tmp_path / "data").comm().each())
     assert all(m.error is None and m.repeats.times_ms.shape == (2, 2, 2) for m in exchanged)
     assert {name_of(m.sample.collective) for m in exchanged} == set(COLLECTIVES)
     calls = {m.sample.call.name for m in measured}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from neuroshard import Tier, TierAssignment
 from neuroshard.measure.store import DataDirectory
+from neuroshard.measure.store.noise import fastest
 from neuroshard.measure.store.splits import split_tables
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
@@ -233,12 +234,12 @@ def test_settings_of_the_shipped_data_still_draw_the_shipped_samples():
     split, batch_sizes = split_tables(tables, manifest.seed), manifest.config["batch_sizes"]
     compute = ComputeAugmentation(**manifest.config["compute"])
     comm = CommAugmentation(**manifest.config["comm"])
-    for measurement in directory.compute().read()[:100]:
+    for measurement in fastest(directory.compute().each())[:100]:
         rng = np.random.default_rng([manifest.seed, 0, 0, measurement.sample_id])
         batch_size = int(rng.choice(batch_sizes))
         as_drawn = replace(measurement.sample, lookups=())
         assert compute.draw(split, batch_size, rng) == (as_drawn, measurement.split)
-    for measurement in directory.comm().read()[:100]:
+    for measurement in fastest(directory.comm().each())[:100]:
         rng = np.random.default_rng([manifest.seed, 1, 0, measurement.sample_id])
         batch_size = int(rng.choice(batch_sizes))
         drawn = comm.draw(measurement.sample.num_devices, batch_size, rng)

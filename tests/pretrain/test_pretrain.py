@@ -11,6 +11,7 @@ import torch
 
 from neuroshard.cost.loads import LoadSets, Traffic
 from neuroshard.measure.store import DataDirectory
+from neuroshard.measure.store.noise import fastest
 from neuroshard.measure.store.sample_loads import loads_of
 from neuroshard.measure.store.samples import CommSample, ComputeSample, Measurement, Repeats
 from neuroshard.measure.store.splits import split_tables
@@ -161,7 +162,7 @@ def test_models_worse_than_their_initial_models_are_not_written(data, by_sets):
     """Training and validation samples are from a machine three times as slow, so that fitting makes models worse."""
     slow = [
         m if m.split == "test" else replace(m, repeats=m.repeats.times(3.0))
-        for m in DataDirectory(data / "data").compute().read()
+        for m in fastest(DataDirectory(data / "data").compute().each())
         if m.repeats is not None
     ]
     (data / "data" / "compute" / "part-00001.parquet").unlink()
@@ -262,7 +263,9 @@ def test_fitting_further_scales_parts_with_an_empty_split(partial):
     assert result.metrics.keys() >= PARTIAL.keys()
     before, after = (CostModels.load(path) for path in ("cpu", partial / "bundle"))
     sample = next(
-        m.sample for m in DataDirectory(partial / "data").compute().read() if m.sample.form == Form.DATA_PARALLEL
+        m.sample
+        for m in fastest(DataDirectory(partial / "data").compute().each())
+        if m.sample.form == Form.DATA_PARALLEL
     )
     calls = loads_of([sample])
     assert after.compute.predict(calls) != pytest.approx(before.compute.predict(calls), rel=0.01)

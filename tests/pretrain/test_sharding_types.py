@@ -9,6 +9,7 @@ import pytest
 from neuroshard import CostModels, Simulator, Task, Topology
 from neuroshard.cost.loads import Loads, Traffic
 from neuroshard.measure.store import DataDirectory
+from neuroshard.measure.store.noise import fastest
 from neuroshard.models.parts import compute_part
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
@@ -65,7 +66,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def columns(data):
-    return [m for m in DataDirectory(data).compute().read() if m.sample.call == COLUMN_WISE_CALL]
+    return [m for m in fastest(DataDirectory(data).compute().each()) if m.sample.call == COLUMN_WISE_CALL]
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,14 @@
 """A data directory: `manifest.json`, `tables.parquet`, and Parquet chunks under `compute/`, `comm/` and `local/`.
 
-Chunks are written atomically, so a killed run resumes with the first missing chunk. Repeated measurements are stored in
-additional chunks; nothing is replaced, and the fastest measurement of each sample counts.
+A killed run resumes with the first missing chunk. Repeated measurements are stored in additional chunks; nothing is
+replaced, and the fastest measurement of each sample counts (`noise.fastest`).
 """
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeAlias
 
 from neuroshard.measure.store._parquet_schema import (
     COMM_CODEC,
@@ -19,7 +18,7 @@ from neuroshard.measure.store._parquet_schema import (
     read_tables,
     tables_rows,
 )
-from neuroshard.measure.store.noise import fastest
+from neuroshard.measure.store.parts import Codec, Parts
 from neuroshard.measure.store.run_directory import RunDirectory, begun_otherwise, check_same, write_own
 from neuroshard.measure.store.samples import CommSample, ComputeSample, LocalSample, Measurement, Sample
 from neuroshard.plumbing.errors import UserError
@@ -33,11 +32,10 @@ _FORMAT = "neuroshard-data-2"
 _NAME = "manifest.json"
 _SAMPLES = "samples"
 _TABLES = "tables.parquet"
-_CHUNK = re.compile(r"part-\d{5,}\.parquet")
 MEASURED = "measured"  # data directory inside the directory of a run that measures plans
 _MEASURE_AGAIN = "Delete the file, and repeat the same `neuroshard collect` command to measure its samples again"
 _RESTORE = "Restore the file from a copy, or delete the directory and run `neuroshard collect` again"
-_Read = TypeVar("_Read")
+Chunks: TypeAlias = Parts[Sequence[Measurement[Sample]]]  # the measurements of one type of sample
 
 
 @dataclass(frozen=True)
@@ -108,66 +106,6 @@ def _text(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Chunks(Generic[Sample]):
-    """The measurements of one type of sample in a data directory, in numbered chunks."""
-
-    directory: Path
-    codec: RowCodec[Sample]
-
-    def path(self, number: int) -> Path:
-        """Return the path of chunk `number`."""
-        return self.directory / f"part-{number:05d}.parquet"
-
-    def has(self, number: int) -> bool:
-        """Return True if chunk `number` is complete."""
-        return self.path(number).exists()
-
-    @property
-    def end(self) -> int:
-        """The number for the next chunk: the first number after all existing chunks."""
-        return 1 + max((int(path.stem.removeprefix("part-")) for path in self._paths), default=-1)
-
-    def write(self, number: int, measurements: Sequence[Measurement[Sample]]) -> None:
-        """Write chunk `number` atomically."""
-        write_table(self.path(number), self.codec.table(measurements))
-
-    def read(self) -> list[Measurement[Sample]]:
-        """Return the measurements of all chunks, in order.
-        If a sample was measured repeatedly, only the fastest measurement is returned, as in `fastest`.
-
-        Raises:
-            UserError: a chunk is corrupt.
-        """
-        return fastest(self.each())
-
-    def each(self) -> list[list[Measurement[Sample]]]:
-        """Return one list for each chunk, in order, with all measurements of the chunk.
-        Raise UserError if a chunk is corrupt.
-        """
-        return [self._read(path) for path in self._paths]
-
-    @property
-    def _paths(self) -> list[Path]:
-        """The paths of all chunks, in order; files with other names, such as copies made by a user, are left out."""
-        return sorted(path for path in self.directory.glob("part-*.parquet") if _CHUNK.fullmatch(path.name))
-
-    def _read(self, path: Path) -> list[Measurement[Sample]]:
-        table = _read_parquet(path, read_table, _MEASURE_AGAIN)
-        try:
-            return self.codec.measurements(table)
-        except UserError as error:
-            raise error.at(str(path)).changed(remedy=_MEASURE_AGAIN) from None
-        except ValueError as error:
-            raise UserError(
-                "data-chunk-malformed",
-                "the file does not contain measurements",
-                where=str(path),
-                limit=str(error),
-                remedy=_MEASURE_AGAIN,
-            ) from None
-
-
-@dataclass(frozen=True)
 class DataDirectory:
     """A directory with the data of one collect run, or of one run that measures plans."""
 
@@ -215,7 +153,16 @@ class DataDirectory:
     def tables(self) -> dict[str, Table]:
         """Return the measured tables, by name, with the widths that `tables.parquet` stores."""
         path = self.path / _TABLES
-        rows = _read_parquet(path, read_rows, _RESTORE)
+        if not path.exists():
+            raise UserError(
+                "data-file-missing",
+                f"the data file {path} does not exist",
+                remedy=f"Check that {path.parent} is a data directory, such as `neuroshard collect` makes",
+            )
+        try:
+            rows = read_rows(path, "data file")
+        except UserError as error:
+            raise error.changed(remedy=_RESTORE) from None
         try:
             return read_tables(rows)
         except UserError as error:
@@ -223,28 +170,35 @@ class DataDirectory:
 
     def compute(self) -> Chunks[ComputeSample]:
         """Return the chunks with the measurements of kernel calls."""
-        return Chunks(self.path / "compute", compute_codec(self.tables()))
+        return _chunks(self.path / "compute", compute_codec(self.tables()))
 
     def comm(self) -> Chunks[CommSample]:
         """Return the chunks with the measurements of exchanges."""
-        return Chunks(self.path / "comm", COMM_CODEC)
+        return _chunks(self.path / "comm", COMM_CODEC)
 
     def local(self) -> Chunks[LocalSample]:
         """Return the chunks with the measurements of local work in training steps."""
-        return Chunks(self.path / "local", LOCAL_CODEC)
+        return _chunks(self.path / "local", LOCAL_CODEC)
 
 
-def _read_parquet(path: Path, read: Callable[[Path, str], _Read], remedy: str) -> _Read:
-    """Return the content of a file in a data directory.
-    If the file is damaged, raise UserError with the remedy `remedy`.
-    """
-    if not path.exists():
-        raise UserError(
-            "data-file-missing",
-            f"the data file {path} does not exist",
-            remedy=f"Check that {path.parent} is a data directory, such as `neuroshard collect` makes",
-        )
-    try:
-        return read(path, "data file")
-    except UserError as error:
-        raise error.changed(remedy=remedy) from None
+def _chunks(folder: Path, rows: RowCodec[Sample]) -> Chunks[Sample]:
+    """Return the chunks in a folder, whose rows `rows` converts."""
+
+    def read(path: Path) -> Sequence[Measurement[Sample]]:
+        table = read_table(path, "data file")
+        try:
+            return rows.measurements(table)
+        except UserError as error:
+            raise error.at(str(path)) from None
+        except ValueError as error:
+            raise UserError(
+                "data-chunk-malformed",
+                "the file does not contain measurements",
+                where=str(path),
+                limit=str(error),
+                remedy=_MEASURE_AGAIN,
+            ) from None
+
+    return Parts(
+        folder, Codec("part", ".parquet", lambda path, of: write_table(path, rows.table(of)), read, _MEASURE_AGAIN, 5)
+    )

@@ -5,19 +5,18 @@ All three have the same type of row, and each pass over the plans is stored in a
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from neuroshard.measure.store._parquet_schema import schema_of
+from neuroshard.measure.store.parts import Codec, Parts
 from neuroshard.plans.plan import Plan
 from neuroshard.plumbing.arrays import FloatArray
 from neuroshard.plumbing.checked import checked
-from neuroshard.plumbing.journal import Journal
 from neuroshard.plumbing.messages import number_of
 from neuroshard.plumbing.parquet import read_rows, write_table
-from neuroshard.plumbing.schema import Count, NonNegative
+from neuroshard.plumbing.schema import Count, NonNegative, parse
 
 COST = "cost"  # the phase of the row with the cost of a whole plan
 
@@ -89,26 +88,17 @@ def costs_ms(passes: Sequence[Pass], plans: int) -> FloatArray:
     return costs
 
 
-@dataclass(frozen=True)
-class PassFiles(Journal[Pass]):
-    """The files of the passes over a task's plans, one Parquet file for each pass.
-    Each file is either complete or missing.
-    """
+def _write_pass(path: Path, rows: Pass) -> None:
+    write_table(path, pa.Table.from_pylist([asdict(row) for row in rows], schema=schema_of(PlanMeasurement)))
 
-    suffix = ".parquet"
 
-    def write(self, path: Path, value: Pass) -> None:
-        """Write the rows of a pass to the Parquet file `path`."""
-        write_table(path, pa.Table.from_pylist([asdict(row) for row in value], schema=schema_of(PlanMeasurement)))
-
-    def content(self, path: Path, where: str) -> Any:
-        """Read the file `path`, and return the rows of the pass as plain values."""
-        return read_rows(path, self.name)
+def _read_pass(path: Path) -> Pass:
+    return parse(read_rows(path, "pass"), Pass, f"pass {path}")
 
 
 def passes_in(
     run: Path, task: int, plans: Sequence[Plan], wrong: Callable[[Pass], str | None] = lambda _: None
-) -> PassFiles:
+) -> Parts[Pass]:
     """Return the files of the passes over a task's plans in the directory of a run.
     An example of a file is `measurements/task-0000/pass-0000.parquet`.
 
@@ -126,7 +116,7 @@ def passes_in(
         devices = " or ".join(map(str, sorted({plan.task.topology.num_devices for plan in plans})))
         return f"does not have the measurements of {number_of(len(plans), 'plan')} for {devices} devices"
 
-    return PassFiles(run / "measurements" / f"task-{task:04d}", "pass", Pass, defect)
+    return Parts(run / "measurements" / f"task-{task:04d}", Codec("pass", ".parquet", _write_pass, _read_pass), defect)
 
 
 def _fits(plan: Plan, rows: Sequence[PlanMeasurement]) -> bool:

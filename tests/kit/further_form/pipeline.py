@@ -8,6 +8,7 @@ import neuroshard as ns
 from neuroshard.cost.cost import INPUT
 from neuroshard.measure._plan_samples import kernel_calls
 from neuroshard.measure.store import DataDirectory
+from neuroshard.measure.store.noise import fastest
 from neuroshard.stages.augment.collect import Collect
 from neuroshard.stages.augment.comm import CommAugmentation
 from neuroshard.stages.augment.compute import ComputeAugmentation
@@ -75,7 +76,7 @@ def _collect(data):
     exchanges = {name_of(one) for form in FORMS for one in ns.layouts.LAYOUTS[form].exchanges}
     comm = CommAugmentation(max_start_ms=APART.max_start_ms, collectives=tuple(sorted(exchanges)), max_row_tables=20)
     Collect(tables, HARDWARE, calls, comm, (BATCH,), str(data), num_compute_samples=900, num_comm_samples=600).run()
-    return Counter(m.sample.call.name for m in DataDirectory(data).compute().read() if m.error is None)
+    return Counter(m.sample.call.name for m in fastest(DataDirectory(data).compute().each()) if m.error is None)
 
 
 def _pretrain(data, models):

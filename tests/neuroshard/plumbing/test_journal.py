@@ -1,10 +1,10 @@
-"""A journal keeps finished values if the process that wrote them is killed."""
+"""Numbered parts of a run outlive the process that wrote them."""
 
 from dataclasses import dataclass
 
 import pytest
 
-from neuroshard.plumbing.journal import Journal
+from neuroshard.measure.store.parts import Parts, json_codec
 from tests.kit.messages import refused
 
 
@@ -20,7 +20,7 @@ def _odd(number, step):
 
 @pytest.fixture
 def journal(tmp_path):
-    return Journal(tmp_path / "steps", "step", Step, _odd)
+    return Parts(tmp_path / "steps", json_codec("step", Step), _odd)
 
 
 def _make(before):
@@ -34,17 +34,18 @@ def test_journal_resumes_without_repeating_finished_values(journal):
         journal.filled(5, _make)
     found = journal.filled(5, lambda before: Step((10.0 + len(before),)))
     assert [step.ms for step in found] == [(0,), (1,), (2,), (13,), (14,)]
-    assert journal.filled(2, _make) == journal.read() == found
+    assert journal.filled(2, _make) == journal.leading() == found
 
 
-def test_journal_reads_values_up_to_the_first_missing_one(journal):
+def test_leading_values_end_at_the_first_missing_one(journal):
     for number in (0, 1, 3):
-        journal.keep(number, Step((1.0,), "late"))
-    assert len(journal.read()) == 2
+        journal.write(number, Step((1.0,), "late"))
+    assert (len(journal.leading()), len(journal.each()), journal.end) == (2, 3, 4)
+    assert [journal.has(number) for number in range(5)] == [True, True, False, True, False]
     assert (journal.get(2), journal.get(3)) == (None, Step((1.0,), "late"))
     journal.clear()
     journal.clear()
-    assert journal.read() == ()
+    assert journal.leading() == ()
 
 
 @pytest.mark.parametrize(
@@ -56,8 +57,8 @@ def test_journal_reads_values_up_to_the_first_missing_one(journal):
     ],
 )
 def test_errors_of_damaged_journals_name_the_file_to_delete(journal, text, code, names):
-    journal.keep(0, Step((1.0,)))
+    journal.write(0, Step((1.0,)))
     journal.path(0).write_text(text)
     with refused(code, names=[f"step {journal.path(0)}", *names]) as caught:
-        journal.read()
+        journal.leading()
     assert str(journal.path(0)) in caught.value.message.remedy

@@ -58,7 +58,7 @@ def test_step_evaluation_times_phases_and_resumes(plans, tmp_path):
     first = (out / "measurements/task-0000/pass-0000.parquet").read_bytes()
     (out / "run.json").unlink()
     assert _run(plans, out, StepMeasurer(replace(STEPS.protocol, builds=2))).tasks[0].ratios.shape == (2, 2)
-    builds = passes_in(out, 0, [Plan.load(path) for path in (*plans, plans[0])]).read()
+    builds = passes_in(out, 0, [Plan.load(path) for path in (*plans, plans[0])]).leading()
     assert [len(times_ms(rows, STEP)) for build in builds for rows in by_plan(build, 3)] == [2] * 6
     assert (out / "measurements/task-0000/pass-0000.parquet").read_bytes() == first
     with refused("out-begun-otherwise", names=["turns=2", 3]):
@@ -130,10 +130,10 @@ def test_step_measurer_refuses_builds_of_other_plans_or_turns(plans, tmp_path):
     measurer = StepMeasurer(StepProtocol(turns=3))
     files = passes_in(tmp_path, 2, loaded, partial(measurer.wrong, loaded))
     for number, build in enumerate(BUILDS):
-        files.keep(number, build)
-    assert files.read() == BUILDS
+        files.write(number, build)
+    assert files.leading() == BUILDS
     with refused("journal-value-wrong", names=["pass-0000.parquet", "2 plans"]):
-        passes_in(tmp_path, 2, loaded[:2]).read()
+        passes_in(tmp_path, 2, loaded[:2]).leading()
     other = StepMeasurer(StepProtocol(turns=2))
     with refused("journal-value-wrong", names=["pass-0000.parquet"]):
-        passes_in(tmp_path, 2, loaded, partial(other.wrong, loaded)).read()
+        passes_in(tmp_path, 2, loaded, partial(other.wrong, loaded)).leading()

@@ -18,7 +18,7 @@ from neuroshard.measure import Meter, Outcome
 from neuroshard.measure.steps.step_samples import StepProtocol
 from neuroshard.models import Card, save_bundle
 from neuroshard.plans.moves import layout_key
-from neuroshard.stages.search.evaluate.candidate_plan_files import CandidatePlanFiles
+from neuroshard.stages.search.evaluate.candidate_plan_files import read_searched
 from neuroshard.stages.search.evaluate.step_measurer import StepMeasurer
 from neuroshard.stages.search.evaluate.verification import Verify
 from neuroshard.stages.search.local.improvement import Improvement
@@ -202,7 +202,7 @@ def test_interrupted_verification_measures_only_missing_passes(bundle, tmp_path)
     dying = _counted(dies_at=7)
     with pytest.raises(_Killed):
         _search(bundle, tmp_path / "run", Verify(dying, 3, 4), tasks).run()
-    assert len(CandidatePlanFiles(tmp_path / "run", 1).read(tasks[1]).passes) == 2
+    assert len(read_searched(tmp_path / "run", 1, tasks[1]).passes) == 2
     rest = _counted()
     found = _search(bundle, tmp_path / "run", Verify(rest, 3, 4), tasks).run().saved
     assert dying.counts["calls"] + rest.counts["calls"] == whole.counts["calls"]
@@ -215,7 +215,7 @@ def test_interrupted_verification_measures_only_missing_passes(bundle, tmp_path)
 def test_a_plan_that_cannot_run_is_left_out(bundle, tmp_path):
     task = toy_task(12, num_devices=2)
     _search(bundle, tmp_path / "free", Verify(_counted(), 6, 2), (task,)).run()
-    candidate_plans = CandidatePlanFiles(tmp_path / "free", 0).read(task).candidate_plans
+    candidate_plans = read_searched(tmp_path / "free", 0, task).candidate_plans
     largest = [max(map(len, plan.device_tables)) for plan in candidate_plans]
     assert len(set(largest)) > 1, "the candidate plans must differ in this for the test to test anything"
     limit = max(largest)
@@ -249,7 +249,7 @@ def test_remarks_of_a_search_precede_the_verdict_and_are_kept(bundle, tmp_path):
         for name, how in (("plain", None), ("verified", Verify(NOISY, 4, 2)))
     )
     assert verified.startswith(f"{plain}; ")
-    assert CandidatePlanFiles(tmp_path / "verified", 0).read(TASK).found.remark == plain
+    assert read_searched(tmp_path / "verified", 0, TASK).found.remark == plain
 
 
 def test_tasks_without_a_plan_are_recorded(bundle, tmp_path):
@@ -269,22 +269,21 @@ def test_verify_accepts_plans_with_rules_added_for_the_target(tmp_path, monkeypa
         run = _search("linear", tmp_path / "run", Verify(STEADY, 2, 2), tasks, SMALL).run().saved
     plan = run.plan_of(run.records[0])
     assert plan.task.constraints.rules[-1].min_shards == 4
-    assert CandidatePlanFiles(tmp_path / "run", 0).read(tasks[0]).candidate_plans[0].task == plan.task
+    assert read_searched(tmp_path / "run", 0, tasks[0]).candidate_plans[0].task == plan.task
 
 
 def test_damaged_measurements_are_refused_by_file_name(bundle, tmp_path):
     _search(bundle, tmp_path / "run", Verify(STEADY, 2, 2)).run()
-    files = CandidatePlanFiles(tmp_path / "run", 0)
     path = tmp_path / "run" / "measurements" / "task-0000" / "pass-0000.parquet"
     frame = pd.read_parquet(path, dtype_backend="numpy_nullable")
     frame[frame["plan"] == 0].to_parquet(path)
     with refused("journal-value-wrong", names=[path, "2 plans", "2 devices"]):
-        files.read(TASK)
+        read_searched(tmp_path / "run", 0, TASK)
     frame.assign(ms=-1.0).to_parquet(path)
     with refused("value-outside-limits", where=f"pass {path}"):
-        files.read(TASK)
+        read_searched(tmp_path / "run", 0, TASK)
     with refused("candidate-plan-other-task", names=["plan-00.json"]):
-        files.read(toy_task(6, num_devices=2, seed=5))
+        read_searched(tmp_path / "run", 0, toy_task(6, num_devices=2, seed=5))
 
 
 def test_verify_reports_user_mistakes_in_one_line(bundle, tmp_path):
@@ -377,7 +376,7 @@ def test_candidate_plans_are_verified_by_training_steps(bundle, tmp_path, pipeli
     """Each pass is a build of all candidate plans, on two real processes."""
     measure = StepMeasurer(StepProtocol(turns=2, steps=2, dense=(), pipeline=pipeline))
     result = _search(bundle, tmp_path / "run", Verify(CPU, candidate_plans=2, passes=2, measure=measure), (TASK,)).run()
-    searched = CandidatePlanFiles(tmp_path / "run", 0).read(TASK)
+    searched = read_searched(tmp_path / "run", 0, TASK)
     assert searched.errors == (None,) * len(searched.candidate_plans)
     assert (searched.costs_ms > 0).all()
     assert searched.costs_ms.shape == (len(searched.candidate_plans), 2)

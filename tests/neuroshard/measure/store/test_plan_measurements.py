@@ -24,8 +24,8 @@ def passes(tmp_path):
 
 
 def test_stored_measurement_rows_are_read_back_unchanged(passes):
-    passes.keep(0, ROWS)
-    assert passes.read() == (ROWS,)
+    passes.write(0, ROWS)
+    assert passes.leading() == (ROWS,)
 
 
 def test_costs_ms_and_errors_of_have_an_entry_for_each_plan():
@@ -46,9 +46,9 @@ def test_costs_ms_and_errors_of_have_an_entry_for_each_plan():
     ],
 )
 def test_reading_measurement_rows_of_other_plans_is_refused(passes, rows):
-    passes.keep(0, rows)
+    passes.write(0, rows)
     with refused("journal-value-wrong", names=[passes.path(0), "2 plans", "2 devices"]):
-        passes.read()
+        passes.leading()
 
 
 def test_measurement_row_has_either_a_time_or_an_error():

@@ -10,6 +10,7 @@ import pytest
 from neuroshard import Tier, TierAssignment
 from neuroshard.measure.store import DataDirectory, Manifest
 from neuroshard.measure.store._parquet_schema import LOCAL_CODEC, read_tables, tables_rows
+from neuroshard.measure.store.noise import fastest
 from neuroshard.measure.store.samples import (
     BlockLookups,
     CommSample,
@@ -106,7 +107,7 @@ def _same(left, right):
 def test_stored_measurements_are_read_back_unchanged(directory, kind, measurements):
     parts = getattr(directory, kind)()
     parts.write(0, measurements)
-    for saved, loaded in zip(measurements, parts.read(), strict=True):
+    for saved, loaded in zip(measurements, fastest(parts.each()), strict=True):
         _same(saved, loaded)
 
 
@@ -154,7 +155,7 @@ def test_reading_contradictory_records_is_refused(directory, kind, number, chang
     (row,) = table.to_pylist()
     pq.write_table(pa.Table.from_pylist([row | change], schema=table.schema), parts.path(0))
     with refused(code, where=f"{parts.path(0)}: sample{place}", names=names):
-        parts.read()
+        fastest(parts.each())
 
 
 def test_reading_a_chunk_without_a_column_is_refused_with_advice_to_collect_again(directory):
@@ -162,7 +163,7 @@ def test_reading_a_chunk_without_a_column_is_refused_with_advice_to_collect_agai
     parts.write(0, _comm()[:1])
     pq.write_table(pq.read_table(parts.path(0)).drop_columns(["collective"]), parts.path(0))
     with refused("field-missing", where=f"{parts.path(0)}: sample", names=["'collective'"]) as caught:
-        parts.read()
+        fastest(parts.each())
     assert "neuroshard collect" in caught.value.message.remedy
 
 
@@ -198,7 +199,7 @@ def test_copies_of_chunk_files_are_not_read_as_chunks(directory):
     parts = directory.compute()
     parts.write(0, _compute())
     for name in ("part-copy.parquet", "part-00000 (1).parquet"):
-        (parts.directory / name).write_bytes(parts.path(0).read_bytes())
+        (parts.folder / name).write_bytes(parts.path(0).read_bytes())
     assert parts.end == 1
     assert len(parts.each()) == 1
 
@@ -215,10 +216,10 @@ def test_reading_a_damaged_part_names_the_file(directory):
     path = parts.path(0)
     path.write_bytes(path.read_bytes()[:-20])
     with refused("parquet-damaged", names=[path, "neuroshard collect"]):
-        parts.read()
+        fastest(parts.each())
     pq.write_table(pq.read_table(directory.path / "tables.parquet"), path)
     with refused("unknown-name", where=f"{path}: sample", names=["'name'"]):
-        parts.read()
+        fastest(parts.each())
 
 
 def test_interrupted_write_of_a_part_leaves_no_file(directory, monkeypatch):
@@ -227,7 +228,7 @@ def test_interrupted_write_of_a_part_leaves_no_file(directory, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         parts.write(0, _compute())
     assert not parts.has(0)
-    assert list(parts.directory.iterdir()) == []
+    assert list(parts.folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -255,9 +256,9 @@ def test_reading_a_sample_measured_several_times_returns_the_fastest_measurement
     for number, ms in enumerate((3.0, 2.0, 4.0)):
         parts.write(number, [measured(first, ms)])
     parts.write(3, [measured(first, None), measured(second, 9.0), replace(measured(first, None), second_pass=True)])
-    found = [(m.sample.tables[0], m.second_pass, m.error) for m in parts.read()]
+    found = [(m.sample.tables[0], m.second_pass, m.error) for m in fastest(parts.each())]
     assert found == [(first, False, None), (second, False, None), (first, True, "MemoryError")]
-    assert parts.read()[0].repeats.times_ms.tolist() == [2.0, 2.0]
+    assert fastest(parts.each())[0].repeats.times_ms.tolist() == [2.0, 2.0]
     assert parts.end == 4
 
 
