@@ -26,7 +26,8 @@ def headline(_work: Path, _small: bool) -> Made:
     Models are grouped by panel of the picture.
     """
     frame = pd.concat([_on_cpu(), _on_h100(MUCH, gpu_steps.MUCH), _on_h100(LITTLE, gpu_steps.LITTLE)])
-    machines = "AMD EPYC (family/model/stepping 26/2/1), 2 core(s); one NVIDIA H100 80GB HBM3"
+    machine = next(line for line in STEPS.read_text().splitlines() if line.startswith("# machine: "))
+    machines = f"{machine.removeprefix('# machine: ')}; one NVIDIA H100 80GB HBM3"
     return Made(
         frame.round(4), "Step times on NeuroShard's plans relative to the baseline's; below 1 is faster.", machines
     )

@@ -22,6 +22,7 @@ import yaml
 from choices import gains_by_size, judged_rules
 from h100 import memory_shares
 from headline import headline, summary
+from papers import ablations, papers_methods, sensitivity
 from ranks import beside_mirrors
 from search_costs import methods, scaling, speed, two_plans
 from shared import COLUMN_WISE, Made, evaluated, markdown, papers_tasks, with_tables
@@ -44,7 +45,7 @@ PAGES = tuple(
     TABLES / f"{name}.md"
     for name in (
         *("summary", "cpu_steps", "mirrored_steps", "plans_and_search"),
-        *("errors", "accepting", "what_does_not_hold"),
+        *("papers", "errors", "accepting", "what_does_not_hold"),
     )
 )
 WORK = ROOT / "build" / "results"
@@ -228,6 +229,9 @@ MAKERS: dict[str, Callable[[Path, bool], Made]] = {
     "methods": methods,
     "scaling": scaling,
     "speed": speed,
+    "papers_methods": papers_methods,
+    "ablations": ablations,
+    "sensitivity": sensitivity,
     "tiers": memory_shares,
     "hardware": hardware,
     "choices": judged_rules,

@@ -46,7 +46,15 @@ def _with_words(frame: pd.DataFrame, words: Mapping[str, str]) -> pd.DataFrame:
     return frame.replace({frame.columns[0]: dict(words)})
 
 
+def _papers(devices: int) -> View:
+    """Return the view of the table of the papers' methods for a number of devices, one column per largest dim."""
+    dims = {f"{devices} devices, dims up to {dim}": f"dims up to {dim}" for dim in (4, 8, 16, 32, 64, 128)}
+    return _columns("papers_methods", {"method": "method", **dims})
+
+
 VIEWS: dict[str, View] = {
+    "papers_4": _papers(4),
+    "papers_8": _papers(8),
     "summary": _columns(
         "summary",
         {name: name for name in ("where", "NeuroShard's tables", "baseline", "mean", "median", "range", "models")},
