@@ -194,7 +194,7 @@ class Collect:
 @dataclass(frozen=True)
 class _Batch:
     """The ids of the samples in one chunk: samples that are measured and stored together.
-    One function draws all samples of a chunk.
+    A run may have several functions that draw random samples. All samples of a chunk are drawn by the same function.
     """
 
     ids: tuple[int, ...]
@@ -281,7 +281,7 @@ class _Series(Generic[Sample]):
         return [_Batch(ids_of_chunk, second_pass) for ids_of_chunk in sorted(chunks)]
 
     def variant(self, sample_id: int) -> int:
-        """Return the number of the function that draws the sample with this id.
+        """Return the index of the function that draws the sample with this id.
         A series may have several functions that draw samples, for example one function for each number of processes.
         """
         return sample_id // self.chunk_size % len(self.variants)

@@ -117,8 +117,9 @@ class CommAugmentation:
         devices_per_host: int | None,
         rng: np.random.Generator,
     ) -> list[int]:
-        """Draw the bytes that each of D devices sends in one exchange, and return a list, (D,).
-        For an input dist, these are the bytes that each device receives.
+        """Draw the bytes of each of D devices in one exchange, and return a list, (D,).
+        In an input dist, these are the bytes that the device receives. In other exchanges, these are the bytes that the
+        device sends.
         """
         if collective in (Collective.ALL_TO_ALL, Collective.INPUT):
             return self._placed(self._table_bytes(collective, batch_size, rng), num_devices, rng)

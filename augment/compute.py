@@ -159,7 +159,8 @@ class ComputeAugmentation:
         self, layout: Layout, group: tuple[Table, ...], batch_size: int, rng: np.random.Generator
     ) -> ComputeSample:
         """Draw a combination of tables from `group`, and return the kernel call of one device on these tables.
-        The device gets the rows and samples that it would get by the rules of the family of sharding types `layout`.
+        `layout` is a family of sharding types, such as row-wise. The family determines which rows of the tables the
+        device has, and for which samples the device looks up.
         """
         cut = layout.form in CUT_FORMS  # data-parallel tables are pooled, and in device memory
         pooled = one_of(self.pooled, rng) if cut else True
@@ -203,8 +204,8 @@ class ComputeAugmentation:
         self, layout: Layout, tables: tuple[Table, ...], samples: int, sharers: int, rng: np.random.Generator
     ) -> ComputeSample:
         """Draw a row block of each table, and return the kernel call on these row blocks.
-        Each table is divided into `sharers` equal row blocks. The kernel call also has a drawn share: the share of the
-        frequently used rows that have the lowest row numbers of a table.
+        Each table is divided into `sharers` equal row blocks. The method also draws a fraction, which may be 0. This
+        fraction of the frequently used rows gets the lowest row numbers of the table.
         """
         blocks = tuple(RowBlock(*row_blocks(table, sharers)[rng.integers(sharers)]) for table in tables)
         hot_first = float(rng.random()) if rng.random() < self.hot_rows_first_fraction else 0.0
@@ -297,8 +298,8 @@ class ComputeAugmentation:
 
 
 def _of_one_precision(group: tuple[Table, ...], rng: np.random.Generator) -> tuple[Table, ...]:
-    """Return the tables of the group that have the same bytes per element as a table of the group that is drawn at
-    random.
+    """Draw one table of the group at random, and return all tables of the group that have the same bytes per element as
+    the drawn table.
 
     One kernel call never mixes precisions.
     """

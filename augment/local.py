@@ -161,9 +161,9 @@ class PlanAugmentation:
         return Plan(task, tuple(placed))
 
     def _group(self, layout: Layout, task: Task, table: Table, rng: np.random.Generator) -> list[int]:
-        """Draw the devices over which a table is sharded as the family `layout` requires; return the device numbers.
-        The devices are all devices, or all devices of one host. The list is empty if `layout` is column-wise or if the
-        family does not suit the table. The table is then placed column-wise.
+        """Draw the devices over which a table is sharded: all devices of the task, or all devices of one host.
+        Return the device numbers. `layout` is the family of sharding types, such as row-wise, for the table.
+        The list is empty if the table must be placed column-wise: `layout` is column-wise or does not suit the table.
         """
         too_large = layout.dense and table.size_bytes > self.max_copy_bytes
         if layout.free or too_large or not layout.takes(table.dim) or Call(layout.form, table.pooled) not in CALLS:

@@ -1,1 +1,1 @@
-"""The command line and the pipeline in Python: arguments, help, listings, failures, sweeps and stage functions."""
+"""The `neuroshard` command, and Python functions that run the same stages: collect, pretrain, search and evaluate."""

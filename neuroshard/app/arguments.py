@@ -125,9 +125,9 @@ def with_reader(text: str) -> Iterator[str]:
 
 
 def _sweep(group: str, reader: str | None, files: list[str]) -> str:
-    """Return Hydra's arguments, as one text, for a sweep over the files in `files` that the config `reader` can read.
-    An example is "tables=user_file tables.path=a.csv,b.csv": a sweep over two files that the config user_file can read.
-    If `reader` is None, the sweep is over the entries in `files` that are names of configs.
+    """Return the arguments that the user can give for a sweep over some entries of `files`, as one text.
+    These entries are the files that the config `reader` can read. For the config user_file, for example, the text is
+    "tables=user_file tables.path=a.csv,b.csv". If `reader` is None, these entries are the names of configs in `files`.
     """
     swept = [file for file in files if _READERS[group].get(Path(file).suffix.lower()) == reader]
     return f"{group}={','.join(swept)}" if reader is None else f"{group}={reader} {group}.path={','.join(swept)}"

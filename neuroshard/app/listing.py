@@ -24,7 +24,9 @@ from neuroshard.words.form import CALLS
 
 @dataclass(frozen=True)
 class BundleFacts:
-    """Facts about an installed bundle of cost models: device, training range, kernel calls, prediction errors.
+    """Facts about an installed bundle of cost models.
+    These are the measured device, the training range, the types of kernel calls that the models can predict, and the
+    prediction errors.
 
     Attributes:
         name: name of the bundle, for model=NAME.

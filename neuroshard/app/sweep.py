@@ -85,8 +85,9 @@ def jobs_in(folder: Path) -> list[Job]:
 
 def compared(jobs: Sequence[Job]) -> Grid:
     """Return a table with a row for each job of a sweep.
-    The columns are the settings that differ between jobs, and then the number of solved tasks, the predicted cost and
-    the seconds per search. If no job has these figures, the last column has "done", or the reason why the job failed.
+    The first columns are the settings that differ between jobs. For searches, the next columns are the number of solved
+    tasks, the predicted cost and the seconds per search. If no job has these figures, the next and last column is the
+    result of each job: "done", or the reason why the job failed.
 
     If there is only one job, the table has all settings of this job. If jobs have different numbers of devices, the
     table also has these numbers, the smallest free memory of a device, and the work that the costs count.
@@ -110,9 +111,10 @@ def compared(jobs: Sequence[Job]) -> Grid:
 
 
 def _caption(jobs: Sequence[Job], over_devices: bool) -> str:
-    """Return the caption of the table of a sweep's jobs. The caption explains over which tasks the costs are averaged.
-    If the jobs have different numbers of devices (`over_devices`), the caption also lists the kinds of work that the
-    predicted costs include, and explains the column with the free memory.
+    """Return the caption of the table that compares the jobs of a sweep.
+    The caption says over which tasks the costs in the table are averaged. If `over_devices` is true (the jobs have
+    different numbers of devices), the caption also says which kinds of work the costs include, and what the column
+    "memory headroom" shows.
     """
     if not over_devices:
         return _CAPTION

@@ -20,8 +20,8 @@ _STEPS = 400  # number of points for numerical integration
 
 
 class When(IntEnum):
-    """The places in a training step, in the order of time. Each part of a step, such as the output dist, has a place.
-    On each device, a part begins when all parts in earlier places have ended.
+    """The positions in the time order of a training step. Each part of a step, such as the output dist, has a position.
+    On each device, a part begins when all parts at earlier positions have ended.
 
     Attributes:
         BACKWARD: backward exchange of gradients: all devices meet, and begin together.
@@ -219,7 +219,9 @@ class Cost(Step):
 
     @property
     def likely_ms(self) -> float:
-        """The cost in ms for comparing plans: the expected cost if margins are known, else the predicted cost."""
+        """The cost in ms by which plans are compared: `expected_ms` if error margins are known, else `total_ms`.
+        `total_ms` is the predicted cost, which is too low on average. `expected_ms` is corrected for this bias.
+        """
         return self.total_ms if self.margin is None else self.expected_ms
 
     @property
@@ -270,7 +272,9 @@ def _scope_of(part: Part) -> str:
 
 
 def described_expectation(total_ms: float, expected_ms: float) -> str | None:
-    """Return the expected cost as text; None if the expected cost is NaN or rounds to the predicted cost."""
+    """Return a text with the expected cost of a plan: the predicted cost `total_ms` after a correction for prediction
+    errors. Return None if the expected cost is NaN, or if both costs are equal after rounding.
+    """
     if np.isnan(expected_ms) or f"{expected_ms:.2f}" == f"{total_ms:.2f}":
         return None
     return (

@@ -115,7 +115,8 @@ class Loads:
 
     @property
     def kernel(self) -> IntArray:
-        """(n,) number of the kernel for each load; on a device, one kernel processes all loads with the same number.
+        """(n,) key of the kernel that processes each load, as a whole number.
+        On a device, one kernel processes all loads with the same key.
 
         Such loads have the same call and data type and, if they are of sequence tables, the same table width.
         """
@@ -177,7 +178,7 @@ class LoadSets:
 
     @classmethod
     def grouped(cls, loads: Loads, places: IntArray, num_sets: int) -> "LoadSets":
-        """Return loads (n,) grouped into `num_sets` sets; `places` (n,) has the number of the set for each load.
+        """Return loads (n,) grouped into `num_sets` sets; `places` (n,) has the index of the set for each load.
 
         Loads of one set keep their order.
         """
@@ -309,9 +310,12 @@ class Traffic:
         return np.zeros(self.size_bytes.shape[:2])
 
     def alone(self, collective: Collective) -> "Traffic":
-        """Return the traffic of one collective alone, with an entry for each exchange: for each of the B plans, and for
-        each group of devices that exchange with each other. The bytes are stored as bytes of an all-to-all, so that a
-        model for a single exchange need not know which collective it predicts.
+        """Return the bytes of one collective as a `Traffic` that has no other collectives.
+        In the result, each exchange takes the place of a plan. There is an exchange for each of the B plans and each
+        group of devices that exchange with each other.
+
+        The bytes are stored as bytes of an all-to-all, so that a model for a single exchange need not know which
+        collective the exchange uses.
 
         The `groups` (G, M) of a plan exchange independently, so the result has B G exchanges of M devices, with
         `size_bytes` (B G, M, 1). For the input dist, the bytes of a device are the bytes that it receives.

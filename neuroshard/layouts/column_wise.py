@@ -44,7 +44,9 @@ class ColumnWise(Layout):
         check_cover(table, [placement.shard for placement in placements])
 
     def share(self, loads: Loads, count: int) -> Loads:
-        """Return `loads` unchanged, because the first of the `count` devices has each table whole."""
+        """Return the loads that whole tables cause on the first of `count` devices.
+        These are `loads` unchanged, because the first device has every table whole.
+        """
         return loads
 
     def sent_bytes_of(

@@ -36,9 +36,9 @@ def shard_widths(table: Table, dim: int) -> Iterator[int]:
 
 
 def as_shards(sets: LoadSets) -> LoadSets:
-    """Split every load that is wider than FBGEMM's maximum width of a shard, and return the sets with all loads.
-    A load is the work of a table or shard for the kernels. A wide load is replaced by the loads of column shards. There
-    are as few of these shards as possible, and their widths are as equal as possible.
+    """Replace every load that is too wide for FBGEMM by the loads of column shards, and return the sets of loads.
+    A load is the work of a table or shard for the kernels. A load is too wide if it has more columns than FBGEMM allows
+    in a shard. The column shards are as few and as equal in width as possible.
     """
     loads = sets.loads
     if not (loads.dim > MAX_SHARD_DIM).any():

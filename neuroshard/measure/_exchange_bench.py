@@ -61,8 +61,9 @@ class Circle:
     group: Among
 
     def share(self, size_bytes: Sequence[int], element_bytes: int) -> list[int]:
-        """Return, for each of the m devices of this group, the number of elements that the device sends to each device.
-        The result has shape (m,). A device sends an equal number to all m devices.
+        """Return a list, (m,), with an entry for each of the m devices of this group.
+        The entry is the number of elements that the device sends to every single device of the group. A device sends
+        the same number of elements to each of the m devices.
 
         `size_bytes` (D,) has the bytes that each of all D devices sends in total. For an input dist, `size_bytes` has
         the bytes that each device receives, and the result has the number of elements that each device of this group
@@ -71,8 +72,9 @@ class Circle:
         return [size_bytes[rank] // (element_bytes * len(self.ranks)) for rank in self.ranks]
 
     def own(self, shares: Sequence[int]) -> int:
-        """Return the element of `shares` that belongs to this device.
-        `shares` (m,) has a number of elements to exchange for each of the m devices of this group.
+        """Return the entry of this device in `shares`.
+        `shares` (m,) has an entry for each of the m devices of this group: the number of elements that the device
+        exchanges with every single device of the group.
         """
         return shares[self.ranks.index(self.rank)]
 

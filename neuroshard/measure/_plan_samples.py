@@ -75,7 +75,7 @@ def _of_share(table: Table, shares: int) -> Table:
 
 def exchanges(plan: Plan, direction: int) -> tuple[CommSample, ...]:
     """Return the exchanges of a plan in the forward pass or in the backward pass, as samples to measure.
-    In each sample, all devices start at the same time. The exchanges are in the order of the forward pass.
+    In each sample, all devices start at the same time. The result has the order of the forward pass in both cases.
 
     Data-parallel tables exchange nothing in the forward pass. The input dist is left out (`input_exchange`).
     """

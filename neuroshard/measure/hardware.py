@@ -54,7 +54,7 @@ class Hardware:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """The description of this machine's hardware (processor or GPUs, and memory), for devices of this type."""
+        """The description of this machine's memory and of the machine's devices of this type (processor or GPUs)."""
         return fingerprint(self.device.kind)
 
     def check(self) -> None:
@@ -125,8 +125,9 @@ class Hardware:
         return self._group_meter(topology.num_devices, self._steps(protocol), topology.domain_size, warn)
 
     def mirror_meter(self, protocol: StepProtocol, warn: Warn) -> Meter[LocalSample]:
-        """Return a meter that measures the local work of single ranks in training steps.
-        The work runs on the first device, in a separate process.
+        """Return a meter (an object that measures samples) for the local work of single ranks in training steps.
+        Local work is all work of a rank apart from exchanges with other ranks. The work runs on the first device, in a
+        separate process.
         """
         make = partial(_make_mirror_bench, self.device, self.embedding, protocol)
         return WorkerGroup(make, 1, self.timeout_s, warn, self._context())

@@ -88,8 +88,9 @@ class PlanRecords:
 
 
 def _known(chunks: Chunks[Sample]) -> dict[Sample, int]:
-    """Return a dict with the id of each stored sample. The keys are copies of the samples.
-    The copies have no counts of lookups in row blocks, because the measurement adds these counts.
+    """Return a dict from each stored sample to the id of the sample.
+    The keys are samples as they were before the measurement: without the counts of lookups in row blocks, which the
+    measurement adds.
     """
     return {as_drawn(m.sample): m.sample_id for m in fastest(chunks.each())}
 

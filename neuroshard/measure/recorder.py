@@ -30,8 +30,8 @@ Item = TypeVar("Item")
 @dataclass(frozen=True, eq=False)
 class Meters:
     """The objects (meters) that measure samples on a machine.
-    There is a meter for kernel calls, a meter for local work in steps, and a meter of exchanges for each number of
-    devices. Each meter is opened when it is first needed.
+    There is a meter for kernel calls, a meter for exchanges for each number of devices, and a meter for local work: the
+    work of a single rank in a training step, without exchanges. Each meter is opened when it is first needed.
     """
 
     hardware: Hardware

@@ -41,7 +41,8 @@ class Group:
 
     def combined(self, own: list[Outcome]) -> list[Outcome]:
         """Gather the outcomes of all D processes, and return one outcome for each sample.
-        `own` has the outcomes of this process. In a returned outcome, the last axis of the times has the D processes.
+        `own` has the outcomes that this process measured. In a returned outcome, the array of times has an additional
+        last axis of length D: the times that each process measured.
         """
         gathered: list[list[Outcome] | None] = [None] * self.size
         dist.all_gather_object(gathered, own, group=self.control)

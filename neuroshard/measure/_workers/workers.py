@@ -84,7 +84,7 @@ class Joining(Generic[Sample]):
 
 @dataclass(eq=False)
 class _Stopped(Exception):
-    """The error that a worker process died, sent nothing for too long, or could not start.
+    """The exception that is raised if a worker process died, sent nothing for too long, or could not start.
 
     Attributes:
         reason: the reason, in one line.

@@ -38,7 +38,10 @@ class Prepared:
     afresh: Callable[[], Callable[[], None]] | None = None
 
     def next_run(self) -> Callable[[], None]:
-        """Return the function to time next, which uses new lookups if every run of the sample needs new lookups."""
+        """Return the function to time in the next run of the kernel call.
+        For tables in host memory, the function uses newly drawn lookups. For other tables, the function is the same in
+        every run.
+        """
         return self.run if self.afresh is None else self.afresh()
 
 

@@ -111,8 +111,9 @@ def rows_for(counts: torch.Tensor, table: Table, hot_first: float, generator: to
 
 
 def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: torch.Generator) -> torch.Tensor:
-    """Choose a row number for each number of lookups in `counts`, with many hot rows at the beginning of the table.
-    Of the rows with more than one lookup, the fraction `hot_first` get the lowest row numbers, hottest first.
+    """Choose U different rows of a table, with many hot rows at the beginning of the table; return the row numbers,
+    (U,). `counts` (U,) has the number of lookups of each chosen row. Of the rows with more than one lookup, the
+    fraction `hot_first` get the lowest row numbers, hottest first.
     """
     first = (counts > 1) & (uniform(len(counts), generator) < hot_first)
     hottest = torch.where(first, counts, 0).argsort(descending=True, stable=True)
@@ -125,8 +126,9 @@ def _hot_first(counts: torch.Tensor, rows: int, hot_first: float, generator: tor
 
 
 def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) -> torch.Tensor:
-    """Choose a row number for each number of lookups in `counts`, by the table's lookups per block of rows.
-    The table is divided into equal blocks of rows, and `table.row_lookups` has the share of the lookups in each block.
+    """Choose U different rows of a table such that each block of rows gets its share of the lookups; return the row
+    numbers, (U,). `counts` (U,) has the number of lookups of each chosen row. The table is divided into equal blocks of
+    rows, and `table.row_lookups` has the share of the lookups in each block.
 
     Blocks get rows in random order. If a block has too few rows for its share, the block keeps the hottest rows, and
     the other rows go to blocks that have room.
@@ -147,8 +149,9 @@ def _by_share(counts: torch.Tensor, table: Table, generator: torch.Generator) ->
 
 
 def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return the number of a block for each row, (U,), so that each block gets its share of the lookups in `shares`.
-    The rows are put in random order, and each block gets successive rows.
+    """Assign each of U rows to a block of rows, and return the index of the block for each row, (U,).
+    `counts` (U,) has the number of lookups of each row, and `shares` has the share of all lookups that each block must
+    get. The rows are put in random order, and each block gets successive rows.
     """
     order = torch.randperm(len(counts), generator=generator, device=counts.device)
     dealt = counts[order].to(torch.float64)
@@ -159,9 +162,9 @@ def _dealt(counts: torch.Tensor, shares: torch.Tensor, generator: torch.Generato
 
 
 def _kept(counts: torch.Tensor, block: torch.Tensor, room: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decide which rows fit into the blocks of rows to which the rows were assigned.
-    Return the indices of the rows that fit, and the indices of the rows that do not fit. `block` (U,) has the number of
-    each row's block, and `room` has the maximum number of rows of each block.
+    """Decide which of U rows fit into the blocks of rows to which the rows were assigned.
+    Return the indices of the rows that fit, and the indices of the rows that do not fit. `block` (U,) has the index of
+    the block for each row, and `room` has the maximum number of rows in each block.
     """
     hottest = counts.argsort(descending=True, stable=True)
     order = hottest[block[hottest].argsort(stable=True)]

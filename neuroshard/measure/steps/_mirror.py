@@ -121,8 +121,8 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
     allreduce_coalesced = allreduce
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
-        """Leave weights unchanged, because all ranks have the same weights.
-        Replace objects from other ranks by None.
+        """Imitate a broadcast: leave weights unchanged, as if the other ranks had the same weights.
+        Replace Python objects that another rank broadcasts by None, because no process runs the other rank.
         """
         with self._world.watch("broadcast", tensors, tensors):
             for tensor in tensors if opts.rootRank != self._rank else ():

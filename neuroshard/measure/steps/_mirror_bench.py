@@ -90,6 +90,8 @@ class _Live:
 
     def turn(self, steps: int) -> Timed:
         """Train one untimed step, and then `steps` timed steps; return the mean local work of a timed step.
+        Local work is all work of this rank apart from exchanges. The work is divided into stretches. A stretch is the
+        work in one phase until another phase or an exchange begins.
 
         As in training, no step waits for the device.
         """
@@ -106,8 +108,8 @@ class _Live:
 
     def _step(self) -> None:
         """Train on the next batch.
-        In the exchanges of the step, this rank receives the splits, lengths and indices that all ranks send to this
-        rank.
+        The other ranks do not exist, so this rank receives prepared data in the exchanges of the input dist: the
+        splits, lengths and indices that real ranks would send.
         """
         self._world.told.clear()
         self._world.told.extend(next(self._inputs))

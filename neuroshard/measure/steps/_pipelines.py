@@ -30,8 +30,8 @@ Forward = Callable[[Batch], tuple[torch.Tensor, torch.Tensor]]
 
 class Walk(NamedTuple):
     """The local work of a rank in a step, divided into S stretches.
-    A stretch is work in one phase, which ends when another phase or an exchange begins. `amounts` (3, S) has the ms of
-    each stretch, and the bytes that the rank sends and receives in the exchange at the end of the stretch.
+    A stretch is the work in one phase until another phase or an exchange begins. `amounts` (3, S) has the ms of each
+    stretch, and the bytes that the rank sends and receives in the exchange at the end of the stretch.
     """
 
     stretches: tuple[Stretch, ...]

@@ -37,7 +37,7 @@ _OF_COPIES = {"sgd": torch.optim.SGD, "rowwise_adagrad": RowWiseAdagrad}
 
 
 class StepBench:
-    """Measures training steps of several plans, in the group of this process.
+    """Measures training steps of several plans, in each process of a process group.
     The models of all plans are in memory together.
 
     Every process must call the same methods together.
@@ -51,8 +51,8 @@ class StepBench:
 
     def measure(self, samples: Sequence[Plan], seeds: Sequence[int], report: Report) -> list[Outcome]:
         """Measure training steps of the plans in `samples`, and return an outcome (times or an error) for each plan.
-        The times are an array (R, 1 + P + 1, D) in ms, for R repeats on D devices. Along the second axis, it has the
-        time of a whole step, the times of the P phases of a step, and the time of lookups alone.
+        The times are an array (R, 1 + P + 1, D) in ms, for R repeats on D devices. Along the second axis, the array has
+        the time of a whole step, the times of the P phases of a step, and the time of lookups alone.
 
         The lookups alone are the lookups of a step in which one device after another looks up.
         """
@@ -173,7 +173,7 @@ class Trained:
 
 def placed_here(plan: ShardingPlan, where: torch.device) -> ShardingPlan:
     """Place this rank's shards on the local device `where`, and return the plan.
-    In mirrored steps, a single process runs any rank of a larger job, so `where` may have another number.
+    The index of `where` may differ from the rank: in mirrored steps, a single process runs any rank of a larger job.
 
     TorchRec refuses optimizer states on another device than the plan's.
     """

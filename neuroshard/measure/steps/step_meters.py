@@ -199,8 +199,9 @@ def rows_of_rank(plan: int, number: int, rank: int, outcome: Outcome) -> list[Pl
 
 @dataclass(frozen=True)
 class LocalMeter(Meter[LocalSample]):
-    """A meter that measures the local work of single ranks in a step, as the ms of each phase.
-    The field `meter` measures the steps, one sample after another.
+    """A meter (an object that measures samples) for the local work of single ranks in a step, in ms per phase.
+    Local work is all work of a rank apart from exchanges. The field `meter` measures the steps, one sample after
+    another.
     """
 
     meter: Meter[LocalSample]
@@ -234,7 +235,7 @@ def by_phase(outcome: Outcome) -> Outcome:
 @dataclass(frozen=True, eq=False)
 class MirroredStep:
     """The timeline of a plan's step on R measured ranks, without the time of exchanges.
-    The timeline has the local work before, between and after the step's K - 1 exchanges.
+    The K - 1 exchanges of the step divide the local work of each rank into K intervals.
 
     Attributes:
         ranks: (R,) the measured ranks.
@@ -272,8 +273,9 @@ class MirroredStep:
 
     @property
     def slowest_ms(self) -> FloatArray:
-        """Local work of the slowest rank by phase, (P,) ms, summed over the step.
-        Before each exchange for which ranks wait, only the rank with the most work counts.
+        """Local work of the slowest ranks in each of P phases, (P,) ms, summed over the step.
+        Exchanges for which ranks wait divide the step into intervals. In each interval, only the rank with the most
+        work counts, so the slowest rank may differ between intervals.
         """
         by_phase = [work.sum(axis=1) for work in self._between]
         slowest: FloatArray = np.sum([ms[ms.sum(axis=1).argmax()] for ms in by_phase], axis=0)
@@ -303,8 +305,8 @@ class MirroredStep:
     @property
     def _between(self) -> list[FloatArray]:
         """A list with an array (R, k, P) for each interval between two exchanges for which ranks wait.
-        The array has the local work of R ranks in P phases, in ms. It is divided into k parts by the k - 1 exchanges of
-        the interval for which ranks do not wait.
+        The array has the local work of R ranks in P phases, in ms. The interval also has k - 1 exchanges for which
+        ranks do not wait. These exchanges divide the interval into k parts.
         """
         return np.split(self.phase_ms, np.flatnonzero(self.waited_for) + 1, axis=1)
 
