@@ -67,8 +67,8 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class ModelTest:
-    """Test result of a cost model: the errors on tables never seen in training,
-    and the noise floor, which is the difference between two measurements.
+    """Test result of a cost model: the errors on tables that never occurred in training, and the noise floor. The noise
+    floor is the difference between two measurements of the same sample.
 
     The noise floor compares two passes over the same samples: no model can predict either pass better.
 
@@ -106,8 +106,8 @@ class ModelTests:
 
 @dataclass(frozen=True)
 class DataSummary:
-    """Summary of the data that cost models were fitted to: the name and the seed of the data directory,
-    the numbers of samples in each split, the batch sizes and the numbers of devices.
+    """Summary of the data that cost models were fitted to: the name of the data directory, the seed of the run that
+    measured the data, the numbers of samples in each split, the batch sizes, and the numbers of devices.
 
     `other_samples` are of other kernel calls and collectives than pooled column-wise tables and all-to-alls, by the
     names of their parts.

@@ -1,5 +1,5 @@
-"""Cost models of the exchanges between devices: the network of the NeuroShard paper for a fixed number of devices, a
-network for any number of devices, and a model that combines one model for each collective.
+"""Cost models of the exchanges between devices: the neural network of the NeuroShard paper for a fixed number of
+devices, a neural network for any number of devices, and a model that combines one model for each collective.
 """
 
 from dataclasses import dataclass
@@ -51,8 +51,8 @@ class FreeComm(CommModel):
 
 @dataclass(frozen=True)
 class NeuralComm(Stored, CommModel):
-    """The exchange model of the NeuroShard paper: a network that predicts the exchange time of every device from the
-    columns that each device sends and from the start delays of all devices.
+    """The exchange model of the NeuroShard paper: a neural network that predicts the exchange time of every device. The
+    inputs are the numbers of columns that the devices send, and the start delays of the devices.
 
     Devices are alike. So the devices are sorted by start delay, then by columns, before the network predicts their
     transfers, and the predictions are put back into the original order: a permutation of the devices permutes their

@@ -37,7 +37,8 @@ _LARGEST_WEIGHT = 1e9  # ms; with it, sums over tables stay finite in fp32, what
 @dataclass(frozen=True)
 class AdditiveCompute(Stored, SumModel):
     """Additive model of kernel times: it adds up the costs of the tables in a kernel call, plus corrections for
-    interactions between the tables. A head with one hidden layer computes the corrections from summed table vectors.
+    interactions between the tables. Each table has a vector. A head with one hidden layer computes the corrections from
+    the sum of the vectors.
 
     Each table has 1 + K amounts. An amount is a weighted sum of the bytes and lookups that a kernel moves
     (`FeatureSet.amounts`), which extrapolates beyond the samples, plus a number whose logarithm the network gives,
@@ -133,8 +134,9 @@ class ByWidestCompute(AdditiveCompute):
         return NarrowCalls(self.kernel_widths, self.saved)
 
     def check(self) -> None:
-        """Raise ValueError if the additive model is invalid, if the width limits do not rise, or if a share of the
-        costs that calls without wide tables save is not between 0 and 1.
+        """Raise ValueError if the additive model is invalid, if the width limits do not rise, or if a saved share of
+        the costs is not at least 0 and below 1. A kernel call saves a share of the costs if no table in the call is
+        wider than a limit.
         """
         super().check()
         widths, saved = np.array(self.kernel_widths), self.saved

@@ -252,7 +252,7 @@ class CostModels:
 
     def _check_call(self, call: Call, what: str) -> None:
         """Raise UserError if `call` is a kernel call of sequence tables or of tables in host memory whose time the
-        models cannot predict. `what` describes sequence tables in the error.
+        models cannot predict. `what` is the name for sequence tables in the error message.
         """
         if call in self.compute.calls:
             return
@@ -453,8 +453,8 @@ class CostModels:
         return models if choice.dense_ms is None else models.with_dense_ms(choice.dense_ms)
 
     def _linked(self, choice: ModelChoice) -> "CostModels":
-        """Return a copy of the models with analytic exchange times for the links in `choice`, such as network=roce; the
-        unchanged models if `choice` has no links.
+        """Return a copy of the models in which the analytic exchange models predict times for the links in `choice`,
+        such as network=roce (a RoCE network). Return the unchanged models if `choice` has no links.
 
         Raises:
             UserError: the models have no analytic exchange times, or the links do not exist on their GPU.

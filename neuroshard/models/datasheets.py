@@ -162,8 +162,9 @@ class Check:
 
 
 def checks(models: CostModels) -> tuple[Check, ...]:
-    """Compare predicted times with published times, and return one `Check` for each group of published times.
-    A group has kernel calls on the GPU of the datasheet, or one collective between a number of devices on one host.
+    """Compare predicted times with published times, and return one `Check` for each group of published times. A group
+    has times of kernel calls on the GPU of the datasheet, or times of one collective on one host, between the same
+    number of devices.
     """
     compute, comm = datasheet_of(models.compute), models.forward
     assert compute is not None

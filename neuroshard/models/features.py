@@ -31,8 +31,8 @@ def _paper_batch(loads: Loads) -> FloatArray:
 
 
 def _pooled(loads: Loads) -> FloatArray:
-    """Return the mean number of lookups per sample for each of n shards (`loads`), (n,).
-    For a block of rows, at least one lookup per batch is assumed.
+    """Return the mean number of lookups per sample for each of n shards (`loads`), (n,). A shard of a row-wise table
+    counts at least one lookup for the whole batch, so that its mean is above 0.
     """
     in_rows = are(loads, lambda layout: layout.blocks)
     return np.where(in_rows, np.maximum(loads.lookups, 1) / loads.samples, loads.pooling_factor)
@@ -103,7 +103,7 @@ class FeatureSet:
     @classmethod
     def checked(cls, name: str, columns: Sequence[str]) -> "FeatureSet":
         """Return the feature set called `name`, after checking that the features of this set have the names `columns`,
-        (F,), in the installed version.
+        (F,), in the installed version of NeuroShard.
 
         Raises:
             UserError: no feature set has the name, or the set has other features in this version.

@@ -122,7 +122,7 @@ class ReluHead:
         return cls(np.zeros(1, np.float32), np.ones(1, np.float32), offset, 1.0)
 
     def with_added_ms(self, offset_ms: float = 0.0) -> "ReluHead":
-        """Return a copy of this head for vectors with an additional last element, which is a number of ms that is added
+        """Return a copy of this head for vectors with one more element at the end. The copy adds this element, in ms,
         to the time.
 
         `offset_ms` is added to all times.
@@ -163,10 +163,12 @@ class NarrowCalls:
     shares: Float32Array
 
     def saved_of(self, cost: Float32Array, dim: FloatArray) -> Float32Array:
-        """Return how much each of n tables costs less, (n, W), in a kernel call whose tables all have at most as many
-        columns as each of W limits. `cost` (n,) are the costs without a limit, and `dim` (n,) the tables' columns.
+        """Return W savings for each of n tables, (n, W), one for each width limit. A saving is the part of the table's
+        cost that is saved if no table in the kernel call is wider than the limit. `cost` (n,) are the costs in a call
+        with wide tables, and `dim` (n,) are the widths of the tables.
 
-        If the table itself is wider than a limit, the saving (d_w) is a large negative number.
+        The savings of several limits add up. If the table itself is wider than a limit, the saving (d_w) is a large
+        negative number.
         """
         saved = np.full((len(cost), len(self.widths)), -_WIDER, dtype=np.float32)
         left = cost.copy()
@@ -286,8 +288,8 @@ class CommModel(ABC):
         return Chain(total_ms, {Collective.ALL_TO_ALL: total_ms})
 
     def even_ms(self, given: FloatArray, batch_size: int, topology: Topology) -> FloatArray:
-        """Predict the ms, (B,), of exchanges that all devices start together with equal bytes: each device puts `given`
-        bytes into each collective, (B, C).
+        """Predict the ms of B exchanges, (B,), in which all devices start at the same time and send equal bytes.
+        `given` (B, C) are the bytes that each device sends into each of C collectives.
 
         If a model predicts different times for such devices, the longest time counts.
         """
@@ -361,8 +363,9 @@ class PartModel(ABC):
         """
 
     def of_shards(self, task: Task) -> Callable[[Loads], FloatArray] | None:
-        """Return a function that estimates the ms, (n,), by which each of n shards (`Loads`) lengthens this part of a
-        step on its device; None if there is no such function.
+        """Return a function that takes n shards (`Loads`) and estimates the ms, (n,), by which each shard lengthens
+        this part of a step on the shard's device. Return None if shards do not lengthen this part, or if the ms are
+        unknown.
 
         By default None: the part does not depend on shards, or nobody knows how.
         """

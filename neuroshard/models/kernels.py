@@ -71,8 +71,8 @@ class KernelModels(Stored, SumModel):
 
     @classmethod
     def one_by_one(cls, model: ComputeModel) -> "KernelModels":
-        """Return a model of column-wise kernel calls that predicts a call as the sum of the times that `model` predicts
-        for each shard in a call alone.
+        """Return a model of column-wise kernel calls that predicts the time of a call as a sum over the shards in the
+        call. The summand of a shard is the time that `model` predicts for a call with only this shard.
         """
         return cls(dict.fromkeys((call for call in model.calls if LAYOUTS[call.form].free), AloneTimes(model)))
 
@@ -205,11 +205,11 @@ def _added_ms(adds: tuple[Adds, ...], loads: Loads) -> FloatArray:
 
 @dataclass(frozen=True)
 class StepTimes(SumModel):
-    """Model of one type of kernel call inside a training step: the time of the call alone, times a factor, plus
-    additional ms for each shard.
+    """Model of one type of kernel call inside a training step: the time of the same call outside a step, multiplied by
+    a factor, plus additional ms for each shard.
 
     Attributes:
-        model: model of the call alone.
+        model: model of the call outside a step.
         factor, adds: as in `KernelModels`.
     """
 
@@ -219,15 +219,15 @@ class StepTimes(SumModel):
 
     @property
     def head(self) -> ReluHead:
-        """The head of the model of the call alone, scaled by the factor, and extended to vectors with one more element:
-        the additional ms.
+        """The head of the model for calls outside a step, scaled by the factor, and extended to vectors with one more
+        element. This element is the additional ms.
         """
         head = self.model.head
         return replace(head, scale_ms=head.scale_ms * self.factor).with_added_ms()
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n shards (`loads`), (n, H + 1): the vector of the model of the call alone, and
-        the additional ms of the shard.
+        """Return a vector for each of n shards (`loads`), (n, H + 1): the vector of the model for calls outside a step,
+        and the additional ms of the shard.
         """
         return np.column_stack([self.model.embed(loads), _added_ms(self.adds, loads)]).astype(np.float32)
 
@@ -240,11 +240,11 @@ class StepTimes(SumModel):
 
 @dataclass(frozen=True)
 class AloneTimes(SumModel):
-    """Model that predicts a kernel call as the sum of the times of its shards, each in a call alone, multiplied by a
-    factor.
+    """Model that predicts the time of a kernel call as a sum over the shards in the call, multiplied by a factor. The
+    summand of a shard is the time of a kernel call with only this shard.
 
     Attributes:
-        model: model of the time of a load alone, of any call.
+        model: model of the time of any kernel call.
         share: the factor.
     """
 
@@ -254,8 +254,8 @@ class AloneTimes(SumModel):
     share: float = 1.0
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return the time of each of n shards in a kernel call alone, times the factor, as vectors with one element,
-        (n, 1) ms.
+        """Return for each of n shards (`loads`) the time of a kernel call with only this shard, multiplied by the
+        factor, as vectors with one element, (n, 1) ms.
         """
         return self.model.predict(LoadSets.alone(loads))[:, None].astype(np.float32) * np.float32(self.share)
 
@@ -276,9 +276,9 @@ class Consecutive(SumModel):
     by_kernel: tuple[tuple[int, SumModel], ...]
 
     def embed(self, loads: Loads) -> Float32Array:
-        """Return a vector for each of n shards (`loads`), (n, H_1 + ... + H_K + K + 1), with columns for each of K
-        kernels. The columns of the shard's kernel have the vector from the kernel's model, and a -1 that counts the
-        shard. All other columns are 0.
+        """Return a vector for each of n shards (`loads`), (n, H_1 + ... + H_K + K + 1). For each of K kernels, the
+        vector has H_k elements and one counter of shards. A shard fills only the places of the kernel that looks up the
+        shard: the vector from the kernel's model, and -1 in the counter. All other elements are 0.
         """
         width = [len(head.bias) for head in self._heads]
         vectors = np.zeros((len(loads), sum(width) + len(width) + 1), dtype=np.float32)

@@ -1,5 +1,5 @@
-"""Functions that change the links between devices (such as network and bridges) in analytic exchange models. An
-analytic model may be part of another exchange model.
+"""Functions that return copies of exchange models for other links between devices, such as another network or NVLink
+bridges. Only analytic models, which are computed from a datasheet, can predict for other links.
 """
 
 from collections.abc import Callable

@@ -88,7 +88,8 @@ _PCIE_SHARES = {"alltoall": 0.30, "reduce_scatter": 0.33, "all_gather": 0.35, "a
 @dataclass(frozen=True)
 @checked
 class Links:
-    """Properties of the links between devices, in addition to the bandwidths on the datasheet.
+    """Properties of the links between devices, in addition to the bandwidths on the datasheet: for example, the kind of
+    network between hosts, measured bus bandwidths, and NVLink bridges.
 
     Attributes:
         network: kind of the network between hosts (`NETWORKS`).
@@ -184,7 +185,7 @@ def _with_losses(latency_ms: float, bytes_ms: FloatArray, between: float) -> Flo
 
 def _bytes_ms(latency_ms: float, taken_ms: float, between: float) -> float:
     """Return the ms that a collective spends on the transfer of bytes, at least 1 ns. The whole collective takes
-    `taken_ms`, and the fixed time of the collective is `latency_ms`.
+    `taken_ms`, including the fixed time `latency_ms` and a loss. `between` is the factor of the loss.
 
     This is the inverse of `_with_losses`. With L the latency and k the factor `between`, T solves L + T + k sqrt(L T) =
     taken_ms.

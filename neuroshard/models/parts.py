@@ -218,8 +218,8 @@ def terms_of(times: KernelTimes, part: str) -> FloatArray:
 
 
 def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
-    """Return for each of B plans, (B,), True if the time of `part` on a device depends on the work of this single
-    device. `part` is the name of a part of the framework overhead.
+    """Return for each of B plans, (B,), True if the time of a part of the framework overhead on a device depends on the
+    work of this device, and False if the time is equal on all devices of the plan. `part` is the name of the part.
 
     TorchRec puts exchanged outputs in order, together with the outputs of data-parallel tables. If all tables are
     data-parallel, TorchRec does not put outputs in order. `kernels` (B, K) are the numbers of kernels of each call.
@@ -229,8 +229,9 @@ def _counts_own(part: str, kernels: FloatArray) -> BoolArray:
 
 
 def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devices: int) -> FloatArray:
-    """Return the quantities of a part of the framework overhead that are equal on all devices of a plan, (B, F), from
-    the numbers of kernels (B, K) and the mean amounts of work of the devices (B, C).
+    """Return the quantities that decide a part of the framework overhead and that are equal on all devices of a plan,
+    (B, F). They are computed from the numbers of kernels of each type, (B, K), and from the mean amounts of work of the
+    devices, (B, C).
 
     The terms are 1, kernel calls, exchanges, exchanges times devices, outputs of several sharding types that are
     joined, and outputs of split tables that are put in order. One exchange carries the pooled tables of all data types;
@@ -248,9 +249,9 @@ def _terms_of_plan(part: str, kernels: FloatArray, counts: FloatArray, num_devic
 def _equal_work_ms(
     part: "FrameworkPart | HostWait", task: Task, work: EqualWork
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return three arrays, (B,) each, with the ms of a part of the framework overhead if all devices have equal work.
-    The ms in the first array come from the whole plan, in the second array from the mean work of the devices, and in
-    the third array from the work of each device itself.
+    """Return three summands of the ms of `part`, a part of the framework overhead, in B plans whose devices have equal
+    work: three arrays, (B,) each. The first summand depends on counts of the whole plan, such as kernel calls. The
+    second summand depends on the mean work of all devices, and the third on the work of the single device.
     """
     slopes, of_plan = part.slopes, _terms_of_plan(part.name, work.kernels, work.counts, task.topology.num_devices)
     return of_plan @ slopes[: _OWN.start], work.counts[:, _MEANS] @ slopes[_OWN.stop :], work.counts @ slopes[_OWN]
@@ -258,8 +259,8 @@ def _equal_work_ms(
 
 @dataclass(frozen=True, eq=False)
 class FrameworkPart(PartModel):
-    """Model of one part of the framework overhead of TorchRec on each device: a sum of amounts of work, with a
-    non-negative number of ms for one unit of each amount.
+    """Model of one part of the framework overhead of TorchRec on each device: a weighted sum of amounts of work, such
+    as lookups or MB of outputs. The weight of an amount is the ms for one unit, and is never negative.
 
     Attributes:
         name: name of the part.
@@ -401,8 +402,8 @@ class Framework(Stored):
         return (*own, HostWait(self.per_term(_HOST))) if self.host else own
 
     def per_term(self, name: str) -> FloatArray:
-        """Return the prices of one part of the framework overhead, (F,) ms: for instance, the ms for each kernel call
-        and for each MB of outputs. `name` is the name of the part, such as "outputs".
+        """Return the ms that one unit of each of F quantities, such as kernel calls or MB of outputs, adds to a part of
+        the framework overhead, (F,). `name` is the name of the part, such as "outputs".
 
         The prices are in the order of `TERMS`; a quantity that costs nothing in this part has the price 0.
         """

@@ -35,9 +35,9 @@ def precisions_named(name: str) -> tuple[Precision, Precision]:
 
 
 def conversions(compute: ComputeModel, framework: Framework | None, *each: Precision) -> "tuple[Conversion, ...]":
-    """Return a tuple with one model (`Conversion`) of the time in which devices convert embeddings and gradients
-    between fp32 and the data types in `each`, in which exchanges send them. The tuple is empty if nothing is converted,
-    or if the time was not measured.
+    """Return a model (`Conversion`) of the time in which devices convert embeddings and gradients from fp32 to the data
+    types in `each` before an exchange, and back after the exchange. The result is a tuple with this model. The tuple is
+    empty if nothing is converted, or if the time is unknown.
 
     With a datasheet the conversion is a pass over memory before and after each exchange. With measured models the
     conversion takes the measured time.

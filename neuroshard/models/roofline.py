@@ -153,12 +153,14 @@ class RooflineCompute(SumModel):
         return model.forward_call_ms + float(model.forward_ms(loads).sum())
 
     def forward_ms(self, loads: Loads) -> FloatArray:
-        """Predict the forward ms of each of n shards (`loads`), (n,), in a kernel call without wider tables."""
+        """Predict the forward ms of each of n shards (`loads`), (n,), in a kernel call in which no table is wider than
+        the shard.
+        """
         return self._lookups_ms(loads) * _alone(loads) + self._fetched_ms(loads)
 
     def backward_ms(self, loads: Loads) -> FloatArray:
-        """Predict the backward ms of each of n shards (`loads`), (n,), for gradients and updates, in a kernel call
-        without wider tables.
+        """Predict the backward ms of each of n shards (`loads`), (n,), for gradients and updates, in a kernel call in
+        which no table is wider than the shard.
         """
         return self._rows_ms(loads) * _alone(loads) + self._whole_ms(loads) + self._written_ms(loads)
 
@@ -232,16 +234,16 @@ class RooflineCompute(SumModel):
 
 
 def datasheet_of(model: ComputeModel) -> RooflineCompute | None:
-    """Return the analytic model of column-wise calls in device memory: `model` itself, or a model inside it.
-    None if these calls do not have an analytic model.
+    """Return the analytic model that predicts kernel calls of column-wise tables in device memory. This is `model`, or
+    a model that `model` contains. Return None if these calls do not have an analytic model.
     """
     columns = model.by_call[COLUMN_WISE_CALL] if isinstance(model, KernelModels) else model
     return columns if isinstance(columns, RooflineCompute) else None
 
 
 def _beside_wide(loads: Loads) -> FloatArray:
-    """Return a factor for each of n shards, (n,): the time of the shard in a kernel call with wide tables, divided by
-    the time that equal work takes for a pooled table in a call without other tables.
+    """Return a factor for each of n shards, (n,): the time of the shard in a kernel call with wide tables, divided by a
+    reference time. The reference time is that of equal work in a kernel call with only one table, which is pooled.
 
     A load takes longer the fewer of a kernel's threads it keeps busy. This factor rises smoothly with the width: with
     wide tables a table of 36 columns takes longer than a table of 32 columns. Alone the difference is larger, because
@@ -253,8 +255,9 @@ def _beside_wide(loads: Loads) -> FloatArray:
 
 
 def _alone(loads: Loads) -> FloatArray:
-    """Return a factor for each of n shards, (n,): the time of the shard in a kernel call without wider tables, divided
-    by the time that equal work takes for a pooled table in a call without other tables.
+    """Return a factor for each of n shards, (n,): the time of the shard in a kernel call in which no table is wider
+    than the shard, divided by a reference time. The reference time is that of equal work in a kernel call with only one
+    table, which is pooled.
     """
     return _beside_wide(loads) * np.where(loads.pooled, _NARROW.left_of(loads.dim), 1.0)
 

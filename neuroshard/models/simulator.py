@@ -311,8 +311,8 @@ class Simulator:
         return self._versions_caveat if self._elsewhere is None else ELSEWHERE
 
     def _analytic_calls(self, plan: Plan) -> str:
-        """Return in words which tables of a plan have kernel times that come from a datasheet, such as "some tables";
-        empty if no table has.
+        """Return text that names the tables of a plan whose kernel times are computed from a datasheet: "some tables",
+        or "tables in host memory". The text is empty if no kernel time is computed from a datasheet.
         """
         used = {CALLS[number] for number in np.unique(plan.device_loads.loads.call)}
         analytic = used & self.models.compute.arithmetic

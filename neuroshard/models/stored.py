@@ -158,8 +158,8 @@ class Normaliser:
 
 
 def check_bounded(normaliser: Normaliser, *networks: Mlp) -> None:
-    """Raise ValueError if the normaliser and the networks after it do not fit together,
-    or if sums of the outputs could overflow.
+    """Raise ValueError if the normaliser and the first of `networks` have different numbers of features, or if sums of
+    the outputs of the networks could overflow.
 
     The bounds follow from the weights, so models that pass the check predict finite costs for every table and plan.
     """

@@ -229,8 +229,8 @@ def _values(column: pa.Array, hint: Any) -> Iterable[Any]:
 
 
 def _held(values: pa.Array, hint: Any) -> Any:
-    """Return `values`, the items of all lists of a column, after checking their type and range against `hint`.
-    For floats, checking the minimum and the maximum is enough.
+    """Return `values` after checking that each value has the type and the range in `hint`. The values are the items of
+    all lists in a Parquet column. Of floats, only the minimum and the maximum are checked.
     """
     if not pa.types.is_floating(values.type):
         return msgspec.convert(values.to_pylist(), list[hint])
@@ -306,7 +306,9 @@ def compute_codec(tables: Mapping[str, Table]) -> RowCodec[ComputeSample]:
 
     @cache
     def sized(name: str, dim: int, features: int, pooled: bool) -> Table:
-        """Return the embedding table called `name`, with the measured width, number of features and pooling."""
+        """Return a copy of the embedding table called `name` with `dim` columns, `features` features, and pooled or
+        sequence outputs: the table as a measured kernel call looked it up.
+        """
         table = object.__new__(Table)  # without checks: all fields were checked with the tables and the row
         vars(table).update(vars(tables[name]), dim=dim, features=features, pooled=pooled)
         return table

@@ -38,7 +38,9 @@ class Codec(Generic[Value]):
 
 
 def json_codec(name: str, holds: type[Value], remedy: str = Codec.remedy) -> Codec[Value]:
-    """Return the codec for dataclasses of type `holds`, which are stored as JSON; the format contains `name`."""
+    """Return a codec that stores dataclasses of type `holds` as JSON files. `name` is the noun for one dataclass, with
+    which file names begin. `remedy` is the remedy in errors about damaged files.
+    """
     form = f"neuroshard-{name}-1"
 
     def write(path: Path, value: Any) -> None:
@@ -105,7 +107,7 @@ class Parts(Generic[Value]):
         return tuple(values)
 
     def each(self) -> list[Value]:
-        """Return all values in the order of their numbers, of which some may be missing; raises as `get` does."""
+        """Return all values on disk, in the order of their numbers. The method raises the same errors as `get`."""
         return [value for number in self.numbers if (value := self.get(number)) is not None]
 
     @property

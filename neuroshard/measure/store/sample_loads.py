@@ -16,7 +16,8 @@ from neuroshard.words.placement import block_rows
 
 
 def loads_of(samples: Sequence[ComputeSample]) -> LoadSets:
-    """Return the work (loads) of the tables in each kernel call. The result has one set for each of the `samples`.
+    """Return the work (loads) of the tables that each kernel call in `samples` looks up. The result has one set of
+    loads for each kernel call.
 
     Row blocks have the lookups that were measured, or the expected lookups if the sample was not measured.
     """

@@ -55,9 +55,9 @@ def slowness_of(periods: int, pairs: Sequence[Pair]) -> FloatArray:
 
 
 def _linear_terms(periods: int, pairs: Sequence[Pair]) -> Any:
-    """Return the sparse matrix, (P + S, S), that the fit multiplies with the logarithms of slowness in S periods.
-    In the product, the first P rows are the differences between the two periods of each pair, and the last S rows are
-    the logarithms themselves. Each row is divided by the size that is expected of this row.
+    """Return the sparse matrix, (P + S, S), that the fit multiplies with the logarithms of the slowness in S periods,
+    (S,). In the product, the first P values are the differences of the logarithms between the two periods of each of P
+    pairs. The last S values are the logarithms. Each value is divided by its expected size.
     """
     differences = np.tile([1 / _REPEATED, -1 / _REPEATED], len(pairs))
     rows = np.concatenate([np.arange(len(pairs)).repeat(2), len(pairs) + np.arange(periods)])
@@ -68,10 +68,10 @@ def _linear_terms(periods: int, pairs: Sequence[Pair]) -> Any:
 def with_slowness(
     chunks: Sequence[Sequence[Measurement[Sample]]], splits: Collection[str]
 ) -> list[list[Measurement[Sample]]]:
-    """Return all measurements, chunk by chunk, with `slowness` set to the machine's estimated slowness in the chunk.
-    A chunk is a list of measurements from one period of a run.
+    """Return all measurements, chunk by chunk, with `slowness` set to the machine's estimated slowness in the chunk. A
+    chunk is a list of measurements from one period of a run. The estimate uses only the samples in `splits`.
 
-    The slowness follows from samples of these `splits` that were measured in several chunks.
+    The slowness follows from the samples that were measured in several chunks.
     """
     if len(chunks) < 2:
         return [list(chunk) for chunk in chunks]

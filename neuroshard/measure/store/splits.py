@@ -14,8 +14,8 @@ Split = dict[str, tuple[Table, ...]]  # disjoint; every sample draws from the ta
 
 
 def split_tables(tables: tuple[Table, ...], seed: int) -> Split:
-    """Divide the tables at random by `seed` into training (80%), validation (10%) and test (10%).
-    Each split has at least one table; raise UserError below 3 tables.
+    """Divide the tables at random by `seed` into training (80%), validation (10%) and test (10%). Each split has at
+    least one table. Raise UserError if there are fewer than 3 tables.
     """
     if len(tables) < len(_SHARES):
         raise UserError(
