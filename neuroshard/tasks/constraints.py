@@ -436,7 +436,7 @@ def _min_dim(table: Table, rules: Sequence[TableRule], equal: bool, min_shards: 
 
 def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
     """Return the minimum number of columns in a shard of a table that has at least `min_shards` shards.
-    The setting `min_dim` of rules, which also sets a minimum, is not included.
+    Minimums that rules set with `min_dim` are ignored.
 
     A sequence table is whole or in two equal halves. With `equal`, a table is in `min_shards` (at least 2) equal parts,
     and the narrowest shard is such a part. A sequence table of more than 2,048 columns can be halved only if its number
