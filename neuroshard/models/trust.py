@@ -41,9 +41,9 @@ ADAPT = (  # a remedy
 
 
 def fields_of(by_part: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a `Margins` or a `ModelTests`, as a dict, from `by_part`, which has a value for each part of
-    a step. The main parts (`compute`, `forward`, `backward`) have one field each. The field `others` is a dict with the
-    values of all other parts.
+    """Convert a dict with a value for each part of a step, `by_part`, to a dict of the fields of a `Margins` or a
+    `ModelTests`, and return this dict. The main parts ("compute", "forward" and "backward") are fields. All other parts
+    are in the field "others", a dict by name of the part.
     """
     others = {part: known for part, known in by_part.items() if part not in PARTS}
     return {part: by_part[part] for part in PARTS if part in by_part} | {"others": others}
