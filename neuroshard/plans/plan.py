@@ -145,8 +145,8 @@ class Plan:
 
     @cached_property
     def device_loads(self) -> LoadSets:
-        """The kernel work of each of the D devices, as D sets of loads.
-        A load is the work for one shard, so the D sets have one load for each of the plan's S shards together.
+        """The kernel work of the shards on each of the D devices, as D sets of loads.
+        A load is the kernel work of one shard, so all sets together have S loads for the S shards of the plan.
         """
         num_devices = self.task.topology.num_devices
         devices = np.array([placement.device for placement in self.by_device], dtype=np.int64)
