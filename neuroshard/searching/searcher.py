@@ -187,8 +187,8 @@ def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Colle
 
 
 def _with_rules_for_hosts(task: Task, in_rows: Collection[str]) -> Iterator[Task]:
-    """Yield copies of the task with constraints that assign tables in host memory to hosts, or save memory for caches.
-    The most promising copy comes first.
+    """Yield copies of the task with further constraints on tables in host memory. The constraints assign these tables
+    to hosts, or save device memory for the caches of these tables, or do both. The most promising copy comes first.
     """
     assigned = assigned_to_hosts(task, in_rows)
     if assigned is not None:
