@@ -41,9 +41,9 @@ ADAPT = (  # a remedy
 
 
 def fields_of(by_part: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a `Margins` or a `ModelTests`, as a dict, from `by_part`, which has a value for each part of
-    a step. The main parts (`compute`, `forward`, `backward`) have one field each. The field `others` is a dict with the
-    values of all other parts.
+    """Convert a dict with a value for each part of a step, `by_part`, to a dict of the fields of a `Margins` or a
+    `ModelTests`, and return this dict. The main parts ("compute", "forward" and "backward") are fields. All other parts
+    are in the field "others", a dict by name of the part.
     """
     others = {part: known for part, known in by_part.items() if part not in PARTS}
     return {part: by_part[part] for part in PARTS if part in by_part} | {"others": others}
@@ -187,27 +187,28 @@ class Ranges:
         return replace(self, **{name: known[name].joined(one) for name, one in ranges.items()})
 
     def with_part(self, part: str, quantities: Mapping[str, FloatArray]) -> "Ranges":
-        """Return these ranges, widened to include the measured values of `quantities`, which decide the cost of `part`,
-        another part of a step.
+        """Return these training ranges, widened to include the measured values in `quantities`, a dict by name of the
+        quantity. The quantities decide the cost of `part`, a part of a step other than column-wise kernel calls and
+        all-to-alls.
         """
         known = {one.name: one for one in self.others.get(part, ())}
         ranges = [Range.of(name, values) for name, values in quantities.items()]
         return replace(self, others=self.others | {part: tuple(one.joined(known.get(one.name, one)) for one in ranges)})
 
     def outside(self, part: str, quantity: str, values: FloatArray) -> FloatArray:
-        """Return each of the `values` (B,) of a quantity as a multiple of the largest value in the training range, but
-        at least 1, (B,).
+        """Return the ratio of each of the `values` (B,) to the largest value of the quantity in the training data,
+        as an array (B,). Ratios below 1 are raised to 1.
 
-        At least 1: also 1 for values inside the range, and if the range of the quantity is not known.
+        All ratios are 1 if the training range of the quantity is not known.
         """
         most = [one.most for one in self.others.get(part, ()) if one.name == quantity]
         return np.maximum(1.0, values / most[0]) if most else np.ones(len(values))
 
     def part_warnings(self, part: str, quantities: Mapping[str, FloatArray]) -> tuple[Message, ...]:
-        """Return a warning for each of the `quantities` whose values are outside the training range of `part`, a part
-        of a step other than column-wise calls and all-to-alls.
+        """Return a warning for each of the `quantities` that has values outside the training range. The quantities
+        decide the cost of `part`, a part of a step other than column-wise kernel calls and all-to-alls.
 
-        There are none if the part is unknown.
+        There are no warnings if the part is unknown.
         """
         warnings = [one.warning(quantities[one.name]) for one in self.others.get(part, ()) if one.name in quantities]
         return tuple(replace(one, where=f"{part}: {one.where}") for one in warnings if one is not None)
@@ -242,8 +243,8 @@ class Ranges:
 
 
 def _warnings(*known: tuple[Range | None, Sequence[float]]) -> tuple[Message, ...]:
-    """Return a warning for each pair of a range and values if any of the values is outside the range.
-    Pairs whose range is None are left out.
+    """Return a warning for each argument that has a value more than 5% outside a training range. Each argument is a
+    pair of the range and the values of one quantity. Pairs without a range (None) are ignored.
     """
     warnings = [limits.warning(values) for limits, values in known if limits is not None]
     return tuple(warning for warning in warnings if warning is not None)
@@ -359,12 +360,16 @@ class Origin:
         return cls({name: getattr(models, name) for name in MODELS}, facts, frozenset(kept))
 
     def replaced(self, models: object) -> frozenset[str]:
-        """Return the names of the fields of `models` whose models were replaced since this record was made."""
+        """Return the names of the fields of `models`, a `CostModels`, in which the cost model was replaced by another
+        model since this record was made.
+        """
         return frozenset(name for name, known in self.models.items() if getattr(models, name) is not known)
 
     def corrected(self, models: object) -> dict[str, Any]:
-        """Return new values for facts in `models`, such as margins, as a dict by name of the field. The dict has the
-        facts that still describe replaced models.
+        """Return the facts in `models`, a `CostModels`, that must change because cost models were replaced. The result
+        is a dict from the name of a field, such as "margins", to the new value, which leaves out the replaced models.
+
+        Fields that were set to other values since this record was made are not in the dict.
         """
         replaced, gone = self.replaced(models), dict[str, Any]()
         if replaced:

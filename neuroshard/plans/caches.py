@@ -198,7 +198,7 @@ def _divided_devices(task: Task, classes: Sequence[Sequence[int]]) -> list[tuple
 
 def _class_bytes(task: Task, tables: Sequence[int]) -> float:
     """Return the bytes of device memory that the cached tables `tables` need if they are not split.
-    The rows of each cache are counted with as many columns as the widest of these tables has.
+    Each cached row is counted as wide as the widest of these tables, as in a cache that they share.
     """
     loads = task.loads.take(np.array(tables))
     return float(task.memory.device_bytes(loads, np.full(len(loads), loads.dim.max())).sum())

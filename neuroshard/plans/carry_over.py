@@ -76,7 +76,8 @@ class Carried:
 
     @property
     def fitting(self) -> "Carried":
-        """The shards that stay if each device keeps only as many column shards as fit in the memory of the device.
+        """A copy of this `Carried` object that has only as many column shards on each device as fit in the device's
+        memory.
 
         Shards of unchanged tables come before shards of changed tables, and larger shards before smaller ones. Caches
         are counted as wide as if all column shards stayed.

@@ -44,7 +44,8 @@ def assigned_to_hosts(task: Task, in_rows: Collection[str] = ()) -> Task | None:
 
 
 def least_host_bytes(task: Task) -> int:
-    """Return the least memory per host, in bytes, that is enough to assign all tables in host memory, to within 0.2%.
+    """Return the least memory per host, in bytes, with which all tables in host memory can be assigned to hosts.
+    The result is accurate to 0.2%.
 
     The result is the memory of all tables in host memory if no smaller memory is enough.
     """
@@ -85,7 +86,10 @@ def kept_on_hosts(plan: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Columns of tables in host memory that are assigned together to one host, or are split between several hosts.
+    """A part of the tables in host memory for which hosts are chosen. A piece is a table, several tables that are kept
+    together on one device, a pinned shard, or the other columns of a table with pinned shards.
+
+    If a piece may be split, its columns can be on several hosts.
 
     Attributes:
         names: names of the tables; several tables are kept together on one device.

@@ -99,7 +99,8 @@ class Plan:
         return [table.name for table, layout in zip(self.task.tables, self.layouts, strict=True) if has(layout)]
 
     def check_layouts(self, served: Callable[[Layout], bool], limit: str, remedy: str) -> None:
-        """Raise UserError if a table has a layout for which the function `served` returns False.
+        """Raise UserError if the function `served` returns False for the layout of a table. A layout implements a
+        family of sharding types. `limit` and `remedy` are texts for the error.
 
         Args:
             served: function that returns True for supported layouts.
@@ -121,7 +122,9 @@ class Plan:
 
     @cached_property
     def device_tables(self) -> tuple[tuple[Table, ...], ...]:
-        """(D,) tables on each device; each table has all rows, but only the columns of the shard on the device."""
+        """(D,) tuples of tables, one tuple per device. Each shard on a device is described by a table that has the
+        columns of the shard, but all rows of the sharded table.
+        """
         grouped: list[list[Table]] = [[] for _ in range(self.task.topology.num_devices)]
         for placement in self.placements:
             shard = placement.shard
@@ -142,8 +145,8 @@ class Plan:
 
     @cached_property
     def device_loads(self) -> LoadSets:
-        """The kernel work of each of the D devices, as D sets of loads.
-        A load is the work for one shard, so the D sets have one load for each of the plan's S shards together.
+        """The kernel work of the shards on each of the D devices, as D sets of loads.
+        A load is the kernel work of one shard, so all sets together have S loads for the S shards of the plan.
         """
         num_devices = self.task.topology.num_devices
         devices = np.array([placement.device for placement in self.by_device], dtype=np.int64)
@@ -543,7 +546,8 @@ def _broken_groups(
     constraints: Constraints, columns: Mapping[str, Mapping[int, int]], others: Collection[str]
 ) -> Iterator[str]:
     """Yield a line of text for each constraint on pinned shards or on groups of tables that a plan breaks.
-    A pinned shard must be on one of the given devices. Tables of a group must share one device, or have none in common.
+    A pinned shard must be on one of the given devices. Constraints keep the tables of a group either together, on one
+    device, or apart, without any device in common.
 
     Args:
         constraints: the constraints of the task.

@@ -74,9 +74,9 @@ class NeuroShardWarning(UserWarning):
 
 def warn_of(answered: str, messages: Sequence[Message]) -> None:
     """Issue one NeuroShardWarning that joins all `messages`; do nothing if there are no messages.
+    `answered` is the full name of the function whose result the messages doubt.
 
-    `answered` is the full name of the function whose result the messages doubt. The warning names this function, not a
-    line of the caller's source, so that Python prints a single line.
+    The warning names this function, not a line of the caller's source, so that Python prints a single line.
     """
     if messages:
         warnings.warn_explicit(NeuroShardWarning(*messages), NeuroShardWarning, answered, 0)

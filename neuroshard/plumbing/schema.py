@@ -278,9 +278,10 @@ def _path_in(message: str) -> str:
 
 
 def _wanted(text: str) -> tuple[str, str]:
-    """Return two texts from a message of msgspec: the limit as a clause, and the right values, such as "4 or more".
+    """Return two texts that follow from a message of msgspec about a refused value. The first text is the limit, such
+    as "the minimum is 4"; the second text describes the accepted values, such as "4 or more".
 
-    `text` is the message without its path. The description is empty if the message does not imply one.
+    `text` is the message without its path. The second text is empty if the message does not imply a description.
     """
     if match := re.fullmatch(r"Expected `([^`]*)`(?:, got `.*`)?", text):
         types = match[1].split(" | ")

@@ -48,8 +48,8 @@ def _costs_ms(task: Task, plans: Sequence[Plan], simulator: Simulator) -> FloatA
 
 
 def _described(costs_ms: FloatArray, chosen: int) -> Message | None:
-    """Return a warning if, for some times of the dense network, another plan costs less than the chosen plan.
-    Return None if the difference is always small.
+    """Return a warning if another plan costs over 0.5% less than the chosen plan at some time of the dense network.
+    Return None if no other plan is that much cheaper at any of these times.
 
     Args:
         costs_ms: (P, J) costs of each plan at each dense time, in ms.

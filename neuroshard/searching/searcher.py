@@ -64,9 +64,10 @@ class Found:
             object.__setattr__(self, "warning", Message("search-warning", self.warning))
 
     def of(self, task: Task) -> "Found":
-        """Return a copy of this search result for another task that has the same tables and devices.
-        In the copy, `task` is the task of the plan, and of the rejected plan: a plan that was predicted to be cheaper,
-        but whose gain the search did not accept.
+        """Return a copy of this search result in which the plans are plans for `task`. This task must have the same
+        tables and devices as the task of the search.
+
+        The plans are the plan that was found and, if there is one, the rejected plan.
         """
         rejected = None if self.rejected is None else replace(self.rejected, task=task)
         return replace(self, plan=replace(self.plan, task=task), rejected=rejected)
@@ -99,7 +100,7 @@ class Searcher(ABC):
 
     @property
     def takes_sequences(self) -> bool:
-        """True if the method places sequence tables, in addition to pooled tables."""
+        """True if the method places sequence tables, whose lookups are not summed up, in addition to pooled tables."""
         return True
 
     @property
@@ -112,10 +113,10 @@ class Searcher(ABC):
         return frozenset({Form.COLUMN_WISE, *forms_of(getattr(self, "sharding_types", ()))})
 
     def candidate_plans(self, plan: Plan, simulator: Simulator, count: int) -> tuple[Plan, ...]:
-        """Return candidate plans to measure: `plan`, which this method found, and other plans that may be faster.
+        """Return at most `count` candidate plans to measure: `plan`, which this method found, and other plans that may
+        be faster.
 
-        There are at most `count` plans, and their layouts differ on hardware (`layout_key`). By default, the result is
-        only `plan`.
+        The layouts of the plans differ on hardware (`layout_key`). By default, the result is only `plan`.
         """
         return (plan,)
 
@@ -186,8 +187,8 @@ def tried_within_hosts(task: Task, find: Callable[[Task], Found], in_rows: Colle
 
 
 def _with_rules_for_hosts(task: Task, in_rows: Collection[str]) -> Iterator[Task]:
-    """Yield copies of the task with constraints that assign tables in host memory to hosts, or save memory for caches.
-    The most promising copy comes first.
+    """Yield copies of the task with further constraints on tables in host memory. The constraints assign these tables
+    to hosts, or save device memory for the caches of these tables, or do both. The most promising copy comes first.
     """
     assigned = assigned_to_hosts(task, in_rows)
     if assigned is not None:

@@ -102,8 +102,8 @@ class Popularity:
         return Popularity(self.rows[indices], self.rate)
 
     def unique_rows(self, batches: FloatArray) -> FloatArray:
-        """Return the expected number of unique rows that several batches together look up in each of n tables, (n, A).
-        `batches` (A,) has the A numbers of batches to compute this for.
+        """Return the expected number of unique rows that b batches together look up in each of n tables. The result,
+        (n, A), has a column for each of the A values of b in `batches`.
         """
         touched: FloatArray = self.rows @ -np.expm1(-np.multiply.outer(self.rate, batches))
         return touched

@@ -32,7 +32,9 @@ _TABLES_KEPT = 4096  # number of tables whose histograms are cached
 
 
 def histogram(counts: IntArray) -> tuple[float, ...]:
-    """Return the reuse histogram, (17,), of a batch that looks up each row the number of times in `counts` (U,).
+    """Return the reuse histogram of a batch that looks up each row of a table the number of times in `counts` (U,).
+    The histogram has 17 bins of lookup counts. The value of a bin is the share of the rows whose count is in the bin.
+
     Rows with the count 0 are ignored.
 
     Raises:
@@ -77,7 +79,8 @@ def zipf_reuse(
 
 @lru_cache(_TABLES_KEPT)
 def _zipf_reuse(rows: int, lookups: float, exponent: float, shift: float) -> tuple[float, ...]:
-    """Compute the result of `zipf_reuse`.
+    """Estimate the reuse histogram of a table, as `zipf_reuse` does, from lookups that follow a Zipf law.
+
     Results are cached, because a call takes 0.5 ms and the same tables are drawn many times.
     """
     from scipy.special import pdtr  # slow to import: not with this module
@@ -136,8 +139,8 @@ def asked_by_devices(reuse: FloatArray, devices: int) -> tuple[float, FloatArray
 
 
 def reuse_of_mean(reuse: FloatArray, mean_count: FloatArray) -> FloatArray:
-    """Change reuse histograms so that the mean number of lookups per touched row becomes `mean_count`.
-    Return the changed histograms, (n, 17).
+    """Change n reuse histograms so that the mean number of lookups per looked-up row becomes `mean_count` (n,), or as
+    near to `mean_count` as possible. Return the changed histograms, (n, 17).
 
     The share of each bin is multiplied by (mean count of the bin) ** p and the shares are normalised; bisection finds
     the power p between -20 and 20.
@@ -158,8 +161,9 @@ def reuse_of_mean(reuse: FloatArray, mean_count: FloatArray) -> FloatArray:
 
 
 def _reweighted(reuse: FloatArray, power: FloatArray) -> FloatArray:
-    """Multiply each share of the histograms `reuse` (n, 17) by (mean count of the bin) ** `power` (n,), and normalise
-    each histogram to sum 1.
+    """Change the n reuse histograms in `reuse` (n, 17), and return the changed histograms, (n, 17). The share of each
+    bin is multiplied by c ** p: c is the mean lookup count of the bin, and p the number in `power` (n,) for the
+    histogram. Then each histogram is normalised to sum 1.
 
     The largest exponent is subtracted before `exp`, so that it cannot overflow.
     """
@@ -171,8 +175,8 @@ def _reweighted(reuse: FloatArray, power: FloatArray) -> FloatArray:
 
 @cache
 def _thinning(fraction: float) -> FloatArray:
-    """Return the probability, (17, 17), that a row moves from bin i to bin j of the reuse histogram if only a fraction
-    of all lookups is kept.
+    """Return how rows move between the 17 bins of a reuse histogram if only a fraction of all lookups is kept. Element
+    [i, j] of the result, (17, 17), is the probability that a row of bin i is in bin j afterwards.
 
     Each lookup is kept with the probability `fraction`. A row of the probabilities sums to less than 1: the difference
     is the probability that no lookup of the row is kept.

@@ -55,7 +55,8 @@ class _Static:
 
 @dataclass(frozen=True)
 class _Hybrid:
-    """A `sok.DynamicVariable` over HKV: a hash table with keys in GPU memory, and vectors in GPU and host memory.
+    """A `sok.DynamicVariable` over HierarchicalKV (HKV), NVIDIA's hash table on GPUs. The keys are in GPU memory, and
+    the vectors are in GPU and host memory.
 
     Attributes:
         table: name of the table in the plan.

@@ -215,8 +215,8 @@ class Target:
             raise error.at(f"target={self.name}") from None
 
     def usual_framework(self, measured_in: str | None = None) -> str | None:
-        """Return the name of a training framework: by default, plan costs include the overhead of this framework.
-        The name is "torchrec", or None if plan costs should not include the overhead of any framework.
+        """Return the name of the training framework, such as "torchrec", whose overhead is part of plan costs by
+        default. Return None if plan costs by default do not include the overhead of any framework.
 
         This is the default of the setting `framework` for plans for this target.
 

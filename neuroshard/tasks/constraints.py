@@ -428,7 +428,9 @@ def _check_wide(table: Table, rules: Sequence[TableRule], num_hosts: int) -> Non
 
 
 def _min_dim(table: Table, rules: Sequence[TableRule], equal: bool, min_shards: int) -> int:
-    """Return the minimum number of columns of a shard: a multiple of 4, or all columns if the table cannot be split."""
+    """Return the minimum number of columns of a shard of a table under `rules`, the rules for the table. The number is
+    a multiple of 4, or all columns of the table if the table cannot be split.
+    """
     minimums = (rule.min_dim for rule in rules if rule.min_dim)
     least = max([_narrowest(table, equal, min_shards), *minimums])
     return min(padded(least), table.dim)
@@ -436,7 +438,7 @@ def _min_dim(table: Table, rules: Sequence[TableRule], equal: bool, min_shards: 
 
 def _narrowest(table: Table, equal: bool, min_shards: int) -> int:
     """Return the minimum number of columns in a shard of a table that has at least `min_shards` shards.
-    The setting `min_dim` of rules, which also sets a minimum, is not included.
+    Minimums that rules set with `min_dim` are ignored.
 
     A sequence table is whole or in two equal halves. With `equal`, a table is in `min_shards` (at least 2) equal parts,
     and the narrowest shard is such a part. A sequence table of more than 2,048 columns can be halved only if its number

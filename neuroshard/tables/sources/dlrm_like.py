@@ -101,8 +101,8 @@ def _stratified_levels(count: int, rng: np.random.Generator) -> FloatArray:
 
 
 def _quantile(curve: tuple[FloatArray, FloatArray], levels: FloatArray) -> FloatArray:
-    """Return the values of a quantile curve at the given `levels`, interpolated between the logarithms of values.
-    `curve` has the known levels and values.
+    """Return the quantiles of a distribution at the given `levels`, which are between 0 and 1. `curve` has some levels
+    and the quantiles at these levels. Between these levels, the logarithm of the quantile is interpolated linearly.
     """
     values: FloatArray = np.exp(np.interp(levels, curve[0], np.log(curve[1])))
     return values

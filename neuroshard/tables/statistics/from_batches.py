@@ -53,7 +53,7 @@ def tables_from_batches(
     max_bytes: Size = MAX_BYTES,
 ) -> MeasuredTables:
     """Count the lookups in the training batches of a job, and return tables with the counted statistics.
-    The statistics are pooling factors, reuse histograms and `row_lookups`.
+    The statistics are pooling factors, reuse histograms and the shares of the lookups in equal blocks of rows.
 
     Batches are joined and cut, in order, to global batches; if each batch is for one of D devices, D batches make a
     global batch. A histogram is the mean over all global batches that touch the table. Samples after the last whole
@@ -132,7 +132,8 @@ def count_batches(
     max_bytes: Size,
 ) -> MeasuredTables:
     """Count the lookups in batches in which several features may look up rows of the same table.
-    Return tables with these counts: pooling factors, reuse histograms and `row_lookups`.
+    Return tables with the counted statistics: pooling factors, reuse histograms and the shares of the lookups in equal
+    blocks of rows.
 
     Args:
         shapes: the T tables.
@@ -173,7 +174,9 @@ def count_batches(
 def _tallied(
     shapes: Sequence[TableShape], batches: Iterable[Sequence[Features]], size: int, row_blocks: int, most_held: int
 ) -> Iterator[BatchTally]:
-    """Yield a `BatchTally` with the counts of each global batch; the last global batch may have fewer samples."""
+    """Yield a counter (`BatchTally`) for each global batch; all lookups of the global batch were added to the counter.
+    The last global batch may have fewer than `size` samples.
+    """
     for number, slices in groupby(_slices(shapes, batches, size), key=itemgetter(0)):
         tally = BatchTally(shapes, row_blocks, most_held, number)
         for _, batch, first, last in slices:
@@ -237,8 +240,8 @@ def _check_names(shapes: Sequence[TableShape]) -> None:
 
 
 def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) -> int:
-    """Return the number of entries that the counters of all tables may keep, so that they need at most `max_bytes`.
-    An entry is a table row with a count, or a lookup that is not counted yet.
+    """Return the maximum number of entries that the counters of all tables may keep together, so that the counters need
+    at most `max_bytes` bytes. An entry is a table row with a count, or a lookup that is not counted yet.
 
     Raises:
         UserError: `max_bytes` is too small for the number of tables.
@@ -258,7 +261,9 @@ def _most_held(shapes: Sequence[TableShape], row_blocks: int, max_bytes: int) ->
 def _assumed(
     shapes: Sequence[TableShape], tallies: Sequence[Tally], samples: int, batch_size: int, wanted: int
 ) -> Iterator[Message]:
-    """Yield a warning for each assumption behind the statistics, such as one lookup in a table without any lookups."""
+    """Yield a warning for each assumption that the counted statistics rest on. If there are too few samples, the tables
+    are made for a smaller global batch. If a table has no lookups, one lookup in all samples is assumed.
+    """
     if batch_size < wanted:
         yield Message(
             "batches-too-few-samples",

@@ -37,7 +37,8 @@ class TableShape:
 
 @dataclass(frozen=True)
 class Counted:
-    """The counts from which the statistics of one table follow, such as the number of lookups of each feature.
+    """The counts behind the statistics of one table: the number of lookups of each feature that reads the table, and
+    the number of rows that the reuse histogram is made from.
 
     Attributes:
         lookups: number of lookups of each feature that reads the table, in all global batches together.
