@@ -43,8 +43,9 @@ class ComputeExamples(Examples):
     """
 
     def inputs(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the inputs for the chosen sets of tables: the features of their tables (M, F), the index of the set of
-        each table (M,), and the number of tables in each set (B,).
+        """Return the inputs for B chosen sets, which have M tables together, as three tensors.
+        The tensors are the features of the tables (M, F), the index (0 to B - 1) of the set that each table belongs to
+        (M,), and the number of tables in each set (B,).
         """
         features, first, counts = self.all_inputs
         count = counts[chosen]

@@ -1,5 +1,5 @@
-"""The sources of tasks, each of which is a set of tables to shard over devices.
-A source is one task with all tables, random tasks with some of the tables, or a file with tasks.
+"""Sources of tasks: one task with all tables, random tasks with some of the tables, or a file with tasks.
+A task has a set of tables to shard over devices.
 """
 
 from collections.abc import Sequence

@@ -157,11 +157,9 @@ class MemoryUse:
         return self.pipeline != "prefetch" and self.host_tables == "fbgemm"
 
     def bytes_with_caches(self, sets: LoadSets) -> IntArray:
-        """Return the bytes of device memory that each of n shards (`sets`) needs, (n,).
+        """Return the bytes of device memory that each of n shards needs, (n,). `sets` has the shards of each device.
         The bytes of a cached shard include the rows of the shard in a cache. Every row of a cache is as wide as the
         widest table that shares the cache.
-
-        Each set has all loads of one device.
 
         Raises:
             UserError: a set takes more than 2^60 bytes.
@@ -179,8 +177,9 @@ class MemoryUse:
         return size
 
     def cache_widths(self, sets: LoadSets) -> FloatArray:
-        """Return the number of columns in each row of the caches that n shards (`sets`) use, (n,).
-        For a shard without a cache, the result is the number of columns of the shard.
+        """Return the number of columns in a row of the cache that each of n shards uses, (n,).
+        For a shard without a cache, the result is the number of columns of the shard. `sets` has the shards of each
+        device.
 
         FBGEMM has one cache for all cached tables of a kernel call, and every row of this cache is as wide as the
         widest of these tables (`max_D_cache`). Here, the cached tables of a device with the same sharding type, data
@@ -280,7 +279,7 @@ class MemoryUse:
 
 
 def hash_slots(rows: FloatArray | IntArray) -> IntArray:
-    """Return the number of slots of n hash tables, (n,), that store `rows` (n,) rows on a device.
+    """Return the number of slots of each of n hash tables, (n,), given the number of rows in each, `rows` (n,).
     NVIDIA's SOK, a library that trains embedding tables, stores each table in a hash table (HKV).
 
     The number is a power of two, at least twice the rows and at least 1,024: half full, HKV drops no row.
@@ -304,8 +303,8 @@ def _whole(values: FloatArray) -> IntArray:
 
 
 def _times(size: IntArray, count: int | IntArray) -> IntArray:
-    """Multiply the sizes (n,) by `count`, which is one number or an array (n,).
-    Products above 2^60 become 2^60 + 1.
+    """Return `size` (n,) times `count`, which is one number or an array (n,).
+    The products are bytes. Above the limit of 2^60 bytes, the result is 2^60 + 1 in place of the product.
 
     This limit keeps products from wrapping around in 64 bits, and the caller refuses sizes above 2^60.
     """

@@ -138,8 +138,8 @@ class SearcherConformance:
                 assert isinstance(found, InfeasibleError)
 
     def test_serves_compute_models_of_any_form_or_refuses(self) -> None:
-        """Check that a search with a compute model that is not a sum over tables keeps all limits, or
-        raises an error.
+        """Check a search with a compute model that does not compute costs from a sum over tables.
+        In two calls, the search must return equal plans that keep memory limits and constraints, or raise an error.
         """
         models = linear_models().with_compute(OpaqueCompute())
         for task in (toy_task(5), constrained_task(2, 8)):
@@ -231,7 +231,8 @@ class ComputeModelConformance:
         assert np.isclose(forward, backward, rtol=1e-4)
 
     def test_every_form_that_it_knows_has_a_cost(self) -> None:
-        """Check that the model supports column-wise tables, and that the costs of all its kernel calls are valid.
+        """Check that the model supports column-wise tables.
+        Check also that the model predicts valid costs for each type of kernel call that the model supports.
 
         Costs must be finite and not negative, and 0 for an empty set of loads.
         """
@@ -264,7 +265,7 @@ class SumModelConformance(ComputeModelConformance):
 
     def test_a_set_is_the_sum_of_its_vectors(self) -> None:
         """Check that the model can predict the cost of a set of tables from the sum of the tables' vectors.
-        Searches predict costs in this way: `head` of the sum must be equal to `predict` of the set.
+        The method `head`, called with the sum, must return the cost that `predict` returns for the set.
         """
         model, tables = self.make(), self._tables()
         vectors = model.embed(Loads.of(tables, 256))
@@ -415,7 +416,9 @@ class PhysicalCommConformance(CommModelConformance):
             yield dims, starts, batch_size, rng
 
     def test_starting_later_ends_no_sooner(self) -> None:
-        """Check that, if one device starts later, no device ends earlier, or ends later by more than the delay."""
+        """Check an exchange in which one device starts later than before.
+        No device may end earlier than before, and no device may end later by more than the delay.
+        """
         model = self.make()
         for dims, starts, batch_size, rng in self._cases():
             delay = rng.uniform(0, 2, size=(len(dims), 1)) * np.eye(4)[rng.integers(4, size=len(dims))]
@@ -424,7 +427,7 @@ class PhysicalCommConformance(CommModelConformance):
             assert (after <= before + delay.max(axis=1, keepdims=True) + _ROUNDING * before).all()
 
     def test_costs_are_continuous_where_nobody_waits(self) -> None:
-        """Check that costs do not change if start delays differ by immeasurably small times."""
+        """Check that costs do not jump: tiny changes of the start delays (below 1e-12 ms) must not change the costs."""
         model = self.make()
         for dims, starts, batch_size, rng in self._cases():
             nudge = 1e-12 * rng.uniform(size=starts.shape)
@@ -434,7 +437,7 @@ class PhysicalCommConformance(CommModelConformance):
                 assert np.allclose(before, after, rtol=1e-9, atol=1e-9)
 
     def test_more_columns_take_no_less(self) -> None:
-        """Check that more columns on one device take no less time on any device."""
+        """Check that, if one device has more columns, the exchange takes no less time on any device."""
         model = self.make()
         for dims, starts, batch_size, rng in self._cases():
             wider = dims + 64 * np.eye(4)[rng.integers(4, size=len(dims))]

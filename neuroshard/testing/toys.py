@@ -170,7 +170,9 @@ def random_models(num_devices: int = 4, seed: int = 0) -> CostModels:
 
 
 def random_normaliser(features: int, rng: np.random.Generator) -> Normaliser:
-    """Return a normaliser with a random mean and a random standard deviation for each of `features` features."""
+    """Return a normaliser for the inputs of a network, with a random mean and standard deviation for each input.
+    `features` is the number of inputs.
+    """
     return Normaliser(rng.normal(size=features), rng.uniform(1, 5, size=features))
 
 

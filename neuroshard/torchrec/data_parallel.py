@@ -201,8 +201,8 @@ def _collections(model: nn.Module) -> list[Any]:
 
 
 def _dense_tables(model: nn.Module, collections: Iterable[Any]) -> list[_DenseTable]:
-    """Return the tables on this rank that dense kernels look up.
-    Tables that TorchRec itself trains are left out, although their kernels are dense.
+    """Return the tables on this rank that dense kernels look up, and that TorchRec does not train.
+    TorchRec trains some tables with dense kernels: the data-parallel tables of fused collections.
     """
     keys = {id(parameter): name for name, parameter in model.named_parameters()}
     found = []

@@ -169,7 +169,8 @@ def _estimators(
 
 
 def _as_served(parameter: Parameter, left: TorchRecTopology, data_parallel: bool) -> Parameter:
-    """Return the parameter with constraints that allow only sharding types that TorchRec can train.
+    """Return the parameter with changed constraints: TorchRec must be able to train every allowed sharding type.
+    The job runs on the devices of the topology `left`.
 
     TorchRec's planner could choose other types. Unless `data_parallel` is true, the type data_parallel is also left out
     if the constraints do not name it and another type is left.
@@ -221,9 +222,9 @@ def _offered(parameter: Parameter, device: str) -> list[str]:
 
 
 def _limited_to(parameter: Parameter, why: str = "", or_else: str = "", **limits: list[str]) -> Parameter:
-    """Return the parameter with changed constraints: each keyword argument sets the field of the same name to a list.
-    For example, `sharding_types` gets a list of sharding types. Raise UserError if the parameter's constraints already
-    allow only other values for the field.
+    """Return the parameter with constraints that allow only the given values.
+    Each further keyword argument, such as `sharding_types`, names a field of the constraints, and is a list of values
+    for this field. Raise UserError if the constraints already set the field, and allow none of these values.
     """
     for word, only in limits.items():
         values = getattr(parameter.user_constraints, word)
@@ -300,8 +301,8 @@ def _limited(sharder: Any, wanted: set[tuple[int, str]]) -> ModuleSharder[nn.Mod
     """
 
     def shardable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-        """Return the weights of a module that the copy of the sharder can shard, as a dictionary by parameter name.
-        These are the weights that the original sharder can shard and that are in `wanted`.
+        """Return the weights of a module that a sharder can shard, by parameter name, without unwanted weights.
+        This function replaces the sharder's method of the same name. Weights are wanted if they are in `wanted`.
         """
         parameters = sharder.shardable_parameters(module).items()
         return {name: weights for name, weights in parameters if (id(module), name) in wanted}

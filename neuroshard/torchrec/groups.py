@@ -89,8 +89,8 @@ class Groups:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for DMPCollection.
-        The model, the device, the plan, the sharders and the process group are left out.
+        """The keyword arguments of TorchRec's DMPCollection that describe the groups, as a dictionary by name.
+        The other arguments, such as the model and the plan, do not depend on the groups.
         """
         return {
             "world_size": self.job.world_size,
@@ -101,7 +101,7 @@ class Groups:
 
     @property
     def described(self) -> tuple[int | bool, ...]:
-        """The four settings of the groups that a plan depends on, as a tuple; the topology of a group is left out.
+        """The settings of the groups that a plan depends on, as a tuple of four values.
         The values are `num_groups`, `sync_steps`, `use_inter_host_allreduce`, and whether the planner chose the number
         of groups.
         """
@@ -171,9 +171,9 @@ class Groups:
 
     @property
     def _joined(self) -> int:
-        """The number of successive ranks of the job that count as joined by fast links.
-        This is the number of ranks in a pod (a group of hosts joined by fast links), or the number of ranks on a host
-        if the sharding groups have unequal parts of pods.
+        """The number of successive ranks of the job between which all links count as fast.
+        This is the number of ranks in a pod (a group of hosts joined by fast links). If the sharding groups divide the
+        ranks of a pod unequally, it is the number of ranks on a host.
 
         With unequal parts, successive ranks of a sharding group may be in two pods, and the slower link counts.
         """

@@ -1,5 +1,5 @@
-"""The class `Model`: a model to be sharded, with the information who plans each parameter.
-NeuroShard, TorchRec's planner, or a plan that the user gives can plan a parameter.
+"""The class `Model`: a model to be sharded, with its parameters divided between NeuroShard and TorchRec's planner.
+Parameters for which the user gives a plan are not planned again.
 
 The module also makes the plan of the parameters that TorchRec plans, and checks loaded plans.
 """

@@ -133,11 +133,12 @@ def divide(
     fixed: ShardingPlan | None = None,
     served: Served = EVERYTHING,
 ) -> Division:
-    """Assign each parameter that a sharder would shard to one planner: NeuroShard, TorchRec's planner, or the plan
-    `fixed`. A module that occurs several times in the model counts once.
+    """Divide the parameters that the sharders would shard between two planners: NeuroShard and TorchRec's planner.
+    Parameters in the plan `fixed`, which the user gives, are not planned again. A module that occurs several times in
+    the model counts once.
 
-    The model may be on any device, and no weights are materialised. Parameters in the plan `fixed` are kept as they
-    are. `served` says which tables the search and its cost models can place.
+    The model may be on any device, and no weights are materialised. `served` says which tables the search and its cost
+    models can place.
 
     Raises:
         UserError: constraints leave a table only sharding types that fail in TorchRec on these devices.

@@ -67,8 +67,9 @@ class TableNames:
         )
 
     def in_statistics(self, known: Mapping[str, Table]) -> dict[str, Table]:
-        """Return the tables with statistics in `known`; the keys are the names that tasks use, not the names that users
-        write. Raise UserError if a name is ambiguous, or if two names stand for the same table.
+        """Return a copy of `known`, a dictionary of tables with statistics, in which the keys are translated.
+        The keys of `known` are names that users write; the keys of the copy are the names that tasks use. Raise
+        UserError if a name is ambiguous, or if two names stand for the same table.
         """
         found: dict[str, Table] = {}
         for name, table in known.items():
@@ -87,9 +88,9 @@ class TableNames:
         return self.in_task(name, "rules")
 
     def _rules(self, rule: TableRule) -> list[TableRule]:
-        """Return rules with the names that tasks use, which together have the effect of `rule`.
-        The rule has the names that users write. A pattern in the rule may match any name of a table, with or without
-        the path of the module.
+        """Translate the table name or pattern of a rule, which a user wrote, into the names that tasks use.
+        A pattern may match any name of a table, with or without the path of the module. So the result is a list of
+        rules, which together have the effect of `rule`.
         """
         if not rule.is_wild:
             return [replace(rule, tables=self._in_rule(rule.tables))]

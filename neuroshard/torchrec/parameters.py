@@ -171,7 +171,7 @@ class Parameter:
             )
 
     def table(self, name: str, batch_size: int, num_devices: int) -> Table:
-        """Return the table as NeuroShard's search describes it.
+        """Return a NeuroShard `Table` with this parameter's rows, columns and lookups, called `name`, for a search.
         `batch_size` is the batch size of one device, as in TorchRec.
 
         If several features share a table, the pooling factor of the table is the sum over features, and each feature
@@ -296,8 +296,9 @@ class Parameter:
         return copies if ROW_WISE_LAYOUT.fits(self.config.num_embeddings, num_devices) else copies | IN_ROWS
 
     def without_failing(self, device: str, num_devices: int) -> "Parameter":
-        """Return the parameter after removing from the constraints all sharding types that fail on these devices.
-        Raise UserError if all sharding types in the constraints fail.
+        """Return the parameter with constraints that do not list sharding types that fail on these devices.
+        If the constraints list no sharding types, return the parameter unchanged. Raise UserError if all listed
+        sharding types fail.
         """
         failing, named = self.failing_types(device, num_devices), self.user_constraints.sharding_types or []
         left = [kind for kind in named if kind not in failing]
@@ -446,8 +447,9 @@ def _lookups_of(constraints: ParameterConstraints) -> tuple[object, ...]:
 
 
 def _over_all(lookups: Sequence[float], poolings: Sequence[float], batches: Sequence[float], batch_size: int) -> float:
-    """Return the number of lookups per sample, summed over all features.
-    Each feature may have a different batch size.
+    """Return the number of lookups per sample of a batch with `batch_size` samples, summed over all features.
+    `lookups`, `poolings` and `batches` have one value for each feature: the pooling factor, the number of poolings and
+    the batch size, as in TorchRec's constraints.
     """
     each = zip(lookups, poolings, batches, strict=True)
     return float(sum(factor * count * batch / batch_size for factor, count, batch in each))

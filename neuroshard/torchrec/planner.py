@@ -395,8 +395,8 @@ class NeuroShardPlanner(ShardingPlanner):
 
     def _planned(self, module: nn.Module, sharders: Sharders | None, group: dist.ProcessGroup | None) -> ShardingPlan:
         """Return the plan of the whole model, and report the plan.
-        The plan comes from the file that the setting `keep` names, from the plan loader or from a search, in this
-        order.
+        The first of three sources that has a plan is used: the file that an earlier job saved (the planner's argument
+        `keep`), the plan loader, or a search.
 
         Rank 0 saves a new plan to the file of `keep`.
         """
@@ -582,7 +582,9 @@ class NeuroShardPlanner(ShardingPlanner):
         return whole
 
     def _input_digests(self, model: Model) -> dict[str, str]:
-        """Return the digest of each input that a plan of the model depends on, by name; empty if `keep` is not set."""
+        """Return the digest of each input that a plan of the model depends on, by name.
+        The result is empty if the planner does not save plans for later jobs.
+        """
         return input_digests(model, self._finder, self._reports.callbacks) if self._keep else {}
 
     def _models(self, module: nn.Module, sharders: Sharders | None) -> list[Model]:

@@ -57,8 +57,8 @@ def late_remark(took_s: float, limit_s: int | None) -> Message | None:
 
 
 def precision_remark(model: Model, models: CostModels) -> Message | None:
-    """Return the warning that exchanges have another number of bytes per element than the cost models count.
-    The result is None if the numbers are equal.
+    """Return the warning that the model exchanges more or fewer bytes per element than the cost models count.
+    The result is None if the numbers of bytes are equal.
 
     The codecs of the sharders (`QCommsConfig`) decide the bytes; without codecs, the data type of lookups' outputs does
     (`output_dtype`).
@@ -230,7 +230,7 @@ def _collection(path: str) -> str:
 def _shardings_in(
     parameters: Sequence[Parameter], sharding_plan: ShardingPlan
 ) -> list[tuple[Parameter, ParameterSharding]]:
-    """Return the parameters that a plan contains, each with the parameter's sharding in the plan."""
+    """Return a list of pairs: each parameter that the plan contains, and the sharding of the parameter in the plan."""
     return [
         (parameter, parameter.sharding_in(sharding_plan)) for parameter in parameters if parameter.is_in(sharding_plan)
     ]
@@ -305,10 +305,11 @@ class Reports:
 def options_of(
     simulator: Simulator, model: Model, sharding_plan: ShardingPlan, plan: Plan | None
 ) -> list[ShardingOption]:
-    """Return a plan of the whole model as TorchRec's sharding options.
-    The options have TorchRec's memory estimates and predicted costs in ms.
+    """Return a plan of the whole model as TorchRec's sharding options, with estimates of memory and of times in ms.
+    TorchRec estimates the memory. NeuroShard's simulator predicts the times of the tables that NeuroShard plans, and
+    TorchRec estimates the times of all other parameters.
 
-    The options of NeuroShard's `plan` come first, with the lookups of its tables and the simulator's costs.
+    The options of NeuroShard's `plan` come first, with the lookups of the plan's tables.
     """
     batch_size, topology, constraints = (
         model.request.batch_size,

@@ -42,7 +42,7 @@ class RankSizes(Protocol):
 
 
 def check_sizes(topology: TorchRecTopology) -> None:
-    """Raise UserError if hosts do not have equal numbers of ranks, or if a pod has no host."""
+    """Raise UserError if hosts do not have equal numbers of ranks, or if the number of hosts in a pod is below 1."""
     world, host = int(topology.world_size), int(topology.local_world_size)
     if host < 1 or world % host:
         raise UserError(

@@ -53,7 +53,7 @@ def pipeline_type(pipeline: str | None) -> PipelineType:
 
 
 def pipeline_named(named: PipelineType) -> str | None:
-    """Return the name of the training pipeline that has the type `named` in TorchRec.
+    """Return NeuroShard's name, such as "sparse_dist", for a training pipeline that TorchRec's PipelineType names.
     The result is None if `MemoryUse` does not support the pipeline.
     """
     return next((pipeline for pipeline, known_type in _PIPELINE_TYPES.items() if known_type is named), None)

@@ -219,10 +219,10 @@ def load_sharding_plan(path: str | Path, model: nn.Module | None = None) -> Shar
 
 
 def _in_collections(modules: ReadModules, model: nn.Module, where: str) -> ReadModules:
-    """Return the content of a file, in which some tables may be listed without a module, with the missing modules
-    filled in: the module of the model that contains the table.
+    """Return the content of a plan's file, with a module for every table.
+    A file may list a table without a module. The table then gets the module of the model that contains the table.
 
-    In the file, the table may have the plain name, or the name with the path of the module in front.
+    In the file, such a table may have the plain name, or the name with the path of the module in front.
     """
     paths: dict[str, list[tuple[str, str]]] = {}
     for sharded in parameters_of(model, get_default_sharders()):

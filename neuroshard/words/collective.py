@@ -11,7 +11,7 @@ INDEX_BYTES = 8  # indices, and the number of indices of each sample and feature
 
 class Collective(IntEnum):
     """A collective operation by which devices exchange data, such as an all-to-all.
-    Arrays with the bytes of exchanges have one entry for each operation on the last axis, in the order of the members.
+    In arrays with the bytes of exchanges, the last axis has one entry for each member, in the order of the members.
 
     Attributes:
         ALL_TO_ALL: output dist of table-wise and column-wise tables. Pooled embeddings go to the devices of their

@@ -103,10 +103,11 @@ def versions() -> dict[str, str]:
 
 def other_kernels(there: Mapping[str, str]) -> tuple[str, str] | None:
     """Compare the versions of kernel packages on another machine (`there`) with the versions installed here.
-    Return the packages that differ as two texts: with the versions there, and with the versions here.
+    Return two texts, or None if no version differs. Both texts list the packages with different versions: the first
+    text with the versions on the other machine, the second text with the versions here.
 
     `there` has the versions of the other machine, as `versions` returns them. Packages that are not installed on both
-    machines are not compared, and patch versions are ignored. None if no version differs.
+    machines are not compared, and patch versions are ignored.
     """
     here = versions()
     both = [package for package in _KERNELS if package in there and package in here]

@@ -154,9 +154,8 @@ def on_each(shard: Shard, devices: Sequence[int], tier_assignment: TierAssignmen
     """
 
     def placement(device: int) -> Placement:
-        """Return a placement of the shard on the device.
-        The fields of the placement are not checked, because the calling function checks the smallest and the largest
-        device.
+        """Return a placement of the shard on the device, without checking the index of the device.
+        The calling function checks only the smallest and the largest index of all devices.
         """
         placed = object.__new__(Placement)
         vars(placed).update(shard=shard, device=device, tier_assignment=tier_assignment)
