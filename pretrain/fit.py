@@ -167,8 +167,8 @@ class Fit:
         return pieces
 
     def _least(self, part: MeasuredPart) -> int:
-        """Return the minimum number of training samples with which the existing model of a part of a step is
-        fine-tuned.
+        """Return the minimum number of training samples for fine-tuning the existing model of a part of a step. With
+        fewer samples, the model is not fine-tuned.
 
         Models of tables in host memory have few coefficients, so few samples are enough for them.
         """
@@ -176,8 +176,9 @@ class Fit:
         return self.min_finetune_samples if network else _LEAST_TRAIN
 
     def _fitted(self, part: MeasuredPart, start: Any) -> Any:
-        """Fit a model to the measurements of one part of a step, and return the model. If `start` is a model, the
-        fitter can fine-tune it; models of tables in host memory are always fitted from scratch.
+        """Fit a model to the measurements of one part of a step, and return the model. If `start` is an earlier model
+        of the part, the fitter can fine-tune `start` instead of fitting a model from scratch. Models of tables in host
+        memory are always fitted from scratch.
         """
         samples = part.measured
         if isinstance(part, MeasuredExchange):
@@ -188,8 +189,8 @@ class Fit:
 
 
 def fit_host_tiers(measurements: Sequence[Measurement[ComputeSample]]) -> HostTiers:
-    """Return the model of tables in host memory that fits measured kernel calls best. All calls are of one type and
-    were measured successfully.
+    """Fit a model to measured kernel calls with tables in host memory, and return the model. All calls are of one type
+    and were measured successfully.
 
     One non-negative least-squares solution minimises the relative errors. If the samples are alike, the fit cannot
     separate the coefficients, and the time of one may be attributed to another.

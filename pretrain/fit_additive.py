@@ -89,8 +89,9 @@ class AdditiveNetwork(nn.Module):
         return costs - self._saved(own, features[:, self._dim], segments, len(count))[:, None]
 
     def _saved(self, own: torch.Tensor, dims: torch.Tensor, segments: torch.Tensor, sets: int) -> torch.Tensor:
-        """Return the time that each set of tables saves because the tables of the set are narrow, (sets,). For each
-        limit in `kernel_widths`, a set saves time if no table of the set is wider than the limit.
+        """Return the times (sets,) to subtract from the predicted kernel times, because kernels are faster for sets of
+        narrow tables. There are several width limits. For each limit that no table of a set exceeds, a learned part of
+        the time is subtracted.
 
         Args:
             own: (N,), own costs of the tables.

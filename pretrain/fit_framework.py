@@ -181,8 +181,8 @@ def predicted_framework(models: CostModels, some: Sequence[Measurement[LocalSamp
 
 
 def _solved_at_equal_speed(work: _RankWork, before: FloatArray | None) -> FloatArray:
-    """Fit the coefficients of the host's work, and return the ms per unit of each kind of work, (F,). Before the fit,
-    the measured times are corrected for changes of the host's speed.
+    """Fit the time of the host (CPU) in a training step, and return the coefficients: the ms of host time per unit of
+    each kind of work, (F,). The fit corrects the measured times for changes of the host's speed.
 
     A host can be a fifth faster or slower for minutes, and thus for all plans of a task, because the plans of a task
     are measured one after the other. The iteration estimates the speed in each task with enough ranks as the median of

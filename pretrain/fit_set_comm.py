@@ -48,12 +48,12 @@ class SetNetwork(nn.Module):
         return transfer
 
     def _shares(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two arrays of non-negative weights: the shares (G,) and the leads (G, W). The time of a transfer is a
-        sum of segments, and a device can begin G of the segments while it waits for other devices. The shares are the
-        weights of these segments in the sum, and add up to 1. The leads say by how much each of W waiting times
-        shortens a segment, and the leads of a segment add up to at most 1.
+        """Return the non-negative weights in the formula of a transfer time, as two arrays: shares (G,) and leads
+        (G, W). The formula has G segments that a device can begin while it waits for other devices. A lead is the
+        fraction of one of W waiting times by which a segment becomes shorter. A share is the weight of a shortened
+        segment in the transfer time.
 
-        The rest of a segment's leads, up to 1, applies to no wait.
+        The shares add up to 1. The leads of a segment add up to at most 1; the rest, up to 1, applies to no wait.
         """
         return self.share.softmax(dim=0), self.lead.softmax(dim=1)[:, 1:]
 
@@ -84,8 +84,8 @@ class _Devices:
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement[CommSample]], direction: int, signs: tuple[int, ...]) -> "_Devices":
-        """Collect the devices of all exchanges between two or more devices. Of each device, only the first len(`signs`)
-        features are kept.
+        """Collect the devices of all exchanges between two or more devices. `signs` has one sign for each input feature
+        of the model; of the features of a device, only the first len(`signs`) are kept.
 
         In direction FORWARD exchanges begin after start delays, in direction BACKWARD without delays.
 

@@ -164,8 +164,8 @@ class MeasuredExchange:
 
     @property
     def repeats(self) -> int:
-        """The index that selects one of the two measured times of each exchange. With index FORWARD, the devices
-        started the exchange with delays, and with index BACKWARD, all devices started the exchange together.
+        """The index of the measured times to which the cost model of these exchanges is fitted. Each exchange was
+        measured in two ways: the devices started with delays (index FORWARD), or all together (index BACKWARD).
 
         In a step, all devices begin the input dist and the backward exchanges at the same time; forward exchanges begin
         on each device when its kernels finish. Plans are measured in the same way.
@@ -335,7 +335,7 @@ class Measured:
 
     @property
     def all_to_alls(self) -> SplitMeasurements:
-        """The measured all-to-alls, in which column-wise tables exchange embeddings and gradients."""
+        """The measured all-to-alls, in which devices exchange embeddings and gradients of column-wise tables."""
         return self.comm.get(Collective.ALL_TO_ALL, SplitMeasurements.of(()))
 
     @property

@@ -210,7 +210,7 @@ class Predicted:
 
     @property
     def _by_sample(self) -> FloatArray:
-        """The mean relative error of the predictions of each of the s samples, (s,)."""
+        """The relative error of each of the s samples, (s,): the mean over the devices of the sample."""
         return sums_of(self._relative_errors(), self.devices) / self.devices
 
     def _relative_errors(self, factor: float = 1.0) -> FloatArray:

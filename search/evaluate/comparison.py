@@ -221,8 +221,8 @@ def _methods(entries: Sequence[Evaluated]) -> str:
 
 
 def trust_lines(entries: Sequence[Evaluated], here: Fingerprint) -> Iterator[str]:
-    """Yield lines on the quality of predictions: the number of measured costs inside the predicted intervals, and the
-    bias.
+    """Yield lines on the quality of the predicted costs: the number of measured costs inside the predicted intervals,
+    and a warning if the predicted costs are clearly too low or too high.
 
     The first lines are the caveats of predicted costs, and warnings about the models' hardware. Predictions for a GPU
     are not compared with costs that were measured on a CPU (`here`), and vice versa. Predicted costs that count other

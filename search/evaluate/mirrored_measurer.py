@@ -36,8 +36,8 @@ from neuroshard.words.collective import Collective
 
 
 class ExchangesOfStep(NamedTuple):
-    """The predicted times in ms of the exchanges of one plan. All devices begin each exchange at the same time, and the
-    times are NaN without cost models.
+    """The predicted times in ms of the exchanges of one plan, if all devices begin each exchange at the same time.
+    Without cost models, the times are NaN.
 
     Attributes:
         waited_ms: exchanges of embeddings, of their gradients, and of data-parallel tables' gradients.

@@ -113,7 +113,7 @@ class StepMeasurer(TorchRecMeasurer):
 
     def details(self, compared: Comparison, passes: Sequence[Pass]) -> list[dict[str, Any]]:
         """Return the rows of `phases.parquet`, one row for each plan. A row has the time in ms of each phase of a step,
-        and the time of the lookups if devices run one at a time.
+        and the time of the lookups in a step in which the devices look up one after another.
         """
         return [
             {"method": name, "task": compared.task, **{phase: float(ms[k]) for phase, ms in compared.phase_ms.items()}}

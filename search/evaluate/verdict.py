@@ -73,9 +73,9 @@ class Verdict:
 
 
 def _error(logs: FloatArray) -> float:
-    """Return the uncertainty of the relative cost differences between one plan and each of the other k - 1 plans, as
-    half the width of their simultaneous confidence intervals. `logs` (k, P) has the logarithms of the costs of k plans
-    in P passes.
+    """Return the uncertainty of the k - 1 relative cost differences between the first of k plans and each other plan.
+    The uncertainty is half the width of a confidence interval. The intervals of all differences are equally wide and
+    hold simultaneously. `logs` (k, P) has the logarithms of the costs of the k plans in P passes.
 
     With residuals r of the two-way model (plan + pass), the width is t * sqrt(sum r^2 / ((k - 1)(P - 1)) * 2 / P),
     where t is Student's quantile with Bonferroni's correction for k - 1 differences.

@@ -103,7 +103,7 @@ def relisted(lists: Lists, widths: IntArray, item: int, device: int) -> Lists:
 
 
 class Contents(NamedTuple):
-    """The shards of a plan on D devices, with sums over the shards of each device.
+    """The shards of a plan on D devices, and numbers for each device, such as the bytes of all shards on the device.
 
     Attributes:
         widths: (I, D) units of each item on each device.
@@ -276,7 +276,9 @@ def rescore(contents: Contents, device: int, all_shards: ShardTable, costs: Cost
 
 @jit
 def contents_of(widths: IntArray, all_shards: ShardTable, costs: Costs) -> Contents:
-    """Return the contents of the plan `widths` (I, D): the shards on each device, and the sums over these shards."""
+    """Return the contents of the plan `widths` (I, D): the shards on each device, and numbers for each device, such as
+    the bytes of these shards.
+    """
     devices = widths.shape[1]
     sums, units = np.empty((devices, len(costs.bias)), np.float32), np.empty(devices)
     contents = Contents(widths, listed(widths), sums, np.empty(devices, np.int64), units, np.empty(devices))

@@ -171,7 +171,9 @@ def _bytes_at(size_bytes: IntArray, first: IntArray, widths: IntArray, item: int
 
 @jit_inline
 def _moved(plan: Contents, all_shards: ShardTable, bounds: Bounds, step: tuple[int, int, int, int, int]) -> int:
-    """Return by how many bytes a step changes the total that must move from the previous plan to this plan."""
+    """Return the change of the moved bytes if a step changes `plan`. The moved bytes are the weights and optimizer
+    state that must move between devices to get from the previous plan to `plan`.
+    """
     source, target, out, portion, back = step
     moved = moved_by(all_shards, plan.widths, bounds.before, out, portion, (source, target))
     if back >= 0:
@@ -206,8 +208,8 @@ def _apply(
 
 @jit
 def _take_back(plan: Contents, step: tuple[int, int, int, int, int], back_units: int) -> Contents:
-    """Undo a step, and return the plan as it was before the step. Only the widths and the lists of shards are restored,
-    not the sums and scores.
+    """Undo a step, and return the plan with the widths and the lists of shards from before the step. The other numbers
+    of the devices, such as the bytes, are not restored.
     """
     source, target, out, portion, back = step
     plan.widths[out, source] += portion

@@ -97,11 +97,11 @@ def _more_moved(all_shards: ShardTable, item: int, was: int, now: int, then: int
 def moved_by(
     all_shards: ShardTable, widths: IntArray, before: IntArray, item: int, portion: int, ends: tuple[int, int]
 ) -> int:
-    """Return the change, in bytes, of the data that must move from the previous plan to this plan, if `portion` units
-    (of 4 columns) of an item move from the device `ends[0]` to the device `ends[1]`.
+    """Return the change of the moved bytes if `portion` units (of 4 columns) of an item move from the device `ends[0]`
+    to the device `ends[1]`. The moved bytes are the weights and optimizer state that must move between devices to get
+    from the previous plan, `before` (I, D), to the plan `widths` (I, D).
 
-    The units move from the first of `ends` to the second. Fewer bytes move (a negative number) if the step takes back
-    an earlier move.
+    Fewer bytes move (a negative number) if the step takes back an earlier move.
     """
     source, target = ends
     now_source, now_target = widths[item, source], widths[item, target]
@@ -297,8 +297,9 @@ def _score_after_swap(
     base: Float32Array, plus: Float32Array, minus: Float32Array, gone: Float32Array, weight: Float32Array
 ) -> float:
     """Return the score of a device, which stands for the compute cost, after a swap of shards. The score is the sum of
-    relu(base + plus - minus - gone) * weight over H entries. `base` (H,) is the sum of the vectors of the device's
-    shards before the swap, with a bias; the swap adds `plus` and removes `minus` and `gone`.
+    relu(base + plus - minus - gone) * weight over H entries. The compute model describes each shard by a vector (H,).
+    `base` is the sum of the vectors of the device's shards before the swap, plus the bias of the model. The swap adds
+    the shard with the vector `plus`, and removes the shards with the vectors `minus` and `gone`.
     """
     total = np.float32(0)
     for h in range(len(weight)):

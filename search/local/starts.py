@@ -34,8 +34,9 @@ class Start(Protocol):
 
 @dataclass(frozen=True)
 class EvenLayouts:
-    """A start that splits the tables into small shards in several ways, places each of these layouts by grid search,
-    and takes the cheapest plan.
+    """A start that splits the tables into small shards in several ways (layouts), and takes the cheapest of the
+    resulting plans. For each layout, a greedy grid search places the shards on devices: the grid search tries several
+    limits on the columns per device.
 
     If grid search places none of the layouts, the start is a plan that was packed by bytes alone.
 
@@ -55,7 +56,8 @@ class EvenLayouts:
 
     def first_widths(self, space: CostedSpace) -> IntArray | None:
         """Return the widths (I, D) of the cheapest plan with evenly split tables, in units of 4 columns. If no such
-        plan fits, return a plan packed by bytes alone, or None if there is none.
+        plan fits in memory, return a plan that fits in memory but is made without regard to costs, or None if no plan
+        is found.
         """
         grid = GridSearch(space.problem, self.grid)
         for shares, counts in ((_EVEN_SHARES, _shard_counts(space)), (_NARROW_SHARES, ())):

@@ -1,5 +1,5 @@
-"""Searchers that see changed cost models; experiments compare their plans to learn how much a part of the
-cost models contributes.
+"""Searchers that search with changed cost models, such as models without exchange times. Experiments compare the plans
+of these searchers with other plans, to learn how much a part of the cost models contributes to good plans.
 """
 
 from abc import ABC, abstractmethod

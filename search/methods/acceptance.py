@@ -25,7 +25,8 @@ _WORTH_SAYING = 0.01  # smallest saving, as a share of the step, for which a use
 @checked
 class Acceptance:
     """The rule by which a search chooses between a first plan and other plans. Of the first plan, and the plans whose
-    predicted gain over the first plan exceeds a margin, the search takes the plan with the lowest expected cost.
+    predicted gain over the first plan exceeds a margin, the search takes the plan with the lowest expected cost. The
+    expected cost is the predicted cost plus a correction, because predicted costs are too low on average.
 
     A search for lower predictions finds better plans, and errors of the models as well. Expected costs
     (`Cost.expected_ms`) count little of what is gained by balancing devices more finely than they are known. But they
@@ -68,10 +69,10 @@ class Acceptance:
     assumed_margin_fraction: NonNegative = 0.5
 
     def of_forms(self, models: CostModels) -> "Acceptance":
-        """Return the acceptance rule for plans that change the sharding types of tables. The gain of such a plan must
-        exceed at least `sharding_type_margin_fraction` of the error margins.
+        """Return the acceptance rule for plans that change the sharding types of tables. The rule is this rule, or a
+        copy by which the predicted gain must exceed a larger fraction of the error margins.
 
-        Models of whole steps keep the rule as it is.
+        The fraction is at least `sharding_type_margin_fraction`. Models of whole steps keep the rule as it is.
         """
         if models.of_whole_steps:
             return self
@@ -115,8 +116,8 @@ class Rejection(StrEnum):
 
 
 class Assessment(NamedTuple):
-    """A plan's predicted cost, error margin and expected cost, and the reason for which the search
-    rejects the plan, if it does.
+    """A plan's predicted cost, error margin and expected cost, and the reason for which the search rejects the plan, if
+    it does. The expected cost is the predicted cost plus a correction, because predicted costs are too low on average.
 
     Attributes:
         predicted_ms: predicted cost.
@@ -149,7 +150,8 @@ def assess(acceptance: Acceptance | None, costs: Sequence[Cost], task: Task, sim
 
 def choose(assessments: Sequence[Assessment]) -> tuple[int, int | None]:
     """Return two indices of plans. The first is the accepted plan with the lowest expected cost. The second is the plan
-    with the lowest predicted cost, or None if this plan is not predicted to be cheaper than the first.
+    with the lowest predicted cost, or None if this plan is not predicted to be cheaper than the first. The expected
+    cost is the predicted cost plus a correction, because predicted costs are too low on average.
     """
     accepted = [number for number, assessment in enumerate(assessments) if assessment.rejected is None]
     chosen = min(accepted, key=lambda number: assessments[number].expected_ms)
@@ -163,7 +165,8 @@ def cheapest(costs: Sequence[Cost]) -> int:
 
 
 def likeliest(costs: Sequence[Cost]) -> int:
-    """Return the index of the plan with the lowest expected cost, the first among equals.
+    """Return the index of the plan with the lowest expected cost, the first among equals. The expected cost is the
+    predicted cost plus a correction, because predicted costs are too low on average.
 
     A plan without a known margin is expected to have the predicted cost.
     """

@@ -49,8 +49,8 @@ class ImprovedSearch(Searcher):
     acceptance: Acceptance | None = None
 
     def find(self, task: Task, simulator: Simulator) -> Found:
-        """Return the best accepted plan, and the cheaper plan that was rejected, if any. The returned plan is never
-        predicted to cost more than the plan of the first start.
+        """Return the best accepted plan, and the cheaper plan that was rejected, if any. The accepted plan is never
+        predicted to cost more than the first of the plans with which the search begins.
 
         Raises:
             InfeasibleError: no start has a plan.
@@ -145,8 +145,8 @@ class ImprovedSearch(Searcher):
 
 
 def _first_plans(starts: Sequence[Start], space: CostedSpace) -> list[IntArray]:
-    """Return the widths (I, D) of the first plans, one from every start that finds a plan; raise
-    InfeasibleError if none does.
+    """Return the widths (I, D) of the first plans: one plan from each of `starts` (sources of first plans) that finds a
+    plan. Raise InfeasibleError if no start finds a plan.
     """
     plans = [widths for start in starts if (widths := start.first_widths(space)) is not None]
     if not plans:

@@ -170,8 +170,8 @@ class NeuroShard(Searcher):
         return rows_on_one_host(self.sharding_types)
 
     def _restricted(self, task: Task) -> Task:
-        """Return the task with a rule that allows only `sharding_types` for every table. If the search needs no such
-        rule, return the task itself.
+        """Return the task with a further rule: every table may have only the sharding types that the settings of this
+        search allow. If the search needs no such rule, return the task itself.
 
         The rule is needed if `sharding_types` lacks column_wise, or includes table_row_wise or grid_shard but not
         row_wise.
@@ -188,9 +188,9 @@ class NeuroShard(Searcher):
             raise error.changed(limit="; ".join(filter(None, (error.message.limit, rule)))) from error
 
     def _searched(self, asked: Task, simulator: Simulator) -> list[Found]:
-        """Search plans for the most promising choices of sharding types (one type per table). Return up to three plans,
-        the best plan of each of three groups: the first choices (only column-wise tables, if possible), other choices,
-        and choices in which tables are split into more equal parts.
+        """Search plans for the most promising choices of sharding types (one type per table), and return up to three
+        plans: the best plan for each of three groups of choices. The groups are first choices (only column-wise tables,
+        if possible), other choices, and choices with further rules that split tables into more equal parts.
 
         If no choice of any group fits, choices for scarce memory are searched until one fits.
 
@@ -243,8 +243,9 @@ class NeuroShard(Searcher):
     def _in_tiers(
         self, tasks: Iterable[tuple[Task, Task]], simulator: Simulator, errors: list[InfeasibleError]
     ) -> list[OptionTable]:
-        """Return the option tables of several tasks. If a task does not fit easily, the result also has the option
-        tables of variants of the task, in which further rules put tables into other tiers.
+        """Return the option tables of several tasks. An option table has the sharding types that each table of a task
+        may have, with estimated costs. If device memory is scarce for a task, the result also has the option tables of
+        variants of the task, in which further rules put tables into other tiers.
 
         Each task comes with the task for which plans are made. Tasks that cannot fit in memory are left out, and their
         errors are appended to `errors`.
@@ -271,11 +272,12 @@ class NeuroShard(Searcher):
         return OptionTable(variant, simulator, self._allowed(variant, simulator), self.quick, asked)
 
     def _first_choices(self, tables: Sequence[OptionTable]) -> list[Choice]:
-        """Return first choices of sharding types (one type per table, column-wise if possible), one for each of the
-        most promising option tables.
+        """Return one choice of sharding types (one type per table, column-wise if possible) for each of the most
+        promising option tables. An option table has the sharding types that tables may have in one variant of the task,
+        with estimated costs.
 
-        These are the option tables whose first choices have the cheapest quick plans or the lowest estimates. If there
-        is only one option table, it is used without a quick plan.
+        The most promising option tables are the option tables whose first choices have the cheapest quick plans or the
+        lowest estimates. If there is only one option table, it is used without a quick plan.
         """
         if len(tables) == 1:
             return [tables[0].first_choice]
@@ -284,8 +286,9 @@ class NeuroShard(Searcher):
         return list(dict.fromkeys((*quick, *likely)))
 
     def _likely(self, tables: Sequence[OptionTable]) -> list[Choice]:
-        """Return the most promising choices of sharding types (one type per table) from all option tables. The choice
-        with the lowest estimated costs comes first.
+        """Return the most promising choices of sharding types (one type per table), the choice with the lowest
+        estimated costs first. The choices come from all given option tables. An option table has the sharding types
+        that tables may have in one variant of the task, with estimated costs.
         """
         return sorted((choice for one in tables for choice in one.likely(self.sharding_type_trials)), key=_BOTH_MS)
 
@@ -306,8 +309,8 @@ class NeuroShard(Searcher):
                 yield found
 
     def _allowed(self, task: Task, simulator: Simulator) -> BoolArray:
-        """Return a mask of the sharding types that each table may have, (T, F). If a device has no free memory, a table
-        that may be column-wise may have no other type, because all other types need memory on every device.
+        """Return a mask (T, F) of the sharding types that each table may have. If a device has no free memory, tables
+        that may be column-wise must be column-wise, because all other types need memory on every device.
 
         Raises:
             UserError: a table may have no sharding type that the search and the models know.
@@ -409,8 +412,9 @@ class NeuroShard(Searcher):
             yield from self.column_search.candidate_plans(found.plan, simulator, count)
 
     def _cheapest(self, found: Sequence[Found], simulator: Simulator) -> Found:
-        """Return the found plan with the lowest expected cost; if the search accepts every gain (`acceptance` is None),
-        the plan with the lowest predicted cost.
+        """Return the found plan with the lowest expected cost (the predicted cost plus a correction, because predicted
+        costs are too low on average). If the search accepts every gain (`acceptance` is None), return the plan with the
+        lowest predicted cost.
         """
         if len(found) == 1:
             return found[0]

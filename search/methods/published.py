@@ -44,15 +44,15 @@ class BeamSearch(Searcher):
     @within_hosts
     def find(self, task: Task, simulator: Simulator) -> Found:
         """Return the cheapest plan that any step of the beam search finds. If no step finds a plan, return a plan that
-        is packed by bytes alone, without costs.
+        fits in memory but is made without regard to costs.
         """
         space = CostedSpace.checked(FixedLoad.empty(task), simulator)
         return Found(space.plan(self.first_widths(space)))
 
     def first_widths(self, space: CostedSpace) -> IntArray:
         """Return the widths of the cheapest plan that the beam search finds, (I, D): the width of each item on each
-        device, in units of 4 columns. If the beam search finds no plan, return the widths of a plan that is packed by
-        bytes alone, without costs.
+        device, in units of 4 columns. If the beam search finds no plan, return the widths of a plan that fits in
+        memory but is made without regard to costs.
 
         Raises:
             InfeasibleError: no plan was found, not even by packing bytes alone.

@@ -138,9 +138,9 @@ class Replan(Searcher):
         return self._placed_around_carried(before, carried_over(before, task), simulator)
 
     def _placed_around_carried(self, before: Plan, carried: Carried, simulator: Simulator) -> Found:
-        """Return a plan in which the shards that are carried over from the previous plan stay on their devices, and the
-        searcher `rest` places all other shards. If this searcher finds no plan, the next attempts keep fewer shards in
-        place, and the last attempt plans all tables from nothing.
+        """Return a plan in which the shards that are carried over from the previous plan stay on their devices, and a
+        search places all other shards. If the search finds no plan, further attempts keep fewer shards in place, and
+        the last attempt plans all tables from nothing.
         """
         refused: UserError | None = None
         for share in _HELD:
@@ -204,8 +204,8 @@ class Replan(Searcher):
         return found[min(enough)[2]]
 
     def _with_other_types(self, start: Plan, most: int | None, simulator: Simulator) -> Iterator[Plan]:
-        """Yield up to two plans with other sharding types: a plan that moves at most `most` bytes, and a plan that
-        moves at most half as many.
+        """Yield up to two plans in which some tables have other sharding types than in the plan `start`. To get from
+        `start` to the plans, at most `most` bytes must move for one plan, and at most half as many for the other plan.
         """
         changes = TypeChanges.of(start, simulator, known_calls(simulator.models, forms_of(self.sharding_types)))
         if changes is None:

@@ -1,5 +1,5 @@
-"""Variants of a task in which tables are split into more than two equal parts, for tables that the rules allow to be
-split only into equal parts.
+"""Variants of a task: the task with further rules, which split tables into more than two equal parts. Only tables that
+may not be split into unequal parts get such a rule.
 
 Searches leave such a table whole, halve it, or split it into the fewest parts that the rules of the table allow. So
 each way to split tables into more parts is a task with one more rule (`min_shards`) per table, searched like any other
@@ -29,9 +29,9 @@ Rules = tuple[TableRule, ...]
 
 
 def finer_parts(choices: Sequence[Choice], simulator: Simulator) -> Iterator[tuple[Task, Task]]:
-    """Yield pairs of tasks in which further rules split tables into more equal parts. The search plans the first task
-    of a pair, and the found plan becomes a plan of the second task. Both tasks have the same new rules, and the first
-    task may also have other rules, such as rules on tiers.
+    """Yield pairs of tasks, both with the same new rules, which split tables into more equal parts. The search finds a
+    plan for the first task of a pair, which may have additional rules, such as rules on tiers. The found plan is then
+    converted to a plan of the second task, which lacks the additional rules.
 
     The pairs are made from the task of the choice with the cheapest quick plan. If no quick plan fits in memory, the
     rules limit the bytes of a part, otherwise the cost of a part.
@@ -85,8 +85,9 @@ def parts_that_cost_less(plan: Plan, simulator: Simulator) -> Iterator[Rules]:
 
 
 def _more_parts(task: Task, share_of: _Share, left: Collection[str]) -> Iterator[Rules]:
-    """Yield several sets of rules that split tables into equal parts, each for another limit on the size of a part. A
-    limit is a fraction of a device's memory or cost, which `share_of` computes for a part.
+    """Yield several sets of rules that split tables into equal parts. In each set, the parts are limited to a share of
+    the memory or of the cost of a device, and the limit differs from set to set. `share_of` returns the share that a
+    table or a part takes.
 
     A table gets no rule if it is in `left`, if constraints bind it to other tables or to devices, or if two parts are
     enough. Equal sets are yielded once.

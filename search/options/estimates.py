@@ -63,7 +63,8 @@ class ColumnSplits:
     @classmethod
     def of(cls, space: CostedSpace | None, num_tables: int, numbers: int) -> "ColumnSplits":
         """Return the costs of the tables in the search space `space`, with zeros for all other tables of the task.
-        `num_tables` is the number of all tables, and `numbers` is the length of the vectors of the compute model.
+        `num_tables` is the number of all tables, and `numbers` is the length of the vectors by which the compute model
+        describes shards.
 
         Tables that are kept together count as the first table of the group.
         """
@@ -241,9 +242,9 @@ class CostEstimates:
         return PerDeviceCost(compute_ms, given, size_bytes, work)
 
     def _costs(self, choices: Choices) -> tuple[FloatArray, FloatArray]:
-        """Return two estimated costs for each of B choices of sharding types, (B,) ms each. The first counts the most
-        expensive and the widest column-wise shard, which some device must have. For the second, all devices share the
-        work of the column-wise tables evenly.
+        """Return two estimated costs for each of B choices of sharding types, (B,) ms each. In the second, all devices
+        share the work of the column-wise tables evenly. The first is higher if a single shard costs or sends more than
+        an even share, because some device must have that shard.
 
         At cut q, D devices that share the columns evenly compute even_q ms each and send `mean` columns; but one device
         has the most expensive shard, and one has the widest. With total(compute, columns) the cost of plans whose
