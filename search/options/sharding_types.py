@@ -108,7 +108,7 @@ def check_allowed_types(task: Task, allowed: BoolArray, calls: Collection[Call],
     """Raise UserError if some table may have no sharding type. In the mask `allowed` (T, F), entry (t, f) is True if
     table t may have the sharding type f.
 
-    The calls are of sharding types that are `searched`, by name, only.
+    The mask was made for the kernel calls `calls`, which are only of sharding types in `searched`.
 
     Raises:
         UserError: a table may have none; the error names the table and the reason for each sharding type that its
