@@ -152,8 +152,8 @@ def _check_each(task: Task, allowed: BoolArray) -> None:
 
 
 def _fits_otherwise(task: Task, tables: IntArray, allowed: BoolArray) -> BoolArray:
-    """Return a mask of `tables` (t,): True if the table alone fits in memory with an allowed sharding
-    type other than column_wise.
+    """Return a mask of `tables` (t,): True if the table, in an allowed sharding type other than column_wise, fits in
+    the memory of devices without other tables.
     """
     devices, memory = task.topology.num_devices, int(device_memory(task).max())
     fits = np.zeros(len(tables), dtype=np.bool_)

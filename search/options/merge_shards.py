@@ -123,9 +123,9 @@ def _independent(steps: IntArray) -> IntArray:
 
 
 def _merges(space: CostedSpace, widths: IntArray) -> IntArray:
-    """Return all possible merges of two shards of the same item, one merge per row, (K, 5). An item with several shards
-    is a table, or the columns of a table that are not pinned to a device. Each merge moves the narrowest shard of an
-    item to another device that has a shard of the item and enough free memory.
+    """Return all possible merges of two shards of the same item, one merge per row, (K, 5). Each merge moves the
+    narrowest shard of an item (a table, or the columns of a table that are not pinned to a device) to another device
+    that has a shard of the item and enough free memory.
 
     A row is (source, target, item, units of 4 columns, -1), as in local search.
     """

@@ -164,8 +164,9 @@ class OptionTable:
         return float((ready_ms + self.simulator.waited_ms(self.task, ready_ms, *self._work(types)))[0])
 
     def _quick_load(self, types: IntArray) -> FixedLoad:
-        """Return the load of the tables that are row-wise or data-parallel in the choice `types` (T,), for quick plans.
-        The compute time of each device includes the parts of a step other than kernels and exchanges.
+        """Return the load of the tables that are row-wise or data-parallel in the choice `types` (T,) of sharding
+        types. A quick plan places the column-wise tables on top of this load. The compute time of each device also
+        includes the parts of a step other than kernels and exchanges.
 
         The load of one device stands for all devices, unless lookups of row-wise tables are uneven.
 
@@ -315,8 +316,8 @@ class OptionTable:
         return allowed
 
     def _neighbours(self, types: IntArray) -> IntArray:
-        """Return the choices (n, T) that are one change away from the choice `types` (T,), for the few changes
-        with the best estimates.
+        """Return n choices of sharding types, (n, T). In each choice, one table has another sharding type than in the
+        choice `types` (T,). Only the few changes with the best estimated costs are returned.
 
         Tables that are kept together change as one.
         """
@@ -354,9 +355,9 @@ class OptionTable:
         compute, tables, whole = self.simulator.compute_for(self.task), self.task.tables, form not in BLOCKS
 
         def worth(moved: IntArray) -> FloatArray:
-            """Return the value of changing the sharding type of each of the tables `moved`, (t,): the compute time of
-            the table alone on a device in ms, or this time divided by the bytes of the table if the new sharding type
-            is data-parallel.
+            """Return a value by which tables are ranked, for each of the tables `moved`, (t,): the compute time, in ms,
+            of the table alone on a device. If the new sharding type is data-parallel, this time is divided by the bytes
+            of the table.
             """
             share = np.array([1 / tables[table].size_bytes if whole else 1.0 for table in moved])
             value: FloatArray = compute.predict(LoadSets.alone(self.task.loads.take(moved))) * share

@@ -79,9 +79,9 @@ def _changed(task: Task, change: Callable[[tuple[str, ...]], tuple[str, ...]]) -
 
 
 def known_calls(models: CostModels, forms: Collection[str] = FORMS) -> frozenset[Call]:
-    """Return the kernel calls whose costs the models know, for the families of sharding types (column-wise, row-wise,
-    data-parallel) in `forms`. The calls of a family are left out if the models do not know the exchanges of the family
-    between devices.
+    """Return the kernel calls for tables of the families `forms` of sharding types (column-wise, row-wise,
+    data-parallel). A call is returned only if the cost models can predict the time of the call, and the times of the
+    exchanges between devices for the call's family.
     """
     known = models.forms.intersection(forms)
     return frozenset(call for call in models.compute.calls if call.form in known)
@@ -105,10 +105,10 @@ def allowed_types(task: Task, calls: Collection[Call]) -> BoolArray:
 
 
 def check_allowed_types(task: Task, allowed: BoolArray, calls: Collection[Call], searched: Collection[str]) -> None:
-    """Raise UserError if some table may have no sharding type; `allowed` (T, F) is the mask of sharding types that
-    tables may have with the kernel calls `calls`.
+    """Raise UserError if some table may have no sharding type. In the mask `allowed` (T, F), entry (t, f) is True if
+    table t may have the sharding type f.
 
-    The calls are of sharding types that are `searched`, by name, only.
+    The mask was made for the kernel calls `calls`, which are only of sharding types in `searched`.
 
     Raises:
         UserError: a table may have none; the error names the table and the reason for each sharding type that its
@@ -158,9 +158,9 @@ def _bound(task: Task) -> frozenset[str]:
 
 
 def _hindrance(task: Task, index: int, layout: Layout, calls: Collection[Call], bound: Collection[str]) -> str | None:
-    """Return the reason, as text, why the table with this index may not have any sharding type of the family `layout`
-    (column-wise, row-wise or data-parallel); None if the table may have one. Tables that are kept together with the
-    table are ignored.
+    """Return the reason, as text, why a table, given by its index, may not have any sharding type of the family
+    `layout` (column-wise, row-wise or data-parallel). Return None if the table may have at least one type of the
+    family. The reason disregards other tables that must be kept together with this table.
     """
     table, limits, devices = task.tables[index], task.limits[index], task.topology.num_devices
     why = None

@@ -14,8 +14,8 @@ _NOTHING = -1  # in a step: no item moves back
 
 
 def spread_memory(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most_ms: float) -> list[CostedPlan]:
-    """Return several plans: first `plan`, then plans after more and more moves of shards away from the fullest device,
-    which becomes less and less full. Each of the plans costs at most `most_ms`.
+    """Return several plans: first `plan` itself, then plans after more and more moves of shards. Each move takes a
+    shard away from the device that is the fullest before the move. Each of the plans costs at most `most_ms`.
 
     A step moves one whole shard away from the fullest device, or swaps it for a smaller one, so that both devices are
     less full than the fullest device was. Steps that do not raise the cost come first. Then come steps that raise it,
@@ -60,7 +60,7 @@ def _best_step(local: LocalSearch, plan: CostedPlan, steps: IntArray, limits_ms:
 
 @dataclass(frozen=True, eq=False)
 class _MemorySteps:
-    """The steps that make the fullest device of a plan less full.
+    """Finds the moves of shards that make the fullest device of a plan less full.
 
     Attributes:
         space: all shards of the column-wise tables.

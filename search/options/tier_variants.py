@@ -1,6 +1,6 @@
-"""Variants of a task in which tables have other tiers; a variant is the same task with further rules. A cache is as
-wide as the widest table in the cache, so the rules may also split wide cached tables, or keep them apart from narrow
-cached tables.
+"""Variants of a task: the same task with further rules, which fix the tiers of the tables (device memory, cached host
+memory or host memory). A cache is as wide as the widest table in the cache, so the rules may also split wide cached
+tables, or keep wide cached tables apart from narrow cached tables.
 """
 
 from collections.abc import Iterator
@@ -21,8 +21,8 @@ from neuroshard.words.placement import DEFAULT_CACHED, Tier, TierAssignment
 
 
 def tier_variants(task: Task, model: ComputeModel, allowed: BoolArray) -> list[Task]:
-    """Return variants of a task. Each variant is the task with further rules, by which tables have other tiers or the
-    tables in host memory are spread over all hosts.
+    """Return variants of a task: the same task with further rules. The rules of a variant fix the tier of every table,
+    or spread the tables in host memory evenly over all hosts, or both.
 
     Args:
         task: the task.
@@ -95,8 +95,9 @@ class _NarrowCaches(NamedTuple):
     edges: tuple[int, ...]
 
     def ruled(self, task: Task) -> Task | None:
-        """Return the task, whose tiers are fixed, with further rules that limit the widths of its caches in this way.
-        Return None if these rules contradict other rules.
+        """Return the task, whose tiers are fixed, with further rules that limit the widths of caches: the rules split
+        wide cached tables into shards, or place tables of different widths on different devices. Return None if these
+        rules contradict other rules.
         """
         tables = of_mixed_widths(task, shared_caches(task))
         if len(self.edges) > 1:
@@ -106,7 +107,7 @@ class _NarrowCaches(NamedTuple):
 
 
 def _ways(every: Task, mixed: IntArray) -> Iterator[_NarrowCaches]:
-    """Yield the ways to limit the widths of caches in the task `every`, in which every table is cached that may be
+    """Yield the ways to limit the widths of caches in the task `every`. In this task, all tables that may be cached are
     cached. Some ways split wide tables; other ways place tables of different widths on different devices.
 
     The tables `mixed` (n,) share caches with tables of other widths.

@@ -59,9 +59,9 @@ class TierOptions:
         return cls(assignments, np.where(may, cost_ms, np.inf), device_bytes, host_bytes)
 
     def with_data_parallel(self, task: Task, allowed: BoolArray) -> "TierOptions":
-        """Return the tier options with fewer bytes of device memory for some of the tables that may be data-parallel:
-        the bytes of the copies on all devices together, if these are fewer than the bytes of the whole table on one
-        device.
+        """Return the tier options, in which some of the tables that may be data-parallel take fewer bytes of device
+        memory. The bytes of a table become the bytes of the copies on all devices together, if these are fewer than the
+        bytes of the whole table on a single device.
 
         Sharding types are `allowed` (T, F). A data-parallel table looks up its device's own samples alone, so that it
         has smaller buffers.
@@ -94,8 +94,8 @@ class TierOptions:
         return TierOptions(self.tier_assignments, cost_ms, device_bytes, host_bytes)
 
     def cheapest(self, device_bytes: float, host_bytes: float) -> IntArray | None:
-        """Return a tier option for each table, (T,), with which the tables fit in `device_bytes` and `host_bytes` at a
-        low total cost; None if no such options were found.
+        """Return a tier option for each table, (T,), with a low total cost. With these options, the tables fit in
+        `device_bytes` of device memory and in `host_bytes` of host memory. Return None if no options were found.
 
         As many tables as fit get their cheapest option, first the tables that gain most per byte of device memory;
         host memory has the lowest price at which it suffices.
@@ -140,8 +140,8 @@ class TierOptions:
         return list({some.tobytes(): some for some in chosen if some is not None}.values())
 
     def shortage(self, task: Task) -> InfeasibleError:
-        """Return the error for a task whose tables fit with no choice of tiers; it names the memory that is too small
-        if a sum of bytes proves a shortage.
+        """Return the error to raise if no choice of tiers was found with which all tables of a task fit in memory. If a
+        sum of bytes proves that device memory, host memory or both together are too small, the error names this memory.
         """
         may = np.isfinite(self.cost_ms)
         least_device, least_host, least = (
@@ -160,8 +160,9 @@ class TierOptions:
         return int(self.host_bytes[np.arange(len(chosen)), chosen].sum())
 
     def _within(self, device_bytes: float, host_price: float) -> IntArray | None:
-        """Return a tier option for each table, (T,), that fits in `device_bytes`, if a byte of host memory has a price
-        of `host_price` ms; None if no options fit.
+        """Return a tier option for each table, (T,), so that all tables together fit in `device_bytes` of device memory
+        at a low total cost. The cost of a table includes `host_price` ms for each byte of host memory that the table
+        takes. Return None if no options fit.
         """
         cost = self.cost_ms + host_price * self.host_bytes
         steps: list[tuple[float, int, int, int]] = []  # what a byte costs less, the table, bytes, the option

@@ -64,9 +64,9 @@ class TypeChanges:
         bytes_of = _arriving(self.start, self.now, self.choices.allowed, self.choices.spread)
 
         def costs(choices: Choices) -> tuple[FloatArray, FloatArray]:
-            """Return two estimated costs for each of B choices of sharding types, (B,) ms each. For the second cost,
-            all devices share the work of the column-wise tables evenly. Both costs are infinite if the choice moves
-            more bytes to devices than the method `within` allows.
+            """Return two estimated costs for each of B choices of sharding types, (B,) ms each. The second cost assumes
+            that all devices share the work of the column-wise tables evenly. Both costs are infinite if the choice
+            moves more than `most_bytes` bytes to devices.
             """
             cost, evenly = self.choices.estimates.costs(choices)
             beyond = total_by_type(choices, bytes_of) > (np.inf if most_bytes is None else most_bytes)

@@ -16,7 +16,7 @@ from neuroshard.stages.search.published.shard_table import ShardTable
 
 
 class _Alone(NamedTuple):
-    """The least score, sent units and bytes that each of S shards adds to a device without shards of the same item.
+    """The bytes, sent units (4 columns) and least score that each of S shards adds to a device without its item.
 
     Attributes:
         adds: (S,) lower bound of the score that the shard adds.
@@ -33,7 +33,7 @@ class _Alone(NamedTuple):
 
 @jit
 def _alone(shards: ShardTable, placed: IntArray) -> _Alone:
-    """Return the least scores, sent units and bytes of shards on empty devices; `placed` (S, 2): item and width."""
+    """Return the bytes, sent units and least scores that shards add to empty devices; `placed` (S, 2): item, width."""
     empty = shards.first[placed[:, 0]]
     row = empty + placed[:, 1]
     takes = shards.size_bytes[row] - shards.size_bytes[empty]

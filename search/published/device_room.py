@@ -31,7 +31,7 @@ class DeviceRoom(NamedTuple):
 
 @jit_inline
 def may_hold(rules: PlacementRules, widths: IntArray, item: int, device: int, leaving: int) -> bool:
-    """Return True if the rules allow a shard of an item on a device, in addition to `widths` (I, D).
+    """Return True if the rules allow a shard of an item on a device, given the shards `widths` (I, D) placed so far.
 
     The item `leaving` counts as gone from the device; -1 stands for none.
     """
@@ -47,7 +47,7 @@ def may_hold(rules: PlacementRules, widths: IntArray, item: int, device: int, le
 def may_join(
     rules: PlacementRules, room: DeviceRoom, item: int, device: int, there: int, sends: float, takes: int
 ) -> bool:
-    """Return True if rules and room allow a shard of `takes` bytes, which sends `sends` units (4 columns), on a device.
+    """Return True if a device may have a shard, and has room for its `takes` bytes and `sends` sent units (4 columns).
 
     The device has `there` units of the item. Two shards of an item on one device become one shard, so shards of an item
     that needs several devices must be on different devices.

@@ -99,7 +99,7 @@ def place_greedily(
 
 
 def may_hold(shards: ShardTable, widths: IntArray, item: int) -> BoolArray:
-    """Return a mask (D,): True for devices on which rules allow a shard of an item in addition to `widths` (I, D)."""
+    """Return a mask of devices (D,): True if rules allow a shard of an item, given the placed `widths` (I, D)."""
     rules = shards.rules
     beside_rival = (widths[rules.rivals_of(item)] > 0).any(axis=0)
     must_be_apart = (rules.min_shards[item] > 1) & (widths[item] > 0)

@@ -125,14 +125,14 @@ class GridSearch:
         return self._best(splits, self.placements(splits, self._caps, *(self.by_added or self.by_whole)), keep)
 
     def refined(self, placed: PlacedSplits) -> PlacedSplits:
-        """Place the splits again, by scores of whole vectors; return the cheaper of this placement and `placed`."""
+        """Place the splits of `placed` again, scored by all entries of vectors; return the cheaper placement."""
         if self.by_added is None:
             return placed
         grid = self.placements(placed.splits[None], self._caps, *self.by_whole)
         return min(placed, *self._best([placed.splits], grid, 1), key=lambda plan: plan.cost_ms)
 
     def widths(self, placed: PlacedSplits) -> IntArray:
-        """Return a placement that fits as the width of each item on each device, (I, D), in units of 4 columns."""
+        """Return the widths (I, D) of a placement that fits: the units of 4 columns of each item on each device."""
         widths = np.zeros((self.problem.shards.num_items, self.problem.num_devices), dtype=np.int64)
         np.add.at(widths, (placed.shards[:, 0], placed.devices), placed.shards[:, 1])
         return widths
@@ -173,7 +173,7 @@ class GridSearch:
         ]
 
     def _plan_costs(self, grid: Placements, keep: int) -> FloatArray:
-        """Return the cost of each placement, (P, M) ms; infinite if it does not fit or need not be costed.
+        """Return the cost of each placement, (P, M) ms; infinite for placements that do not fit or were not costed.
 
         Repeated placements are ignored, and those without a cap if one with a cap fits. A plan costs at least the
         compute time of its slowest device, so plans that cannot be among the `keep` cheapest are not costed.
@@ -208,13 +208,13 @@ def caps_of(total_units: float, num_devices: int, settings: GridSettings) -> Int
 
 
 def _above_least(fixed_ms: FloatArray) -> FloatArray:
-    """Return each device's fixed compute time minus the shortest on any device, (D,) ms; zeros if about alike."""
+    """Return each device's fixed compute time minus the shortest, (D,) ms; zeros if these times hardly differ."""
     above: FloatArray = fixed_ms - fixed_ms.min()
     return above if above.max() > _ALIKE * fixed_ms.max() else np.zeros_like(above)
 
 
 def _by_added_score(shards: ShardTable, head: ComputeHead) -> tuple[ShardTable, DeviceScore] | None:
-    """Return shards and a score by only the vector entries that add equally on all devices; None if there are none."""
+    """Return shards and a score with only the vector entries that raise all scores equally; None if no entry does."""
     adding, added_score = always_added(shards.vectors, head)
     if not adding.any():
         return None

@@ -70,7 +70,7 @@ class PlacementRules(NamedTuple):
 
     @property
     def confined(self) -> BoolArray:
-        """A mask (I,): True for items that some device or another item excludes; placement starts with these items."""
+        """A mask (I,): True for items that rules keep off a device or apart from an item; search places them first."""
         confined: BoolArray = ~self.allowed.all(axis=1) | (np.diff(self.rival_first) > 0)
         return confined
 

@@ -58,7 +58,8 @@ class ShardFacts:
 
 @dataclass(frozen=True)
 class MethodFacts:
-    """The plan that another method found for the same task, with the cost of the plan.
+    """The result of another method, such as a heuristic, for the task of an explained plan: the predicted cost of the
+    method's plan, or the reason why there is no plan.
 
     Attributes:
         method: name of the method.

@@ -43,8 +43,8 @@ def comparison_bars(compared: pd.DataFrame, axis: str) -> bytes:
 
 
 def sensitivity_curve(curve: pd.DataFrame, setting: str) -> bytes:
-    """Draw the relative cost for each value of a setting, compared with the mean over all values for
-    the same task, with 95% intervals.
+    """Draw a curve over the values of a setting, with 95% intervals. For each value, the curve shows how far the cost
+    of a task is, on average, above or below the mean cost of the same task over all values.
     """
     shown = curve.dropna(subset=["relative"])
     percent = 100 * shown[["relative", "relative_ci"]].fillna(0)

@@ -244,7 +244,7 @@ def _predicted_by(run: SearchRun) -> str:
 
 
 def _need_files(folder: Path, *names: str) -> None:
-    """Raise UserError if a directory lacks one of the files with the given names.
+    """Raise UserError if the directory `folder` of a run lacks one of the files `names`.
 
     Pipes do not count as files, because reading from a pipe would never end.
     """

@@ -98,7 +98,8 @@ def in_sweep(searched: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def sensitivities(searched: pd.DataFrame) -> pd.DataFrame:
-    """Compare the costs with each value of a setting in a sweep, on the tasks that were solved with all values.
+    """Compare the values of each setting in a sweep by cost, on the tasks that were solved with all values. Return a
+    table with one row for each value.
 
     Returns:
         tasks, setting, value, solved (number of tasks), mean_ms; relative: mean over tasks of the cost relative to the

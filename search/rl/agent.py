@@ -46,8 +46,8 @@ class Agent:
         return SimulatorCosts(simulator) if self.network is None else self.network
 
     def tensors(self) -> Tensors:
-        """Return all weights and buffers of the policy and the cost network by name, in the
-        form that `restore` loads.
+        """Return all weights and buffers of the policy and the cost network as a dict by name. The method `restore`
+        loads this dict into an agent.
         """
         networks = {"policy": self.policy} | ({} if self.network is None else {"costs": self.network})
         return {f"{name}.{key}": value for name, net in networks.items() for key, value in net.state_dict().items()}

@@ -50,7 +50,7 @@ class TaskBatch:
 
     @classmethod
     def of(cls, tasks: Sequence[Task], method: str) -> "TaskBatch":
-        """Return the batch of these tasks, in the same order; errors name the searcher `method`.
+        """Return the batch of these tasks, in the same order. Errors mention the name `method` of the searcher.
 
         Raises:
             UserError: the tasks have different numbers of items or devices.

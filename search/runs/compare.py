@@ -97,8 +97,8 @@ def comparison_lines(records: Sequence[SearchRecord], compared: Sequence[Compare
 
 
 def _difference(record: SearchRecord, plan: ComparedPlan) -> float | None:
-    """Return the relative difference of the predicted cost from the predicted cost of TorchRec's plan; None if the
-    plans cannot be compared.
+    """Return the relative difference between the predicted costs of the search's plan and of TorchRec's plan, for
+    example 0.1 if the search's plan costs 10% more. Return None if the plans cannot be compared.
     """
     if record.predicted_ms is None or plan.predicted_ms is None or plan.error is not None:
         return None

@@ -118,9 +118,9 @@ class Search(OutputSettings, ModelSettings):
 
     @cached_property
     def models(self) -> CostModels:
-        """The cost models that predict costs. They include the overhead of a framework such as TorchRec if this
-        overhead counts. By default, the framework is that of the target system, or else that of the steps in which
-        plans are measured.
+        """The cost models that predict the costs of plans, with the overhead of a training framework such as TorchRec,
+        or without overhead. By default, the target system determines the framework. If the target system works with any
+        framework, the steps in which plans are measured determine the framework.
         """
         return target_named(self.target).costed(CostModels.of(self.choice_of(self.model), self._usual_framework))
 

@@ -78,8 +78,8 @@ class CostedSpace(SearchSpace):
         )  # fmt: skip
 
     def take(self, fixed: FixedLoad) -> "CostedSpace":
-        """Return this space with only the tables that are to be placed column-wise by `fixed`, which has the load of
-        all other tables of the task. The costs of the tables in the returned space stay the same.
+        """Return a smaller search space, with only the tables that `fixed` leaves for column-wise placement; `fixed`
+        has the load of all other tables of the task. The costs of the tables in the returned space stay the same.
 
         Tables that are kept together or apart, or whose shards are pinned, must all be column-wise, or none.
         """

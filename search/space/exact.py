@@ -75,8 +75,9 @@ def _solved(shards: ShardTable, memory_bytes: IntArray, margin: int) -> IntArray
 def _bytes_fit(
     shards: ShardTable, whole: BoolArray, memory_bytes: IntArray, margin: int
 ) -> tuple[FloatArray, float, FloatArray]:
-    """Return a constraint for the solver: the shards on each device fit in the memory of the device. The constraint
-    consists of the weights (D, n) of n unknowns, and of the lower limit and the upper limits (D,) of the weighted sums.
+    """Return the constraint that the shards on each device fit in the memory of the device. For the solver, the
+    constraint is a triple: the weights (D, n) of the n unknowns, and the lower limit and the upper limits (D,) of the D
+    weighted sums of the unknowns.
     """
     entry = shards.first + 1
     unit = np.where(whole, 0, shards.size_bytes[np.minimum(entry + 1, shards.whole)] - shards.size_bytes[entry])
@@ -92,8 +93,8 @@ def _bytes_fit(
 
 
 def keeps(shards: ShardTable, widths: IntArray, memory_bytes: IntArray) -> bool:
-    """Return True if `widths` (I, D) place all columns, fit in memory_bytes (D,), and keep the rules of the items, all
-    by exact bytes.
+    """Return True if the packing `widths` (I, D) is valid: all columns of the items are placed, the rules of the items
+    are kept, and the shards fit in memory_bytes (D,) by exact bytes.
     """
     size = [sum(column) for column in shards.size_bytes[shards.first[:, None] + widths].T.tolist()]
     return bool(

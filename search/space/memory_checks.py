@@ -158,8 +158,8 @@ def _of_bounds(space: SearchSpace) -> str:
 
 
 def _advice(space: SearchSpace, why: str = "") -> str:
-    """Return the advice at the end of an error about too little memory, as text. If an amount of memory that suffices
-    was found, the advice names this amount, and then the reason `why`.
+    """Return the last part of an error about too little memory, as text: the advice to give each device more memory.
+    The text names a sufficient amount of memory if an amount was found, followed by `why`, the reason for this amount.
     """
     named = memory_that_does(space)
     if named is None:
@@ -182,8 +182,8 @@ def packed(space: SearchSpace) -> IntArray:
 
 
 def shortage(space: SearchSpace, proven: bool = False) -> InfeasibleError:
-    """Return the error that no plan exists, or that no plan was found; the error names an amount of memory into which
-    the tables have been packed, if there is such an amount.
+    """Return the error to raise if a search found no plan. The error states that no plan exists only if `proven` is
+    True. If an amount of memory was found with which the tables can be packed, the error names this amount.
 
     Args:
         space: space of all shards.

@@ -1,5 +1,5 @@
-"""Packs items into the memory of devices by bytes alone, without costs, so that the rules of the items are kept. If the
-items do not fit, the module finds an amount of memory that suffices.
+"""Packs items (tables, pinned shards, or tables kept together) into the memory of devices. The packing keeps the rules
+of the items, and disregards costs. If the items do not fit, the module finds an amount of memory that suffices.
 
 Items can be split at every 4 columns, so slices of 4 columns are packed; the slices of an item are of about equal size.
 Items are packed in descending size of a slice. As much of an item as fits goes to the device with the most free memory.
@@ -92,8 +92,8 @@ def pack(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
 
 
 def _pack_in_other_orders(space: SearchSpace, memory_bytes: IntArray) -> IntArray | None:
-    """Return the first packing that succeeds among several orders of the items; the first order is by the number of
-    allowed devices and then by size.
+    """Pack the items in several orders, one order after the other, and return the first packing that succeeds. The
+    first order is by the number of allowed devices and then by size. Return None if no order succeeds.
 
     The other orders are random, with a fixed seed, and deviate more and more from the first.
     """

@@ -114,8 +114,8 @@ class SearchSpace:
         return [self.tables(item, width) for item, width in enumerate(self.shards.full_width.tolist())]
 
     def plan(self, widths: IntArray) -> Plan:
-        """Return the plan of the fixed load and the items: each device has `widths` (I, D) units of 4 columns of each
-        item.
+        """Return a plan with the row-wise and data-parallel tables of the fixed load, and with the items placed as
+        `widths` (I, D) states: the units of 4 columns of each item on each device.
         """
         places = zip(*(axis.tolist() for axis in widths.nonzero()), strict=True)
         return self.fixed.plan(
