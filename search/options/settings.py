@@ -32,9 +32,10 @@ class ChoiceSettings:
         scarce_choices: number of choices with ever fewer column-wise tables that are tried if nothing else fits.
         steps: maximum number of steps of a local search over choices.
         memory_steps: maximum number of shards that leave the fullest device for more free memory there.
-        memory_work: maximum number of such steps times tables times devices, so that large tasks take no longer.
-        memory_steps_costed: number of these steps that are costed in the first call; each further call costs four
-            times as many.
+        memory_work: number of possible steps of this kind that are compared in all, so that many tables on few devices
+            take no longer.
+        memory_steps_costed: numbers of these steps that are costed in the first call, in the second, and so on, until
+            a step is taken.
         memory_worth: least share of the fullest device that must become free per share of the cost that is added.
         even_memory: a device at most this many times as full as all devices together is not relieved.
         likely_changes: number of most promising changes that a local search looks at alone, as long as some help.
@@ -57,8 +58,8 @@ class ChoiceSettings:
     scarce_choices: int = 16
     steps: int = 100
     memory_steps: int = 200
-    memory_work: int = 20_000_000
-    memory_steps_costed: int = 64
+    memory_work: int = 5_000_000
+    memory_steps_costed: tuple[int, ...] = (64, 256, 1024, 4096)
     memory_worth: float = 20.0
     even_memory: float = 1.05
     likely_changes: int = 64

@@ -1,6 +1,7 @@
 """Frees memory on the fullest device of a plan: moves whole shards to other devices, if that costs hardly more."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -23,11 +24,11 @@ def spread_memory(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most
     of the cost that all steps add. The search ends if devices are about equally full, or if no step is allowed.
     Returned are the plans after 0, 1, 2, 4, 8, ... steps, and after all.
     """
-    steps, plans, taken = _MemorySteps.of(space), [plan], 0
-    most_steps = min(SETTINGS.memory_steps, SETTINGS.memory_work // plan.widths.size)
+    steps, plans, taken, compared = _MemorySteps.of(space), [plan], 0, 0
     free, first_ms, first_full = True, plan.cost_ms, steps.fullest(plan.widths)
-    while taken < most_steps:
+    while taken < SETTINGS.memory_steps and compared < SETTINGS.memory_work:
         possible, full_after = steps.from_fullest(plan.widths)
+        compared += len(possible)
         worth_ms = first_ms * (1 + (1 - full_after / first_full) / SETTINGS.memory_worth)
         limits_ms = np.full(len(possible), plan.cost_ms) if free else np.minimum(worth_ms, most_ms)
         after = _best_step(local, plan, possible, limits_ms)
@@ -46,15 +47,13 @@ def _best_step(local: LocalSearch, plan: CostedPlan, steps: IntArray, limits_ms:
     `steps` (K, 5). After move k, the plan may cost at most `limits_ms[k]`, in ms. Return None if every move costs too
     much.
     """
-    first, count = 0, SETTINGS.memory_steps_costed
-    while first < len(steps):
-        some = slice(first, first + count)
-        within = np.flatnonzero(local.totals_ms(plan, steps[some]) <= limits_ms[some])
-        for step in first + within:
-            after = local.costed(applied(plan.widths, steps[step]))
-            if after.cost_ms <= limits_ms[step]:
+    ends = np.minimum(np.cumsum(SETTINGS.memory_steps_costed), len(steps)).tolist()
+    for first, end in pairwise(np.unique([0, *ends]).tolist()):
+        within = np.flatnonzero(local.totals_ms(plan, steps[first:end]) <= limits_ms[first:end])
+        for step in within:
+            after = local.costed(applied(plan.widths, steps[first + step]))
+            if after.cost_ms <= limits_ms[first + step]:
                 return after
-        first, count = some.stop, 4 * count  # if no early step is within its limit, often none is
     return None
 
 
