@@ -32,8 +32,8 @@ class ChoiceSettings:
         scarce_choices: number of choices with ever fewer column-wise tables that are tried if nothing else fits.
         steps: maximum number of steps of a local search over choices.
         memory_steps: maximum number of shards that leave the fullest device for more free memory there.
-        memory_work: number of possible steps of this kind that are compared in all, so that many tables on few devices
-            take no longer.
+        memory_work: limit of the work for free memory, so that large tasks take no longer: each step counts as the
+            number of possible steps, plus tables times devices.
         memory_steps_costed: numbers of these steps that are costed in the first call, in the second, and so on, until
             a step is taken.
         memory_worth: least share of the fullest device that must become free per share of the cost that is added.

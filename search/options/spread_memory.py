@@ -24,11 +24,11 @@ def spread_memory(space: CostedSpace, local: LocalSearch, plan: CostedPlan, most
     of the cost that all steps add. The search ends if devices are about equally full, or if no step is allowed.
     Returned are the plans after 0, 1, 2, 4, 8, ... steps, and after all.
     """
-    steps, plans, taken, compared = _MemorySteps.of(space), [plan], 0, 0
+    steps, plans, taken, work = _MemorySteps.of(space), [plan], 0, 0
     free, first_ms, first_full = True, plan.cost_ms, steps.fullest(plan.widths)
-    while taken < SETTINGS.memory_steps and compared < SETTINGS.memory_work:
+    while taken < SETTINGS.memory_steps and work < SETTINGS.memory_work:
         possible, full_after = steps.from_fullest(plan.widths)
-        compared += len(possible)
+        work += len(possible) + plan.widths.size
         worth_ms = first_ms * (1 + (1 - full_after / first_full) / SETTINGS.memory_worth)
         limits_ms = np.full(len(possible), plan.cost_ms) if free else np.minimum(worth_ms, most_ms)
         after = _best_step(local, plan, possible, limits_ms)
