@@ -349,8 +349,8 @@ class HostWait(PartModel):
         return self._waited_ms(np.sum(_equal_work_ms(self, task, work), axis=0), ready_ms)
 
     def margin_ms(self, margin: Margin, times: KernelTimes, ready_ms: FloatArray) -> FloatArray:
-        """Return the error margin of the predicted wait on each device, (B, D) ms: the additional wait if the time of
-        the host is underestimated by the error margin of host times, `margin`.
+        """Return how much longer each device may wait than predicted, (B, D) ms: the additional wait if the host takes
+        longer than predicted by its own error margin, which the function `margin` returns for host times.
         """
         host_ms = self._host_ms(times)
         longer_ms = host_ms + margin(host_ms, np.zeros_like(host_ms))

@@ -171,8 +171,8 @@ class _Piece:
         return [(host, self.units // 2) for host in hosts] if fits and may else None
 
     def rules(self, host: int) -> Iterator[TableRule]:
-        """Yield one rule for each table in this piece.
-        Each rule restricts the shards of the table to the allowed devices of the host with the number `host`.
+        """Yield one rule for each table of this object. The rule puts all shards of the table on the host with the
+        number `host`, and there on devices that the constraints of the table allow.
         """
         return (TableRule(escape(name), devices=self.devices[host]) for name in self.names)
 

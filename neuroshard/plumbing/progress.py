@@ -123,7 +123,7 @@ class _Console(Console):
     """
 
     def on_broken_pipe(self) -> NoReturn:
-        """Raise BrokenPipeError, which commands handle."""
+        """Raise BrokenPipeError instead of ending the process, as rich would: commands handle this error themselves."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 

@@ -33,8 +33,8 @@ class TableNames:
 
     @cached_property
     def _by_plain(self) -> dict[str, list[str]]:
-        """A dictionary from each plain table name to a list of the names that tasks use for the tables with this plain
-        name.
+        """A dictionary from each table name without the path of its module to the names that tasks use for the tables
+        with this name, a list.
         """
         return grouped(self.tables, lambda name: self.tables[name].name)
 

@@ -165,8 +165,8 @@ class Measurer(ABC):
 
 @dataclass(frozen=True)
 class TorchRecMeasurer(Measurer):
-    """Base class of the measurers that time training steps in TorchRec. In each pass, TorchRec builds the model again
-    with every plan, so a pass is also called a build.
+    """Base class of the measurers that time training steps in TorchRec. A measurement pass measures every plan once.
+    For each pass, TorchRec builds the model of every plan again, so settings and tables call a pass a build.
 
     An evaluation builds the first plan of a task twice; the difference of both is the smallest reliable difference.
 

@@ -149,8 +149,8 @@ class Exchanges(NamedTuple):
 
 @jit_paste
 def _cell(position: float, count: int) -> tuple[int, float]:
-    """Return the position of a value between the entries of a table with `count` entries, as two values: the index of
-    the entry before `position`, and the distance from this entry (0) to the next entry (1).
+    """Return where `position` is between the entries of an array with `count` entries: the index of the entry before
+    it, and the fraction of the way from that entry to the next, 0 to 1.
 
     The position is clipped to 0 ... count - 1.
     """

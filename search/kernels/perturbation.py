@@ -90,10 +90,10 @@ def _with_lists(plan: Contents, lists: Lists) -> Contents:
 
 @jit
 def _undone(plan: Contents, start: Contents, touched: _Touched, number: int) -> IntArray:
-    """Set the arrays of the changed plan `plan` back to the arrays of the plan `start`. Return the n differences that
-    were between the two plans, (n, 4), with a row for each changed width of an item on a device.
+    """Set the arrays of the changed plan `plan` back to the arrays of the plan `start`. Return the n changes that were
+    undone, (n, 4): a row is the number of the plan, an item, a device, and the changed width of the item there.
 
-    A difference is (number, item, device, units in the plan). Only touched items and devices can differ. The sums,
+    The width is in units of 4 columns. Only touched items and devices can differ. The sums,
     bytes, units and scores of a touched device are copied from `start`, so that no rounding error remains. The caller
     discards the lists of `plan`, which are not restored.
     """

@@ -174,7 +174,8 @@ def likeliest(costs: Sequence[Cost]) -> int:
 
 
 def rejected_remark(plan: Plan, rejected: Plan | None, simulator: Simulator) -> Message | None:
-    """Return the message that the search rejected a plan; None if `rejected` saves less than 1% or breaks limits.
+    """Return the message that the search rejected the plan `rejected`, whose predicted cost is lower than the cost of
+    the found plan `plan`. Return None if the difference is less than 1%, or if `rejected` is None or breaks limits.
 
     Both are plans of the same task. The compared costs are the costs of all tables of the task.
     """

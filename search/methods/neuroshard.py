@@ -243,9 +243,9 @@ class NeuroShard(Searcher):
     def _in_tiers(
         self, tasks: Iterable[tuple[Task, Task]], simulator: Simulator, errors: list[InfeasibleError]
     ) -> list[OptionTable]:
-        """Return the option tables of several tasks. An option table has the sharding types that each table of a task
-        may have, with estimated costs. If device memory is scarce for a task, the result also has the option tables of
-        variants of the task, in which further rules put tables into other tiers.
+        """Return an `OptionTable` for each of several tasks: the sharding types that each embedding table may have,
+        with estimated costs. If device memory is scarce for a task, add more of them: each is for the same task with
+        rules that put some embedding tables into host memory.
 
         Each task comes with the task for which plans are made. Tasks that cannot fit in memory are left out, and their
         errors are appended to `errors`.

@@ -270,9 +270,9 @@ class CostEstimates:
         return lowest_ms, np.where(np.isfinite(lowest_ms), total_ms[:, -1], np.inf)
 
     def _alike(self, shared: "PerDeviceCost", cost_ms: FloatArray, columns: FloatArray, asked: BoolArray) -> FloatArray:
-        """Return the estimated costs of plans in which all devices are alike, (B, Q) ms, for B choices of sharding
-        types and Q ways to split the column-wise tables. On each device, the column-wise tables take `cost_ms` (B, Q)
-        of compute time. For each sample, the device sends `columns` (B, Q) columns of column-wise tables.
+        """Return the estimated costs (B, Q) ms of plans whose devices all do the same work, for B choices of sharding
+        types and Q ways to split the column-wise tables. On every device, these tables take `cost_ms` (B, Q) of compute
+        time, and have `columns` (B, Q) columns that the device sends for each sample.
 
         The cost is infinite where `asked` (B, Q) is False.
         """
