@@ -31,7 +31,7 @@ PAGES = (
 )
 TABLES = sorted((ROOT / "docs" / "results").glob("*.csv"))
 FIGURE = re.compile(r"(?<![\w.])(?:\d+(?:\.\d+)?%(?! interval)|\d+\.\d+(?![\w.]*\w))")
-VERSION = re.compile(r"(?:Python|torch|TorchRec|FBGEMM) \d[\d.]*")
+VERSION = re.compile(r"(?:Python|torch|TorchRec|FBGEMM|[Ss]ections?) \d[\d.]*")  # or a section of a paper
 PUBLISHED = {"23.8%", "19%"}  # in the abstracts of the papers, which docs/how-to/reproduce.md quotes
 ADDRESS = re.compile(r"https?://[^)\s]+")
 
