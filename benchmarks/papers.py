@@ -84,7 +84,7 @@ def sensitivity(_work: Path, small: bool) -> Made:
             {
                 "setting": f"`{setting}`",
                 "value": f"{value}",
-                "cost / cost with the published value": f"{its.mean() - 1:+.2%} ± {_half_interval(its):.2%}",
+                "more than with the published value": f"{its.mean() - 1:+.2%} ± {_half_interval(its):.2%}",
             }
             for value, its in zip(searchers, costs / published, strict=True)
         ]
