@@ -9,7 +9,7 @@ from pathlib import Path
 import gpu_steps
 import h100
 import pandas as pd
-from shared import COLUMN_WISE, DEFAULT_PLANNER, Made
+from shared import COLUMN_WISE, DEFAULT_PLANNER, Made, facts
 
 STEPS = Path(__file__).resolve().parents[1] / "docs" / "results" / "steps.csv"
 CPU, MUCH, LITTLE = "CPU, two processes", "H100, 4 to 14 ms of dense compute", "H100, hardly any dense compute"
@@ -26,8 +26,7 @@ def headline(_work: Path, _small: bool) -> Made:
     Models are grouped by panel of the picture.
     """
     frame = pd.concat([_on_cpu(), _on_h100(MUCH, gpu_steps.MUCH), _on_h100(LITTLE, gpu_steps.LITTLE)])
-    machine = next(line for line in STEPS.read_text().splitlines() if line.startswith("# machine: "))
-    machines = f"{machine.removeprefix('# machine: ')}; one NVIDIA H100 80GB HBM3"
+    machines = f"{facts(STEPS)['machine']}; one NVIDIA H100 80GB HBM3"
     return Made(
         frame.round(4), "Step times on NeuroShard's plans relative to the baseline's; below 1 is faster.", machines
     )

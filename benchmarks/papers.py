@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from scipy.stats import sem, t
-from shared import Made, found, simulator_of, total_ms
+from shared import CPU_DATA, Made, found, papers_tasks, simulator_of, total_ms
 
 import neuroshard as ns
 from neuroshard.plumbing.arrays import FloatArray
@@ -18,11 +18,8 @@ from neuroshard.searching.searcher import Searcher
 from neuroshard.stages.search.methods.ablations import OtherModels, WithModels
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.stages.search.published.grid import GridSettings
-from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.tasks.draw import TaskDraw, drawn
 
 BATCH_SIZE, DIMS = 4096, (4, 8, 16, 32, 64, 128)
-DATA = Path(__file__).parent / "data" / "cpu"
 METHODS = (
     *("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy"),
     *("torchrec", "dreamshard", "autoshard", "neuroshard_published", "neuroshard"),
@@ -45,7 +42,11 @@ SETTINGS: dict[str, dict[int, Searcher]] = {
 def papers_methods(_work: Path, small: bool) -> Made:
     """Return a table of the mean predicted cost of every method's plans, by number of devices and largest dim."""
     scales = [(4, 128)] if small else [(devices, dim) for devices in (4, 8) for dim in DIMS]
-    costs = {scale: _means(METHODS, _tasks(*scale, 2 if small else 20)) for scale in scales}
+    count = 2 if small else 20
+    costs = {
+        (devices, dim): _means(METHODS, papers_tasks(devices, BATCH_SIZE, count, max_dim=dim))
+        for devices, dim in scales
+    }
     rows = [
         {"method": f"`{name}`"} | {f"{devices} devices, dims up to {dim}": f"{costs[devices, dim][name]:.2f}"
                                    for devices, dim in scales}
@@ -58,10 +59,10 @@ def ablations(work: Path, small: bool) -> Made:
     """Return a table of the predicted cost of plans that the published search finds without one of its parts."""
     models = work / "single_tables"
     if not models.exists():
-        ns.pretrain(DATA, models, max_tables=1)
+        ns.pretrain(CPU_DATA, models, max_tables=1)
     searchers: dict[str, str | Searcher] = {"whole": PUBLISHED, **ABLATIONS}
     searchers["with models trained on single tables"] = WithModels(PUBLISHED, OtherModels(str(models)))
-    costs = _costs(list(searchers.values()), _tasks(4, 128, 2 if small else 50))
+    costs = _costs(list(searchers.values()), papers_tasks(4, BATCH_SIZE, 2 if small else 50))
     rows = [
         {
             "published search": name,
@@ -76,7 +77,7 @@ def ablations(work: Path, small: bool) -> Made:
 
 def sensitivity(_work: Path, small: bool) -> Made:
     """Return a table of the predicted costs of the published search's plans, by value of each setting."""
-    tasks, rows = _tasks(4, 128, 2 if small else 30), list[dict[str, str]]()
+    tasks, rows = papers_tasks(4, BATCH_SIZE, 2 if small else 30), list[dict[str, str]]()
     published = _costs([PUBLISHED], tasks)[0]
     for setting, searchers in SETTINGS.items():
         costs = _costs(list(searchers.values()), tasks)
@@ -89,12 +90,6 @@ def sensitivity(_work: Path, small: bool) -> Made:
             for value, its in zip(searchers, costs / published, strict=True)
         ]
     return Made(pd.DataFrame(rows), "Means over 30 tasks with 95% intervals; costs repeat exactly.")
-
-
-def _tasks(devices: int, max_dim: int, count: int) -> tuple[ns.Task, ...]:
-    """Return the first of the papers' tasks, with dims up to `max_dim` and devices of 4 GiB."""
-    tables = dlrm_like(batch_size=BATCH_SIZE, seed=1)
-    return drawn(tables, ns.Topology(devices, "4GiB"), BATCH_SIZE, TaskDraw(count=count, max_dim=max_dim))
 
 
 def _costs(searchers: Sequence[str | Searcher], tasks: Sequence[ns.Task]) -> FloatArray:

@@ -25,7 +25,7 @@ from headline import headline, summary
 from papers import ablations, papers_methods, sensitivity
 from ranks import beside_mirrors
 from search_costs import methods, scaling, speed, two_plans
-from shared import COLUMN_WISE, Made, evaluated, markdown, papers_tasks, with_tables
+from shared import COLUMN_WISE, Made, evaluated, facts, markdown, papers_tasks, with_tables
 from training_steps import beside_torchrec, predicted_steps, step_plans, steps_by_method
 from unmeasured import judged_without_margins
 from views import VIEWS, view
@@ -81,12 +81,6 @@ def make(name: str, folder: Path, work: Path, small: bool) -> None:
     head = "".join(f"# {key}: {value}\n" for key, value in said.items())
     write_atomically(path, (head + made.frame.to_csv(index=False)).encode())
     print(f"{name}: {path}")
-
-
-def facts(path: Path) -> dict[str, str]:
-    """Return the facts in the comment lines at the top of a table's file: date, machine, models and noise, by name."""
-    lines = [line[2:] for line in path.read_text().splitlines() if line.startswith("# ")]
-    return dict(line.split(": ", 1) for line in lines)
 
 
 def models_of(name: str) -> str:

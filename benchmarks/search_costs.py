@@ -12,15 +12,13 @@ from shutil import copytree
 
 import numpy as np
 import pandas as pd
-from shared import Made, found, of_drawn_dims, papers_tasks, simulator_of, total_ms
+from shared import CPU_DATA, Made, found, of_drawn_dims, papers_tasks, simulator_of, total_ms
 
 import neuroshard as ns
 from neuroshard.tables import halvings
 from neuroshard.tables.sources.dlrm_like import dlrm_like
-from neuroshard.tasks.draw import TaskDraw, drawn
 
 BATCH_SIZE = 4096
-MEASURED = Path(__file__).parent / "data" / "cpu"
 METHODS = (
     *("random", "size_greedy", "dim_greedy", "lookup_greedy", "size_lookup_greedy", "dreamshard", "autoshard"),
     *("torchrec", "torchrec_simulated", "neuroshard_published", "neuroshard"),
@@ -107,8 +105,7 @@ def speed(work: Path, small: bool) -> Made:
     warnings.simplefilter("ignore", ns.NeuroShardWarning)
     count, rows = 2 if small else 12, list[dict[str, str]]()
     for num_tables, devices in PAPERS_SCALES:
-        draw = TaskDraw(count=count, min_tables=num_tables, max_tables=num_tables)
-        tasks = drawn(dlrm_like(batch_size=BATCH_SIZE, seed=1), ns.Topology(devices, "4GiB"), BATCH_SIZE, draw)
+        tasks = papers_tasks(devices, BATCH_SIZE, count, min_tables=num_tables, max_tables=num_tables)
         rows.append(_speeds(tasks, _papers_networks(work / f"{devices}", devices), "the papers' networks"))
     for num_tables, devices in LARGE_SCALES[: 1 if small else 2]:
         tasks = (_large_task(num_tables, devices),) * (1 if small else 5)
@@ -151,7 +148,7 @@ def _papers_networks(work: Path, devices: int) -> ns.Simulator:
     """
     data = work / "data"
     if not data.exists():
-        copytree(MEASURED, data)
+        copytree(CPU_DATA, data)
         for path in data.glob("*/*.parquet"):
             rows = pd.read_parquet(path)
             if "collective" in rows:

@@ -21,6 +21,7 @@ from neuroshard.tasks.draw import TaskDraw, drawn
 from neuroshard.words.model_choice import ModelChoice
 
 CPU = Hardware(DeviceSpec("cpu"))
+CPU_DATA = Path(__file__).parent / "data" / "cpu"  # the measurements that the installed CPU models were fitted to
 # The three baselines, with one name in every table and picture. The first is EmbeddingShardingPlanner as a job uses
 # it; the others are the searchers `torchrec` and `torchrec_all_types`, whose plans the simulator chooses from.
 DEFAULT_PLANNER = "TorchRec's default planner"
@@ -61,10 +62,18 @@ def simulator_of(models: ModelChoice | str) -> ns.Simulator:
     return ns.Simulator(ns.CostModels.of(models if isinstance(models, ModelChoice) else ModelChoice(models)))
 
 
-def papers_tasks(devices: int, batch_size: int, count: int) -> tuple[ns.Task, ...]:
-    """Return `count` tasks drawn as in the papers, from tables that the installed models were not fitted to."""
+def papers_tasks(devices: int, batch_size: int, count: int, **settings: int) -> tuple[ns.Task, ...]:
+    """Return `count` tasks drawn as in the papers, from tables that the installed models were not fitted to. `settings`
+    are other settings of `TaskDraw`, such as the largest number of columns.
+    """
     tables = dlrm_like(batch_size=batch_size, seed=1)
-    return drawn(tables, ns.Topology(devices, "4GiB"), batch_size, TaskDraw(count=count))
+    return drawn(tables, ns.Topology(devices, "4GiB"), batch_size, TaskDraw(count=count, **settings))
+
+
+def facts(path: Path) -> dict[str, str]:
+    """Return the facts in the comment lines at the top of a table's file: date, machine, models and noise, by name."""
+    lines = [line[2:] for line in path.read_text().splitlines() if line.startswith("# ")]
+    return dict(line.split(": ", 1) for line in lines)
 
 
 def of_drawn_dims(tables: Sequence[ns.Table], dims: Sequence[int]) -> tuple[ns.Table, ...]:
