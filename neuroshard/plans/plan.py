@@ -67,7 +67,7 @@ class Plan:
         for table, placements, layout in zip(self.task.tables, self.by_table, self.layouts, strict=True):
             _check_tiling(table, placements, layout, self.task.topology)
 
-    def with_prediction(self, prediction: Prediction) -> "Plan":
+    def with_prediction(self, prediction: Prediction | None) -> "Plan":
         """Return the plan with another prediction; the shards and everything computed from them stay the same."""
         predicted = copy(self)
         object.__setattr__(predicted, "prediction", prediction)

@@ -137,7 +137,7 @@ def _on_one_task(plans: Sequence[Plan]) -> tuple[list[Plan], str]:
         return list(plans), ""
     if (again := restated(first, last.task)) is None:
         return list(plans), ""
-    again = replace(again, prediction=first.prediction)
+    again = again.with_prediction(first.prediction)
     return [again, last], f"both plans with the {what} of the second one's task"
 
 
