@@ -59,7 +59,7 @@ TARGETS = {
 
 
 def _check(section, found):
-    """Compare the lines of a section with those of the file, or write them to the file."""
+    """Compare the lines of a section with the lines in the golden file, or write them to this file."""
     known, here = json.loads(FILE.read_text()) if FILE.exists() else {}, fingerprint("cpu")
     processor = f"{here.device} {here.revision}"
     if UPDATE:

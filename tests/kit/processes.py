@@ -36,7 +36,8 @@ def as_if_under_torchrun(
 ) -> None:
     """Call `work(rank, *args)` in processes with the environment variables that torchrun sets.
 
-    Arguments and errors are those of `on_gloo`. The processes join no group, and are forked with all imports done.
+    The function takes the same arguments and raises the same errors as `on_gloo`. The processes join no group, and are
+    forked with all imports done.
     """
     local = str(local_world_size or world_size)
     environment = {"TORCHELASTIC_RUN_ID": "1", "LOCAL_WORLD_SIZE": local, "GLOO_SOCKET_IFNAME": "lo"}

@@ -239,7 +239,7 @@ def test_search_help_lists_searchers_and_settings(capsys, here):
 
 
 def test_shell_completion_offers_commands_and_settings(tmp_path):
-    """The completion script is that of Hydra; the offered commands are those of NeuroShard."""
+    """Hydra writes the completion script, and the script offers NeuroShard's commands."""
     lines = ("neuroshard se", "neuroshard search searcher=siz", "neuroshard search topology.mem", "neuroshard ex")
     asked = "\n".join(
         f'COMP_LINE="{line}" COMP_CWORD={line.count(" ")}; hydra_bash_completion; echo "${{COMPREPLY[@]}}"'

@@ -135,7 +135,7 @@ def test_kept_plan_is_outdated_if_devices_have_less_memory_than_it_needs(path):
 @pytest.mark.parametrize("tier", [Tier.DEVICE, Tier.UVM])
 @pytest.mark.parametrize("free", [0, 10])
 def test_kept_plan_is_outdated_if_a_host_has_less_memory_than_it_needs(path, tier, free):
-    """One of two hosts has less memory; `free` bytes of the host's memory are left beside both tables."""
+    """One of two hosts has less memory: after both tables, `free` bytes of the host's memory are left."""
     _planner(path, topology=topology(4, "cuda", on_host=2)).plan(bags("a", "b"))
     kept = KeptPlan.load(path)
     assert kept.host_memory == (2 << 20, 2 << 20)

@@ -182,7 +182,7 @@ class _Counter(Meter):
 
 
 class _Counted(MadeUpHardware):
-    """Hardware with a counter beside its settings."""
+    """Hardware that also has a counter, in addition to the settings."""
 
     def compute_meter(self, warn):
         return _Counter(super().compute_meter(warn), self.counts)

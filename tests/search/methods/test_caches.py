@@ -154,7 +154,7 @@ def test_width_classes_take_the_fewest_cache_bytes(seed, count):
 @given(st.integers(0, 1000))
 @settings(max_examples=40, deadline=None)
 def test_plan_with_fixed_tiers_fits_the_upper_bounds_of_caches(seed):
-    """With fixed tiers, the bytes that a search adds up are no more than those of the plan."""
+    """With fixed tiers, the bytes that a search adds up are no more than the bytes of the plan."""
     task, rng = cached_task(seed), np.random.default_rng(seed)
     devices = task.topology.num_devices
     free = laid_out(task, *rng.integers(devices, size=len(task.tables)).tolist())

@@ -93,7 +93,7 @@ def test_shards_go_to_the_device_with_the_lowest_model_cost(seed, make, parts, b
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 @pytest.mark.parametrize(("scores", "costs"), [("by_added", _added), ("by_whole", _costs)])
 def test_grid_on_many_devices_places_shards_by_added_or_whole_cost(seed, scores, costs):
-    """Placement may use the added cost of a shard or whole device costs; final costs are those of the model."""
+    """Placement may use the added cost of a shard or whole device costs; the model predicts the final costs."""
     space = _with_fixed_load(_space(seed, 64, _by_widest(64), count=200), seed)
     caps = np.array([1.2 * space.shards.total_sent_units / 64, space.shards.total_sent_units]).astype(np.int64)
     layout = fewest_shards(space.shards)

@@ -61,7 +61,7 @@ def _close(table, other):
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(1, 40), st.integers(0, 99))
 def test_counted_statistics_equal_those_of_each_global_batch_counted_by_itself(sizes, global_size, seed):
-    """Statistics are those of counting each global batch by itself, however samples are split into batches."""
+    """However samples are split into batches, the statistics equal counts of each global batch alone."""
     rng = np.random.default_rng(seed)
     batches = [_batch(size, rng) for size in [*sizes, 1]]
     total = sum(sizes) + 1
