@@ -1,5 +1,6 @@
 """Each default is written once, in the class with the setting or in `conf/`; classes generate `conf/settings/`."""
 
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -60,6 +61,7 @@ def test_settings_writer_includes_fields_of_base_classes_and_nested_classes(tmp_
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(tmp_path)
         (text,) = settings_files(tmp_path).values()
+    del sys.modules["mine"]  # other tests import another package of this name
     assert text.splitlines()[1:] == [
         "_target_: mine.Outer",
         "a: 1 # what a is",
