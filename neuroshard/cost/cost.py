@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from neuroshard.plumbing.arrays import FloatArray
+from neuroshard.plumbing.arrays import FloatArray, evenly
 from neuroshard.plumbing.checked import checked
 from neuroshard.plumbing.schema import Name, NonNegative, as_fields
 from neuroshard.words.model_choice import ModelChoice
@@ -60,6 +60,11 @@ class KernelTimes(NamedTuple):
         The two objects are about different kernel calls of the same plans on the same devices.
         """
         return KernelTimes(*(these + more for these, more in zip(self, other, strict=True)))
+
+    @property
+    def evenly(self) -> "KernelTimes":
+        """The kernel times if the devices of each plan share the plan's work evenly."""
+        return self._replace(ms=evenly(self.ms), spread_ms=evenly(self.spread_ms), counts=evenly(self.counts))
 
 
 class Part(NamedTuple):

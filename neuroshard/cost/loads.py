@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray
+from neuroshard.plumbing.arrays import BoolArray, FloatArray, IntArray, evenly
 from neuroshard.tables import Table
 from neuroshard.tables.table import NUM_REUSE_BINS
 from neuroshard.words.collective import ELEMENT_BYTES, IN_FULL_PRECISION, Collective, Precision
@@ -290,6 +290,11 @@ class Traffic:
 
     def __len__(self) -> int:
         return len(self.size_bytes)
+
+    @property
+    def evenly(self) -> "Traffic":
+        """The traffic if all devices of a plan send the same number of bytes, and as many in all."""
+        return replace(self, size_bytes=evenly(self.size_bytes))
 
     @property
     def num_devices(self) -> int:

@@ -1,4 +1,5 @@
-"""Array types for annotations, and two functions on arrays: sums over groups, and a matching of items to places.
+"""Array types for annotations, and functions on arrays: sums over groups, means over devices, and a matching of items
+to places.
 
 The docstring of each function that takes or returns an array states the array's shape and unit.
 """
@@ -22,6 +23,11 @@ def sums_of(amounts: Floats, counts: IntArray) -> Floats:
     """
     sums: Floats = np.add.reduceat(amounts, counts.cumsum() - counts, axis=0)
     return sums
+
+
+def evenly(amounts: FloatArray) -> FloatArray:
+    """Return an array of the same shape as `amounts` (B, D, ...) in which each of D devices has the mean amount."""
+    return np.broadcast_to(amounts.mean(axis=1, keepdims=True), amounts.shape).copy()
 
 
 def own_places(allowed: BoolArray) -> IntArray | None:

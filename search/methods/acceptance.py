@@ -4,7 +4,7 @@ for the errors of the cost models.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import NamedTuple
 
 from neuroshard.cost.cost import Cost
@@ -83,14 +83,29 @@ class Acceptance:
         accepted, and each other plan is accepted if it is enough cheaper than the first plan.
         """
         judged = [with_assumed_margins(cost, simulator.models) for cost in costs]
-        own, compute = has_own_margins(costs[0]), simulator.models.compute
-        single = not compute.spread_ms(LoadSets.alone(task.loads)).any() and (own or not compute.arithmetic)
-        fraction = max(
-            self.single_model_margin_fraction if single else self.margin_fraction,
-            0.0 if own else self.assumed_margin_fraction,
-        )
+        kind = ModelKind.of(costs[0], task, simulator)
+        single, fraction = kind is ModelKind.SINGLE, self._fraction(kind, has_own_margins(costs[0]))
         reasons = (self._reason(judged[0], cost, single, fraction) for cost in judged[1:])
         return [Assessment.of(cost, reason) for cost, reason in zip(judged, (None, *reasons), strict=True)]
+
+    def may_accept(self, first: Cost, least_ms: float, task: Task, simulator: Simulator) -> bool:
+        """Return False if this rule would accept no plan in place of a first plan with the cost `first`, given that no
+        plan is expected to cost less than `least_ms`. A search for such plans is then a waste of time.
+
+        The margin of a cheaper plan is taken to be the same share of its cost as the first plan's margin is. If gains
+        need not exceed margins, the result is True.
+        """
+        judged = with_assumed_margins(first, simulator.models)
+        fraction = self._fraction(ModelKind.of(first, task, simulator), has_own_margins(first))
+        margins_ms = judged.margin_ms * (1 + least_ms / judged.total_ms)
+        return not fraction or judged.expected_ms - least_ms > fraction * margins_ms
+
+    def _fraction(self, kind: "ModelKind", own: bool) -> float:
+        """Return the fraction of both plans' error margins that a gain must exceed, for compute models of a kind;
+        `own` is True if the models have margins of their own.
+        """
+        of_kind = self.single_model_margin_fraction if kind is ModelKind.SINGLE else self.margin_fraction
+        return max(of_kind, 0.0 if own else self.assumed_margin_fraction)
 
     def _reason(self, before: Cost, after: Cost, single: bool, fraction: float) -> "Rejection | None":
         """Return the reason to reject a plan with cost `after` in place of a plan with cost `before`; None if the gain
@@ -105,6 +120,28 @@ class Acceptance:
         saved_ms = max(0.0, float((before.compute - after.compute).mean())) if single else 0.0
         exceeds = before.expected_ms - after.expected_ms - saved_ms > fraction * (before.margin_ms + after.margin_ms)
         return None if exceeds else Rejection.WITHIN_MARGINS
+
+
+class ModelKind(Enum):
+    """Kinds of compute models.
+
+    Attributes:
+        SINGLE: one model that was fitted to measurements.
+        ENSEMBLE: several such models, whose disagreement is known.
+        ANALYTIC: formulas, without margins of their own.
+    """
+
+    SINGLE = "single"
+    ENSEMBLE = "ensemble"
+    ANALYTIC = "analytic"
+
+    @classmethod
+    def of(cls, cost: Cost, task: Task, simulator: Simulator) -> "ModelKind":
+        """Return the kind of the simulator's compute model; `cost` is the cost of a plan of the task."""
+        compute = simulator.models.compute
+        if compute.spread_ms(LoadSets.alone(task.loads)).any():
+            return cls.ENSEMBLE
+        return cls.ANALYTIC if compute.arithmetic and not has_own_margins(cost) else cls.SINGLE
 
 
 class Rejection(StrEnum):

@@ -8,6 +8,7 @@ from operator import itemgetter
 import numpy as np
 
 from neuroshard.cost.cost import Cost
+from neuroshard.models.assumed import with_assumed_margins
 from neuroshard.models.simulator import Simulator
 from neuroshard.plans.caches import shared_caches
 from neuroshard.plans.moves import layout_key
@@ -20,13 +21,18 @@ from neuroshard.searching.searcher import Found, Searcher, tried_within_hosts
 from neuroshard.stages.search.local.improvement import Improvement, predicted_ms
 from neuroshard.stages.search.local.local_search import CostedPlan, LocalSearch
 from neuroshard.stages.search.local.starts import Start
-from neuroshard.stages.search.methods.acceptance import Acceptance, assess, cheapest, choose
+from neuroshard.stages.search.methods.acceptance import Acceptance, ModelKind, assess, cheapest, choose
 from neuroshard.stages.search.space.costed_space import CostedSpace
 from neuroshard.stages.search.space.fixed_load import FixedLoad
 from neuroshard.tasks.task import Task
 
 _NEAR = 1.1  # local search begins from first plans that cost at most this factor times the cheapest one,
 _STARTS = 3  # and from at least this number of first plans: local search may get stuck at the cheapest
+
+_KEPT = (
+    "the search kept its first placement of the column-wise tables, because any gain by another placement would be "
+    "within the error margins of the cost models; searcher.acceptance=null accepts all gains"
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,12 @@ class ImprovedSearch(Searcher):
         return tried_within_hosts(fixed.task, find, names)
 
     def _found(self, space: CostedSpace) -> Found:
-        plans = _first_plans(self.starts, space)
+        first = self.starts[0].first_widths(space)
+        if first is not None and not self._may_improve(first, space):
+            plan = space.plan(first)
+            if not plan.violations:
+                return Found(plan, remark=_KEPT)
+        plans = _first_plans(self.starts[1:], space, first)
         costs = space.costs(plans)
         every = [*plans, self._best_end(plans, costs, space).widths]
         costs += space.costs(every[-1:])
@@ -84,6 +95,24 @@ class ImprovedSearch(Searcher):
         chosen, rejected = choose(assess(self.acceptance, costs, space.task, space.simulator))
         other = None if rejected is None else space.plan(every[rejected])
         return Found(space.plan(every[chosen]), rejected=other)
+
+    def _may_improve(self, widths: IntArray, space: CostedSpace) -> bool:
+        """Return False if the search would accept no other plan of the space in place of the plan `widths` (I, D), not
+        even a plan that shares the work evenly between devices.
+
+        By models that are not ensembles, gains of all devices together do not count, so the evenly shared work is that
+        of `widths`. By analytic models, it is that of whole tables, which is the least. Predictions of ensembles have
+        no such bound, so the result is True.
+        """
+        if self.acceptance is None:
+            return True
+        simulator, task, cost = space.simulator, space.task, space.costs([widths])[0]
+        kind = ModelKind.of(cost, task, simulator)
+        if kind is ModelKind.ENSEMBLE:
+            return True
+        balanced = space.balanced_cost(widths if kind is ModelKind.SINGLE else space.whole_on_one)
+        least_ms = with_assumed_margins(balanced, simulator.models).expected_ms
+        return self.acceptance.may_accept(cost, least_ms, task, simulator)
 
     def _best_end(self, plans: Sequence[IntArray], costs: Sequence[Cost], space: CostedSpace) -> CostedPlan:
         """Improve the cheapest of the first plans (I, D), whose costs are `costs`, by local search;
@@ -144,11 +173,12 @@ class ImprovedSearch(Searcher):
         return local, steps.improve(local, local.costed(widths))
 
 
-def _first_plans(starts: Sequence[Start], space: CostedSpace) -> list[IntArray]:
-    """Return the widths (I, D) of the first plans: one plan from each of `starts` (sources of first plans) that finds a
-    plan. Raise InfeasibleError if no start finds a plan.
+def _first_plans(starts: Sequence[Start], space: CostedSpace, first: IntArray | None = None) -> list[IntArray]:
+    """Return the widths (I, D) of the first plans: `first`, if it is not None, and one plan from each of `starts`
+    (sources of first plans) that finds a plan. Raise InfeasibleError if there is no plan.
     """
-    plans = [widths for start in starts if (widths := start.first_widths(space)) is not None]
+    found = (first, *(start.first_widths(space) for start in starts))
+    plans = [widths for widths in found if widths is not None]
     if not plans:
         raise InfeasibleError(
             "search-no-first-plan",

@@ -49,6 +49,10 @@ from neuroshard.words.placement import Tier
 
 _QUICK_MS, _ESTIMATE_MS, _BOTH_MS = (attrgetter(f"{name}_ms") for name in ("quick", "estimate", "both"))
 
+_FEWER_TYPES = (
+    "the search tried no other sharding types, because any gain would be within the error margins of the cost models"
+)
+
 
 @dataclass(frozen=True)
 @checked
@@ -57,8 +61,9 @@ class NeuroShard(Searcher):
     and by heuristics, and improves the cheapest of these plans by local search.
 
     The plan is never predicted to cost more than the published search's plan, except for `tolerance`. The search keeps
-    the published search's plan if a gain may be an error of the models. The settings of all stages are attributes of
-    this one class, so that users need not know which stage reads a setting.
+    the published search's plan if a gain may be an error of the models, and does not look for gains that it cannot
+    accept. The settings of all stages are attributes of this one class, so that users need not know which stage reads a
+    setting.
 
     Tables are row-wise or data-parallel if that is predicted to cost less, or if nothing else fits. Such tables are
     spread over all devices, wherever the other tables are, so the search places the column-wise tables around them. It
@@ -199,19 +204,39 @@ class NeuroShard(Searcher):
         """
         errors = list[InfeasibleError]()
         tables = self._option_tables(asked, simulator, errors)
-        firsts, likely = self._first_choices(tables), self._likely([one for one in tables if one.has_choice])
+        firsts, best = self._first_choices(tables), list[Found]()
+        if plans := tuple(self._plans(firsts, self.column_search, errors)):
+            best.append(self._best(plans, simulator))
+        several = [one for one in tables if one.has_choice]
+        worth = [one for one in several if self._may_pay(one, best)]
+        if len(worth) < len(several):
+            best[0] = replace(best[0], remark="; ".join(filter(None, (best[0].remark, _FEWER_TYPES))))
+        likely = self._likely(worth)
         finer = [self._options(*tasks, simulator) for tasks in finer_parts([*firsts, *likely], simulator)]
         others = [choice for choice in likely if not choice.is_first][: SETTINGS.searched_choices]
         parts = self._likely(finer)[: SETTINGS.searched_choices]
-        kinds = (firsts, self.column_search), (others, self.column_search_around_fixed), (parts, self.column_search)
-        plans = [tuple(self._plans(choices, columns, errors)) for choices, columns in kinds]
-        if any(plans):
-            return [self._best(found, simulator) for found in plans if found]
+        for choices, columns in (others, self.column_search_around_fixed), (parts, self.column_search):
+            if plans := tuple(self._plans(choices, columns, errors)):
+                best.append(self._best(plans, simulator))
+        if best:
+            return best
         scarce = (choice for one in (*tables, *finer) for choice in one.for_scarce_memory())
         last = next(self._plans(scarce, self.column_search, errors), None)
         if last is None:
             raise _shortage(tables[0], errors[0])
         return [self._with_improved_tiers(last, simulator)]
+
+    def _may_pay(self, options: OptionTable, best: Sequence[Found]) -> bool:
+        """Return False if the search would accept no plan with other sharding types in place of the first of `best`,
+        not even at the lowest estimated cost of any choice. Plans whose tables move to host memory, or whose rows move
+        to one host, may cost less than the estimates; the result is then True.
+        """
+        simulator, rule = options.simulator, self.acceptance
+        if not best or rule is None or self._tries_hosts or _knows_tiers(options.task, simulator):
+            return True
+        plan = best[0].plan
+        cost = simulator.cost(plan.task, plan)
+        return rule.of_forms(simulator.models).may_accept(cost, options.least_ms, plan.task, simulator)
 
     def _option_tables(self, asked: Task, simulator: Simulator, errors: list[InfeasibleError]) -> list[OptionTable]:
         """Return option tables of the task `asked` and of variants of this task. An option table has the sharding types

@@ -36,7 +36,7 @@ def merge_shards(
     before = simulator.cost(start.task, start)
     most_ms = before.total_ms * (1 + tolerance)
     found = _fewer_types(start, simulator, calls, most_ms)
-    if fewer is not None and simulator.cost(fewer.task, fewer).total_ms <= most_ms:
+    if fewer is not None and fewer is not plan and simulator.cost(fewer.task, fewer).total_ms <= most_ms:
         found = min(found, fix_tiers(fewer), key=lambda candidate: len(candidate.placements))
     for changed in _changed_columns(found, simulator, most_ms):
         other = changed if changed.task is plan.task else Plan(plan.task, changed.placements)

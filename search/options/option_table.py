@@ -214,7 +214,7 @@ class OptionTable:
         of local searches rarely fit then.
         """
         tried = dict[bytes, tuple[IntArray, float]]()
-        candidates, most = self._candidates(), -(-3 * tries // 4)
+        candidates, most = self.candidates, -(-3 * tries // 4)
         estimated = list(zip(candidates, self.estimates.costs(TypeChoices(candidates))[0].tolist(), strict=True))
 
         def tried_ms(types: IntArray) -> float:
@@ -277,8 +277,16 @@ class OptionTable:
         path = search_choices(first, leading, lambda some: costs(self._followed(some)))
         return [types[self.leaders] for types in path]
 
-    def _candidates(self) -> IntArray:
-        """Return promising choices of sharding types, (n, T), each once, in order of estimated cost.
+    @property
+    def least_ms(self) -> float:
+        """The lowest estimated cost of a promising choice of sharding types, in ms, if devices share the work of the
+        column-wise tables evenly.
+        """
+        return float(self.estimates.costs(TypeChoices(self.candidates))[1].min())
+
+    @cached_property
+    def candidates(self) -> IntArray:
+        """Promising choices of sharding types, (n, T), each once, in order of estimated cost.
 
         The cheapest choice of every set of sharding types comes before all other choices.
 

@@ -98,15 +98,34 @@ class CostedSpace(SearchSpace):
 
     def costs(self, plans: Sequence[IntArray]) -> list[Cost]:
         """Return the costs that the simulator predicts for whole plans; each plan is given as widths (I, D)."""
+        return self.simulator.costs_of(*self._work(plans))
+
+    def balanced_cost(self, widths: IntArray) -> Cost:
+        """Return the predicted cost of an imagined plan whose devices share the work of the plan `widths` (I, D)
+        evenly: each device has the mean kernel times, and sends the mean number of bytes.
+        """
+        times, traffic = self._work([widths])
+        return self.simulator.costs_of(times.evenly, traffic.evenly)[0]
+
+    @property
+    def whole_on_one(self) -> IntArray:
+        """The widths (I, D) of the plan with the least work in all, in units of 4 columns: every item is whole, and all
+        items are on the first device. The plan may break limits.
+        """
+        widths = np.zeros((self.shards.num_items, self.task.topology.num_devices), dtype=np.int64)
+        widths[:, 0] = self.shards.full_width
+        return widths
+
+    def _work(self, plans: Sequence[IntArray]) -> tuple[KernelTimes, Traffic]:
+        """Return the predicted kernel times and the traffic of whole plans; each plan is given as widths (I, D)."""
         task, devices = self.task, self.task.topology.num_devices
         loads = self.device_loads(np.concatenate(plans, axis=1))
         times = self.simulator.kernel_times(loads, devices)
         given = sent_bytes_of(loads.loads, devices)
         traffic = Traffic.of(loads, given, devices, task.batch_size, task.topology.fast_links)
         if self._fixed_times is None:
-            return self.simulator.costs_of(times, traffic)
-        size_bytes = traffic.size_bytes + self.fixed.sent_bytes
-        return self.simulator.costs_of(times.plus(self._fixed_times), replace(traffic, size_bytes=size_bytes))
+            return times, traffic
+        return times.plus(self._fixed_times), replace(traffic, size_bytes=traffic.size_bytes + self.fixed.sent_bytes)
 
     @cached_property
     def _fixed_times(self) -> KernelTimes | None:

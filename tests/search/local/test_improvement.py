@@ -60,7 +60,8 @@ def test_max_plans_is_shared_by_local_searches_from_several_plans(monkeypatch):
 
     monkeypatch.setattr(Improvement, "improve", counted)
     most = 400_000
-    search = NeuroShard(improvement=Improvement(perturbations=10_000, max_plans=most), sharding_types=("column_wise",))
+    improvement = Improvement(perturbations=10_000, max_plans=most)
+    search = NeuroShard(improvement=improvement, sharding_types=("column_wise",), acceptance=None)
     search.find(toy_task(40), Simulator(random_models()))
     assert len(looked) > 2
     assert sum(limit for limit, _ in looked) <= most

@@ -232,7 +232,7 @@ def test_acceptance_setting_of_the_searcher_comes_from_the_config():
 
 def test_rejected_gain_is_reported():
     first, other = _two_plans()
-    starts, simulator = (ExistingPlan(first), ExistingPlan(other)), _simulator(LinearCompute(), 0.5)
+    starts, simulator = (ExistingPlan(first), ExistingPlan(other)), _simulator(Disagreeing(), 0.5)
     cautious, accepting, bold = (
         ImprovedSearch(starts, FEW, acceptance=c).find(first.task, simulator)
         for c in (Acceptance(1e3, 1e3), Acceptance(0.0, 0.0), None)

@@ -10,11 +10,12 @@ import pytest
 import neuroshard as ns
 from neuroshard.layouts import place_column_wise, place_data_parallel, place_row_wise
 from neuroshard.stages.search.local.improvement import Improvement
+from neuroshard.stages.search.methods.acceptance import Acceptance
 from neuroshard.stages.search.methods.heuristics import SCORES, Greedy
 from neuroshard.stages.search.methods.neuroshard import NeuroShard
 from neuroshard.stages.search.methods.published import BeamSearch
 from neuroshard.words.form import FORMS
-from tests.kit.searches import H100, best_ms, ms_of
+from tests.kit.searches import H100, best_ms, ms_of, uncertain
 
 QUICK = NeuroShard(improvement=Improvement(perturbations=20), acceptance=None)
 TYPES = (FORMS, (*FORMS, "table_row_wise"), ("column_wise", "row_wise"), ("column_wise", "data_parallel"))
@@ -51,6 +52,41 @@ def random_task(number: int) -> tuple[ns.Task, NeuroShard, ns.Simulator]:
     )
     types = TYPES[int(rng.integers(len(TYPES)))]
     return ns.Task(tables, topology, batch_size), replace(QUICK, sharding_types=types), simulator
+
+
+class Tireless(Acceptance):
+    """The rule of `Acceptance`, for a search that also looks for gains that the rule cannot accept."""
+
+    def may_accept(self, first, least_ms, task, simulator):
+        return True
+
+
+def _ends_early(number: int) -> bool:
+    """Return True if the search ends early on a random task; check that it then finds the plan of a full search."""
+    task, searcher, simulator = random_task(number)
+    simulator = uncertain(simulator, (0.0, 0.05, 0.15, 0.3)[number % 4]) if simulator is H100 else simulator
+    try:
+        its, tireless = (
+            replace(searcher, acceptance=rule).find(task, simulator) for rule in (Acceptance(), Tireless())
+        )
+    except ns.InfeasibleError:
+        return False
+    assert its.plan == tireless.plan
+    assert tireless.remark is None
+    return its.remark is not None
+
+
+def test_search_ends_early_only_if_no_further_plan_can_be_accepted():
+    early = [_ends_early(number) for number in range(16)]
+    assert any(early)
+    assert not all(early)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(16, 200, 8))
+def test_search_ends_early_only_if_no_plan_of_many_random_tasks_can_be_accepted(first):
+    for number in range(first, first + 8):
+        _ends_early(number)
 
 
 def simpler_searches(searcher: NeuroShard) -> Iterator[tuple[str, ns.Searcher]]:

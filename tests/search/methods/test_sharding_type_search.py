@@ -365,13 +365,16 @@ def test_choices_that_exceed_memory_have_infinite_cost():
 
 
 def test_search_rejects_other_sharding_types_that_gain_less_than_the_margins():
-    """With margins as large as the cost no gain is accepted, without margins every gain."""
+    """Without margins every gain is accepted. With margins of half the cost, no possible gain is large enough, and the
+    search tries no other types.
+    """
     task = replace(_criteo(), topology=Topology(4, "80GiB"))
-    for relative, forms in ((1.0, {Form.COLUMN_WISE}), (0.0, {*Form})):
+    for relative, forms in ((0.5, {Form.COLUMN_WISE}), (0.2, {Form.COLUMN_WISE}), (0.0, {*Form})):
         its = replace(ALL, acceptance=Acceptance()).find(task, uncertain(H100, relative))
         assert set(its.plan.forms) == forms
-        assert (its.rejected is not None) == (relative == 1.0)
+        assert (its.rejected is not None) == (relative == 0.2)
         assert its.rejected is None or its.rejected.task == task
+        assert ("no other sharding types" in (its.remark or "")) == (relative == 0.5)
 
 
 def test_without_trials_tables_are_column_wise_if_they_fit():

@@ -130,3 +130,15 @@ def test_taking_part_of_a_costed_space_equals_costing_that_part_again(compute):
         pinned += bool(task.constraints.pinned)
         apart += len(part.shards.rules.rivals) > 0
     assert min(pinned, apart) > 0
+
+
+@pytest.mark.parametrize("models", [linear_models(4), random_form_models()], ids=["linear", "random"])
+def test_balanced_cost_has_equal_devices_and_the_work_of_the_plan(models):
+    simulator = Simulator(replace(models, batch_size=None))
+    plan = _mixed(TASK)
+    space = CostedSpace.checked(FixedLoad.of_plan(plan, simulator.models.compute), simulator)
+    widths = space.widths(plan)
+    balanced, cost = space.balanced_cost(widths), space.costs([widths])[0]
+    assert np.ptp(balanced.device_ms) == 0
+    assert balanced.compute.sum() == pytest.approx(cost.compute.sum())
+    assert space.balanced_cost(space.whole_on_one).compute.sum() <= cost.compute.sum() * (1 + 1e-9)
