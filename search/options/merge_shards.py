@@ -38,7 +38,8 @@ def merge_shards(
     found = _fewer_types(start, simulator, calls, most_ms)
     if fewer is not None and fewer is not plan and simulator.cost(fewer.task, fewer).total_ms <= most_ms:
         found = min(found, fix_tiers(fewer), key=lambda candidate: len(candidate.placements))
-    for changed in _changed_columns(found, simulator, most_ms):
+    found_ms = before.total_ms if found is start else simulator.cost(found.task, found).total_ms
+    for changed in _changed_columns(found, simulator, most_ms - found_ms):
         other = changed if changed.task is plan.task else Plan(plan.task, changed.placements)
         after = simulator.cost(plan.task, other)
         within = after.total_ms <= most_ms and after.likely_ms <= before.likely_ms * (1 + tolerance)
@@ -55,9 +56,10 @@ def _fewer_types(start: Plan, simulator: Simulator, calls: Collection[Call], mos
     return start if changes is None else changes.in_columns(most_ms)
 
 
-def _changed_columns(plan: Plan, simulator: Simulator, most_ms: float) -> Iterator[Plan]:
+def _changed_columns(plan: Plan, simulator: Simulator, extra_ms: float) -> Iterator[Plan]:
     """Yield plans that are simpler than `plan`, because column-wise shards are merged; finally yield `plan` itself. The
-    first of the plans has the most free memory on the fullest device, and each later plan has less.
+    first of the plans has the most free memory on the fullest device, and each later plan has less. Each costs at most
+    `extra_ms` more than `plan`.
     """
     fixed = FixedLoad.of_plan(plan, simulator.compute_for(plan.task))
     if len(fixed.column_wise):
@@ -65,9 +67,9 @@ def _changed_columns(plan: Plan, simulator: Simulator, most_ms: float) -> Iterat
         widths = space.widths(plan)
         local = LocalSearch(space, widths)
         begun = local.costed(widths)
-        other_ms = simulator.cost(plan.task, plan).total_ms - begun.cost_ms  # of parts that local search doesn't know
-        merged = _merged(space, local, begun, most_ms - other_ms)
-        spread = spread_memory(space, local, merged, most_ms - other_ms)
+        most_ms = begun.cost_ms + extra_ms  # of the parts of a step that local search knows
+        merged = _merged(space, local, begun, most_ms)
+        spread = spread_memory(space, local, merged, most_ms)
         yield from (space.plan(one.widths) for one in reversed(spread))
     yield plan
 
