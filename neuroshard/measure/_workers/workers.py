@@ -1,6 +1,7 @@
 """Worker processes that measure samples; a worker can crash or hang without ending the run."""
 
 import multiprocessing
+import os
 import signal
 import socket
 import sys
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
+from threading import Thread
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
@@ -321,6 +323,7 @@ def _serve(
     measures the sample, and finally the outcomes.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the parent process reacts to an interrupt
+    Thread(target=_end_with_parent, daemon=True).start()
     try:
         bench = make_bench(rank, count, port)
     except (Exception, SystemExit) as error:
@@ -333,6 +336,16 @@ def _serve(
             pipe.send(bench.measure(samples, seeds, pipe.send))
     except (EOFError, BrokenPipeError):
         return  # the parent process has ended
+
+
+def _end_with_parent() -> None:
+    """Wait until the parent process has ended, and end this process at once, whatever its other threads wait for.
+
+    A worker that waits for another worker would otherwise remain until torch gives up, after up to 30 minutes.
+    """
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _why_not_started(error: BaseException) -> Exception:

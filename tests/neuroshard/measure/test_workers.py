@@ -1,7 +1,9 @@
 """Worker processes that die, hang or fail."""
 
+import multiprocessing
 import os
 import signal
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -193,3 +195,34 @@ def test_closing_a_worker_group_ends_its_processes():
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def _write_and_wait(place, rank, count, port):
+    """Write the number of this process to a file, and never start."""
+    (place / f"{rank}.new").write_text(f"{os.getpid()}")
+    (place / f"{rank}.new").rename(place / f"{rank}")
+    signal.pause()
+
+
+def _measure_in(place):
+    """Start two workers that never become ready."""
+    with WorkerGroup(partial(_write_and_wait, place), 2, timeout_s=PATIENCE_S) as group:
+        group.measure([1], [0])
+
+
+def _awaited(happened):
+    deadline = time.monotonic() + PATIENCE_S
+    while not (result := happened()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return result
+
+
+def test_workers_end_with_a_killed_parent_even_while_they_wait(tmp_path):
+    parent = multiprocessing.get_context("spawn").Process(target=_measure_in, args=(tmp_path,))
+    parent.start()
+    _awaited(lambda: all((tmp_path / rank).exists() for rank in "01"))
+    workers = [int((tmp_path / rank).read_text()) for rank in "01"]
+    parent.kill()
+    parent.join()
+    _awaited(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
